@@ -12,6 +12,7 @@ class EngineOptions(TypedDict, total=False):
 
     tokenizer_path: str | None
     skip_tokenizer_init: bool
+    model_impl: Literal["auto", "sgl", "transformers"]
     load_format: Literal["auto", "safetensors", "gguf", "dummy"]
     context_length: int | None
     device: str | None

@@ -56,6 +56,9 @@ class EngineConfig:
     """Where the tokenizer is, if not with the model."""
     skip_tokenizer_init: bool = False
     """Serve token ids only: no text in, no text out, no stop strings."""
+    model_impl: Literal["auto", "sgl", "transformers"] = "auto"
+    """Whose layers compute. sgl: its own, for the families that it knows. transformers: its modules with sgl's
+    attention and cache, for any decoder. auto: sgl where it can, else transformers."""
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     """auto: what is there. dummy: random weights from config.json alone."""
     context_length: PositiveInt | None = None

@@ -12,6 +12,7 @@ import torch
 from sgl.errors import ConfigError
 from sgl.machine_limits import num_processors
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.model.base import Config
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.loader import dtype_name, resolve_dtype
 
@@ -61,10 +62,15 @@ def check_kv_dtype(config: EngineConfig, device: torch.device) -> None:
         _check_fp8("kv_cache_dtype", config.kv_cache_dtype, device)
 
 
-def check_quantization(config: EngineConfig, model: ModelConfig, device: torch.device) -> None:
+def check_quantization(config: EngineConfig, model: Config, device: torch.device) -> None:
     """Raise ConfigError if the device or the model does not suit the quantisation."""
     if config.quantization is None:
         return
+    if not isinstance(model, ModelConfig):
+        raise ConfigError(
+            f"quantization='fp8' is for sgl's own layers, and transformers' modules serve {model.architecture} here",
+            option="quantization",
+        )
     _check_fp8("quantization", config.quantization, device)
     dtype = resolve_dtype(model, config.dtype, device)
     if dtype != torch.bfloat16:

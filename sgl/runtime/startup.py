@@ -19,10 +19,11 @@ from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
+from sgl.runtime.model.base import Config, Model
+from sgl.runtime.model.choice import count_weights, load_model, read_config
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.model.loader import dtype_name, load_decoder, num_weights
+from sgl.runtime.model.loader import dtype_name
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel.group import RankGroup
@@ -55,7 +56,7 @@ class Started:
     """A loaded model, ready for a loop."""
 
     config: EngineConfig  # every None resolved
-    model_config: ModelConfig
+    model_config: Config
     tokenizer: Tokenizer | None
     runner: ModelRunner | LeadingRunner
     scheduler: Scheduler
@@ -150,9 +151,9 @@ def _check_grammar_backend(backend: GrammarBackend) -> None:
         raise MissingExtra.of(extra, f"grammar_backend={backend!r}", " and ".join(missing), "grammar_backend")
 
 
-def checked_model(config: EngineConfig, device: torch.device) -> ModelConfig:
+def checked_model(config: EngineConfig, device: torch.device) -> Config:
     """The model's config, if these options suit it. Raises ConfigError and ModelError."""
-    model_config = ModelConfig.from_pretrained(config.model_path)
+    model_config = read_config(config.model_path, config.model_impl)
     context_length = config.context_length or model_config.context_length
     if context_length > model_config.context_length:
         raise ConfigError(
@@ -160,15 +161,25 @@ def checked_model(config: EngineConfig, device: torch.device) -> ModelConfig:
             option="context_length",
         )
     check_kv_dtype(config, device)
-    shard = Shard(size=config.tp_size, stages=config.pp_size)
-    shard.check(model_config)
-    check_quantization(config, shard.local(model_config), device)
+    if isinstance(model_config, ModelConfig):
+        shard = Shard(size=config.tp_size, stages=config.pp_size)
+        shard.check(model_config)
+        check_quantization(config, shard.local(model_config), device)
+        return model_config
+    check_quantization(config, model_config, device)
+    if config.num_ranks > 1:
+        option = "tp_size" if config.tp_size > 1 else "pp_size"
+        raise ConfigError(
+            f"{option}={getattr(config, option)}: only sgl's own layers are cut among ranks, and transformers' modules "
+            f"serve {model_config.architecture} here",
+            option=option,
+        )
     return model_config
 
 
-def load(config: EngineConfig, model_config: ModelConfig, device: torch.device, ranks: Ranks | None) -> Decoder:
+def load(config: EngineConfig, model_config: Config, device: torch.device, ranks: Ranks | None) -> Model:
     """This rank's part of the model. Raises ModelError."""
-    return load_decoder(
+    return load_model(
         model_config,
         device=device,
         dtype=config.dtype,
@@ -179,12 +190,14 @@ def load(config: EngineConfig, model_config: ModelConfig, device: torch.device, 
     )
 
 
-def _start(
-    config: EngineConfig, model_config: ModelConfig, device: torch.device, group: RankGroup | None
-) -> Started:
+def _start(config: EngineConfig, model_config: Config, device: torch.device, group: RankGroup | None) -> Started:
     tokenizer = None
     if not config.skip_tokenizer_init:
         tokenizer = Tokenizer.load(config.tokenizer_path or model_config.path, vocab_size=model_config.vocab_size)
+    is_native = isinstance(model_config, ModelConfig)
+    layers = "sgl's own layers" if is_native else "transformers' modules, with sgl's attention and cache"
+    logger.info("%s: %s by %s", config.model_name, model_config.architecture, layers)
+    config = replace(config, model_impl="sgl" if is_native else "transformers")
     model = load(config, model_config, device, None if group is None else group.ranks)
     config, num_pages = _plan_memory(config, model)
     config, attention = choose_attention(config, _attention_shape(config, model))
@@ -222,12 +235,12 @@ def _start(
         eos_ids,
         kv_bytes=num_pages * config.page_size * _token_bytes(config, model),
         weight_bytes=sum(tensor.nbytes for tensor in model.weights.tensors()),
-        num_weights=num_weights(model_config),
+        num_weights=count_weights(model_config),
         group=group,
     )
 
 
-def follow(config: EngineConfig, model: Decoder, num_pages: int, eos_ids: frozenset[int]) -> ModelRunner:
+def follow(config: EngineConfig, model: Model, num_pages: int, eos_ids: frozenset[int]) -> ModelRunner:
     """The runner of a rank other than 0, whose config is rank 0's with every None resolved."""
     _, attention = choose_attention(config, _attention_shape(config, model))
     return build_runner(config, model, attention, num_pages, eos_ids)
@@ -235,7 +248,7 @@ def follow(config: EngineConfig, model: Decoder, num_pages: int, eos_ids: frozen
 
 def build_runner(
     config: EngineConfig,
-    model: Decoder,
+    model: Model,
     attention: AttentionBackend,
     num_pages: int,
     eos_ids: frozenset[int],
@@ -293,15 +306,15 @@ def _step_tokens(config: EngineConfig) -> int | None:
     return None if config.chunked_prefill_size == -1 else config.chunked_prefill_size
 
 
-def _attention_shape(config: EngineConfig, model: Decoder) -> AttentionShape:
+def _attention_shape(config: EngineConfig, model: Model) -> AttentionShape:
     assert config.page_size is not None
     return model.attention_shape(config.page_size, kv_dtype(config))
 
 
-def _token_bytes(config: EngineConfig, model: Decoder) -> int:
+def _token_bytes(config: EngineConfig, model: Model) -> int:
     """Of the stage with the most layers: all have the same pages."""
-    most = replace(model.config, num_layers=model.most_layers)
-    return KVCache.bytes_per_token(most, kv_dtype(config) or model.dtype)
+    num_bytes = KVCache.bytes_per_token(model.config, kv_dtype(config) or model.dtype)
+    return num_bytes // model.config.num_layers * model.most_layers
 
 
 def freeze(started: Started) -> bool:
@@ -315,7 +328,7 @@ def freeze(started: Started) -> bool:
     return True
 
 
-def _plan_memory(config: EngineConfig, model: Decoder) -> tuple[EngineConfig, int]:
+def _plan_memory(config: EngineConfig, model: Model) -> tuple[EngineConfig, int]:
     """The number of KV pages including the dummy page, and the limits that follow."""
     device, context, token_bytes = model.device, model.max_positions, _token_bytes(config, model)
     page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
@@ -370,7 +383,7 @@ def _plan_memory(config: EngineConfig, model: Decoder) -> tuple[EngineConfig, in
     return resolved, num_pages + 1
 
 
-def _default_step_tokens(model: Decoder) -> int:
+def _default_step_tokens(model: Model) -> int:
     if model.device.type == "cpu":
         return _CPU_STEP_TOKENS
     processors = int(torch.cuda.get_device_properties(model.device).multi_processor_count)

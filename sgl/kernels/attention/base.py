@@ -32,6 +32,8 @@ class AttentionShape:
     device: torch.device
     windows: tuple[int | None, ...] = (None,)  # every window passed to `run`
     kv_dtype: torch.dtype | None = None  # the cache's, if not the queries'
+    softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
+    has_sinks: bool = False  # it must be a SinkAttention
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -67,6 +69,22 @@ class AttentionBackend(Protocol):
         window: a query sees itself and the window - 1 positions before; None: all. Returns [T, num_heads, head_dim]
         in the query's dtype.
         """
+        ...
+
+
+class SinkAttention(AttentionBackend, Protocol):
+    """A backend with attention sinks: weights that go to no value."""
+
+    def run(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        window: int | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`AttentionBackend.run`. sinks: [num_heads], the score of each head's sink, neither scaled nor capped."""
         ...
 
 

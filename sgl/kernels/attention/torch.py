@@ -10,13 +10,13 @@ import math
 import numpy as np
 import torch
 
-from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from sgl.kernels.attention.base import AttentionShape, AttentionStep, SinkAttention
 
 _MOST_SCORES = 1 << 24  # held at once; a single query token may have more
 
 
-class TorchAttention(AttentionBackend):
-    """The `AttentionBackend` in plain torch."""
+class TorchAttention(SinkAttention):
+    """The `SinkAttention` in plain torch."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
@@ -36,6 +36,8 @@ class TorchAttention(AttentionBackend):
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         window: int | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         start = 0
@@ -45,12 +47,18 @@ class TorchAttention(AttentionBackend):
             size = max(1, _MOST_SCORES // (kv_len * self._shape.num_heads))
             for first in range(0, q_len, size):
                 tokens = slice(start + first, start + min(first + size, q_len))
-                out[tokens] = self._attend(query[tokens], keys, values, kv_len - q_len + first, window)
+                out[tokens] = self._attend(query[tokens], keys, values, kv_len - q_len + first, window, sinks)
             start += q_len
         return out
 
     def _attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: int, window: int | None
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        position: int,
+        window: int | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """query: [q, num_heads, head_dim], starting at `position`; keys, values: [k, num_kv_heads, head_dim],
         starting at 0. Computes in float32. Returns [q, num_heads, head_dim]."""
@@ -58,6 +66,8 @@ class TorchAttention(AttentionBackend):
         # [num_kv_heads, group * q, head_dim]: a kv head serves a group of query heads
         heads = query.float().reshape(q, keys.shape[1], -1, query.shape[2]).permute(1, 2, 0, 3).flatten(1, 2)
         scores = heads @ keys.float().permute(1, 2, 0) * self._shape.scale
+        if self._shape.softcap is not None:
+            scores = (scores / self._shape.softcap).tanh_().mul_(self._shape.softcap)
         if q > 1 or window is not None:
             seen_from = torch.arange(position, position + q, device=query.device)[:, None]
             places = torch.arange(k, device=query.device)
@@ -65,5 +75,8 @@ class TorchAttention(AttentionBackend):
             if window is not None:
                 hidden |= places <= seen_from - window
             scores.view(-1, q, k).masked_fill_(hidden, -math.inf)
-        attended = scores.softmax(-1) @ values.float().transpose(0, 1)
+        if sinks is not None:
+            its = sinks.float().reshape(keys.shape[1], -1, 1).expand(-1, -1, q).reshape(keys.shape[1], -1, 1)
+            scores = torch.cat((scores, its), -1)
+        attended = scores.softmax(-1)[..., :k] @ values.float().transpose(0, 1)
         return attended.view(keys.shape[1], -1, q, query.shape[2]).permute(2, 0, 1, 3).flatten(1, 2)

@@ -72,7 +72,7 @@ class ModelConfig:
         folder = find_checkpoint(path)
         path = str(folder)
         gguf = GgufCheckpoint(path) if is_gguf(path) else None
-        fields = _Fields(path, _read_json(folder / "config.json") if gguf is None else gguf.config)
+        fields = _Fields(path, read_json(folder / "config.json") if gguf is None else gguf.config)
         architectures = fields.data.get("architectures") or []
         name = str(architectures[0]) if len(architectures) == 1 else None
         if name not in FAMILIES:
@@ -85,12 +85,11 @@ class ModelConfig:
         family = FAMILIES[name]
         fields = _Fields(path, {**family.defaults, **fields.data}, architecture=name)
         _refuse_unsupported(fields)
-        generation = folder / "generation_config.json"
-        config = _model_config(fields, family, _read_json(generation) if generation.is_file() else {})
+        config = _model_config(fields, family, special_tokens(folder, fields.data))
         return config if gguf is None else replace(config, checkpoint_format=gguf.types())
 
 
-def _model_config(fields: _Fields, family: Family, generation: Mapping[str, Any]) -> ModelConfig:
+def _model_config(fields: _Fields, family: Family, special: tuple[int | None, tuple[int, ...]]) -> ModelConfig:
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", default=num_heads)
@@ -103,7 +102,6 @@ def _model_config(fields: _Fields, family: Family, generation: Mapping[str, Any]
     rope = _rope(fields)
     context_length = _context_length(fields, rope)
     configured_bias = family.attention_bias == "configured" and fields.flag("attention_bias")
-    bos = generation.get("bos_token_id", fields.data.get("bos_token_id"))
     return ModelConfig(
         path=fields.path,
         architecture=family.architecture,
@@ -128,8 +126,8 @@ def _model_config(fields: _Fields, family: Family, generation: Mapping[str, Any]
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         initializer_range=fields.number("initializer_range", default=0.02),
         dtype=_dtype(fields),
-        bos_token_id=_token_ids(bos)[0] if _token_ids(bos) else None,
-        eos_token_ids=_token_ids(generation.get("eos_token_id")) or _token_ids(fields.data.get("eos_token_id")),
+        bos_token_id=special[0],
+        eos_token_ids=special[1],
     )
 
 
@@ -177,7 +175,8 @@ class _Fields:
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A checkpoint's JSON object. Raises ModelError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -284,3 +283,13 @@ def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else (value,)
+
+
+def special_tokens(folder: Path, data: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
+    """Ids of the token that begins a text, and of those that end one, by generation_config.json or else config.json,
+    whose fields are `data`."""
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    begin = _token_ids(generation.get("bos_token_id", data.get("bos_token_id")))
+    ends = _token_ids(generation.get("eos_token_id")) or _token_ids(data.get("eos_token_id"))
+    return (begin[0] if begin else None), ends

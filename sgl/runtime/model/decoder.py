@@ -43,6 +43,8 @@ class LayerState:
 class Decoder:
     """A loaded model, or one rank's part of it, which gives the same hidden states."""
 
+    captures = True
+
     def __init__(
         self,
         config: ModelConfig,

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from sgl.runtime.model.config import ModelConfig
+
+class KVLayout(Protocol):
+    """What a token's keys and values take."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with keys and values of their own."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of each layer."""
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head's key, and of its value."""
 
 
 class KVCache:
@@ -15,9 +30,9 @@ class KVCache:
     may read unwritten slots and multiply them by zero."""
 
     def __init__(
-        self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self, layout: KVLayout, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (config.num_layers, 2, num_pages, page_size, config.num_kv_heads, config.head_dim)
+        shape = (layout.num_layers, 2, num_pages, page_size, layout.num_kv_heads, layout.head_dim)
         if device.type == "cpu":  # NumPy's zeros take memory only where used
             zeros = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
             storage = torch.from_numpy(zeros).view(dtype).view(shape)
@@ -29,6 +44,6 @@ class KVCache:
         self.values = list(storage[:, 1].unbind())
 
     @staticmethod
-    def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    def bytes_per_token(layout: KVLayout, dtype: torch.dtype) -> int:
         """Over all layers, keys and values."""
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+        return 2 * layout.num_layers * layout.num_kv_heads * layout.head_dim * dtype.itemsize

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +21,15 @@ from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weights import Weights, allocate_weights, checkpoint_tensors
+
+
+class HasDtype(Protocol):
+    """A config."""
+
+    @property
+    def dtype(self) -> DtypeName:
+        """The checkpoint's."""
+
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
@@ -68,7 +77,7 @@ def load_decoder(
     return Decoder(config, weights, max_positions, ranks)
 
 
-def resolve_dtype(config: ModelConfig, dtype: Literal["auto"] | DtypeName, device: torch.device) -> torch.dtype:
+def resolve_dtype(config: HasDtype, dtype: Literal["auto"] | DtypeName, device: torch.device) -> torch.dtype:
     """auto: the checkpoint's dtype on a GPU; float32 on a CPU, which is slow at others."""
     if dtype == "auto":
         dtype = "float32" if device.type == "cpu" else config.dtype
@@ -119,40 +128,43 @@ def num_weights(config: ModelConfig) -> int:
 
 def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> Weights:
     folder = Path(config.path)
-    entries = _read_headers(folder)
+    entries = read_headers(folder)
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     _check(entries, _shapes(config, tied=tied), folder)
     weights = allocate_weights(config, dtype, device, tied=tied, shard=shard)
     targets = checkpoint_tensors(config, weights, shard)
     for file in sorted({entry.file for entry in entries.values()}):
-        with _opened(file) as tensors:
+        with opened(file) as tensors:
             for name, target in targets.items():
                 if not shard.adds(name):
                     target.zero_()
                 elif entries[name].file == file:
-                    target.copy_(_read(tensors, name, file, shard.part(name, config)))
+                    target.copy_(read(tensors, name, file, shard.part(name, config)))
     if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
     return weights
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
+    """A tensor in a file."""
+
     file: Path
     shape: tuple[int, ...]
     dtype: str
 
 
-def _read_headers(folder: Path) -> dict[str, _Entry]:
-    entries: dict[str, _Entry] = {}
+def read_headers(folder: Path) -> dict[str, Entry]:
+    """The tensors of a checkpoint. Raises WeightsError."""
+    entries: dict[str, Entry] = {}
     placed = _weight_map(folder)
     for file in _weight_files(folder, placed):
-        with _opened(file) as tensors:
+        with opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 if placed.get(name, file.name) == file.name:
                     header = tensors.get_slice(name)
-                    entries[name] = _Entry(file, tuple(header.get_shape()), str(header.get_dtype()))
+                    entries[name] = Entry(file, tuple(header.get_shape()), str(header.get_dtype()))
     for name, file_name in placed.items():
         if name not in entries:
             message = f"{folder / file_name} lacks the tensor {name}, which {_INDEX} places there"
@@ -183,29 +195,33 @@ def _weight_files(folder: Path, placed: dict[str, str]) -> list[Path]:
     return files
 
 
-def _check(entries: dict[str, _Entry], shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
+def _check(entries: dict[str, Entry], shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
     """Raise WeightsError unless the checkpoint has exactly the needed tensors and shapes."""
     missing = {name: shape for name, shape in shapes.items() if name not in entries}
     if missing:
-        message = f"{folder} lacks {_named(missing)[0]} that its config.json calls for: {_named(missing)[1]}"
+        message = f"{folder} lacks {named(missing)[0]} that its config.json calls for: {named(missing)[1]}"
         raise WeightsError(message, path=str(folder), tensor=next(iter(missing)))
     more = {name: entry for name, entry in entries.items() if name not in shapes and not name.endswith(_ROPE)}
     for name, entry in more.items():
-        count, first = _named({other: its.shape for other, its in more.items()})
+        count, first = named({other: its.shape for other, its in more.items()})
         message = f"{entry.file} has {count} that its config.json has no place for: {first}"
         raise WeightsError(message, path=str(entry.file), tensor=name)
     for name, shape in shapes.items():
         entry = entries[name]
-        wrong = None
         if entry.shape != shape:
             wrong = f"{list(entry.shape)}; its config.json makes it {list(shape)}"
-        elif entry.dtype not in _FLOAT_DTYPES:
-            wrong = f"{entry.dtype}; expected one of {', '.join(_FLOAT_DTYPES)}"
-        if wrong:
             raise WeightsError(f"{name} in {entry.file} is {wrong}", path=str(entry.file), tensor=name)
+        check_dtype(name, entry)
 
 
-def _opened(file: Path) -> Any:
+def check_dtype(name: str, entry: Entry) -> None:
+    """Raise WeightsError for a tensor of other numbers than floats."""
+    if entry.dtype not in _FLOAT_DTYPES:
+        wrong = f"{entry.dtype}; expected one of {', '.join(_FLOAT_DTYPES)}"
+        raise WeightsError(f"{name} in {entry.file} is {wrong}", path=str(entry.file), tensor=name)
+
+
+def opened(file: Path) -> Any:
     """Map the file. Raises WeightsError if it is truncated, or no safetensors nor GGUF."""
     if is_gguf(file):
         return GgufCheckpoint(str(file))
@@ -217,7 +233,8 @@ def _opened(file: Path) -> Any:
         raise WeightsError(message, path=str(file)) from error
 
 
-def _read(tensors: Any, name: str, file: Path, part: tuple[slice, ...]) -> torch.Tensor:
+def read(tensors: Any, name: str, file: Path, part: tuple[slice, ...] = ()) -> torch.Tensor:
+    """A tensor of an opened file, or a part of it. Raises WeightsError."""
     try:
         tensor: torch.Tensor = tensors.get_slice(name)[part] if part else tensors.get_tensor(name)
     except SafetensorError as error:
@@ -225,6 +242,7 @@ def _read(tensors: Any, name: str, file: Path, part: tuple[slice, ...]) -> torch
     return tensor
 
 
-def _named(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
+def named(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
+    """How many tensors there are, and the first of them, for errors."""
     first = ", ".join(f"{name} {list(shape)}" for name, shape in list(shapes.items())[:3])
     return f"{len(shapes)} tensor{'s' if len(shapes) > 1 else ''}", first

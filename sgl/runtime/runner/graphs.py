@@ -15,7 +15,7 @@ import torch
 from sgl.kernels.attention.base import MAX_INPUTS, AttentionStep, GraphAttention
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
-from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
@@ -45,7 +45,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         kv: KVCache,
         attention: GraphAttention,
         next_tokens: torch.Tensor,

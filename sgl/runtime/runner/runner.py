@@ -20,6 +20,7 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAtt
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask, TokenMasks
 from sgl.runtime.batch import PendingStep as AnyStep
+from sgl.runtime.model.base import Model
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
@@ -75,7 +76,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         kv: KVCache,
         attention: AttentionBackend,
         *,
@@ -106,12 +107,12 @@ class ModelRunner:
             self._threads.prepare(model.weights.prepare)
         self._graphs: DecodeGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
-        if max_graph_rows:
+        if max_graph_rows and model.captures:
             graph_attention = cast(GraphAttention, attention)
             self._graphs = DecodeGraphs(model, kv, graph_attention, self._sampler.next_tokens, max_graph_rows)
             if model.collectives is not None:  # NCCL's own launches are too slow to replay in pieces
                 max_graph_tokens = min(max_graph_tokens, model.collectives.fused_tokens)
-            if max_graph_tokens > 1:
+            if max_graph_tokens > 1 and isinstance(model, Decoder):
                 self._prompt_graphs = PromptGraphs(model, kv, graph_attention, max_graph_tokens)
 
     @torch.inference_mode()
@@ -180,6 +181,7 @@ class ModelRunner:
 
     def _through_stage(self, before: torch.Tensor, inputs: _Inputs) -> torch.Tensor:
         tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
+        assert isinstance(self._model, Decoder), "other models are not cut"
         return self._model.forward_stage(before, *tensors)
 
     def _arrived(self, launched: Launched) -> Launched:

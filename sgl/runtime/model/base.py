@@ -1,0 +1,128 @@
+"""What the engine needs of a model.
+
+`Decoder` serves the families that sgl knows; `hf.model.TransformersModel` any other decoder of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape
+from sgl.kernels.collectives import Collectives, Links
+from sgl.runtime.model.config import DtypeName
+from sgl.runtime.model.kv_cache import KVCache, KVLayout
+
+
+class Config(KVLayout, Protocol):
+    """A checkpoint's config."""
+
+    @property
+    def path(self) -> str:
+        """The checkpoint's folder."""
+
+    @property
+    def architecture(self) -> str:
+        """The entry of `architectures`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids, and logits of a position."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+
+    @property
+    def context_length(self) -> int:
+        """Positions that it was made for."""
+
+    @property
+    def dtype(self) -> DtypeName:
+        """The checkpoint's."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Any of them ends a generation."""
+
+    @property
+    def checkpoint_format(self) -> str:
+        """How its weights are stored."""
+
+
+class Weights(Protocol):
+    """A model's weights on the device."""
+
+    @property
+    def num_multiplied(self) -> int:
+        """Elements of the matrices that tokens are multiplied with."""
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Every tensor once."""
+
+    def prepare(self, most_rows: int) -> None:
+        """On a CPU, run the products of up to so many rows with the present number of threads."""
+
+
+class Model(Protocol):
+    """A loaded model, or one rank's part of it. Never waits for the device."""
+
+    device: torch.device
+    dtype: torch.dtype
+    max_positions: int
+    vocabulary: range
+    """The tokens whose logits it computes."""
+    collectives: Collectives | None
+    """Of the ranks with other parts of the same layers."""
+    links: Links | None
+    """To the ranks with other layers."""
+    most_layers: int
+    """Of any stage."""
+    captures: bool
+    """Whether `forward` with `captured` can be captured in a CUDA graph."""
+
+    @property
+    def config(self) -> Config:
+        """Of this rank's part."""
+
+    @property
+    def weights(self) -> Weights:
+        """Of this rank's part."""
+
+    def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
+        """The attention backend's parameters. kv_dtype: the cache's, if not the weights'."""
+        ...
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KVCache,
+        slots: torch.Tensor,
+        attention: AttentionBackend,
+        wanted: torch.Tensor | None = None,
+        captured: bool = False,
+    ) -> torch.Tensor:
+        """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
+
+        input_ids, positions, slots (of their keys and values in kv): int64 [T] on the device. attention: planned
+        for this step. wanted: int64 [N], the tokens to return, [N, hidden]; None: all. captured: for a CUDA graph.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [n, len(vocabulary)] of hidden states [n, hidden], in `out` if given."""
+        ...
+
+    def whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [n, vocab] of hidden states [n, hidden]."""
+        ...
+
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """float32 [n, vocab] of `logits` [n, len(vocabulary)], from all ranks."""
+        ...
+
+    def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
+        """Load the kernels of products with up to most_tokens tokens, and of logits with up to most_rows."""

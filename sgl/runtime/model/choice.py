@@ -1,0 +1,89 @@
+"""Which implementation serves a checkpoint: the decoder of the families that sgl knows, or transformers' modules."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from sgl.errors import ConfigError, UnsupportedModel
+from sgl.runtime.gguf import is_gguf
+from sgl.runtime.model.base import Config, Model
+from sgl.runtime.model.checkpoint import find_checkpoint
+from sgl.runtime.model.config import DtypeName, ModelConfig
+from sgl.runtime.model.families import FAMILIES
+from sgl.runtime.model.loader import LoadFormat, load_decoder, num_weights
+from sgl.runtime.model.ranks import Ranks
+
+ModelImpl = Literal["auto", "sgl", "transformers"]
+
+
+def read_config(path: str, model_impl: ModelImpl) -> Config:
+    """A checkpoint's config, whose class says who serves it. Raises ModelError, UnsupportedModel where it has none of
+    the allowed implementations."""
+    refusal = None
+    if is_gguf(find_checkpoint(path)):
+        if model_impl == "transformers":
+            raise ConfigError(
+                f"model_impl='transformers' reads safetensors, and {path} is a GGUF file: leave model_impl out",
+                option="model_impl",
+            )
+        return ModelConfig.from_pretrained(path)
+    if model_impl != "transformers":
+        try:
+            return ModelConfig.from_pretrained(path)
+        except UnsupportedModel as error:
+            if model_impl == "sgl":
+                raise
+            refusal = error
+    # imported only where it serves: transformers takes seconds
+    from sgl.runtime.model.hf.config import TransformersConfig
+
+    try:
+        return TransformersConfig.from_pretrained(path)
+    except UnsupportedModel:
+        if refusal is not None and refusal.architecture in FAMILIES:
+            raise refusal from None
+        raise
+
+
+def load_model(
+    config: Config,
+    *,
+    device: torch.device,
+    dtype: Literal["auto"] | DtypeName,
+    load_format: LoadFormat,
+    max_positions: int,
+    quantization: Literal["fp8"] | None,
+    ranks: Ranks | None,
+) -> Model:
+    """See `load_decoder`; transformers' modules know neither quantization nor ranks."""
+    if isinstance(config, ModelConfig):
+        return load_decoder(
+            config,
+            device=device,
+            dtype=dtype,
+            load_format=load_format,
+            max_positions=max_positions,
+            quantization=quantization,
+            ranks=ranks,
+        )
+    from sgl.runtime.model.hf.config import TransformersConfig
+    from sgl.runtime.model.hf.model import load_transformers
+
+    assert isinstance(config, TransformersConfig), "there is no third"
+    assert quantization is None, "startup refuses it"
+    assert ranks is None, "startup refuses them"
+    return load_transformers(
+        config, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions
+    )
+
+
+def count_weights(config: Config) -> int:
+    """Of the whole model."""
+    if isinstance(config, ModelConfig):
+        return num_weights(config)
+    from sgl.runtime.model.hf.config import TransformersConfig
+
+    assert isinstance(config, TransformersConfig), "there is no third"
+    return config.num_weights

@@ -1,0 +1,1 @@
+"""Any decoder of transformers, with our attention over our cache."""

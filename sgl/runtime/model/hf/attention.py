@@ -1,0 +1,76 @@
+"""Attention of transformers' modules, registered there by name: writes keys and values to our cache, and calls our
+backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.nn import functional
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from sgl.kernels.attention.base import AttentionBackend, SinkAttention
+from sgl.runtime.model.kv_cache import KVCache
+
+NAME = "sgl"
+
+
+@dataclass(slots=True)
+class Step:
+    """What a model's layers read of the step that is computed."""
+
+    slots: torch.Tensor  # int64 [T]
+    kv: KVCache
+    attention: AttentionBackend
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """One layer's attention. Its module has it as `sgl_attention`."""
+
+    index: int  # of its keys and values
+    window: int | None
+    relative_scale: float  # of queries, beside the backend's
+    step: list[Step]  # one, while a step is computed
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        """query: [1, num_heads, T, head_dim]; key, value: [1, num_kv_heads, T, head_dim], also wider or narrower ones.
+        sinks: [num_heads], see `SinkAttention`. Returns [1, T, num_heads, width of the values]."""
+        step, width = self.step[0], value.shape[-1]
+        keys, values = step.kv.keys[self.index], step.kv.values[self.index]
+        head_dim = keys.shape[-1]
+        if self.relative_scale != 1.0:
+            query = query * self.relative_scale
+        for cache, new in ((keys, key), (values, value)):
+            rows = _widened(new, head_dim)[0].transpose(0, 1)
+            cache.flatten(0, 1).index_copy_(0, step.slots, rows.to(cache.dtype))
+        query = _widened(query, head_dim)[0].transpose(0, 1).contiguous()
+        if sinks is None:
+            out = step.attention.run(query, keys, values, self.window)
+        else:
+            out = cast(SinkAttention, step.attention).run(query, keys, values, self.window, sinks=sinks)
+        return out[None, ..., :width]
+
+
+def _widened(x: torch.Tensor, width: int) -> torch.Tensor:
+    """With zeros behind: they change no product of queries and keys."""
+    return x if x.shape[-1] == width else functional.pad(x, (0, width - x.shape[-1]))
+
+
+def _attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    s_aux: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    # Masks, windows, scales and caps follow from the config: probe.py found them.
+    return module.sgl_attention.attend(query, key, value, s_aux), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _attend)

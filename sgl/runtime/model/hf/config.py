@@ -1,0 +1,212 @@
+"""Reads a checkpoint that transformers has a class for, and checks that it can be served."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from sgl.errors import ModelError, UnsupportedModel
+from sgl.runtime.model.checkpoint import checkpoint_folder
+from sgl.runtime.model.config import DtypeName, read_json, special_tokens
+from sgl.runtime.model.families import FAMILIES
+from sgl.runtime.model.hf import probe
+from sgl.runtime.model.hf.probe import AttentionLayer, Refused
+from sgl.runtime.model.hf.rotary import fix_frequencies
+
+_COUNT = re.compile(r"(\w+_)?(num|n)_(\w+_)?(layer|expert|block)s?")  # fields that number modules
+_MOST_PARTS = 4096
+_RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # layer types
+_DECODERS = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersConfig:
+    """What engine and loader need to know of a checkpoint."""
+
+    path: str  # the checkpoint's folder
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    context_length: int
+    dtype: DtypeName  # of the checkpoint
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]  # any of them ends a generation
+    layers: tuple[AttentionLayer, ...]
+    body: str  # see `Probed`
+    output_class: type[Any]
+    num_weights: int
+    checkpoint_format: str = "safetensors"
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with keys and values."""
+        return len(self.layers)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Of each layer."""
+        return self.layers[0].num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a cached key or value: of the widest."""
+        return max(max(layer.key_dim, layer.value_dim) for layer in self.layers)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> TransformersConfig:
+        """Read a checkpoint folder, a config.json, or a hub id (downloads the checkpoint). Raises UnsupportedModel for
+        architectures that cannot be served so, ModelError for a missing or inconsistent config."""
+        folder = checkpoint_folder(path)
+        data = read_json(folder / "config.json")
+        architecture = _architecture(str(folder), data)
+        _check(str(folder), architecture, data)
+        with _refusing(str(folder), architecture):
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            if config.is_encoder_decoder:
+                raise Refused("an encoder-decoder")
+            context_length = _context_length(config)
+            # some products have no other dtype on the meta device
+            try:
+                module = empty_module(config, architecture, probe.NAME, torch.bfloat16)
+            except KeyError as error:
+                raise (Refused(probe.OWN_ATTENTION) if error.args == (probe.NAME,) else error) from error
+            _check_states(config, module)
+            fix_frequencies(module, context_length)
+            probed = probe.probe(module, context_length)
+            _check_layers(probed.layers)
+        bos, eos = special_tokens(folder, {**config.get_text_config().to_dict(), **data})
+        return cls(
+            path=str(folder),
+            architecture=architecture,
+            vocab_size=probed.vocab_size,
+            hidden_size=probed.hidden_size,
+            context_length=context_length,
+            dtype=_dtype(str(folder), architecture, config),
+            bos_token_id=bos,
+            eos_token_ids=eos,
+            layers=tuple(probed.layers),
+            body=probed.body,
+            output_class=probed.output_class,
+            num_weights=sum(its.numel() for its in {id(its): its for its in module.parameters()}.values()),
+        )
+
+
+def empty_module(config: Any, architecture: str, attention: str, dtype: torch.dtype) -> Any:
+    """The model on the meta device, for inference. attention: a name in transformers' registry."""
+    with torch.device("meta"):
+        module = getattr(transformers, architecture)._from_config(
+            config, dtype=dtype, attn_implementation=attention
+        )
+    return module.eval()
+
+
+def _architecture(path: str, data: Mapping[str, Any]) -> str:
+    names = data.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(data.get("model_type")))]
+    name = str(names[0]) if isinstance(names, list) and len(names) == 1 else str(names)
+    version = transformers.__version__
+    if name in _DECODERS:
+        return name
+    if isinstance(getattr(transformers, name, None), type):
+        message = (
+            f"architecture {name} writes no text token by token (it is no causal language model of transformers)"
+        )
+    else:
+        own = " Its own code (auto_map) is never run." if data.get("auto_map") else ""
+        message = (
+            f"architecture {name} is known neither to sgl nor to transformers {version}: it needs a transformers that "
+            f"has it (pip install --upgrade transformers), or a Family in sgl/runtime/model/families.py.{own}"
+        )
+    raise UnsupportedModel(f"{path}: {message}", architecture=name, supported=tuple(FAMILIES), path=path)
+
+
+def _check(path: str, architecture: str, data: Mapping[str, Any]) -> None:
+    """Refuse what shows before anything is built."""
+    text = data.get("text_config")
+    for fields in (data, text if isinstance(text, Mapping) else {}):
+        quantization = fields.get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+            raise unsupported(path, architecture, f"a quantized checkpoint ({method})")
+        for key, value in fields.items():
+            if _COUNT.fullmatch(key) and isinstance(value, int) and value > _MOST_PARTS:
+                message = f"{path}: {key!r} is {value}, and at most {_MOST_PARTS} are built"
+                raise ModelError(message, path=path)
+
+
+@contextlib.contextmanager
+def _refusing(path: str, architecture: str) -> Iterator[None]:
+    """Turns refusals, and what transformers raises, into typed errors."""
+    try:
+        yield
+    except Refused as error:
+        raise unsupported(path, architecture, str(error)) from error
+    except ModelError:
+        raise
+    except Exception as error:  # transformers checks configs with many classes of exceptions
+        said = " ".join(str(error).split())
+        raise ModelError(
+            f"{path}: transformers {transformers.__version__} cannot build {architecture} of its config.json: {said}",
+            path=path,
+        ) from error
+
+
+def unsupported(path: str, architecture: str, feature: str) -> UnsupportedModel:
+    """The error for a feature that cannot be served."""
+    return UnsupportedModel(
+        f"{path}: {feature} is not supported with model_impl='transformers' ({architecture})",
+        architecture=architecture,
+        supported=tuple(FAMILIES),
+        path=path,
+    )
+
+
+def _check_states(config: Any, module: Any) -> None:
+    """Raise Refused for layers whose state is not keys and values."""
+    recurrent = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} & _RECURRENT)
+    if recurrent or module._is_stateful:
+        shown = f" ({', '.join(recurrent)})" if recurrent else ""
+        raise Refused(f"a model with recurrent layers{shown}")
+
+
+def _check_layers(layers: list[AttentionLayer]) -> None:
+    """Raise Refused for layers that differ in what our cache and backends need alike."""
+    for what, alike in (
+        ("heads", {(layer.num_heads, layer.num_kv_heads) for layer in layers}),
+        ("sizes of heads", {(layer.key_dim, layer.value_dim) for layer in layers}),
+        ("soft caps", {layer.softcap for layer in layers}),
+        ("attention sinks", {layer.has_sinks for layer in layers}),
+    ):
+        if len(alike) > 1:
+            raise Refused(f"layers with different {what} ({', '.join(map(str, sorted(alike, key=str)))})")
+
+
+def _context_length(config: Any) -> int:
+    """Tokens: max_position_embeddings, or what a scaled rope reaches."""
+    text = config.get_text_config()
+    given = getattr(text, "max_position_embeddings", None)
+    if not isinstance(given, int) or given < 1:
+        raise Refused(f"a context of max_position_embeddings={given!r}")
+    reached = [given]
+    parameters = getattr(text, "rope_parameters", None) or {}
+    for rope in (
+        parameters.values() if all(isinstance(its, Mapping) for its in parameters.values()) else [parameters]
+    ):
+        if rope and rope.get("rope_type") in ("linear", "yarn"):
+            original = rope.get("original_max_position_embeddings") or given
+            reached.append(int(original * rope.get("factor", 1.0)))
+    return max(reached)
+
+
+def _dtype(path: str, architecture: str, config: Any) -> DtypeName:
+    name = str(config.dtype or config.get_text_config().dtype or "float32").removeprefix("torch.")
+    if name not in get_args(DtypeName):
+        raise unsupported(path, architecture, f"dtype {name!r}")
+    return cast(DtypeName, name)

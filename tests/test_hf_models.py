@@ -1,0 +1,109 @@
+"""Decoders that transformers' modules serve, against transformers itself: the same tokens and logprobs, however the
+requests are cut, cached, forked or retracted."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from sgl.runtime.engine import Engine
+from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
+
+ALWAYS = {
+    "DeepseekV3ForCausalLM",
+    "GPT2LMHeadModel",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "GptOssForCausalLM",
+    "MixtralForCausalLM",
+    "OPTForCausalLM",
+    "PhiForCausalLM",
+    "Qwen3MoeForCausalLM",
+}
+MAX_NEW = 10
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "skip_tokenizer_init": True,
+    "model_impl": "transformers",
+    "max_running_requests": 8,
+    "max_total_tokens": 1024,
+    "schedule_conservativeness": 0.01,
+    "check_ledger": True,
+}
+
+
+class Reference:
+    """A checkpoint in transformers."""
+
+    def __init__(self, path: Path) -> None:
+        self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    def greedy(self, prompt: list[int]) -> list[int]:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            out = self.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=MAX_NEW, pad_token_id=0
+            )
+        return list(out[0, len(prompt) :].tolist())
+
+    def logprobs(self, ids: list[int]) -> torch.Tensor:
+        """[len(ids) - 1] of each token given those before it."""
+        with torch.inference_mode():
+            logits = self.model(torch.tensor([ids])).logits[0, :-1].float()
+        return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def made_prompts() -> list[list[int]]:
+    """Different lengths, some with a long beginning in common, one the beginning of another; longer than windows."""
+    rng = random.Random(0)
+    stem = [rng.randrange(3, 384) for _ in range(70)]
+    made = [stem[:n] + [rng.randrange(3, 384) for _ in range(k)] for n, k in ((30, 3), (30, 9), (13, 1), (0, 5))]
+    return [*made, stem, stem[:24]]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES],
+)
+def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    path = tiny_transformer(tmp_path, architecture, **ARCHITECTURES[architecture])
+    reference, prompts = Reference(path), made_prompts()
+    expected = [reference.greedy(prompt) for prompt in prompts]
+    logprobs = [reference.logprobs(prompt) for prompt in prompts]
+    greedy = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
+
+    def check(engine: Engine, rows: list[int]) -> None:
+        results = engine.generate(
+            input_ids=[prompts[row] for row in rows],
+            sampling_params=greedy,
+            return_logprob=True,
+            logprob_start_len=0,
+        )
+        for row, result in zip(rows, results, strict=True):
+            assert result["output_ids"] == expected[row]
+            given = torch.tensor([each[0] for each in result["meta_info"]["input_token_logprobs"][1:]])
+            torch.testing.assert_close(given, logprobs[row], atol=1e-4, rtol=0)
+
+    # fewer rows where more steps are taken
+    ways: list[tuple[dict[str, Any], list[int]]] = [
+        ({"chunked_prefill_size": -1}, [0, 1, 2, 3, 4, 5]),
+        ({"chunked_prefill_size": 1, "page_size": 4}, [0, 3]),
+        ({"chunked_prefill_size": 7, "page_size": 1}, [0, 1, 2, 3]),
+        ({"chunked_prefill_size": 64, "page_size": 4, "max_total_tokens": 84}, [0, 1, 2, 3, 5]),
+    ]
+    for options, rows in ways:
+        with Engine(str(path), **{**OPTIONS, **options}) as engine:
+            assert engine.config.model_impl == "transformers"
+            check(engine, rows)
+            if "max_total_tokens" in options:
+                assert engine.get_server_info()["internal_states"][0]["retractions"] > 0
+                check(engine, [4])
+                continue
+            check(engine, rows[::-1])  # cached
+            forked = engine.generate(input_ids=prompts[0], sampling_params={**greedy, "n": 2})
+            assert [result["output_ids"] for result in forked] == [expected[0]] * 2

@@ -1,0 +1,137 @@
+"""Tiny random checkpoints of transformers' decoders, in a fraction of a second each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.utils import logging
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+HEADS = {"head_dim": 16}
+WINDOW = {"sliding_window": 20}
+GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "n_inner": 96}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+SHARED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+}
+GRANITE = {"attention_multiplier": 0.2, "logits_scaling": 3.0, "embedding_multiplier": 2.0}
+PER_LAYER = {"vocab_size_per_layer_input": 384, "hidden_size_per_layer_input": 8}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "AfmoeForCausalLM": {**HEADS, **WINDOW, **MOE, "num_dense_layers": 1, "global_attn_every_n_layers": 2},
+    "ApertusForCausalLM": {},
+    "ArceeForCausalLM": HEADS,
+    "BioGptForCausalLM": {},
+    "BitNetForCausalLM": {},
+    "Cohere2ForCausalLM": {**WINDOW, "sliding_window_pattern": 2, "logit_scale": 0.7},
+    "CohereForCausalLM": {"logit_scale": 0.7, "use_qk_norm": True},
+    "CwmForCausalLM": {**HEADS, **WINDOW},
+    "DeepseekV2ForCausalLM": {**LATENT, **SHARED},
+    "DeepseekV3ForCausalLM": {**LATENT, **SHARED},
+    "Dots1ForCausalLM": {**SHARED, **HEADS},
+    "Ernie4_5ForCausalLM": HEADS,
+    "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "Exaone4ForCausalLM": {**HEADS, **WINDOW, "sliding_window_pattern": 2},
+    "FlexOlmoForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2},
+    "GPT2LMHeadModel": GPT,
+    "GPTBigCodeForCausalLM": GPT,
+    "GPTNeoXForCausalLM": {},
+    "Gemma2ForCausalLM": {**HEADS, **WINDOW, "query_pre_attn_scalar": 40, "attn_logit_softcapping": 2.0},
+    "Gemma3ForCausalLM": {**HEADS, **WINDOW, "query_pre_attn_scalar": 40, "sliding_window_pattern": 2},
+    "Gemma3nForCausalLM": {
+        **HEADS,
+        **WINDOW,
+        **PER_LAYER,
+        "num_kv_shared_layers": 1,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.0, 0.0, 0.0],
+    },
+    "Gemma4ForCausalLM": {**HEADS, **WINDOW, **PER_LAYER, "global_head_dim": 16},
+    "GemmaForCausalLM": HEADS,
+    "Glm4ForCausalLM": HEADS,
+    "Glm4MoeForCausalLM": {**SHARED, **HEADS},
+    "GlmForCausalLM": HEADS,
+    "GptOssForCausalLM": {
+        **HEADS,
+        **WINDOW,
+        **EXPERTS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "GraniteForCausalLM": GRANITE,
+    "GraniteMoeForCausalLM": {**GRANITE, **EXPERTS},
+    "HeliumForCausalLM": HEADS,
+    "HunYuanDenseV1ForCausalLM": HEADS,
+    "HyperCLOVAXForCausalLM": HEADS,
+    "Jais2ForCausalLM": {},
+    "LlamaForCausalLM": {"mlp_bias": True, "attention_bias": True},
+    "MiniCPM3ForCausalLM": LATENT,
+    "MiniMaxM2ForCausalLM": {**EXPERTS, **HEADS},
+    "Ministral3ForCausalLM": HEADS,
+    "MixtralForCausalLM": EXPERTS,
+    "NanoChatForCausalLM": {},
+    "NemotronForCausalLM": HEADS,
+    "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "Olmo2ForCausalLM": {},
+    "Olmo3ForCausalLM": WINDOW,
+    "OlmoForCausalLM": {"clip_qkv": 2.0},
+    "OlmoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2},
+    "PersimmonForCausalLM": {},
+    "Phi3ForCausalLM": {**WINDOW, "num_key_value_heads": 1},
+    "PhiForCausalLM": {},
+    "PhimoeForCausalLM": EXPERTS,
+    "Qwen2MoeForCausalLM": {**MOE, "shared_expert_intermediate_size": 32},
+    "Qwen3MoeForCausalLM": {**MOE, **HEADS},
+    "SeedOssForCausalLM": HEADS,
+    "SmolLM3ForCausalLM": {"tie_word_embeddings": True},
+    "StableLmForCausalLM": {},
+    "Starcoder2ForCausalLM": WINDOW,
+    "VaultGemmaForCausalLM": {**HEADS, **WINDOW},
+    "YoutuForCausalLM": LATENT,
+}
+"""transformers' class names, and what their configs need beside SIZES."""
+
+
+def tiny_transformer(path: Path, architecture: str, **overrides: Any) -> Path:
+    """Write a checkpoint of float32 numbers to path, and return it. No norm is one and no bias zero."""
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**{**SIZES, "tie_word_embeddings": False, **overrides})
+    model = model_class(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() == 1:
+                parameter.copy_(0.3 * noise + (1.0 if "norm" in name or "ln" in name else 0.0))
+            else:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5 * (4.0 if "embed" in name else 1.5))
+    logging.disable_progress_bar()
+    model.save_pretrained(path)
+    return path
