@@ -92,12 +92,18 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.grammar.token_matcher",
     ),
     "sgl.grammar.token_matcher": (),
-    "sgl.grammar.automaton": ("sgl.grammar.shape", "sgl.grammar.text", "sgl.native_code"),
+    "sgl.grammar.automaton": (
+        "sgl.grammar.shape",
+        "sgl.grammar.text",
+        "sgl.grammar.vocabulary.special",
+        "sgl.native_code",
+    ),
     "sgl.grammar.schema": ("sgl.grammar.shape", "sgl.grammar.text"),
     "sgl.grammar.text": ("sgl.grammar.regular",),
     "sgl.grammar.shape": ("sgl.grammar.regular",),
     "sgl.grammar.ebnf": ("sgl.grammar.regular",),
-    "sgl.grammar.vocabulary": ("sgl.time_limit", "sgl.errors"),
+    "sgl.grammar.vocabulary": ("sgl.grammar.vocabulary.special", "sgl.time_limit", "sgl.errors"),
+    "sgl.grammar.vocabulary.special": (),
     "sgl.grammar.regular": ("sgl.time_limit", "sgl.errors"),
     "sgl.kernels": ("sgl.native_code",),
     "sgl.native_code": (),
@@ -129,7 +135,7 @@ READS_ENVIRONMENT = ("sgl.runtime.config", "sgl.lang.environment", "sgl.cli.opti
 DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
 MOST_LINES = {
-    "grammar": 14_300,
+    "grammar": 15_600,
     "kernels": 4_500,
     "lang": 9_700,
     "runtime": 12_600,  # without the server and what follows

@@ -11,11 +11,12 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from sgl.errors import TokenizerError
+from sgl.grammar.vocabulary.special import is_control
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -35,6 +36,8 @@ class TokenTable:
     """How invalid bytes become U+FFFD: one for each longest start of a character, or one for each byte."""
     unknown_id: int | None = None
     """The token for text outside the vocabulary, called special or not."""
+    control: dict[int, str] = field(default_factory=dict)
+    """Id → name of the tokens that control the model, called special or not."""
 
     @cached_property
     def pieces(self) -> list[str | None]:
@@ -91,10 +94,16 @@ def read_tokens(backend: Backend, *, max_checked: int | None = None) -> TokenTab
     tokens.update({token_id: token.content for token_id, token in added.items()})
     to_bytes = _byte_level if joins.byte_level else joins.sentencepiece
     unknown = getattr(backend.model, "unk_token", None)
+    unknown_id = backend.token_to_id(unknown) if isinstance(unknown, str) else None
     table = TokenTable(
         token_bytes=[to_bytes(tokens[i]) if i in tokens else b"" for i in range(max(tokens, default=-1) + 1)],
         special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
-        unknown_id=backend.token_to_id(unknown) if isinstance(unknown, str) else None,
+        unknown_id=unknown_id,
+        control={
+            token_id: token.content
+            for token_id, token in added.items()
+            if token_id != unknown_id and is_control(token.content, is_special=token.special)
+        },
         first=joins.first,
         invalid="surrogateescape" if joins.byte_fallback else "replace",
     )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.errors import ContextTooLong, InvalidRequest, TokenizerError
+from sgl.grammar.vocabulary.special import is_control
 from sgl.grammar.vocabulary.token_table import TokenTable, read_tokens
 from sgl.runtime.text.detokenizer import ByteDetokenizer, Detokenizer, TokenIds, WindowDetokenizer
 
@@ -179,7 +179,7 @@ class Tokenizer:
     def control_tokens(self) -> frozenset[str]:
         """Texts that `encode` makes control tokens of, unless `allow_special` is off."""
         added = self.hf.added_tokens_decoder.values()
-        return frozenset(str(token) for token in added if token.special or _MARKER.fullmatch(str(token)))
+        return frozenset(str(token) for token in added if is_control(str(token), is_special=token.special))
 
     @cached_property
     def _literal_backend(self) -> Backend:
@@ -197,9 +197,6 @@ def token_table(backend: Backend) -> TokenTable | None:
         return None
 
 
-_MARKER = re.compile(r"<\|.*\|>", re.DOTALL)
-
-
 def _without_control_tokens(backend: Backend) -> Backend:
     """A copy that never turns text into a special token, or one written <|like this|>.
 
@@ -214,7 +211,7 @@ def _without_control_tokens(backend: Backend) -> Backend:
     control = {
         token["content"]: uuid.uuid4().hex
         for token in spec["added_tokens"]
-        if token["special"] or _MARKER.fullmatch(token["content"])
+        if is_control(token["content"], is_special=token["special"])
     }
     kept = {part for merge in model.get("merges", ()) for part in _parts(merge)} | {model.get("unk_token")}
     if model["type"] == "Unigram":
