@@ -8,12 +8,15 @@ is read may have any.
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from sgl.errors import InvalidRequest, nearest_name
 
 Arguments = Literal["json", "qwen_xml", "glm_xml"]
+_NAME = re.compile(r"[\w./-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,20 @@ class CallFormat:
     """May stand before an answer that is calls."""
     writes_id: bool = False
     """The name is written as the call's id: functions.NAME:NUMBER."""
+
+    @property
+    def quotes_name(self) -> bool:
+        """Whether a name is a JSON string."""
+        return self.middle.startswith('"')
+
+    def written_name(self, name: str) -> str:
+        """A tool's name as calls have it. Raises InvalidRequest where it would be read as something else."""
+        if self.quotes_name:
+            return json.dumps(name, ensure_ascii=False)[1:-1]
+        if not _NAME.fullmatch(name):
+            message = f"the name of the tool {name!r:.80} cannot be written in calls as the model writes them"
+            raise InvalidRequest(f"{message}: letters, digits, '_', '-', '.' and '/' can", param="tools")
+        return name
 
     def marks(self) -> tuple[str, ...]:
         """Everything written around names and arguments."""
@@ -102,6 +119,8 @@ ARRAY: Final = CallFormat(
     closing="]",
 )
 """Calls as a JSON array, for models of which no format is known."""
+OBJECT: Final = CallFormat("object", '{"name":"', '","arguments":', "}")
+"""One call, likewise."""
 
 FORMATS: Final = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2)
 PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {

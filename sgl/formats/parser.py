@@ -17,6 +17,8 @@ MAX_NAME = 256
 """Characters within which a call's name ends."""
 _OWN_ID = re.compile(r'\s*,\s*"id"\s*:\s*"[^"]*"(?=\s*\})')
 """Which some models write behind the arguments."""
+_QUOTED = re.compile(r'(?:[^"\\]|\\.)*(?=")', re.DOTALL)
+_TO_LINE_END = re.compile(r"[^\n<]*(?=[\n<])")
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
 
 
@@ -127,21 +129,35 @@ class CallParser:
     def _name(self) -> None:
         middle = self._format.middle
         try:
-            end = find_mark(middle, self._held) if parts_of(middle) else _line_end(self._held)
+            end = self._end_of_name()
         except NeedMore:
             if len(self._held) > MAX_NAME:
                 raise Malformed("a name ends") from None
             raise
-        written = self._held[:end].strip()
-        found = _ID.fullmatch(written)
-        if not found:
+        written, length = self._held[:end], end + read_mark(middle, self._held[end:])
+        name = json.loads(f'"{written}"', strict=False) if self._format.quotes_name else written.strip()
+        if not name:
             raise Malformed("a call has a name")
-        length = end + read_mark(middle, self._held[end:])
-        name = found.group(1) if self._format.writes_id else written
+        if self._format.writes_id and (found := _ID.fullmatch(name)) is not None:
+            self._waiting.append(Begun(found.group(1), name))
+        else:
+            self._waiting.append(Begun(name))
         self._take(length)
-        self._waiting.append(Begun(name, written if self._format.writes_id else None))
         self._arguments = self._reader(name)
         self._step = self._argue
+
+    def _end_of_name(self) -> int:
+        """Where what stands behind a name begins. Raises NeedMore."""
+        middle = self._format.middle
+        if self._format.quotes_name:
+            found = _QUOTED.match(self._held)
+        else:
+            found = None if parts_of(middle) else _TO_LINE_END.match(self._held)
+            if parts_of(middle):
+                return find_mark(middle, self._held)
+        if found is None:
+            raise NeedMore
+        return found.end()
 
     def _reader(self, name: str) -> ArgumentReader:
         if self._format.arguments == "json":
@@ -247,9 +263,14 @@ class CallParser:
         self._held, self._raw, self._waiting = "", "", []
 
 
-def _line_end(text: str) -> int:
-    """Where a name ends before a line break or a tag."""
-    found = re.search(r"[\n<]", text)
-    if found is None:
-        raise NeedMore
-    return found.start()
+def calls_in(
+    text: str, format: CallFormat, schemas: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, str | None]]:
+    """The calls in a whole text: {"id", "name", "arguments"}, the arguments as JSON text."""
+    calls: list[dict[str, str | None]] = []
+    for event in CallParser(format, schemas, is_sure=False).feed(text, final=True):
+        if isinstance(event, Begun):
+            calls.append({"id": event.id, "name": event.name, "arguments": ""})
+        elif isinstance(event, Argued):
+            calls[-1]["arguments"] = f"{calls[-1]['arguments']}{event.text}"
+    return calls

@@ -29,7 +29,7 @@ from sgl.grammar.automaton.nfa import (
 from sgl.grammar.automaton.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen
 from sgl.grammar.automaton.place import NONE_SEEN, Frame, Place, SeenTexts
 from sgl.grammar.automaton.pushdown import Automaton
-from sgl.grammar.automaton.structural_tag import FirstEnd, FreeText
+from sgl.grammar.automaton.structural_tag import FirstEnd, FreeText, Loop
 from sgl.grammar.automaton.subsets_reference import Int32Array, Int64Array
 from sgl.grammar.automaton.values import ValueNode
 from sgl.grammar.regular.expr import Expr, difference, words
@@ -180,6 +180,8 @@ class ShortestEnds:
             case FreeText():
                 if node.then is not None:
                     return self._node(node.then, items)
+            case Loop():
+                return self._node(node.then, items)
             case NextItem():
                 # its comma is yet to come
                 return self._next_items(node.plan, node.items, items + 1, self._seen_texts.used)

@@ -180,6 +180,18 @@ class Tags(Node):
         return tuple(dict.fromkeys(thread for way in self.ways for thread in way.threads()))
 
 
+class Loop(Node):
+    """Where a text may come once more, which leads back here, or `then` follows."""
+
+    def __init__(self, then: Node) -> None:
+        self.then = then
+        self.more = then
+        """Set once it is built."""
+
+    def _find_threads(self) -> tuple[Thread, ...]:
+        return tuple(dict.fromkeys((*self.more.threads(), *self.then.threads())))
+
+
 @dataclass(frozen=True, slots=True)
 class Tag:
     """A begin tag, and the node behind it, given what follows the whole."""

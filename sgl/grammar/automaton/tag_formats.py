@@ -14,9 +14,10 @@ from typing import Any
 
 from sgl.errors import GrammarError
 from sgl.grammar.automaton.format_check import bounds_of, ends_of, name_of
-from sgl.grammar.automaton.nfa import Builder, Node, Thread
+from sgl.grammar.automaton.nfa import Builder, Node
 from sgl.grammar.automaton.spelling import Spelling
 from sgl.grammar.automaton.structural_tag import (
+    Loop,
     Structure,
     Tag,
     TaggedText,
@@ -32,16 +33,6 @@ from sgl.grammar.regular.expr import intersect, literal, repeat
 from sgl.time_limit import check_time
 
 Body = Callable[[Structure, Node], Node]
-
-
-class Loop(Node):
-    """A node that is known once what leads back to it is."""
-
-    def __init__(self) -> None:
-        self.ways: list[Node] = []
-
-    def _find_threads(self) -> tuple[Thread, ...]:
-        return tuple(dict.fromkeys(thread for way in self.ways for thread in way.threads()))
 
 
 class TagFormats:
@@ -103,8 +94,8 @@ class TagFormats:
         content, low, high = source["content"], *bounds_of(source)
         node = then
         if high is None:
-            loop = Loop()
-            loop.ways += [self.node(content, loop, ends), then]
+            loop = Loop(then)
+            loop.more = self.node(content, loop, ends)
             node = loop
         else:
             for _ in range(low, high):
@@ -133,11 +124,10 @@ class TagFormats:
         return self._inside(source, behind)
 
     def _separated(self, source: Any, then: Node) -> Node:
-        behind = then
+        behind: Node = then
         if not source.get("stop_after_first"):
-            loop = Loop()
-            more = Tags([self.node(tag, loop) for tag in source["tags"]])
-            loop.ways += [self._literal(source["separator"], more), then]
+            loop = Loop(then)
+            loop.more = self._literal(source["separator"], Tags([self.node(tag, loop) for tag in source["tags"]]))
             behind = loop
         first = [self.node(tag, behind) for tag in source["tags"]]
         return Tags(first if source.get("at_least_one") else [*first, then])

@@ -44,13 +44,21 @@ class TokenTable:
         """Id → text of the token, None where its bytes alone are not complete UTF-8."""
         return [_text_or_none(data) for data in self.token_bytes]
 
+    def pieces_without(self, skipped_ids: frozenset[int]) -> list[str | None]:
+        """`pieces` where some tokens have no text."""
+        found = self._pieces_without.get(skipped_ids)
+        if found is None:
+            found = list(self.pieces)
+            for token_id in skipped_ids:
+                found[token_id] = ""
+            while len(self._pieces_without) >= _KEPT_PIECES:
+                self._pieces_without.pop(next(iter(self._pieces_without)), None)
+            self._pieces_without[skipped_ids] = found
+        return found
+
     @cached_property
-    def visible_pieces(self) -> list[str | None]:
-        """`pieces` where special tokens have no text."""
-        pieces = list(self.pieces)
-        for token_id in self.special_ids:
-            pieces[token_id] = ""
-        return pieces
+    def _pieces_without(self) -> dict[frozenset[int], list[str | None]]:
+        return {}
 
     def bytes_of(self, token_id: int, *, skip_special_tokens: bool) -> bytes:
         """The token's bytes: none if it is skipped or does not exist."""
@@ -118,6 +126,7 @@ def read_tokens(backend: Backend, *, max_checked: int | None = None) -> TokenTab
     return table
 
 
+_KEPT_PIECES = 8  # lists of all tokens: a server needs two or three
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ESCAPES = {0xDC00 + byte: "\ufffd" for byte in range(0x80, 0x100)}
 _SAMPLE_LEN = 64
