@@ -145,7 +145,7 @@ MOST_LINES = {
     "cli": 1_950,
     "bench": 900,
     "compat": 500,
-    "formats": 1_000,
+    "formats": 1_300,
     "": 800,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""

@@ -38,6 +38,8 @@ class CallFormat:
     """May stand before an answer that is calls."""
     writes_id: bool = False
     """The name is written as the call's id: functions.NAME:NUMBER."""
+    has_channels: bool = False
+    """All of an answer is in channels, which `harmony.py` knows."""
 
     @property
     def quotes_name(self) -> bool:
@@ -109,6 +111,26 @@ KIMI_K2: Final = CallFormat(
     trigger="<|tool_calls_section_begin|>",
     writes_id=True,
 )
+QWEN3_CODER: Final = CallFormat(
+    "qwen3_coder",
+    "<tool_call>\n<function=",
+    ">",
+    "\n</function>\n</tool_call>",
+    arguments="qwen_xml",
+    separator="\n",
+    trigger="<tool_call>",
+)
+GLM45: Final = CallFormat(
+    "glm45", "<tool_call>", "", "\n</tool_call>", arguments="glm_xml", separator="\n", trigger="<tool_call>"
+)
+GPT_OSS: Final = CallFormat(
+    "gpt-oss",
+    "<|start|>assistant<|channel|>commentary to=functions.",
+    " <|constrain|>json<|message|>",
+    "<|call|><|end|><|return|>",
+    trigger="<|start|>assistant",
+    has_channels=True,
+)
 ARRAY: Final = CallFormat(
     "array",
     '{"name":"',
@@ -122,16 +144,32 @@ ARRAY: Final = CallFormat(
 OBJECT: Final = CallFormat("object", '{"name":"', '","arguments":', "}")
 """One call, likewise."""
 
-FORMATS: Final = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2)
+FORMATS: Final = (
+    HERMES,
+    QWEN3_CODER,
+    GLM45,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    KIMI_K2,
+    GPT_OSS,
+)
 PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
     "hermes": (HERMES,),
     "qwen": (HERMES,),
     "qwen25": (HERMES,),
+    "qwen3_coder": (QWEN3_CODER,),
+    "glm": (GLM45,),
+    "glm45": (GLM45,),
+    "glm47": (GLM45,),
     "llama3": (LLAMA3,),
     "mistral": (MISTRAL, MISTRAL_ARGS),
     "deepseekv3": (DEEPSEEK_V3,),
     "deepseekv31": (DEEPSEEK_V31,),
     "kimi_k2": (KIMI_K2,),
+    "gpt-oss": (GPT_OSS,),
 }
 """By --tool-call-parser: the formats among which the chat template decides, the first one where it does not."""
 

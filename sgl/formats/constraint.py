@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from sgl.formats.calls import CallFormat
+from sgl.formats.harmony import harmony_tag
 from sgl.formats.marks import parts_of
+from sgl.formats.value_types import types_of
 
 Choice = Literal["auto", "required"]
 Tag = dict[str, Any]
@@ -24,6 +26,8 @@ def calls_tag(
 ) -> Tag:
     """Calls of the functions ({"name", "parameters"}), alone if they are `required`, else within free text, in which a
     begun call must be one of them."""
+    if format.has_channels:
+        return _structural(harmony_tag(functions, format, needs_call=choice == "required", only_one=only_one))
     tags = [_tag(function, format) for function in functions]
     several: Tag = {
         "type": "tags_with_separator",
@@ -55,6 +59,27 @@ def calls_tag(
         prefix = {"type": "const_string", "value": format.prefix}
         section = {"type": "sequence", "elements": [{"type": "optional", "content": prefix}, section]}
     return _structural({"type": "or", "elements": [section, _no_calls(format)]})
+
+
+def in_channels(kind: str, source: Any, format: CallFormat) -> Tag | None:
+    """A constraint, given by its kind and source, on what a model says in its last channel. None as for
+    `behind_reasoning`."""
+    answer = _as_format(kind, source)
+    return None if answer is None else _structural(harmony_tag([], format, answer=answer))
+
+
+def loose(parameters: Mapping[str, Any], format: CallFormat) -> dict[str, Any]:
+    """A schema of arguments of a tool that is not strict about them: an object, in which strings are told from other
+    values where the format does not."""
+    if format.arguments == "json":
+        return {"type": "object"}
+    properties = parameters.get("properties")
+    names = properties if isinstance(properties, Mapping) else {}
+    return {
+        "type": "object",
+        "properties": {name: {"type": sorted(types_of(parameters, name))} for name in names},
+        "additionalProperties": {"type": sorted(types_of(parameters, ""))},
+    }
 
 
 def behind_reasoning(kind: str, source: Any, begin: str, end: str, *, is_inside: bool) -> Tag | None:

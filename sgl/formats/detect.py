@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sgl.errors import InvalidRequest
+from sgl.formats.arguments import XML_STYLES
 from sgl.formats.calls import FORMATS, CallFormat
 from sgl.formats.marks import parts_of
-from sgl.formats.parser import Argued, Begun, CallParser
+from sgl.formats.reading import calls_in
 
 _PROBE = "sgl_probe"
 _ARGUMENTS = {_PROBE: 1}
@@ -61,26 +62,36 @@ def turn_of_calls(call_id: str, *, as_text: bool, without_content: bool) -> dict
 
 
 def _is_read(format: CallFormat, written: str) -> bool:
-    begins = [written.find(part) for part in parts_of(format.trigger or format.begin)[:1]]
-    parser = CallParser(format, {}, is_sure=False)
-    events = parser.feed(written[max(0, begins[0]) :] if begins[0] >= 0 else "", final=True)
-    names = [event.name for event in events if isinstance(event, Begun)]
-    arguments = "".join(event.text for event in events if isinstance(event, Argued))
-    return names == [_PROBE] and json.loads(arguments) == _ARGUMENTS
+    """Whether a text holds the probe's call in the format."""
+    at = written.find(format.trigger or parts_of(format.begin)[0])
+    if at < 0:
+        return False
+    found = calls_in(written[at:], format)
+    return [call["name"] for call in found] == [_PROBE] and json.loads(found[0]["arguments"] or "") == _ARGUMENTS
 
 
 def _as_written(format: CallFormat, written: str) -> CallFormat:
     """The format with a template's white space."""
-    if format.arguments != "json":
+    if format.has_channels:
         return format
-    names = [name for name in ("opening", "begin", "middle", "end", "closing") if getattr(format, name)]
     name = rf"(?:functions\.)?{_PROBE}(?::\d+)?"
-    between = {"begin": name, "middle": rf'\{{\s*"{_PROBE}":\s*1\s*\}}'}
+    behind = {"opening": "", "begin": name, "middle": _arguments_of(format), "end": "", "closing": ""}
+    written_ones = [each for each in behind if getattr(format, each) or behind[each]]
     pattern = ""
-    for each in names:
-        before, behind = ("" if each == names[0] else r"\s*"), ("" if each == names[-1] else r"\s*")
+    for each in written_ones:
+        is_last = each == written_ones[-1] or (each == "middle" and format.arguments != "json")
+        blanks = "" if each == written_ones[0] else r"\s*", "" if is_last else r"\s*"
         mark = r"\s*".join(map(re.escape, parts_of(getattr(format, each))))
-        pattern += rf"(?P<{each}>{before}{mark}{behind}){between.get(each, '')}"
+        pattern += rf"(?P<{each}>{blanks[0]}{mark}{blanks[1]}){behind[each]}"
     found = re.search(pattern, written)
     marks: dict[str, Any] = found.groupdict() if found else {}
     return dataclasses.replace(format, **marks)
+
+
+def _arguments_of(format: CallFormat) -> str:
+    """A pattern of the probe's arguments."""
+    if format.arguments == "json":
+        return rf'\{{\s*"{_PROBE}":\s*1\s*\}}'
+    style = XML_STYLES[format.arguments]
+    marks = [style.begin + _PROBE, *style.middle.split(), "1", style.end]
+    return r"\s*".join(["", *map(re.escape, marks)])

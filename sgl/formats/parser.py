@@ -30,6 +30,13 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """Reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Begun:
     """A call begins. `id`: its own, if the model writes one."""
 
@@ -44,7 +51,7 @@ class Argued:
     text: str
 
 
-Event: TypeAlias = Said | Begun | Argued
+Event: TypeAlias = Said | Thought | Begun | Argued
 
 
 class CallParser:
@@ -177,8 +184,11 @@ class CallParser:
 
     def _end(self) -> None:
         self._check()
-        if found := _OWN_ID.match(self._held):
-            self._take(found.end())
+        if self._held.lstrip().startswith(",") and self._format.end.startswith("}"):
+            found = _OWN_ID.match(self._held)
+            if found is None and len(self._held) <= MAX_NAME:
+                raise NeedMore
+            self._take(0 if found is None else found.end())
         self._read(self._format.end)
         self._release()
         if self._format.trigger and not self._format.opening:
@@ -261,16 +271,3 @@ class CallParser:
             self._held = ""
         self._say(self._raw + (self._held.lstrip() if self._is_behind_call else self._held))
         self._held, self._raw, self._waiting = "", "", []
-
-
-def calls_in(
-    text: str, format: CallFormat, schemas: Mapping[str, Mapping[str, Any]]
-) -> list[dict[str, str | None]]:
-    """The calls in a whole text: {"id", "name", "arguments"}, the arguments as JSON text."""
-    calls: list[dict[str, str | None]] = []
-    for event in CallParser(format, schemas, is_sure=False).feed(text, final=True):
-        if isinstance(event, Begun):
-            calls.append({"id": event.id, "name": event.name, "arguments": ""})
-        elif isinstance(event, Argued):
-            calls[-1]["arguments"] = f"{calls[-1]['arguments']}{event.text}"
-    return calls

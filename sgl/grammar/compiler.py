@@ -21,6 +21,8 @@ from sgl.grammar.automaton.spelling import Spelling
 from sgl.grammar.automaton.structural_tag import Structure, read_structural_tag, structural_tag_node
 from sgl.grammar.automaton.tag_formats import TagFormats
 from sgl.grammar.automaton.values import value_node
+from sgl.grammar.automaton.xml_arguments import STYLES as XML_STYLES
+from sgl.grammar.automaton.xml_arguments import XmlStyle, xml_node
 from sgl.grammar.backends.lark import is_lark
 from sgl.grammar.backends.llguidance import compile_ebnf, compile_llguidance
 from sgl.grammar.matching.budget import Budget
@@ -279,7 +281,7 @@ def _start_node(builder: Builder, source: Any, constraint: Constraint, dropped: 
     def body(structure: Structure, then: Node, *, counts: bool = True) -> Node:
         if structure.regex is not None:
             return _regex_node(builder, structure.regex, then, counts=counts)
-        return _schema_node(builder, structure.schema, constraint, dropped, then)
+        return _schema_node(builder, structure.schema, constraint, dropped, then, XML_STYLES.get(structure.style))
 
     spelling = Spelling(constraint.special_tokens, constraint.end_tokens)
     if isinstance(source, dict) and "format" in source:
@@ -290,7 +292,14 @@ def _start_node(builder: Builder, source: Any, constraint: Constraint, dropped: 
     return structural_tag_node(builder, read_structural_tag(source), body, builder.end, spelling)
 
 
-def _schema_node(builder: Builder, source: Any, constraint: Constraint, dropped: list[Dropped], then: Node) -> Node:
+def _schema_node(
+    builder: Builder,
+    source: Any,
+    constraint: Constraint,
+    dropped: list[Dropped],
+    then: Node,
+    style: XmlStyle | None = None,
+) -> Node:
     schema, not_enforced = compile_schema(
         source,
         lenient=constraint.lenient,
@@ -298,7 +307,7 @@ def _schema_node(builder: Builder, source: Any, constraint: Constraint, dropped:
         closes_objects=constraint.additional_properties == "closed",
     )
     dropped += not_enforced
-    return value_node(builder, schema, then)
+    return value_node(builder, schema, then) if style is None else xml_node(builder, schema, style, then)
 
 
 def _regex_node(builder: Builder, pattern: str, then: Node, *, counts: bool = True) -> Node:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgl.errors import GrammarError
+from sgl.grammar.automaton.xml_arguments import STYLES as XML_STYLES
 from sgl.grammar.regular.regex import compile_regex
 from sgl.time_limit import check_size, check_time
 
-STYLES = ("json",)
+STYLES = ("json", *XML_STYLES)
 """How a json_schema's values are written."""
 MAX_DEPTH = 32
 MAX_FORMATS = 100_000
@@ -20,6 +21,7 @@ _FLAGS = {"at_least_one", "stop_after_first", "loop"}
 _FIELDS: dict[str, tuple[set[str], set[str]]] = {  # needed, and known besides
     "const_string": ({"value"}, set()),
     "json_schema": ({"json_schema"}, {"style", "any_order", "max_whitespace_cnt", "excludes"}),
+    "qwen_xml_parameter": ({"json_schema"}, set()),
     "regex": ({"pattern"}, set()),
     "any_text": (set(), {"excludes", "max_chars", "max_tokens"}),
     "sequence": ({"elements"}, set()),
@@ -38,7 +40,7 @@ _FIELDS: dict[str, tuple[set[str], set[str]]] = {  # needed, and known besides
 }
 _ENDLESS = {"any_text", "triggered_tags", "token_triggered_tags", "dispatch", "token_dispatch"}
 _BRANCHING = {"or", "optional", "star", "plus", "repeat", "dispatch", "token_dispatch"}
-_JSON = {"json_schema"}
+_JSON = {"json_schema", "qwen_xml_parameter"}
 
 
 def check_format(source: Any) -> bool:
@@ -184,7 +186,9 @@ def may_be_empty(source: Any) -> bool:
             return not source["value"]
         case "regex":
             return bool(compile_regex(source["pattern"], dialect="python", search=False).nullable)
-        case "json_schema" | "token":
+        case "json_schema":
+            return bool(source.get("style", "json") != "json")
+        case "token":
             return False
         case "sequence":
             return all(map(may_be_empty, source["elements"]))

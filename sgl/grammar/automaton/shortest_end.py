@@ -32,6 +32,7 @@ from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.automaton.structural_tag import FirstEnd, FreeText, Loop
 from sgl.grammar.automaton.subsets_reference import Int32Array, Int64Array
 from sgl.grammar.automaton.values import ValueNode
+from sgl.grammar.automaton.xml_arguments import Parameters
 from sgl.grammar.regular.expr import Expr, difference, words
 from sgl.grammar.regular.rope import MAX_TEXT, Rope, is_same, joined, rope, shorter, shortest_of, times
 from sgl.grammar.regular.shortest import shortest, shortest_rope
@@ -182,6 +183,8 @@ class ShortestEnds:
                     return self._node(node.then, items)
             case Loop():
                 return self._node(node.then, items)
+            case Parameters():
+                return self._node(node.ahead(), items)
             case NextItem():
                 # its comma is yet to come
                 return self._next_items(node.plan, node.items, items + 1, self._seen_texts.used)

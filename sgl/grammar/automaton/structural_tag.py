@@ -23,7 +23,7 @@ from sgl.errors import GrammarError
 from sgl.grammar.automaton.nfa import PLAIN, Builder, Moves, Node, Stay, Thread
 from sgl.grammar.automaton.spelling import Spelling
 from sgl.grammar.regular.byteset import ALL_BYTES
-from sgl.grammar.regular.charset import EVERY_CHAR, utf8
+from sgl.grammar.regular.charset import ANY_TEXT
 from sgl.grammar.regular.expr import (
     ANYTHING,
     ByteSet,
@@ -39,7 +39,6 @@ from sgl.grammar.regular.expr import (
     difference,
     intersect,
     literal,
-    repeat,
     words,
 )
 from sgl.grammar.regular.regex import compile_regex
@@ -57,6 +56,8 @@ class Structure:
     end: str
     schema: Any
     regex: str | None
+    style: str = "json"
+    """How the schema's values are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +249,6 @@ def text_without(excludes: Sequence[bytes]) -> Expr:
     if not excludes:
         return ANY_TEXT
     return difference(ANY_TEXT, concat(ANYTHING, words(excludes), ANYTHING))
-
-
-ANY_TEXT = repeat(utf8(EVERY_CHAR), 0, None)
 
 
 def structural_tag_node(

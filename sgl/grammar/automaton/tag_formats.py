@@ -54,7 +54,11 @@ class TagFormats:
             case "token":
                 return self._literal(source["token"], then)
             case "json_schema":
-                return self._body(Structure("", "", source["json_schema"], None), then)
+                return self._body(
+                    Structure("", "", source["json_schema"], None, source.get("style") or "json"), then
+                )
+            case "qwen_xml_parameter":
+                return self._body(Structure("", "", source["json_schema"], None, "qwen_xml"), then)
             case "regex":
                 return self._body(Structure("", "", None, source["pattern"]), then)
             case "any_text":

@@ -20,6 +20,9 @@ FORMATS = {
     "deepseek-r1": ReasoningFormat("<think>", "</think>", starts_inside=True),
     "deepseek-v3": ReasoningFormat("<think>", "</think>"),
     "glm45": ReasoningFormat("<think>", "</think>"),
+    "gpt-oss": ReasoningFormat(
+        "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+    ),
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "kimi_k2": ReasoningFormat("<think>", "</think>"),
     "minimax": ReasoningFormat("<think>", "</think>", starts_inside=True),

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.formats.calls import CallFormat
 from sgl.formats.constraint import calls_tag
-from sgl.formats.parser import calls_in
+from sgl.formats.reading import calls_in
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat_template import as_template
 from sgl.lang.ir.check import Checker, Limits, program_from_wire

@@ -122,6 +122,9 @@ def _message(message: Message, quote: Callable[[str], str], style: CallStyle | N
     calls = [(call.id, _called(call)) for call in message.tool_calls or ()]
     if message.function_call is not None:
         calls.append((None, message.function_call))
+    has_channels = style is not None and style.format.has_channels
+    if has_channels and "reasoning_content" in given and not (calls and content):  # templates refuse both then
+        given["thinking"] = given["reasoning_content"]
     if calls:
         as_text = style is not None and style.as_text
         if style is not None and style.without_content and not given["content"]:

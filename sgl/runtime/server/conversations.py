@@ -6,6 +6,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from sgl.runtime.server.errors import NoSuchModel
 from sgl.runtime.server.logprobs import chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CustomTool, SamplingBody
 from sgl.runtime.server.service import Service
-from sgl.runtime.server.thinking import Thinking
+from sgl.runtime.server.thinking import Thinking, in_last_channel
 from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint
 
 MAX_CHAT_TOP_LOGPROBS = 20
@@ -41,7 +42,7 @@ class Conversations:
         service = self._service
         tokenizer = service.tokenizer
         context = service.engine.config.context_length or 1
-        style = await service.aside(lambda: self._style)
+        style = None if ids is not None else await service.aside(lambda: self._style)
         if ids is None:
             ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context, style)
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -51,11 +52,14 @@ class Conversations:
         has_tags = service.engine.config.grammar_backend == "sgl"
         constraint, reading = call_constraint(body, style and style.format, params, has_tags=has_tags)
         params |= constraint
-        parser = service.config.reasoning_parser if body.separate_reasoning is not False else None
+        separates, streams = body.separate_reasoning is not False, body.stream_reasoning is not False
         marks = () if reading.format is None else reading.format.marks()
         thinking = None
-        if parser is not None:
-            thinking = Thinking.of(parser, tokenizer, ids, streams=body.stream_reasoning is not False)
+        if reading.format is not None and reading.format.has_channels:
+            params = in_last_channel(params, reading.format) if has_tags and not constraint else params
+            reading = replace(reading, separates_reasoning=separates, streams_reasoning=streams)
+        elif (parser := service.config.reasoning_parser) is not None and separates:
+            thinking = Thinking.of(parser, tokenizer, ids, streams=streams)
             params, marks = thinking.before(params) if has_tags else params, (*marks, *thinking.marks)
         params["shown_special_tokens"] = tokenizer.special_tokens_in(marks)
         arguments = engine_arguments(body, [ids], params)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sgl.formats.constraint import behind_reasoning
+from sgl.formats.calls import CallFormat
+from sgl.formats.constraint import behind_reasoning, in_channels
 from sgl.lang.ir.reasoning import ReasoningFormat, ReasoningSplitter, is_begun, reasoning_format
 from sgl.runtime.sampling_params import CONSTRAINTS
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -40,9 +41,21 @@ class Thinking(NamedTuple):
 
     def before(self, params: dict[str, Any]) -> dict[str, Any]:
         """Sampling parameters whose constraint holds from where the reasoning ends."""
-        kind = next((name for name in CONSTRAINTS if params.get(name) is not None), None)
+        kind = constraint_in(params)
         if kind is None or self.is_begun is False:
             return params
         is_inside = self.format.starts_inside if self.is_begun is None else self.is_begun
         tag = behind_reasoning(kind, params[kind], *self.marks, is_inside=is_inside)
         return params if tag is None else {**params, kind: None, "structural_tag": tag}
+
+
+def in_last_channel(params: dict[str, Any], format: CallFormat) -> dict[str, Any]:
+    """Sampling parameters whose constraint holds for what a model says in the last of its channels."""
+    kind = constraint_in(params)
+    tag = None if kind is None else in_channels(kind, params[kind], format)
+    return params if kind is None or tag is None else {**params, kind: None, "structural_tag": tag}
+
+
+def constraint_in(params: dict[str, Any]) -> str | None:
+    """The kind of constraint that sampling parameters hold."""
+    return next((name for name in CONSTRAINTS if params.get(name) is not None), None)

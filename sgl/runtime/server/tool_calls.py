@@ -6,13 +6,15 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.formats.calls import ARRAY, OBJECT, CallFormat
-from sgl.formats.constraint import calls_tag
+from sgl.formats.constraint import calls_tag, loose
+from sgl.formats.harmony import harmony_tag
 from sgl.formats.marks import half_mark
-from sgl.formats.parser import Argued, Begun, CallParser, Event, Said
+from sgl.formats.parser import Argued, Begun, Event, Said, Thought
+from sgl.formats.reading import AnswerReader, reader_of
 from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.lang.typed.tools import CALL_TAG, call_schema, calls_of
 from sgl.runtime.sampling_params import CONSTRAINTS
@@ -35,6 +37,10 @@ class Reading:
     """The custom tool whose input all of it is."""
     schemas: Mapping[str, Any] = field(default_factory=dict)
     """The parameters of the tools by name."""
+    separates_reasoning: bool = True
+    """Of a format with channels: whether reasoning is no content."""
+    streams_reasoning: bool = True
+    """Likewise: else it comes in one piece, when it has ended."""
 
 
 def call_constraint(
@@ -53,7 +59,7 @@ def call_constraint(
     if not functions and choice == "required":
         raise InvalidRequest("tool_choice is required, and there are no tools", param="tool_choice")
     if not functions or choice == "none":
-        return {}, Reading()
+        return {}, Reading(format=_channels(format))
     if grammars := _lark_grammars(body, functions):
         [(name, grammar)] = grammars.items()
         if len(functions) > 1 or choice == "auto" or choice is None:
@@ -69,18 +75,26 @@ def call_constraint(
             return {"structural_tag": tag}, Reading(True, format, True, True, schemas=schemas)
         return _as_json(typed, is_named=is_named, only_one=only_one)
     if "json_schema" in params:  # a document or a call
+        if (channels := _channels(format)) is not None and has_tags:
+            answer = {"type": "json_schema", "json_schema": params["json_schema"]}
+            tag = {"format": harmony_tag(typed, channels, only_one=only_one, answer=answer)}
+            return {"structural_tag": tag, "json_schema": None}, Reading(True, channels, True, schemas=schemas)
         document = {"$id": "urn:answer", **params["json_schema"]}
         return {"json_schema": {"anyOf": [call_schema(typed), document]}}, Reading(has_tools=True)
     if format is None or params.keys() & CONSTRAINTS or not has_tags:
         return {}, Reading(True, format, schemas=schemas)
-    loosely = {"parameters": {"type": "object"}}
     allowed = [
-        each if function.strict else {"name": function.name, **loosely}
+        each if function.strict else {**each, "parameters": loose(each["parameters"], format)}
         for function, each in zip(functions, typed, strict=True)
     ]
     return {"structural_tag": calls_tag(allowed, format, only_one=only_one)}, Reading(
         True, format, True, schemas=schemas
     )
+
+
+def _channels(format: CallFormat | None) -> CallFormat | None:
+    """A format that is read though there are no calls."""
+    return format if format is not None and format.has_channels else None
 
 
 def _as_json(typed: list[dict[str, Any]], *, is_named: bool, only_one: bool) -> tuple[dict[str, Any], Reading]:
@@ -143,17 +157,11 @@ class Piece:
 
 def merged(pieces: list[Piece]) -> Piece:
     """All pieces of one text as one, where their order does not matter."""
-    content = "".join([piece.content for piece in pieces])
-    return Piece(pieces[0].reasoning, content, [call for piece in pieces for call in piece.calls])
-
-
-class _Reader(Protocol):
-    """Reads calls in an answer, and the text beside them."""
-
-    @property
-    def is_calling(self) -> bool: ...
-
-    def feed(self, text: str, *, final: bool = False) -> list[Event]: ...
+    return Piece(
+        "".join([piece.reasoning for piece in pieces]),
+        "".join([piece.content for piece in pieces]),
+        [call for piece in pieces for call in piece.calls],
+    )
 
 
 class AnswerSplitter:
@@ -162,9 +170,10 @@ class AnswerSplitter:
     def __init__(self, reasoning: ReasoningSplitter | None, reading: Reading) -> None:
         self._reasoning = reasoning
         self._reading = reading
-        self._reader: _Reader | None = None
+        self._reader: AnswerReader | None = None
         self._held = ""  # until the reader is chosen
         self._num_calls = 0
+        self._thought = ""  # that was not told yet
 
     @property
     def is_calling(self) -> bool:
@@ -182,18 +191,38 @@ class AnswerSplitter:
         if self._reading.input_of is not None:
             self._take_input(piece, self._reading.input_of)
             return pieces
-        if not self._reading.has_tools:
+        if not self._reading.has_tools and self._reading.format is None:
             return pieces
         self._held += piece.content
         piece.content = ""
         if self._reader is None:
-            self._reader = _reader_of(self._held, self._reading, final=final)
+            self._reader = _reader_for(self._held, self._reading, final=final)
         if self._reader is None:
             return pieces
         text, self._held = self._held, ""
         for event in self._reader.feed(text, final=final):
-            self._add(event, pieces)
+            if isinstance(event, Thought):
+                self._think(event.text, pieces)
+            else:
+                self._end_thought(pieces)
+                self._add(event, pieces)
+        if final or self._reading.streams_reasoning:
+            self._end_thought(pieces)
         return pieces
+
+    def _think(self, text: str, pieces: list[Piece]) -> None:
+        if self._reading.separates_reasoning:
+            self._thought += text
+        else:
+            self._add(Said(text), pieces)
+
+    def _end_thought(self, pieces: list[Piece]) -> None:
+        """Tell what is thought."""
+        if self._thought:
+            if pieces[-1].calls or pieces[-1].content:
+                pieces.append(Piece())
+            pieces[-1].reasoning += self._thought
+            self._thought = ""
 
     def _add(self, event: Event, pieces: list[Piece]) -> None:
         match event:
@@ -228,10 +257,12 @@ class AnswerSplitter:
             piece.calls.append({"index": 0, "custom": {"input": text}})
 
 
-def _reader_of(text: str, reading: Reading, *, final: bool) -> _Reader | None:
+def _reader_for(text: str, reading: Reading, *, final: bool) -> AnswerReader | None:
     """What reads an answer that begins so; None where more must come first. Calls without tags are a whole answer, in
     any format."""
     format, start = reading.format, text.lstrip()
+    if format is not None and format.has_channels:
+        return reader_of(format, reading.schemas, has_tools=reading.has_tools, is_sure=reading.is_sure)
     if format is not None:
         is_open = (
             not start or (bool(format.trigger) and format.trigger.startswith(start)) or "```".startswith(start)
@@ -240,7 +271,7 @@ def _reader_of(text: str, reading: Reading, *, final: bool) -> _Reader | None:
             return None
         is_tagged = not start.startswith(_BARE) or start.startswith(format.trigger or " ")
         if is_tagged or not format.trigger:
-            return CallParser(format, reading.schemas, is_sure=reading.is_sure)
+            return reader_of(format, reading.schemas, is_sure=reading.is_sure)
     return _AnyCalls()
 
 
