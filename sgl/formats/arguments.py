@@ -21,10 +21,11 @@ class ArgumentReader(Protocol):
 
 
 class JsonReader(ArgumentReader):
-    """Arguments that are JSON: finds the end of the object."""
+    """Arguments that are JSON: finds the end of the object, or of what else begins with a bracket."""
 
-    def __init__(self) -> None:
+    def __init__(self, bracket: str = "{") -> None:
         self.is_complete = False
+        self._bracket = bracket
         self._depth = 0
         self._in_string = False
         self._is_escaped = False
@@ -33,7 +34,7 @@ class JsonReader(ArgumentReader):
         start = 0
         if not self._depth:
             start = len(text) - len(text.lstrip())
-            if start < len(text) and text[start] != "{":
+            if start < len(text) and text[start] != self._bracket:
                 raise Malformed("arguments are an object")
         for position in range(start, len(text)):
             character = text[position]
@@ -120,10 +121,9 @@ class XmlReader(ArgumentReader):
         assert types is not None
         value, end, _ = text.partition(style.end)
         if types != {"string"}:
-            if not end:
-                raise NeedMore
+            value = text[: _end_of_value(text, style.end, types)]
             self._types = None
-            return json_of(self._unpadded(value), types), len(value) + len(end)
+            return json_of(self._unpadded(value), types), len(value) + len(style.end)
         if not end:  # what may be the end, or the line break before it, waits
             value = text[: len(text) - half_mark(text, style.end)]
             if style.is_padded and (len(value) > 1 or self._has_begun):
@@ -142,3 +142,20 @@ class XmlReader(ArgumentReader):
 
     def _unpadded(self, value: str) -> str:
         return value.removeprefix("\n").removesuffix("\n") if self._style.is_padded else value
+
+
+def _end_of_value(text: str, end: str, types: frozenset[str]) -> int:
+    """Where a value ends that may be JSON, whose strings may hold the end tag. Raises NeedMore."""
+    start = text.lstrip()
+    if not start:
+        raise NeedMore
+    at = 0
+    if ("object" if start[0] == "{" else "array" if start[0] == "[" else "") in types:
+        reader = JsonReader(start[0])
+        at = reader.feed(text)[1]
+        if not reader.is_complete:
+            raise NeedMore
+    at = text.find(end, at)
+    if at < 0:
+        raise NeedMore
+    return at
