@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from sgl.errors import GrammarError
@@ -218,12 +219,18 @@ def _formats(source: Any, *, in_triggered: bool = False) -> Iterator[Any]:
 
 
 def _is_loose(source: Any) -> bool:
-    """Whether text of no certain end and JSON stand side by side in a sequence."""
+    """Whether text of no certain end and JSON stand side by side, or tags that begin alike."""
+    if source["type"] == "tags_with_separator":
+        begins = sorted(name_of(tag["begin"]) for tag in source["tags"])
+        return any(other.startswith(one) for one, other in pairwise(begins))
     if source["type"] != "sequence":
         return False
-    elements = source["elements"]
-    holds = [any(part["type"] in _JSON for part in _formats(each)) for each in elements]
-    return any(may_be_endless(each) and sum(holds) > holds[i] for i, each in enumerate(elements))
+    *before, last = source["elements"]
+    return any(map(may_be_endless, before)) or (may_be_endless(last) and any(map(_holds_json, before)))
+
+
+def _holds_json(source: Any) -> bool:
+    return any(part["type"] in _JSON for part in _formats(source))
 
 
 def _check_begin(kind: str, begin: Any) -> None:

@@ -42,6 +42,7 @@ from sgl.grammar.regular.expr import (
     words,
 )
 from sgl.grammar.regular.regex import compile_regex
+from sgl.grammar.vocabulary.special import is_text
 from sgl.time_limit import check_time
 
 _KEYS = {"type", "triggers", "structures", "at_least_one", "stop_after_first"}
@@ -182,12 +183,12 @@ class Tags(Node):
 
 
 class Loop(Node):
-    """Where a text may come once more, which leads back here, or `then` follows."""
+    """Where a text may come, or come once more, or `then` follows at once."""
 
-    def __init__(self, then: Node) -> None:
+    def __init__(self, then: Node, more: Node | None = None) -> None:
         self.then = then
-        self.more = then
-        """Set once it is built."""
+        self.more = then if more is None else more
+        """May be set later: it may lead back here."""
 
     def _find_threads(self) -> tuple[Thread, ...]:
         return tuple(dict.fromkeys((*self.more.threads(), *self.then.threads())))
@@ -225,15 +226,18 @@ def tagged_text_node(builder: Builder, source: TaggedText, then: Node) -> Node:
     free = text_without((*source.triggers, *source.excludes))
     some_byte = complement(literal(b""))
     started = complement(concat(ANYTHING, some_trigger, some_byte))  # no trigger before the last byte
-    if source.excludes:
-        started = difference(started, concat(ANYTHING, words(source.excludes), ANYTHING))
+    excluded = concat(ANYTHING, words(source.excludes), ANYTHING)
     inside = {tag: tag.inside(behind) for tag in source.tags}
     ordered = sorted(source.tags, key=lambda tag: tag.begin)
     begins = [tag.begin for tag in ordered]
     builder.may_clash |= any(other.startswith(one) for one, other in pairwise(begins))
     for trigger in dict.fromkeys(source.triggers):
         check_time()
-        text = intersect(concat(ANY_TEXT, literal(trigger)), started)
+        if is_text(trigger):
+            text = difference(concat(ANY_TEXT, literal(trigger)), excluded)
+        else:  # whose name may be excluded
+            text = concat(difference(ANY_TEXT, excluded), literal(trigger))
+        text = intersect(text, started)
         matching = ordered[beginning_with(begins, trigger)]
         ways = [builder.after(literal(tag.begin.removeprefix(trigger)), inside[tag]) for tag in matching]
         for node in {first, again}:

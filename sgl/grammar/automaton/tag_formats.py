@@ -3,7 +3,8 @@
     {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": {…}, "end": "</a>"}}
 
 `format_check.py` says which formats there are, and checks them. Text of no certain end goes up to the end tag around
-it. Where a byte may be text in one reading and a bracket of JSON in another, `brackets.py` has the last word.
+it, but for that of a dispatch. Where a byte may be text in one reading and a bracket of JSON in another, `brackets.py`
+has the last word.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class TagFormats:
             case "or":
                 return Tags([self.node(each, then, ends) for each in source["elements"]])
             case "optional":
-                return Tags([self.node(source["content"], then, ends), then])
+                return Loop(then, self.node(source["content"], then, ends))
             case "star" | "plus" | "repeat":
                 return self._repeated(source, then, ends)
             case "tag":
@@ -79,7 +80,7 @@ class TagFormats:
                 return self._separated(source, then)
             case "triggered_tags" | "token_triggered_tags":
                 return self._tagged(source, then, ends)
-        return self._dispatched(source, then, ends)
+        return self._dispatched(source, then)
 
     def _literal(self, text: Any, then: Node, *, is_before: bool = False) -> Node:
         """A text or token before a node. One that ends the text leaves nothing behind it."""
@@ -103,7 +104,7 @@ class TagFormats:
             node = loop
         else:
             for _ in range(low, high):
-                node = Tags([self.node(content, node, ends), then])
+                node = Loop(then, self.node(content, node, ends))
         for _ in range(low):
             node = self.node(content, node, ends)
         return node
@@ -134,7 +135,7 @@ class TagFormats:
             loop.more = self._literal(source["separator"], Tags([self.node(tag, loop) for tag in source["tags"]]))
             behind = loop
         first = [self.node(tag, behind) for tag in source["tags"]]
-        return Tags(first if source.get("at_least_one") else [*first, then])
+        return Tags(first) if source.get("at_least_one") else Loop(then, Tags(first))
 
     def _tagged(self, source: Any, then: Node, ends: tuple[str, ...]) -> Node:
         is_followed = not source.get("stop_after_first") and any(
@@ -154,7 +155,7 @@ class TagFormats:
         )
         return tagged_text_node(self._builder, text, then)
 
-    def _dispatched(self, source: Any, then: Node, ends: tuple[str, ...]) -> Node:
+    def _dispatched(self, source: Any, then: Node) -> Node:
         triggers = [name_of(begin) for begin, _ in source["rules"]]
         spelled = tuple(map(self._spelling.trigger, triggers))
         contents = [partial(self.node, content) for _, content in source["rules"]]
@@ -162,7 +163,7 @@ class TagFormats:
             spelled,
             tuple(map(Tag, spelled, contents)),
             stop_after_first=not source.get("loop", True),
-            excludes=self._excludes(source, triggers, ends),
+            excludes=self._excludes(source, triggers, ()),
         )
         return tagged_text_node(self._builder, text, then)
 
