@@ -72,6 +72,7 @@ class ServerOptions(EngineOptions, total=False):
     served_model_name: str | None
     chat_template: str | None
     pooling: Literal["last", "mean"]
+    tool_call_parser: str | None
     reasoning_parser: str | None
     incremental_streaming_output: bool
     parity_logprobs: bool

@@ -82,7 +82,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.lang.environment": (),
     "sgl.lang.typed": ("sgl.lang.ir", "sgl.lang.aio"),
     "sgl.lang.aio": (),
-    "sgl.lang.ir": ("sgl.lang.ir.sampling",),
+    "sgl.lang.ir": ("sgl.lang.ir.sampling", "sgl.formats"),
     "sgl.lang.ir.sampling": ("sgl.errors",),
     "sgl.grammar": ("sgl.grammar.matching", "sgl.grammar.schema", "sgl.grammar.backends"),
     "sgl.grammar.matching": ("sgl.grammar.automaton", "sgl.grammar.vocabulary", "sgl.grammar.token_matcher"),
@@ -93,16 +93,23 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.grammar.token_matcher",
     ),
     "sgl.grammar.token_matcher": (),
-    "sgl.grammar.automaton": ("sgl.grammar.shape", "sgl.grammar.text", "sgl.native_code"),
+    "sgl.grammar.automaton": (
+        "sgl.grammar.shape",
+        "sgl.grammar.text",
+        "sgl.grammar.vocabulary.special",
+        "sgl.native_code",
+    ),
     "sgl.grammar.schema": ("sgl.grammar.shape", "sgl.grammar.text"),
     "sgl.grammar.text": ("sgl.grammar.regular",),
     "sgl.grammar.shape": ("sgl.grammar.regular",),
     "sgl.grammar.ebnf": ("sgl.grammar.regular",),
-    "sgl.grammar.vocabulary": ("sgl.time_limit", "sgl.errors"),
+    "sgl.grammar.vocabulary": ("sgl.grammar.vocabulary.special", "sgl.time_limit", "sgl.errors"),
+    "sgl.grammar.vocabulary.special": (),
     "sgl.grammar.regular": ("sgl.time_limit", "sgl.errors"),
     "sgl.kernels": ("sgl.native_code",),
     "sgl.native_code": (),
     "sgl.models": (),
+    "sgl.formats": ("sgl.errors",),
     "sgl.time_limit": ("sgl.errors",),
     "sgl.options": (),
     "sgl.errors": (),
@@ -130,7 +137,7 @@ READS_ENVIRONMENT = ("sgl.runtime.config", "sgl.lang.environment", "sgl.cli.opti
 DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
 MOST_LINES = {
-    "grammar": 14_300,
+    "grammar": 15_600,
     "kernels": 5_150,
     "lang": 9_700,
     "runtime": 13_400,  # without the server and what follows
@@ -140,6 +147,7 @@ MOST_LINES = {
     "cli": 1_950,
     "bench": 900,
     "compat": 500,
+    "formats": 1_300,
     "": 800,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""

@@ -1,4 +1,4 @@
-"""Token bytes are what the tokenizer joins; special tokens have none; the trie holds every token once."""
+"""Token bytes are what the tokenizer joins; those of special tokens are no text; the trie holds every token once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = [WORDS, "the cat", " the  hat\n\n", "naïve 你好 😀", "x", '{"key": 
 
 
 def joined(vocabulary: Vocabulary, ids: list[int]) -> bytes:
-    return b"".join(vocabulary.token_bytes[i] for i in ids)
+    return b"".join(vocabulary.text_bytes[i] for i in ids)
 
 
 @pytest.mark.parametrize("name", WITH_TABLE)
@@ -65,23 +65,24 @@ def test_something_without_a_table_is_refused() -> None:
         Vocabulary.from_tokenizer(object())
 
 
-def test_special_tokens_have_no_bytes_and_the_end_is_the_tokenizers_own() -> None:
+def test_bytes_of_special_tokens_are_no_text_and_the_end_is_the_tokenizers_own() -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=WITH_TABLE["byte fallback"](), eos_token=EOS)
     vocabulary = Vocabulary.from_tokenizer(fast, logits_width=1000)
     assert vocabulary.eos_ids == (2,)
     assert vocabulary.size == 1000
     assert vocabulary.words == 32
-    assert vocabulary.token_bytes[:3] == [b"", b"", b""]
-    assert vocabulary.token_bytes[3] == b"\x00"
+    assert vocabulary.token_bytes[:3] == [b"", b"\xff<s>\xfe", b""]
+    assert vocabulary.text_bytes[:4] == [b"", b"", b"", b"\x00"]
     assert vocabulary.is_byte_complete
 
 
-def test_added_tokens_that_are_not_special_stand_for_their_text() -> None:
+def test_added_tokens_stand_for_their_text_unless_they_control_the_model() -> None:
     tokenizer: Tokenizer = WITH_TABLE["byte level"]()
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
-    assert vocabulary.token_bytes[tokenizer.token_to_id("<|file|>")] == b"<|file|>"
+    assert vocabulary.token_bytes[tokenizer.token_to_id("<|file|>")] == b"\xff<|file|>\xfe"
     assert vocabulary.token_bytes[tokenizer.token_to_id("    ")] == b"    "
-    assert vocabulary.token_bytes[tokenizer.token_to_id("<|im_end|>")] == b""
+    assert vocabulary.token_bytes[tokenizer.token_to_id("<|im_end|>")] == b"\xff<|im_end|>\xfe"
+    assert vocabulary.tokens_named_in(["a<|im_end|>", "<|file|>s"]) == (("<|file|>", "<|im_end|>"), ())
 
 
 def test_logits_narrower_than_the_vocabulary_are_refused() -> None:
@@ -118,7 +119,7 @@ def test_real_tokenizers_join_to_what_they_decode(unpacked: Callable[[str], Path
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert joined(vocabulary, ids) in (text.encode(), b" " + text.encode())
     special = set(tokenizer.all_special_ids)
-    assert all(not vocabulary.token_bytes[i] for i in special)
+    assert not any(vocabulary.text_bytes[i] for i in special)
 
 
 def test_equal_vocabularies_have_equal_digests() -> None:
@@ -130,7 +131,16 @@ def test_equal_vocabularies_have_equal_digests() -> None:
     )
 
 
-@given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=5), st.text(max_size=3).map(str.encode))))
+def test_bytes_that_no_text_has_are_none_of_a_token() -> None:
+    vocabulary = Vocabulary([b"a", b"\xff", b"a\xfe", b"b"], [], special={3: "<b>"})
+    assert vocabulary.token_bytes == [b"a", b"", b"", b"\xff<b>\xfe"]
+    assert vocabulary.digest != Vocabulary([b"a", b"", b"", b"\xff<b>\xfe"], []).digest
+
+
+SOME_BYTES = st.binary(max_size=5).map(lambda data: data.replace(b"\xff", b"").replace(b"\xfe", b"\x80"))
+
+
+@given(st.lists(st.one_of(st.sampled_from(PIECES), SOME_BYTES, st.text(max_size=3).map(str.encode))))
 def test_the_trie_holds_every_token_where_its_bytes_lead(tokens: list[bytes]) -> None:
     vocabulary = Vocabulary(tokens, [])
     first = {data: i for i, data in reversed(list(enumerate(tokens))) if data}

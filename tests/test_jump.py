@@ -183,7 +183,7 @@ def follow(model: Model, compiled: Grammar, text: str) -> int:
 
 
 def test_bytes_are_a_pair_if_they_stand_side_by_side_in_a_token(model: Model) -> None:
-    slow = {data[at : at + 2] for data in model.vocabulary.token_bytes for at in range(len(data) - 1)}
+    slow = {data[at : at + 2] for data in model.vocabulary.text_bytes for at in range(len(data) - 1)}
     assert len(model.vocabulary.pairs) == 1 << 16
     assert {bytes(divmod(i, 256)) for i, is_pair in enumerate(model.vocabulary.pairs) if is_pair} == slow
 

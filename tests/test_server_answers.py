@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from sgl.errors import ContextTooLong, ProgramError
+from sgl.formats.calls import HERMES
+from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.answers import Turn
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
-from sgl.runtime.server.tool_calls import AnswerSplitter
+from sgl.runtime.server.tool_calls import AnswerSplitter, Reading
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -204,7 +206,9 @@ def test_chunks_of_chats_are_as_openai_sends_them(server: LiveServer, fields: di
 
 def test_what_is_held_back_keeps_its_logprobs_and_ids_until_it_goes() -> None:
     text = '<think>\nhm\n</think>\n\nyes<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    splitter = AnswerSplitter("qwen3", has_tools=True, sure="tags")
+    splitter = AnswerSplitter(
+        ReasoningSplitter("qwen3", only_leading=True), Reading(has_tools=True, format=HERMES, is_sure=True)
+    )
     turn = Turn(
         0,
         splitter,

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 import sgl
 from sgl.errors import InvalidRequest
-from sgl.lang.typed.tools import CallNotation, call_notation
+from sgl.formats.calls import ARRAY, HERMES, MISTRAL, CallFormat
+from sgl.formats.detect import call_style
+from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
-from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, call_constraint, merged
+from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, Reading, call_constraint, merged
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.live_server import OPTIONS, LiveServer, served
 from tests.tiny_models import CALLING_TEMPLATE, WRITTEN_CALLS, calling_checkpoint
@@ -47,8 +49,6 @@ def function(name: str, parameters: Any = None, **more: Any) -> dict[str, Any]:
 
 TOOLS = [function("order", ORDER, strict=True), function("book", BOOK, strict=True), function("stop", strict=True)]
 SCHEMAS = {"order": ORDER, "book": BOOK, "stop": {"maxProperties": 0}}
-
-NOTATION = CallNotation('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
 
 
 @pytest.fixture(scope="module")
@@ -150,26 +150,30 @@ def test_tools_that_no_call_can_be_made_of_are_refused(server: LiveServer, tools
     assert answer.json()["error"]["param"] == "tools"
 
 
-def notation_of(tokenizer: Tokenizer, template: str | None = None) -> CallNotation | None:
+def format_of(tokenizer: Tokenizer, template: str | None = None) -> CallFormat | None:
     options = {} if template is None else {"chat_template": template}
-    return call_notation(lambda turns: tokenizer.apply_chat_template(turns, **options), tokenizer.control_tokens)
+    found = call_style(lambda turns: tokenizer.apply_chat_template(turns, **options))
+    return None if found is None else found.format
 
 
-def test_the_notation_of_calls_is_read_off_the_template(server: LiveServer) -> None:
+def written(format: CallFormat | None) -> tuple[str, str, str]:
+    assert format is not None
+    return format.begin, format.middle, format.end
+
+
+def test_the_format_of_calls_is_read_off_the_template(server: LiveServer) -> None:
     tokenizer = server.service.tokenizer
-    assert notation_of(tokenizer) == NOTATION
+    assert format_of(tokenizer) == HERMES
     compact = CALLING_TEMPLATE.replace('<tool_call>\n{"name": ', '<tool_call>{"name":').replace(', "arg', ',"arg')
-    assert notation_of(tokenizer, compact) == CallNotation(
-        '<tool_call>{"name":"', '","arguments": ', "}\n</tool_call>"
-    )
-    bare = CALLING_TEMPLATE.replace("<tool_call>", "").replace("</tool_call>", "")
-    for other in (bare, CALLING_TEMPLATE.replace(WRITTEN_CALLS, ""), "{{ raise_exception('no calls') }}"):
-        assert notation_of(tokenizer, other) is None
+    assert written(format_of(tokenizer, compact)) == ('<tool_call>{"name":"', '","arguments": ', "}\n</tool_call>")
+    silent = CALLING_TEMPLATE.replace(WRITTEN_CALLS, "")
+    for other in (silent, "{{ raise_exception('no calls') }}"):
+        assert format_of(tokenizer, other) is None
 
 
 def test_what_is_held_depends_on_what_was_asked_for() -> None:
-    def held_to(params: Any = None, notation: Any = NOTATION, **more: Any) -> dict[str, Any]:
-        return call_constraint(ChatBody(messages=HELLO, tools=TOOLS, **more), notation, params or {})[0]
+    def held_to(params: Any = None, format: Any = HERMES, **more: Any) -> dict[str, Any]:
+        return call_constraint(ChatBody(messages=HELLO, tools=TOOLS, **more), format, params or {})[0]
 
     tag = held_to()["structural_tag"]
     assert [structure["begin"] for structure in tag["structures"]] == [
@@ -177,7 +181,7 @@ def test_what_is_held_depends_on_what_was_asked_for() -> None:
     ]
     assert tag["structures"][0]["schema"] == ORDER
     assert not tag["stop_after_first"]
-    assert held_to(notation=None) == held_to(params={"regex": "a"}) == held_to(tool_choice="none") == {}
+    assert held_to(format=None) == held_to(params={"regex": "a"}) == held_to(tool_choice="none") == {}
     with pytest.raises(InvalidRequest, match="did you mean 'order'"):
         held_to(tool_choice={"type": "function", "function": {"name": "orders"}})
 
@@ -200,9 +204,17 @@ ANSWERS = [
 ]
 
 
+READINGS = {
+    "any": Reading(has_tools=True),
+    "perhaps": Reading(has_tools=True, format=HERMES),
+    "tags": Reading(has_tools=True, format=HERMES, is_sure=True),
+    "all": Reading(has_tools=True, format=ARRAY, is_sure=True),
+}
+
+
 def split(text: str, cuts: list[int], sure: Any) -> Piece:
     """All that the splitter makes of a text, cut into pieces."""
-    splitter = AnswerSplitter("qwen3", has_tools=True, sure=sure)
+    splitter = AnswerSplitter(ReasoningSplitter("qwen3", only_leading=True), READINGS[sure])
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [merged(splitter.feed(text[a:b])) for a, b in itertools.pairwise(edges)]
     pieces.append(merged(splitter.feed("", final=True)))
@@ -215,7 +227,7 @@ def split(text: str, cuts: list[int], sure: Any) -> Piece:
     return whole
 
 
-@pytest.mark.parametrize("sure", [None, "tags"])
+@pytest.mark.parametrize("sure", ["any", "perhaps", "tags"])
 @pytest.mark.parametrize(("text", "reasoning", "content", "names"), ANSWERS)
 @given(cuts=st.lists(st.integers(0, 120)))
 def test_answers_split_alike_in_any_pieces(
@@ -252,7 +264,7 @@ def test_any_arguments_go_out_as_they_come(
 
 
 def test_arguments_are_streamed_before_they_end() -> None:
-    splitter = AnswerSplitter(None, has_tools=True, sure="tags")
+    splitter = AnswerSplitter(None, READINGS["tags"])
     assert splitter.feed('So: <tool_call>\n{"name": "add", "argu') == [Piece(content="So: ")]
     [begun] = merged(splitter.feed('ments": {"a": [1')).calls
     assert begun["function"] == {"name": "add", "arguments": '{"a": [1'}
@@ -260,16 +272,15 @@ def test_arguments_are_streamed_before_they_end() -> None:
     assert merged(splitter.feed("}}\n</tool_call>")).calls == [{"index": 0, "function": {"arguments": "}"}}]
 
 
-@pytest.mark.parametrize(("name", "expected"), [("qwen2.5", NOTATION), ("mistral-v3", None)])
-def test_notations_of_real_templates(name: str, expected: Any, unpacked: Callable[[str], Path]) -> None:
-    """Mistral's begins with a control token, which no constrained text has."""
-    assert notation_of(Tokenizer.load(unpacked("tokenizers") / name)) == expected
+@pytest.mark.parametrize(("name", "expected"), [("qwen2.5", HERMES), ("mistral-v3", MISTRAL)])
+def test_formats_of_real_templates(name: str, expected: Any, unpacked: Callable[[str], Path]) -> None:
+    assert format_of(Tokenizer.load(unpacked("tokenizers") / name)) == expected
 
 
 def test_the_embedded_model_reads_and_writes_the_same_calls() -> None:
     tokenizer = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")
-    assert notation_of(tokenizer) == CallNotation('<tool_call>{"name":"', '","arguments":', "}</tool_call>")
+    assert written(format_of(tokenizer)) == ('<tool_call>{"name":"', '","arguments":', "}</tool_call>")
     call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"what": "the café"}'}}
     messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "closed"}]
-    written = tokenizer.decode(prompt_ids(tokenizer, None, ChatBody(messages=messages)), skip_special_tokens=False)
-    assert '<tool_call>{"name":"look_up","arguments":{"what":"the café"}}</tool_call><|im_end|>' in written
+    text = tokenizer.decode(prompt_ids(tokenizer, None, ChatBody(messages=messages)), skip_special_tokens=False)
+    assert '<tool_call>{"name":"look_up","arguments":{"what":"the café"}}</tool_call><|im_end|>' in text

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sgl.formats.calls import HERMES
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.answers import Turn
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.custom_tools import CustomCalls
 from sgl.runtime.server.protocol import ChatBody
-from sgl.runtime.server.tool_calls import AnswerSplitter
+from sgl.runtime.server.tool_calls import AnswerSplitter, Reading
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 
 MODEL = "tiny"
@@ -173,7 +174,13 @@ def test_calls_of_custom_tools_and_functions_follow_each_other(step: int) -> Non
         f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>\n'
         for name, arguments in [("say", '{"input": "a\\n\\"b\\""}'), ("add", '{"a": 1}'), ("say", '{"input": ""}')]
     )
-    turn = Turn(0, AnswerSplitter(None, has_tools=True, sure="tags"), None, with_reasoning=True, custom={"say"})
+    turn = Turn(
+        0,
+        AnswerSplitter(None, Reading(has_tools=True, format=HERMES, is_sure=True)),
+        None,
+        with_reasoning=True,
+        custom={"say"},
+    )
     found: dict[int, dict[str, Any]] = {}
     for start in range(0, len(text), step):
         end = min(start + step, len(text))

@@ -184,6 +184,7 @@ CHATS: dict[str, list[tuple[str, Any]]] = {
         ("continue_final_message", False),
         ("separate_reasoning", True),
         ("include_reasoning", False),
+        ("stream_reasoning", False),
         ("return_prompt_token_ids", True),
     ],
     "TAKEN": [("verbosity", "low"), ("prediction", {"type": "content", "content": "x"})],
@@ -193,7 +194,6 @@ CHATS: dict[str, list[tuple[str, Any]]] = {
         ("return_meta_info", False),
         ("return_prompt_text", False),
         ("use_audio_in_video", False),
-        ("stream_reasoning", True),
     ],
     "REFUSED": [
         ("web_search_options", {}),

@@ -10,12 +10,14 @@ import pytest
 from pydantic import BaseModel
 
 from sgl.errors import EngineDead
+from sgl.formats.calls import HERMES
+from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.answers import Turn
 from sgl.runtime.server.messages.body import CountBody, MessagesBody
 from sgl.runtime.server.messages.translation import chat_of
 from sgl.runtime.server.messages.writer import MessageWriter
-from sgl.runtime.server.tool_calls import AnswerSplitter
+from sgl.runtime.server.tool_calls import AnswerSplitter, Reading
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 
 anthropic = pytest.importorskip("anthropic")
@@ -125,7 +127,7 @@ def test_tools_are_called_and_answered(client: Any, choice: Any, stream: bool) -
             answer = events.get_final_message()
     else:
         answer = client.messages.create(**options)
-    [call] = answer.content
+    [call] = [block for block in answer.content if block.type != "thinking"]
     assert (call.type, call.name, answer.stop_reason) == ("tool_use", "add", "tool_use")
     assert 0 <= call.input["a"] <= 99
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "7"}]}
@@ -144,7 +146,7 @@ def test_structured_output_is_parsed(client: Any) -> None:
         max_tokens=200,
         output_config={"format": {"type": "json_schema", "schema": schema}},
     )
-    assert Point.model_validate_json(named.content[0].text)
+    assert Point.model_validate_json(named.content[-1].text)
 
 
 def test_turns_become_the_messages_that_a_chat_would_have() -> None:
@@ -305,7 +307,14 @@ TEXT = (
 
 @pytest.mark.parametrize("step", [1, 3, 7, len(TEXT)])
 def test_reasoning_text_and_calls_are_blocks_in_their_order(step: int) -> None:
-    turn = Turn(0, AnswerSplitter("qwen3", has_tools=True, sure="tags"), None, with_reasoning=True)
+    turn = Turn(
+        0,
+        AnswerSplitter(
+            ReasoningSplitter("qwen3", only_leading=True), Reading(has_tools=True, format=HERMES, is_sure=True)
+        ),
+        None,
+        with_reasoning=True,
+    )
     writer = MessageWriter(MODEL, max_tokens=99)
     events: list[dict[str, Any]] = []
     for start in range(0, len(TEXT), step):

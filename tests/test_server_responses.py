@@ -11,6 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from sgl.errors import EngineDead
+from sgl.formats.calls import HERMES
+from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.answers import Turn
 from sgl.runtime.server.identity import Caller
@@ -18,7 +20,7 @@ from sgl.runtime.server.responses import store as stores
 from sgl.runtime.server.responses.body import InputBody, ResponsesBody
 from sgl.runtime.server.responses.store import ResponseStore, Stored
 from sgl.runtime.server.responses.writer import ResponseWriter
-from sgl.runtime.server.tool_calls import AnswerSplitter
+from sgl.runtime.server.tool_calls import AnswerSplitter, Reading
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served, slow_steps
 from tests.patience import wait_until
 
@@ -134,10 +136,10 @@ def test_functions_are_called_and_answered(client: Any, choice: Any, stream: boo
         answer = events[-1].response
         joined = "".join(e.delta for e in events if e.type == "response.function_call_arguments.delta")
         [done] = [e for e in events if e.type == "response.function_call_arguments.done"]
-        assert joined == done.arguments == answer.output[0].arguments
+        assert joined == done.arguments == answer.output[-1].arguments
     else:
         answer = client.responses.create(**options)
-    [call] = answer.output
+    [call] = [item for item in answer.output if item.type != "reasoning"]
     assert (call.type, call.name, call.status) == ("function_call", "add", "completed")
     assert 0 <= json.loads(call.arguments)["a"] <= 99
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
@@ -167,7 +169,7 @@ def test_custom_tools_get_a_text_of_their_grammar(client: Any, tool: Any, patter
         assert joined == done.input == answer.output[0].input
     else:
         answer = client.responses.create(**options)
-    [call] = answer.output
+    [call] = [item for item in answer.output if item.type != "reasoning"]
     assert (call.type, call.name) == ("custom_tool_call", tool["name"])
     assert re.fullmatch(pattern, call.input)
     told = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "7"}
@@ -437,7 +439,14 @@ def test_reasoning_text_and_calls_are_items_in_their_order(step: int) -> None:
     def entries(meta: dict[str, Any]) -> Any:
         return [{"token": char, "bytes": list(char.encode())} for char in meta["new"]]
 
-    turn = Turn(0, AnswerSplitter("qwen3", has_tools=True, sure="tags"), entries, with_reasoning=True)
+    turn = Turn(
+        0,
+        AnswerSplitter(
+            ReasoningSplitter("qwen3", only_leading=True), Reading(has_tools=True, format=HERMES, is_sure=True)
+        ),
+        entries,
+        with_reasoning=True,
+    )
     writer = ResponseWriter({"id": "resp_1", "output": []})
     events = list(writer.begin())
     for start in range(0, len(TEXT), step):

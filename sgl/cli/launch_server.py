@@ -33,7 +33,6 @@ _VALUES = {
     "grammar-backend": {"xgrammar": "sgl"},
 }
 """Their values that are called otherwise here."""
-_READ_CALLS = ("auto", "hermes", "llama3", "mistral", "qwen", "qwen25")
 _SO = words_of(
     """trust-remote-code skip-server-warmup enable-metrics enable-cache-report enable-mixed-chunk nccl-port
     nccl-init-addr dist-timeout enable-p2p-check sampling-backend disable-custom-all-reduce
@@ -71,14 +70,6 @@ _NEUTRAL = neutral_values(
 )
 
 
-def _tool_calls(values: list[str]) -> list[str]:
-    given = one("tool-call-parser", values)
-    if given not in _READ_CALLS:
-        message = f"--tool-call-parser {given}: calls are read in the forms of {', '.join(_READ_CALLS)}"
-        raise ConfigError(message, option="tool-call-parser")
-    return []
-
-
 _TRANSLATED: dict[str, Callable[[list[str]], list[str]]] = {
     "model": lambda values: ["--model-path", one("model", values)],
     "tp": lambda values: ["--tp-size", one("tp", values)],
@@ -91,7 +82,9 @@ _TRANSLATED: dict[str, Callable[[list[str]], list[str]]] = {
     "base-gpu-id": lambda values: [] if values == ["0"] else ["--device", f"cuda:{one('base-gpu-id', values)}"],
     "enable-priority-scheduling": lambda values: ["--schedule-policy", "priority"],
     "constrained-json-disable-any-whitespace": lambda values: ["--json-whitespace", "compact"],
-    "tool-call-parser": _tool_calls,
+    "tool-call-parser": lambda values: (
+        [] if values == ["auto"] else ["--tool-call-parser", one("tool-call-parser", values)]
+    ),
 }
 _FLAGS = Flags(_COMMAND, {*_FIELDS, *_TRANSLATED, *_SO, "config", "help"}, _NEUTRAL)
 

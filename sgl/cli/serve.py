@@ -19,6 +19,7 @@ from rich.console import Console
 from sgl.cli.logs import configure_logging
 from sgl.cli.options import configs
 from sgl.errors import ConfigError, InvalidRequest, needs_extra
+from sgl.formats.calls import formats_of
 from sgl.lang.ir.chat_template import jinja_template
 from sgl.lang.ir.reasoning import reasoning_format
 from sgl.runtime.config import EngineConfig, ServerConfig
@@ -62,6 +63,9 @@ def _follow(config: EngineConfig) -> None:
 async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
     began = time.monotonic()
     template = _chat_template(config)
+    if config.tool_call_parser is not None:
+        with _as_option("tool_call_parser"):
+            formats_of(config.tool_call_parser)
     if config.reasoning_parser is not None:
         with _as_option("reasoning_parser"):
             reasoning_format(config.reasoning_parser)

@@ -13,16 +13,22 @@ from functools import partial
 from typing import Any, Literal
 
 from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.grammar.automaton.brackets import check_brackets
+from sgl.grammar.automaton.format_check import check_format
 from sgl.grammar.automaton.nfa import Builder, CountedText, KeyOrder, Node
 from sgl.grammar.automaton.pushdown import MAX_STATES, Automaton
+from sgl.grammar.automaton.spelling import Spelling
 from sgl.grammar.automaton.structural_tag import Structure, read_structural_tag, structural_tag_node
-from sgl.grammar.automaton.tag_formats import format_node
+from sgl.grammar.automaton.tag_formats import TagFormats
 from sgl.grammar.automaton.values import value_node
+from sgl.grammar.automaton.xml_arguments import STYLES as XML_STYLES
+from sgl.grammar.automaton.xml_arguments import XmlStyle, xml_node
 from sgl.grammar.backends.lark import is_lark
 from sgl.grammar.backends.llguidance import compile_ebnf, compile_llguidance
 from sgl.grammar.matching.budget import Budget
 from sgl.grammar.matching.masks import MaskCache
 from sgl.grammar.matching.matcher import Matcher
+from sgl.grammar.named_tokens import named_tokens
 from sgl.grammar.regular.expr import Expr, is_empty, words
 from sgl.grammar.regular.regex import compile_regex, counted_regex
 from sgl.grammar.schema.compile import compile_schema
@@ -59,6 +65,10 @@ class Constraint:
     key_order: KeyOrder = "schema"
     additional_properties: AdditionalProperties = "schema"
     backend: Backend = "sgl"
+    special_tokens: tuple[str, ...] = ()
+    """The special tokens that a structural tag speaks of, which the model writes as one."""
+    end_tokens: tuple[str, ...] = ()
+    """Those of them that end a text."""
 
     def __post_init__(self) -> None:
         for name, values in _OPTIONS.items():
@@ -125,7 +135,7 @@ class Grammar:
         try:
             document: dict[str, Any] = json.loads(data)
             version, digest = document.pop("version"), document.pop("vocabulary")
-            constraint = Constraint(**document) if version == FORMAT_VERSION else None
+            constraint = Constraint(**_frozen(document)) if version == FORMAT_VERSION else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GrammarError(f"not a serialised grammar: {error}") from error
         if constraint is None:
@@ -171,6 +181,7 @@ def compile(  # the public name: sgl.grammar.compile
     }
     constraint = make_constraint(
         given,
+        vocabulary,
         whitespace=whitespace,
         lenient=lenient,
         key_order=key_order,
@@ -180,8 +191,9 @@ def compile(  # the public name: sgl.grammar.compile
     return build(constraint, vocabulary, mask_cache_bytes)
 
 
-def make_constraint(given: Mapping[str, Any], **options: Any) -> Constraint:
-    """A constraint from the arguments of `compile`, by name, of which exactly one is not None. Raises GrammarError."""
+def make_constraint(given: Mapping[str, Any], vocabulary: Vocabulary | None = None, **options: Any) -> Constraint:
+    """A constraint from the arguments of `compile`, by name, of which exactly one is not None. Special tokens are those
+    of `vocabulary`. Raises GrammarError."""
     chosen = {kind: source for kind, source in given.items() if source is not None}
     if len(chosen) != 1:
         raise GrammarError(f"exactly one of {', '.join(given)} is expected, not {sorted(chosen) or 'none'}")
@@ -195,7 +207,13 @@ def make_constraint(given: Mapping[str, Any], **options: Any) -> Constraint:
             text = json.dumps(source)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"{kind} is not JSON data: {error}") from error
+    if kind == "structural_tag" and vocabulary is not None:
+        text, options["special_tokens"], options["end_tokens"] = named_tokens(text, vocabulary)
     return Constraint(kind, text, **options)  # type: ignore[arg-type]  # one of five
+
+
+def _frozen(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
 
 
 def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int = MASK_CACHE_BYTES) -> Grammar:
@@ -211,6 +229,8 @@ def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int 
         dropped: list[Dropped] = []
         start = _start_node(builder, source, constraint, dropped)
         automaton = Automaton(builder, start, MAX_STATES)
+        if builder.may_clash:
+            check_brackets(automaton)
     except RecursionError as error:
         raise GrammarTooLarge(f"{constraint.kind} is nested too deeply", states=0, limit=MAX_STATES) from error
     except ValueError as error:
@@ -261,16 +281,25 @@ def _start_node(builder: Builder, source: Any, constraint: Constraint, dropped: 
     def body(structure: Structure, then: Node, *, counts: bool = True) -> Node:
         if structure.regex is not None:
             return _regex_node(builder, structure.regex, then, counts=counts)
-        return _schema_node(builder, structure.schema, constraint, dropped, then)
+        return _schema_node(builder, structure.schema, constraint, dropped, then, XML_STYLES.get(structure.style))
 
+    spelling = Spelling(constraint.special_tokens, constraint.end_tokens)
     if isinstance(source, dict) and "format" in source:
         if source.keys() - {"type", "format"}:
             raise GrammarError("a structural tag with a format has nothing beside it")
-        return format_node(builder, source["format"], partial(body, counts=False), builder.end)
-    return structural_tag_node(builder, read_structural_tag(source), body, builder.end)
+        builder.may_clash |= check_format(source["format"])
+        return TagFormats(builder, partial(body, counts=False), spelling).node(source["format"], builder.end)
+    return structural_tag_node(builder, read_structural_tag(source), body, builder.end, spelling)
 
 
-def _schema_node(builder: Builder, source: Any, constraint: Constraint, dropped: list[Dropped], then: Node) -> Node:
+def _schema_node(
+    builder: Builder,
+    source: Any,
+    constraint: Constraint,
+    dropped: list[Dropped],
+    then: Node,
+    style: XmlStyle | None = None,
+) -> Node:
     schema, not_enforced = compile_schema(
         source,
         lenient=constraint.lenient,
@@ -278,7 +307,7 @@ def _schema_node(builder: Builder, source: Any, constraint: Constraint, dropped:
         closes_objects=constraint.additional_properties == "closed",
     )
     dropped += not_enforced
-    return value_node(builder, schema, then)
+    return value_node(builder, schema, then) if style is None else xml_node(builder, schema, style, then)
 
 
 def _regex_node(builder: Builder, pattern: str, then: Node, *, counts: bool = True) -> Node:

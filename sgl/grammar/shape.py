@@ -20,6 +20,9 @@ class Schema(Protocol):
     def alternatives(self) -> tuple[Shape, ...]:
         """The set as shapes, which may overlap; none if no value belongs to it. Always the same objects."""
 
+    def bare(self) -> tuple[Expr, Expr]:
+        """Its strings as they are, without quotes and escapes, and the JSON texts of its other scalars."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Text:

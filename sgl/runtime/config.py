@@ -273,6 +273,9 @@ class ServerConfig:
     """The model's name in the OpenAI API. None: the model's path."""
     chat_template: str | None = None
     """A file with a Jinja chat template to use instead of the model's own."""
+    tool_call_parser: str | None = None
+    """The format in which the model calls tools (hermes, llama3, mistral, deepseekv3, …). None: the one that its chat
+    template writes."""
     reasoning_parser: str | None = None
     """The model family whose reasoning is split from its answers in chats (qwen3, deepseek-r1, …)."""
     pooling: Literal["last", "mean"] = "last"

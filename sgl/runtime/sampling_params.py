@@ -97,6 +97,8 @@ class SamplingParams:
     seed: int | None = None
     """Any 64-bit integer. The same request and seed draw the same tokens in any batch."""
     skip_special_tokens: bool = True
+    shown_special_tokens: tuple[str, ...] = ()
+    """Special tokens that the text holds all the same, by name."""
     spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
     """Keep the matched stop string or token in the text."""
@@ -134,6 +136,7 @@ class SamplingParams:
         put(self, "stop", _strings("stop", self.stop, None))
         put(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         put(self, "stop_regex", _strings("stop_regex", self.stop_regex, MAX_STOP_REGEX_BYTES))
+        put(self, "shown_special_tokens", _strings("shown_special_tokens", self.shown_special_tokens, None))
         put(self, "temperature", _number("temperature", self.temperature, 0.0, math.inf))
         put(self, "top_p", _number("top_p", self.top_p, 0.0, 1.0, above=True))
         top_k = integer("top_k", self.top_k, -1, MAX_TOKEN_ID)

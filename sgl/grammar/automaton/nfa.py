@@ -286,6 +286,8 @@ class Builder:
         self.comma = concat(space, literal(b","))
         self.open_key = concat(space, literal(b'"'))
         self.end = End()
+        self.may_clash = False
+        """Whether a byte may be a bracket of JSON in one reading of a text and text in another: `brackets.py` looks."""
         self._made: dict[tuple[object, ...], object] = {}
 
     def one(self, kind: Callable[..., T], *parts: object) -> T:

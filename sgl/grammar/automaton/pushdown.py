@@ -177,6 +177,12 @@ class Automaton:
             self.tables.returns[symbol, result] = found
         return found
 
+    def behind(self, symbol: int) -> set[int]:
+        """The states behind a frame of a symbol, if it closes with one of the values that it may be, or with all."""
+        origins = range(len(self.callers[symbol]))
+        results = {(origin,) for origin in origins} | {tuple(origins)}
+        return {self.returned(symbol, self._result(each)) for each in results}
+
     def plain_limits(self) -> npt.NDArray[np.int64]:
         """`plain_limit` of all states; NOT_PLAIN where nobody has asked for a row."""
         known = (self.tables.entries[: len(self), 0] != UNKNOWN).tolist()

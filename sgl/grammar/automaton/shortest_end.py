@@ -29,9 +29,10 @@ from sgl.grammar.automaton.nfa import (
 from sgl.grammar.automaton.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen
 from sgl.grammar.automaton.place import NONE_SEEN, Frame, Place, SeenTexts
 from sgl.grammar.automaton.pushdown import Automaton
-from sgl.grammar.automaton.structural_tag import FirstEnd, FreeText
+from sgl.grammar.automaton.structural_tag import FirstEnd, FreeText, Loop, Tags
 from sgl.grammar.automaton.subsets_reference import Int32Array, Int64Array
 from sgl.grammar.automaton.values import ValueNode
+from sgl.grammar.automaton.xml_arguments import Parameters
 from sgl.grammar.regular.expr import Expr, difference, words
 from sgl.grammar.regular.rope import MAX_TEXT, Rope, is_same, joined, rope, shorter, shortest_of, times
 from sgl.grammar.regular.shortest import shortest, shortest_rope
@@ -60,6 +61,8 @@ class ShortestEnds:
         """The same of arrays and `_next_items`."""
         self._max_bytes_known: dict[Thread | Node, int] = {}
         self._max_bytes_behind: dict[int, int] = {}
+        self._tags: dict[Tags, Rope | None] = {}
+        """They stand in no value: nothing is counted there, and no text comes once alone."""
         self.longest: tuple[str, int] | None = None
         """The keyword that asked for the longest text, and how much it asks for."""
         self._seen_texts = NONE_SEEN
@@ -180,6 +183,14 @@ class ShortestEnds:
             case FreeText():
                 if node.then is not None:
                     return self._node(node.then, items)
+            case Loop():
+                return self._node(node.then, items)
+            case Tags():
+                if node not in self._tags:
+                    self._tags[node] = shortest_of(self._node(way, items) for way in node.ways)
+                return self._tags[node]
+            case Parameters():
+                return self._node(node.ahead(), items)
             case NextItem():
                 # its comma is yet to come
                 return self._next_items(node.plan, node.items, items + 1, self._seen_texts.used)

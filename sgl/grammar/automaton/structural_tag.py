@@ -13,15 +13,17 @@ regex's body goes to the first end tag that completes it: else a bracket might b
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, AnyStr
 
 from sgl.errors import GrammarError
 from sgl.grammar.automaton.nfa import PLAIN, Builder, Moves, Node, Stay, Thread
+from sgl.grammar.automaton.spelling import Spelling
 from sgl.grammar.regular.byteset import ALL_BYTES
-from sgl.grammar.regular.charset import EVERY_CHAR, utf8
+from sgl.grammar.regular.charset import ANY_TEXT
 from sgl.grammar.regular.expr import (
     ANYTHING,
     ByteSet,
@@ -37,10 +39,10 @@ from sgl.grammar.regular.expr import (
     difference,
     intersect,
     literal,
-    repeat,
     words,
 )
 from sgl.grammar.regular.regex import compile_regex
+from sgl.grammar.vocabulary.special import is_text
 from sgl.time_limit import check_time
 
 _KEYS = {"type", "triggers", "structures", "at_least_one", "stop_after_first"}
@@ -55,6 +57,8 @@ class Structure:
     end: str
     schema: Any
     regex: str | None
+    style: str = "json"
+    """How the schema's values are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class StructuralTag:
 
 
 def read_structural_tag(source: Any) -> StructuralTag:
-    """Raises GrammarError where the tag is malformed or its begin tags leave a choice that no byte decides."""
+    """Raises GrammarError where the tag is malformed."""
     if not isinstance(source, dict) or not source.keys() <= _KEYS:
         raise GrammarError(f"a structural tag is an object with {', '.join(sorted(_KEYS))}")
     if source.get("type", "structural_tag") != "structural_tag":
@@ -84,10 +88,7 @@ def read_structural_tag(source: Any) -> StructuralTag:
         raise GrammarError("at_least_one and stop_after_first are true or false")
     found = tuple(_structure(item) for item in structures)
     begins = sorted(structure.begin for structure in found)
-    for one, other in pairwise(begins):  # what begins with another comes right behind it, or behind its like
-        if other.startswith(one):
-            raise GrammarError(f"the begin tag {one!r} also begins {other!r}: use anyOf in one schema")
-    behind = {trigger: _beginning_with(begins, trigger) for trigger in triggers}
+    behind = {trigger: begins[beginning_with(begins, trigger)] for trigger in triggers}
     triggered = set(chain(*behind.values()))
     for begin in begins:
         if begin not in triggered:
@@ -107,13 +108,13 @@ def _structure(item: Any) -> Structure:
     return Structure(begin, end, item.get("schema"), regex)
 
 
-def _beginning_with(texts: list[str], beginning: str) -> list[str]:
-    """Of sorted texts those that begin so."""
+def beginning_with(texts: Sequence[AnyStr], beginning: AnyStr) -> slice:
+    """Where those of sorted texts are that begin so."""
     check_time()
     first = last = bisect_left(texts, beginning)
     while last < len(texts) and texts[last].startswith(beginning):
         last += 1
-    return texts[first:last]
+    return slice(first, last)
 
 
 class FreeText(Node):
@@ -181,50 +182,122 @@ class Tags(Node):
         return tuple(dict.fromkeys(thread for way in self.ways for thread in way.threads()))
 
 
-def structural_tag_node(
-    builder: Builder, tag: StructuralTag, body: Callable[[Structure, Node], Node], then: Node
-) -> Node:
-    """Where the text begins, with `then` behind it. `body` makes the node of a structure's body before another node."""
-    first = FreeText(builder, None if tag.at_least_one else then)
-    again = FreeText(builder, then) if tag.at_least_one else first
-    behind = then if tag.stop_after_first else again
-    any_text = repeat(utf8(EVERY_CHAR), 0, None)
-    some_trigger = words(trigger.encode() for trigger in tag.triggers)
-    free = difference(any_text, concat(ANYTHING, some_trigger, ANYTHING))
+class Loop(Node):
+    """Where a text may come, or come once more, or `then` follows at once."""
+
+    def __init__(self, then: Node, more: Node | None = None) -> None:
+        self.then = then
+        self.more = then if more is None else more
+        """May be set later: it may lead back here."""
+
+    def _find_threads(self) -> tuple[Thread, ...]:
+        return tuple(dict.fromkeys((*self.more.threads(), *self.then.threads())))
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """A begin tag, and the node behind it, given what follows the whole."""
+
+    begin: bytes
+    inside: Callable[[Node], Node]
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedText:
+    """Free text with tags. What starts with a trigger goes on with one of the tags that start so."""
+
+    triggers: tuple[bytes, ...]
+    tags: tuple[Tag, ...]
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    begins_with_tag: bool = False
+    """No text comes before the first tag, which must come."""
+    excludes: tuple[bytes, ...] = ()
+    """What no free text holds."""
+
+
+def tagged_text_node(builder: Builder, source: TaggedText, then: Node) -> Node:
+    """Where the text begins, with `then` behind it."""
+    at_least_one = source.at_least_one or source.begins_with_tag
+    first = FreeText(builder, None if at_least_one else then)
+    again = FreeText(builder, then) if at_least_one else first
+    behind = then if source.stop_after_first else again
+    some_trigger = words(source.triggers)
+    free = text_without((*source.triggers, *source.excludes))
     some_byte = complement(literal(b""))
     started = complement(concat(ANYTHING, some_trigger, some_byte))  # no trigger before the last byte
-    structures = {structure.begin: structure for structure in tag.structures}
-    begins = sorted(structures)
-    is_followed = not tag.stop_after_first and any(structure.regex is None for structure in tag.structures)
-    for trigger in tag.triggers:
+    excluded = concat(ANYTHING, words(source.excludes), ANYTHING)
+    inside = {tag: tag.inside(behind) for tag in source.tags}
+    ordered = sorted(source.tags, key=lambda tag: tag.begin)
+    begins = [tag.begin for tag in ordered]
+    builder.may_clash |= any(other.startswith(one) for one, other in pairwise(begins))
+    for trigger in dict.fromkeys(source.triggers):
         check_time()
-        text = intersect(any_text, concat(ANYTHING, literal(trigger.encode())), started)
-        ways = []
-        for begin in _beginning_with(begins, trigger):
-            structure = structures[begin]
-            end = builder.after(literal(structure.end.encode()), behind)
-            rest = structure.begin.removeprefix(trigger).encode()
-            inside = body(structure, end)
-            if is_followed and _may_hold_end(structure):
-                inside = UpToFirst(builder, concat(_regex(structure), literal(structure.end.encode())), behind)
-            ways.append(builder.after(literal(rest), inside))
+        if is_text(trigger):
+            text = difference(concat(ANY_TEXT, literal(trigger)), excluded)
+        else:  # whose name may be excluded
+            text = concat(difference(ANY_TEXT, excluded), literal(trigger))
+        text = intersect(text, started)
+        matching = ordered[beginning_with(begins, trigger)]
+        ways = [builder.after(literal(tag.begin.removeprefix(trigger)), inside[tag]) for tag in matching]
         for node in {first, again}:
             node.ways.append((text, Tags(ways)))
             node.last = free
+    if source.begins_with_tag:
+        return Tags([builder.after(literal(tag.begin), inside[tag]) for tag in ordered])
     return first
 
 
-def _may_hold_end(structure: Structure) -> bool:
+def text_without(excludes: Sequence[bytes]) -> Expr:
+    """Any text that holds none of these."""
+    if not excludes:
+        return ANY_TEXT
+    return difference(ANY_TEXT, concat(ANYTHING, words(excludes), ANYTHING))
+
+
+def structural_tag_node(
+    builder: Builder,
+    tag: StructuralTag,
+    body: Callable[[Structure, Node], Node],
+    then: Node,
+    spelling: Spelling,
+) -> Node:
+    """Where the text begins, with `then` behind it. `body` makes the node of a structure's body before another node."""
+    is_followed = not tag.stop_after_first and any(structure.regex is None for structure in tag.structures)
+
+    def inside(structure: Structure, behind: Node) -> Node:
+        end, is_last = spelling.read(structure.end)
+        if is_followed and not is_last and may_hold_end(structure.regex, end):
+            return builder.one(UpToFirst, builder, ended(structure.regex, end), behind)
+        return body(structure, builder.after(literal(end), builder.end if is_last else behind))
+
+    tags = [Tag(spelling.trigger(structure.begin), partial(inside, structure)) for structure in tag.structures]
+    text = TaggedText(
+        tuple(map(spelling.trigger, tag.triggers)),
+        tuple(tags),
+        tag.at_least_one,
+        tag.stop_after_first,
+        excludes=spelling.mistakable(tag.triggers),
+    )
+    return tagged_text_node(builder, text, then)
+
+
+def may_hold_end(regex: str | None, end: bytes) -> bool:
     """Whether a text of the regex may go on where another one of it and the end tag end; False is certain."""
-    if structure.regex is None:
+    if regex is None:
         return False
-    end = structure.end.encode()  # with a byte that the regex has not, the texts before it are equally long
-    return not end or not _bytes_within(literal(end)) & ~_bytes_within(_regex(structure))
+    # with a byte that the regex has not, the texts before it are equally long
+    return not end or not _bytes_within(literal(end)) & ~_bytes_within(_regex(regex))
 
 
-def _regex(structure: Structure) -> Expr:
-    assert structure.regex is not None
-    return compile_regex(structure.regex, dialect="python", search=False)
+def ended(regex: str | None, end: bytes) -> Expr:
+    """The texts of a regex, each with the end tag."""
+    assert regex is not None, "a schema's values end by themselves"
+    return concat(_regex(regex), literal(end))
+
+
+def _regex(source: str) -> Expr:
+    return compile_regex(source, dialect="python", search=False)
 
 
 def _bytes_within(expr: Expr) -> int:

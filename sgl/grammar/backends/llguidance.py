@@ -213,8 +213,8 @@ class _Tokens:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         size = vocabulary.size
-        has_bytes = [*map(bool, vocabulary.token_bytes), *[True] * 256, False]
-        texts = [*vocabulary.token_bytes, *[bytes([byte]) for byte in range(256)], b""]
+        has_bytes = [*map(bool, vocabulary.text_bytes), *[True] * 256, False]
+        texts = [*vocabulary.text_bytes, *[bytes([byte]) for byte in range(256)], b""]
         self.tokens = [text or b"<%d>" % token_id for token_id, text in enumerate(texts)]
         self.special_token_ids = [token_id for token_id, has in enumerate(has_bytes) if not has]
         self.eos_token_id = size + 256

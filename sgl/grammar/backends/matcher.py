@@ -35,7 +35,7 @@ class BackendMatcher(TokenMatcher):
         if token_id in self._vocabulary.eos_ids:
             self._is_finished = self.is_accepting() and self._go([])
             return self._is_finished
-        return bool(self._vocabulary.token_bytes[token_id]) and self._go([token_id])
+        return bool(self._vocabulary.text_bytes[token_id]) and self._go([token_id])
 
     def accept_bytes(self, data: bytes) -> bool:
         return not self._is_finished and self._go([self._vocabulary.size + byte for byte in data])

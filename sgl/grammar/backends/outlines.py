@@ -59,7 +59,7 @@ def _tokens(vocabulary: Vocabulary) -> Any:
     """The tokens, then one for each byte and one for `_END`."""
     ids: dict[bytes, list[int]] = {}
     end = _END.encode()
-    for token_id, data in enumerate(vocabulary.token_bytes):
+    for token_id, data in enumerate(vocabulary.text_bytes):
         if data and end not in data:
             ids.setdefault(data, []).append(token_id)
     for byte in range(256):
@@ -142,7 +142,7 @@ class _TokenFsm:
 def _partial(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
     """Tokens, and the bytes behind them, that end within a character: they may lead into `_END`."""
     found = np.zeros(max(32 * vocabulary.words, vocabulary.size + 258), np.bool_)
-    for token_id, data in enumerate(vocabulary.token_bytes):
+    for token_id, data in enumerate(vocabulary.text_bytes):
         if not data.isascii():
             try:
                 data.decode()

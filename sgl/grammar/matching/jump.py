@@ -10,12 +10,13 @@ whatever follows, and a tokenizer's merges never cross where two tokens meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from sgl.grammar.automaton.finished import FinishedAutomaton
 from sgl.grammar.automaton.place import Place
 from sgl.grammar.token_matcher import TokenMatcher
+from sgl.grammar.vocabulary.special import MARK
 from sgl.grammar.vocabulary.tokens import Vocabulary
 
 _TAIL_TOKENS = 8  # of the output so far, as context: more than any tokenizer looks back within JSON
@@ -63,10 +64,10 @@ def forced_text(matcher: TokenMatcher, vocabulary: Vocabulary, output_ids: Seque
 
     output_ids: what was generated so far; the matcher stands behind it and stays there.
     """
-    forced, behind = matcher.forced_bytes(), matcher.copy()
+    forced, behind = _text_of(matcher.forced_bytes()), matcher.copy()
     if not forced or not behind.accept_bytes(forced):
         return None
-    return _in_context(output_ids, forced, _seam(forced, behind.next_bytes(), vocabulary), vocabulary)
+    return _in_context(output_ids, forced, _seam(forced, list(behind.next_bytes()), vocabulary), vocabulary)
 
 
 def jump(vocabulary: Vocabulary, ahead: ForcedText, ids: Sequence[int]) -> Jump:
@@ -101,9 +102,16 @@ class ForcedTexts:
             if len(self._runs) >= _KNOWN_RUNS:
                 self._runs.clear()
             forced, end = self._automaton.run(place)
-            self._runs[place] = forced[: _seam(forced, self._automaton.next_bytes(end), self._vocabulary)]
+            text = _text_of(forced)
+            following = self._automaton.next_bytes(end) if text == forced else MARK
+            self._runs[place] = text[: _seam(text, following, self._vocabulary)]
         forced = self._runs[place]
         return _in_context(output_ids, forced, len(forced), self._vocabulary) if forced else None
+
+
+def _text_of(forced: bytes) -> bytes:
+    """Forced bytes up to a special token, which is sampled."""
+    return forced.partition(MARK)[0]
 
 
 def _in_context(output_ids: Sequence[int], forced: bytes, seam: int, vocabulary: Vocabulary) -> ForcedText | None:
@@ -127,11 +135,14 @@ def _tail(output_ids: Sequence[int], vocabulary: Vocabulary) -> bytes:
             and not tail[:1].isspace()
         ):
             break
-        tail = vocabulary.token_bytes[token_id] + tail
+        data = vocabulary.token_bytes[token_id]
+        if data.startswith(MARK):  # tokenizers cut the text there
+            break
+        tail = data + tail
     return tail
 
 
-def _seam(forced: bytes, following: Iterable[int], vocabulary: Vocabulary) -> int:
+def _seam(forced: bytes, following: Collection[int], vocabulary: Vocabulary) -> int:
     """The last seam in forced bytes or at their end; 0 for none. following: the bytes that may come behind them."""
     for at in range(len(forced), 0, -1):
         if _is_seam(forced[max(0, at - 4) : at], following, vocabulary):
@@ -140,12 +151,15 @@ def _seam(forced: bytes, following: Iterable[int], vocabulary: Vocabulary) -> in
     return 0
 
 
-def _is_seam(before: bytes, following: Iterable[int], vocabulary: Vocabulary) -> bool:
+def _is_seam(before: bytes, following: Collection[int], vocabulary: Vocabulary) -> bool:
     """Whether no token joins the end of a text with what may follow, and nothing else does: a character that is not
     complete, white space that tokenizers leave to what follows, and marks, which may make another character of the last
     one."""
     last = before.decode(errors="replace")[-1]
+    texts = [byte for byte in following if byte != MARK[0]]
+    if not texts and texts != list(following):  # special tokens join nothing
+        return last != "\ufffd"
     if last.isspace() or last == "\ufffd":
         return False
     row = before[-1] << 8
-    return not any(byte >= 0x80 or vocabulary.pairs[row | byte] for byte in following)
+    return not any(byte >= 0x80 or vocabulary.pairs[row | byte] for byte in texts)

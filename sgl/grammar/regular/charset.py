@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import regex
 
-from sgl.grammar.regular.expr import EPSILON, Expr, byte_set, concat, literal, union
+from sgl.grammar.regular.expr import EPSILON, Expr, byte_set, concat, literal, repeat, union
 
 CharSet = tuple[tuple[int, int], ...]
 """Disjoint, sorted, non-touching inclusive ranges of code points."""
@@ -147,3 +147,7 @@ def _utf8_tail(codes: CharSet, mark: int, num_more: int) -> Expr:
             for rest, mask in by_rest.items()
         )
     )
+
+
+ANY_TEXT = repeat(utf8(EVERY_CHAR), 0, None)
+"""Any characters."""

@@ -83,6 +83,9 @@ class _Values:
     formula: Formula
     compilation: _Compilation
     text: Expr = EMPTY
+    others: Expr = EMPTY
+    """Of the text, what is no string."""
+    strings: StringSet = field(default_factory=StringSet)
     counted: list[CountedString] = field(default_factory=list)
     nested: list[Object | Array] = field(default_factory=list)
     """Some of their children may have no values."""
@@ -93,6 +96,9 @@ class _Values:
         if self.shapes is None:
             self.shapes = tuple(self.compilation.shapes(self))
         return self.shapes
+
+    def bare(self) -> tuple[Expr, Expr]:
+        return self.strings.bare(), self.others
 
 
 class _Compilation:
@@ -131,10 +137,11 @@ class _Compilation:
         formula = values.formula
         self.sets.formulas.start_work()
         literals, numbers, strings = self._scalars(formula)
-        texts = [
-            words(literal.encode() for literal in literals),
-            number_text(numbers, any_spelling=self.any_spelling),
-        ]
+        values.strings = strings
+        values.others = union(
+            words(literal.encode() for literal in literals), number_text(numbers, any_spelling=self.any_spelling)
+        )
+        texts = [values.others]
         for part in strings.parts:
             shape = part.shape()
             if isinstance(shape, CountedString):

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from sgl.errors import GrammarTooLarge, RegexSyntaxError
+from sgl.grammar.regular.charset import ANY_TEXT
 from sgl.grammar.regular.expr import (
     EPSILON,
     Expr,
@@ -23,6 +24,7 @@ from sgl.grammar.regular.expr import (
 )
 from sgl.grammar.regular.regex import compile_regex, single_class_repeat
 from sgl.grammar.regular.shortest import shortest
+from sgl.grammar.regular.unescaped import unescaped
 from sgl.grammar.schema.formula import TooManyConjuncts, lower_of
 from sgl.grammar.shape import CountedString, Text
 from sgl.grammar.text.json import CANONICAL_BODY, CANONICAL_CHAR, JSON_CHAR, JSON_STRING, QUOTE, string_of
@@ -154,6 +156,10 @@ class StringSet:
     def bodies(self) -> Expr:
         """Their canonical texts, without quotes."""
         return union(*[part.language() for part in self.parts])
+
+    def bare(self) -> Expr:
+        """The strings themselves."""
+        return ANY_TEXT if self.parts == (EVERY,) else union(*[unescaped(part.language()) for part in self.parts])
 
 
 def make_strings(parts: list[Strings]) -> StringSet:

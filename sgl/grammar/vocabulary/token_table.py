@@ -11,11 +11,12 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from sgl.errors import TokenizerError
+from sgl.grammar.vocabulary.special import is_control
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -35,19 +36,29 @@ class TokenTable:
     """How invalid bytes become U+FFFD: one for each longest start of a character, or one for each byte."""
     unknown_id: int | None = None
     """The token for text outside the vocabulary, called special or not."""
+    control: dict[int, str] = field(default_factory=dict)
+    """Id → name of the tokens that control the model, called special or not."""
 
     @cached_property
     def pieces(self) -> list[str | None]:
         """Id → text of the token, None where its bytes alone are not complete UTF-8."""
         return [_text_or_none(data) for data in self.token_bytes]
 
+    def pieces_without(self, skipped_ids: frozenset[int]) -> list[str | None]:
+        """`pieces` where some tokens have no text."""
+        found = self._pieces_without.get(skipped_ids)
+        if found is None:
+            found = list(self.pieces)
+            for token_id in skipped_ids:
+                found[token_id] = ""
+            while len(self._pieces_without) >= _KEPT_PIECES:
+                self._pieces_without.pop(next(iter(self._pieces_without)), None)
+            self._pieces_without[skipped_ids] = found
+        return found
+
     @cached_property
-    def visible_pieces(self) -> list[str | None]:
-        """`pieces` where special tokens have no text."""
-        pieces = list(self.pieces)
-        for token_id in self.special_ids:
-            pieces[token_id] = ""
-        return pieces
+    def _pieces_without(self) -> dict[frozenset[int], list[str | None]]:
+        return {}
 
     def bytes_of(self, token_id: int, *, skip_special_tokens: bool) -> bytes:
         """The token's bytes: none if it is skipped or does not exist."""
@@ -91,10 +102,16 @@ def read_tokens(backend: Backend, *, max_checked: int | None = None) -> TokenTab
     tokens.update({token_id: token.content for token_id, token in added.items()})
     to_bytes = _byte_level if joins.byte_level else joins.sentencepiece
     unknown = getattr(backend.model, "unk_token", None)
+    unknown_id = backend.token_to_id(unknown) if isinstance(unknown, str) else None
     table = TokenTable(
         token_bytes=[to_bytes(tokens[i]) if i in tokens else b"" for i in range(max(tokens, default=-1) + 1)],
         special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
-        unknown_id=backend.token_to_id(unknown) if isinstance(unknown, str) else None,
+        unknown_id=unknown_id,
+        control={
+            token_id: token.content
+            for token_id, token in added.items()
+            if token_id != unknown_id and is_control(token.content, is_special=token.special)
+        },
         first=joins.first,
         invalid="surrogateescape" if joins.byte_fallback else "replace",
     )
@@ -109,6 +126,7 @@ def read_tokens(backend: Backend, *, max_checked: int | None = None) -> TokenTab
     return table
 
 
+_KEPT_PIECES = 8  # lists of all tokens: a server needs two or three
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _ESCAPES = {0xDC00 + byte: "\ufffd" for byte in range(0x80, 0x100)}
 _SAMPLE_LEN = 64

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.errors import TokenizerError
+from sgl.grammar.vocabulary.special import is_text, spelled
 from sgl.grammar.vocabulary.token_table import TokenTable, read_tokens
 from sgl.grammar.vocabulary.trie import PlainTokens, Trie
 
@@ -26,18 +27,28 @@ BoolArray = npt.NDArray[np.bool_]
 class Vocabulary:
     """Token id → bytes, with everything about them that does not depend on a grammar.
 
-    Tokens without bytes (special tokens, unused ids) are never allowed inside a constraint; the `eos_ids` are
-    allowed exactly where a constraint accepts, and have no bytes whatever the tokenizer says.
+    Tokens without bytes (unused ids) are never allowed inside a constraint, special ones only where it asks for them:
+    their bytes are no text, see `special.py`. The `eos_ids` are allowed exactly where a constraint accepts, and have no
+    bytes whatever the tokenizer says.
     """
 
     def __init__(
-        self, token_bytes: Sequence[bytes | None], eos_ids: Iterable[int], logits_width: int | None = None
+        self,
+        token_bytes: Sequence[bytes | None],
+        eos_ids: Iterable[int],
+        logits_width: int | None = None,
+        special: Mapping[int, str] | None = None,
     ) -> None:
         """`token_bytes[i]` are the bytes of token i: None or b"" if it has none. `logits_width` is the number of
-        columns of the model's logits, where that is more than the number of tokens."""
+        columns of the model's logits, where that is more than the number of tokens. `special`: the names of special
+        tokens, by id."""
         self.eos_ids = tuple(sorted(set(eos_ids)))
+        self.special = dict(special or {})
         ended = set(self.eos_ids)
-        tokens = [b"" if index in ended else data or b"" for index, data in enumerate(token_bytes)]
+        tokens = [data if data and is_text(data) else b"" for data in token_bytes]
+        for token_id, name in self.special.items():
+            tokens[token_id] = spelled(name)
+        tokens = [b"" if index in ended else data for index, data in enumerate(tokens)]
         self.size = max(len(tokens), logits_width or 0, (self.eos_ids[-1] + 1) if self.eos_ids else 0)
         """Number of columns of a mask: V."""
         if logits_width is not None and logits_width < self.size:
@@ -60,12 +71,13 @@ class Vocabulary:
         tokens, or where a sample of tokens does not decode to its bytes.
         """
         if hasattr(tokenizer, "decode_single_token_bytes"):
-            tokens, found_eos = _tiktoken_bytes(tokenizer)
+            tokens, special, found_eos = _tiktoken_bytes(tokenizer)
         else:
-            tokens = _text_bytes(tokenizer if isinstance(tokenizer, TokenTable) else _read(tokenizer))
+            table = tokenizer if isinstance(tokenizer, TokenTable) else _read(tokenizer)
+            tokens, special = _text_bytes(table), table.control
             eos = getattr(tokenizer, "eos_token_id", None)
             found_eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
-        return cls(tokens, found_eos if eos_ids is None else eos_ids, logits_width)
+        return cls(tokens, found_eos if eos_ids is None else eos_ids, logits_width, special)
 
     @cached_property
     def digest(self) -> bytes:
@@ -74,13 +86,31 @@ class Vocabulary:
         state.update(self.lengths.tobytes())
         state.update(b"".join(self.token_bytes))
         state.update(np.array(self.eos_ids, np.int64).tobytes())
+        state.update(repr(sorted(self.special.items())).encode())
         return state.digest()
 
     @cached_property
     def is_byte_complete(self) -> bool:
-        """Whether every byte is a token of its own, so that any text can be produced."""
+        """Whether every byte of texts is a token of its own, so that any text can be produced."""
         singles = {data for data in self.token_bytes if len(data) == 1}
-        return len(singles) == 256
+        return len(singles) >= _NUM_BYTES_OF_TEXTS
+
+    def tokens_named_in(self, texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The special tokens that texts name: those that go on, and those that end a text."""
+        if not self.special:
+            return (), ()
+        named = {name for text in texts for name in self._names.findall(text)}
+        ended = {name for token_id, name in self.special.items() if token_id in self.eos_ids}
+        return tuple(sorted(named - ended)), tuple(sorted(named & ended))
+
+    @cached_property
+    def _names(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, sorted(self.special.values(), key=len, reverse=True))))
+
+    @cached_property
+    def text_bytes(self) -> list[bytes]:
+        """The bytes of every token without the special ones."""
+        return [data if is_text(data) else b"" for data in self.token_bytes]
 
     @cached_property
     def ids(self) -> dict[bytes, int]:
@@ -113,9 +143,10 @@ class Vocabulary:
     def pairs(self) -> bytes:
         """[256 * 256] by two bytes, the first one times 256: nonzero if they stand side by side in a token."""
         found = np.zeros(1 << 16, np.bool_)
-        data = np.frombuffer(b"".join(self.token_bytes), np.uint8).astype(np.uint16)
+        texts = [data for data in self.token_bytes if data and is_text(data)]
+        data = np.frombuffer(b"".join(texts), np.uint8).astype(np.uint16)
         is_within = np.ones(len(data), np.bool_)
-        is_within[np.cumsum(self.lengths[self.lengths > 0]) - 1] = False  # a token's last byte
+        is_within[np.cumsum([len(text) for text in texts], dtype=np.int64) - 1] = False  # a token's last byte
         found[(data[:-1] << 8 | data[1:])[is_within[:-1]]] = True
         return found.tobytes()
 
@@ -169,10 +200,11 @@ class Vocabulary:
         return np.array([(self.ids[self.token_bytes[i]], i) for i in sorted(others)], np.int32).reshape(-1, 2)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Vocabulary, (self.token_bytes, self.eos_ids, self.size))
+        return (Vocabulary, (self.token_bytes, self.eos_ids, self.size, self.special))
 
 
 _MAX_CHECKED = 256
+_NUM_BYTES_OF_TEXTS = 254
 
 
 def _read(tokenizer: Any) -> TokenTable:
@@ -187,13 +219,13 @@ def _read(tokenizer: Any) -> TokenTable:
 def _text_bytes(table: TokenTable) -> list[bytes | None]:
     """The bytes of the tokens that stand for text."""
     tokens: list[bytes | None] = list(table.token_bytes)
-    for token_id in table.special_ids if table.unknown_id is None else {*table.special_ids, table.unknown_id}:
-        tokens[token_id] = None
+    if table.unknown_id is not None:
+        tokens[table.unknown_id] = None
     return tokens
 
 
-def _tiktoken_bytes(encoding: Any) -> tuple[list[bytes | None], list[int]]:
-    special = {encoding.encode_single_token(name) for name in encoding.special_tokens_set}
+def _tiktoken_bytes(encoding: Any) -> tuple[list[bytes | None], dict[int, str], list[int]]:
+    special = {encoding.encode_single_token(name): name for name in encoding.special_tokens_set}
     result: list[bytes | None] = []
     for token_id in range(encoding.max_token_value + 1):
         try:
@@ -202,4 +234,4 @@ def _tiktoken_bytes(encoding: Any) -> tuple[list[bytes | None], list[int]]:
             data = None
         result.append(data)
     eos = getattr(encoding, "eot_token", None)
-    return result, [] if eos is None else [eos]
+    return result, special, [] if eos is None else [eos]

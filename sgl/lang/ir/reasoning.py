@@ -20,11 +20,23 @@ FORMATS = {
     "deepseek-r1": ReasoningFormat("<think>", "</think>", starts_inside=True),
     "deepseek-v3": ReasoningFormat("<think>", "</think>"),
     "glm45": ReasoningFormat("<think>", "</think>"),
+    "gpt-oss": ReasoningFormat(
+        "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+    ),
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "kimi_k2": ReasoningFormat("<think>", "</think>"),
+    "minimax": ReasoningFormat("<think>", "</think>", starts_inside=True),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "qwen3": ReasoningFormat("<think>", "</think>"),
     "qwen3-thinking": ReasoningFormat("<think>", "</think>", starts_inside=True),
     "step3": ReasoningFormat("<think>", "</think>", starts_inside=True),
 }
+
+
+def is_begun(prompt: str, format: ReasoningFormat) -> bool | None:
+    """Whether a prompt, given by its end, began the reasoning; False if it ended it; None if it says nothing."""
+    end = prompt.rstrip()
+    return True if end.endswith(format.begin) else False if end.endswith(format.end) else None
 
 
 def reasoning_format(name: str | None) -> ReasoningFormat:
@@ -40,29 +52,49 @@ def reasoning_format(name: str | None) -> ReasoningFormat:
 class ReasoningSplitter:
     """Takes text in any pieces; returns (reasoning, answer). Holds back partial tags."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, *, is_inside: bool | None = None, streams: bool = True, only_leading: bool = False
+    ) -> None:
+        """is_inside: whether the prompt began the reasoning; None: as the format says. streams: else reasoning comes
+        in one piece, when it has ended. only_leading: no reasoning comes behind what is none."""
         self._format = reasoning_format(name)
-        self._is_inside = self._format.starts_inside
+        self._is_inside = self._format.starts_inside if is_inside is None else is_inside
+        self._streams = streams
+        self._only_leading = only_leading
+        self._reasoning = ""  # that does not stream
         self._held = ""
         self._seen_any = False
         self._is_fresh = False  # after the end tag: drop blank lines
 
     def feed(self, text: str, *, final: bool = False) -> tuple[str, str]:
         """The next (reasoning, answer); `final` releases held text."""
+        reasoning, answer = self._split(text, final=final)
+        if self._streams:
+            return reasoning, answer
+        self._reasoning += reasoning
+        if self._is_inside and not final:
+            return "", answer
+        reasoning, self._reasoning = self._reasoning, ""
+        return reasoning, answer
+
+    def _split(self, text: str, *, final: bool) -> tuple[str, str]:
         reasoning, answer = [], []
         self._held += text
         while self._held:
             tag = self._format.end if self._is_inside else self._format.begin
             if not self._seen_any:
-                if self._held.startswith(self._format.begin):
-                    self._held = self._held[len(self._format.begin) :]
+                start = self._held.lstrip()
+                if start.startswith(self._format.begin):
+                    self._held = start[len(self._format.begin) :]
                     self._is_inside, self._seen_any = True, True
                     continue
-                if self._format.begin.startswith(self._held) and not final:
+                if self._format.begin.startswith(start) and not final:
                     break
                 self._seen_any = True
             before, found, after = self._held.partition(tag)
-            if not found:
+            if self._only_leading and not self._is_inside:
+                before, found, after = self._held, "", ""
+            elif not found:
                 keep = 0 if final else half_tag(self._held, tag)
                 before, after = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
             if self._is_inside:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,55 +119,7 @@ def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-@dataclass(frozen=True, slots=True)
-class CallNotation:
-    """How a model writes a call: `begin`, name, `middle`, arguments as JSON, `end`."""
-
-    begin: str
-    middle: str
-    end: str
-
-
-def call_notation(render: Callable[[list[dict[str, Any]]], str], control: Collection[str]) -> CallNotation | None:
-    """The notation in which a template writes earlier calls, as its model was trained.
-
-    None unless it is JSON in <tool_call> tags, which are unmistakable, and none of them is a `control` token, which
-    constrained text cannot hold."""
-    call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {_PROBE: 1}}}
-    turns: list[dict[str, Any]] = [
-        {"role": "user", "content": "-"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    try:
-        written = _WRITTEN_CALL.search(render(turns))
-    except InvalidRequest:  # the template knows no calls
-        return None
-    if written is None or any(token in written.group() for token in control):
-        return None
-    return CallNotation(*written.groups())
-
-
-def call_tag(
-    functions: Sequence[Mapping[str, Any]], notation: CallNotation, *, only_one: bool = False
-) -> dict[str, Any]:
-    """A structural tag: free text, in which a begun call must be one of the functions' ({"name", "parameters"})."""
-    structures = [
-        {
-            "begin": f"{notation.begin}{function['name']}{notation.middle}",
-            "schema": function.get("parameters", {"type": "object"}),
-            "end": notation.end,
-        }
-        for function in functions
-    ]
-    return {"triggers": [CALL_TAG], "structures": structures, "stop_after_first": only_one}
-
-
 CALL_TAG = "<tool_call>"
-_PROBE = "sgl_probe"
-_WRITTEN_CALL = re.compile(
-    rf'({CALL_TAG}\s*{{"name":\s*"){_PROBE}(",\s*"(?:arguments|parameters)":\s*)'
-    rf'{{"{_PROBE}":\s*1}}(\s*}}\s*</tool_call>)'
-)
 
 
 def describe_tools(functions: Sequence[Callable[..., Any]]) -> str:

@@ -172,13 +172,15 @@ class Constraints:
         kind, text = params.constraint
         if self._tokenizer is None:
             raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
+        service = self._started()
         constraint = make_constraint(
             {kind: text},
+            service.vocabulary,
             whitespace=self._config.json_whitespace,
             additional_properties=self._config.json_additional_properties,
             backend=self._config.grammar_backend,
         )
-        compilation = self._started().submit(constraint)
+        compilation = service.submit(constraint)
         return [RequestMatcher(compilation, self._encode) for _ in range(params.n)]
 
     def _prepare(self, grammar: FinishedGrammar) -> None:

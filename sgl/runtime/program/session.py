@@ -9,13 +9,15 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from sgl.errors import InvalidRequest, nearest_name
+from sgl.formats.calls import CallFormat
+from sgl.formats.constraint import calls_tag
+from sgl.formats.reading import calls_in
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat_template import as_template
 from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.lang.ir.choices import Scores, method_named
 from sgl.lang.ir.interpreter import Interpreter, Steps
 from sgl.lang.ir.sampling import logprob_options, native_sampling
-from sgl.lang.typed.tools import CallNotation, call_tag
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.program.machine import Machine, Services
 from sgl.runtime.program.stream import NodeRequests, Stream
@@ -101,6 +103,9 @@ class ProgramSession(Interpreter[Stream]):
         texts = [result["text"] for result in results]
         value, meta = self._outcome(node, texts, [result["meta_info"] for result in results])
         text = value if isinstance(value, str) else value[0]
+        if node.tools and (format := self._call_format(stream)) is not None and isinstance(value, str):
+            schemas = {tool["name"]: tool.get("parameters", {}) for tool in node.tools}
+            meta["tool_calls"] = calls_in(text, format, schemas)
         if text == results[0]["text"]:
             kept, rest = self._kept(call)
             stream.tokens = tokens.generated(kept)
@@ -133,8 +138,8 @@ class ProgramSession(Interpreter[Stream]):
     def _asks(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
         given, seeds = self._params_and_seeds(stream, node)
         constraint, tag = ir.constraint_of(node), None
-        if constraint is None and node.tools and (notation := self._notation(stream)) is not None:
-            tag = call_tag(node.tools, notation)
+        if constraint is None and node.tools and (format := self._call_format(stream)) is not None:
+            tag = calls_tag(node.tools, format)
         extra = given["extra"] or {}
         for name in extra:
             if name not in _EXTRA_OPTIONS:
@@ -147,10 +152,10 @@ class ProgramSession(Interpreter[Stream]):
         samplings = [{**native_sampling(given, constraint, seed), "structural_tag": tag} for seed in seeds]
         return [{**options, "sampling_params": SamplingParams.from_dict(sampling)} for sampling in samplings]
 
-    def _notation(self, stream: Stream) -> CallNotation | None:
+    def _call_format(self, stream: Stream) -> CallFormat | None:
         """How the model's own template writes calls; other templates may stop at text that the constraint forbids."""
         is_own = self._template is not None and self._template is self._services.template
-        return self._services.encoder.call_notation if is_own and stream.role is not None else None
+        return self._services.encoder.call_format if is_own and stream.role is not None else None
 
     def _submissions(self, ids: Any, asks: Sequence[dict[str, Any]]) -> Pairs:
         return [

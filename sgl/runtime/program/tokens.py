@@ -17,8 +17,9 @@ from operator import itemgetter
 
 import numpy as np
 
+from sgl.formats.calls import CallFormat
+from sgl.formats.detect import call_style
 from sgl.lang.ir.interpreter import Piece
-from sgl.lang.typed.tools import CallNotation, call_notation
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -58,9 +59,11 @@ class Encoder:
         self._prepends = self._spelled(tokenizer.encode("a", add_special_tokens=False)) not in (None, b"a")
 
     @cached_property
-    def call_notation(self) -> CallNotation | None:
-        """How the model's own chat template writes tool calls."""
-        return call_notation(self._tokenizer.apply_chat_template, self._control)
+    def call_format(self) -> CallFormat | None:
+        """How the model's own chat template writes tool calls; None where text cannot hold them."""
+        found = call_style(self._tokenizer.apply_chat_template)
+        is_text = found is not None and not self._tokenizer.special_tokens_in(found.format.marks())
+        return found.format if found is not None and is_text else None
 
     def extend(self, tokens: StreamTokens, pieces: Sequence[Piece]) -> StreamTokens:
         """Append text. A stream's start gets BOS and the like, unless a template opens it. Raises InvalidRequest

@@ -206,6 +206,7 @@ class RequestBuilder:
         detokenizer = self._tokenizer.detokenizer(
             prompt_ids,
             skip_special_tokens=params.skip_special_tokens,
+            shown_special_tokens=params.shown_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
         stops = StopMatcher(params.stop, params.stop_regex) if params.stop or params.stop_regex else None

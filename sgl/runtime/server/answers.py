@@ -224,8 +224,7 @@ class Turn(Choice):
         for piece in pieces:
             self._has_calls = self._has_calls or bool(piece.calls)
             piece.calls = self._custom_calls.converted(piece.calls)
-        if not self._with_reasoning:
-            pieces[0].reasoning = ""
+            piece.reasoning = piece.reasoning if self._with_reasoning else ""
         return pieces
 
     def _ending(self, meta: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@ of programs are rendered one by one instead, by `sgl.lang.ir.chat_template`."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sgl.errors import InvalidRequest
+from sgl.formats.detect import CallStyle
 from sgl.runtime.server.bodies import load_json
 from sgl.runtime.server.custom_tools import arguments_of, function_of
 from sgl.runtime.server.protocol import CalledFunction, ChatBody, CustomToolCall, Message, Part, ToolCall
@@ -24,11 +26,18 @@ _TAKEN = frozenset(
 _QUOTE = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, which templates leave alone
 
 
-def prompt_ids(tokenizer: Tokenizer, template: str | None, body: ChatBody, limit: int | None = None) -> list[int]:
-    """The conversation's token ids. Raises InvalidRequest, and ContextTooLong early if far above `limit`."""
+def prompt_ids(
+    tokenizer: Tokenizer,
+    template: str | None,
+    body: ChatBody,
+    limit: int | None = None,
+    style: CallStyle | None = None,
+) -> list[int]:
+    """The conversation's token ids. `style`: how the template takes calls. Raises InvalidRequest, and ContextTooLong
+    early if far above `limit`."""
     quotes: list[str] = []
     quote = _quoter(tokenizer, quotes)
-    messages = [_message(message, quote) for message in body.messages]
+    messages = [_message(message, quote, style) for message in body.messages]
     variables = _variables(body.chat_template_kwargs or {}, quote)
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = _each_text(body.reasoning_effort, quote)
@@ -98,8 +107,8 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _message(message: Message, quote: Callable[[str], str]) -> dict[str, Any]:
-    """A message as templates expect it: content as text, call arguments as objects."""
+def _message(message: Message, quote: Callable[[str], str], style: CallStyle | None) -> dict[str, Any]:
+    """A message as templates expect it: content as text, call arguments as objects unless the template wants text."""
     content = message.content
     if isinstance(content, list):
         content = "".join(map(_part_text, content))
@@ -113,9 +122,19 @@ def _message(message: Message, quote: Callable[[str], str]) -> dict[str, Any]:
     calls = [(call.id, _called(call)) for call in message.tool_calls or ()]
     if message.function_call is not None:
         calls.append((None, message.function_call))
+    has_channels = style is not None and style.format.has_channels
+    if has_channels and "reasoning_content" in given and not (calls and content):  # templates refuse both then
+        given["thinking"] = given["reasoning_content"]
     if calls:
+        as_text = style is not None and style.as_text
+        if style is not None and style.without_content and not given["content"]:
+            given["content"] = None
         given["tool_calls"] = [
-            {"id": call_id, "type": "function", "function": {"name": called.name, "arguments": _loaded(called)}}
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": called.name, "arguments": _arguments(called, as_text=as_text)},
+            }
             for call_id, called in calls
         ]
     changed: dict[str, Any] = _each_text(given, quote)
@@ -135,8 +154,10 @@ def _called(call: ToolCall | CustomToolCall) -> CalledFunction:
     return CalledFunction(name=call.custom.name, arguments=arguments_of(call.custom.input))
 
 
-def _loaded(called: CalledFunction) -> Any:
-    if not isinstance(called.arguments, str):
-        return called.arguments or {}
-    what = f"arguments of the call of {called.name!r:.80}"
-    return load_json(called.arguments or "{}", what, param="messages")
+def _arguments(called: CalledFunction, *, as_text: bool) -> Any:
+    given = called.arguments
+    if isinstance(given, str):
+        what = f"arguments of the call of {called.name!r:.80}"
+        loaded = load_json(given or "{}", what, param="messages")
+        return (given or "{}") if as_text else loaded
+    return json.dumps(given or {}, ensure_ascii=False) if as_text else given or {}

@@ -6,11 +6,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
 
 from sgl.errors import InvalidRequest
-from sgl.lang.typed.tools import CallNotation, call_notation
+from sgl.formats.calls import FORMATS, formats_of
+from sgl.formats.detect import CallStyle, call_style
 from sgl.runtime.requests.builder import MAX_LOGPROBS
 from sgl.runtime.requests.results import failure_of
 from sgl.runtime.server.answers import Answers, Choice, Result, Turn
@@ -19,6 +21,7 @@ from sgl.runtime.server.errors import NoSuchModel
 from sgl.runtime.server.logprobs import chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CustomTool, SamplingBody
 from sgl.runtime.server.service import Service
+from sgl.runtime.server.thinking import Thinking, in_last_channel
 from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint
 
 MAX_CHAT_TOP_LOGPROBS = 20
@@ -39,19 +42,29 @@ class Conversations:
         service = self._service
         tokenizer = service.tokenizer
         context = service.engine.config.context_length or 1
+        style = None if ids is not None else await service.aside(lambda: self._style)
         if ids is None:
-            ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context)
+            ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context, style)
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         if limit is None:  # what fits into the context and an answer
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
         params = body.sampling_params(limit)
-        constraint, sure = call_constraint(body, await service.aside(lambda: self._notation), params)
+        has_tags = service.engine.config.grammar_backend == "sgl"
+        constraint, reading = call_constraint(body, style and style.format, params, has_tags=has_tags)
         params |= constraint
+        separates, streams = body.separate_reasoning is not False, body.stream_reasoning is not False
+        marks = () if reading.format is None else reading.format.marks()
+        thinking = None
+        if reading.format is not None and reading.format.has_channels:
+            params = in_last_channel(params, reading.format) if has_tags and not constraint else params
+            reading = replace(reading, separates_reasoning=separates, streams_reasoning=streams)
+        elif (parser := service.config.reasoning_parser) is not None and separates:
+            thinking = Thinking.of(parser, tokenizer, ids, streams=streams)
+            params, marks = thinking.before(params) if has_tags else params, (*marks, *thinking.marks)
+        params["shown_special_tokens"] = tokenizer.special_tokens_in(marks)
         arguments = engine_arguments(body, [ids], params)
         if num_top is not None:
             arguments |= {"return_logprob": True, "top_logprobs_num": num_top}
-        parser = service.config.reasoning_parser if body.separate_reasoning is not False else None
-        has_tools = bool(body.tools) and body.tool_choice != "none"
         custom = {tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool)}
         logprobs = None
         if num_top is not None:
@@ -62,7 +75,7 @@ class Conversations:
         def choice(index: int) -> Turn:
             return Turn(
                 index,
-                AnswerSplitter(parser, has_tools=has_tools, sure=sure),
+                AnswerSplitter(None if thinking is None else thinking.splitter(), reading),
                 logprobs,
                 with_reasoning=body.include_reasoning is not False,
                 custom=custom,
@@ -78,15 +91,18 @@ class Conversations:
         """The length of a chat's prompt. Raises InvalidRequest and NoSuchModel."""
         check_model(self._service, body.model)
         service = self._service
-        return len(await service.aside(prompt_ids, service.tokenizer, service.chat_template, body))
+        style = await service.aside(lambda: self._style)
+        return len(await service.aside(prompt_ids, service.tokenizer, service.chat_template, body, None, style))
 
     @cached_property
-    def _notation(self) -> CallNotation | None:
+    def _style(self) -> CallStyle | None:
+        """How the model writes calls: by --tool-call-parser and the chat template."""
         tokenizer, template = self._service.tokenizer, self._service.chat_template
         options: dict[str, Any] = {} if template is None else {"chat_template": template}
-        return call_notation(
-            lambda turns: tokenizer.apply_chat_template(turns, **options), tokenizer.control_tokens
-        )
+        parser = self._service.config.tool_call_parser
+        formats = FORMATS if parser is None else formats_of(parser)
+        found = call_style(lambda turns: tokenizer.apply_chat_template(turns, **options), formats)
+        return CallStyle(formats[0]) if found is None and parser is not None else found
 
 
 def check_model(service: Service, name: str | None) -> None:

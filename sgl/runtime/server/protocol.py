@@ -17,7 +17,6 @@ from sgl.runtime.server.fields import (
     Lenient,
     Nothing,
     Off,
-    On,
     Strict,
     also_takes,
     by_type,
@@ -293,7 +292,6 @@ class AllowedToolChoice(Lenient):
     (Anything, "verbosity prediction"),  # a predicted answer only saves time
     (Nothing, "web_search_options audio"),
     (Off, "echo add_special_tokens return_meta_info return_prompt_text use_audio_in_video"),
-    (On, "stream_reasoning"),
 )
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
@@ -321,6 +319,8 @@ class ChatBody(SamplingBody):
     """The last message begins the answer."""
     separate_reasoning: bool | None = None
     """False: leave reasoning in the content."""
+    stream_reasoning: bool | None = None
+    """False: send the reasoning of a stream in one piece, when it has ended."""
     include_reasoning: bool | None = None
     """False: omit the reasoning."""
     return_prompt_token_ids: bool | None = None

@@ -1,37 +1,114 @@
-"""Tool calls in chats: the constraint that makes them well-formed, and parsing them from answers, whole or streamed."""
+"""Tool calls in chats: the constraint that makes them well-formed, and how an answer is read, whole or streamed."""
 
 from __future__ import annotations
 
 import json
-import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.lang.ir.reasoning import ReasoningSplitter, half_tag
-from sgl.lang.typed.tools import CALL_TAG, CallNotation, call_schema, call_tag, calls_of
+from sgl.formats.calls import ARRAY, OBJECT, CallFormat
+from sgl.formats.constraint import calls_tag, loose
+from sgl.formats.harmony import harmony_tag
+from sgl.formats.marks import half_mark
+from sgl.formats.parser import Argued, Begun, Event, Said, Thought
+from sgl.formats.reading import AnswerReader, reader_of
+from sgl.lang.ir.reasoning import ReasoningSplitter
+from sgl.lang.typed.tools import CALL_TAG, call_schema, calls_of
 from sgl.runtime.sampling_params import CONSTRAINTS
 from sgl.runtime.server.custom_tools import function_of
 from sgl.runtime.server.protocol import AllowedToolChoice, ChatBody, ChosenCustom, ChosenTool, CustomTool, Function
 
 
-@dataclass(frozen=True)
-class InputOf:
-    """The text is the input of a custom tool."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How an answer is read."""
 
-    name: str
-
-
-Sure: TypeAlias = Literal["all", "tags"] | InputOf | None
-"""Which text is certainly well-formed calls: all, what is in tags, or none."""
+    has_tools: bool = False
+    format: CallFormat | None = None
+    """Of calls; None: any that can be told."""
+    is_sure: bool = False
+    """Whether calls are certainly well-formed."""
+    only_calls: bool = False
+    """Whether the answer is nothing else."""
+    input_of: str | None = None
+    """The custom tool whose input all of it is."""
+    schemas: Mapping[str, Any] = field(default_factory=dict)
+    """The parameters of the tools by name."""
+    separates_reasoning: bool = True
+    """Of a format with channels: whether reasoning is no content."""
+    streams_reasoning: bool = True
+    """Likewise: else it comes in one piece, when it has ended."""
 
 
 def call_constraint(
-    body: ChatBody, notation: CallNotation | None, params: dict[str, Any]
-) -> tuple[dict[str, Any], Sure]:
-    """The constraint for well-formed calls (empty if none may come or the notation is unknown) and which text is then
-    sure to be calls. Raises InvalidRequest for uncallable tools."""
+    body: ChatBody, format: CallFormat | None, params: Mapping[str, Any], *, has_tags: bool = True
+) -> tuple[dict[str, Any], Reading]:
+    """The constraint for well-formed calls (empty if none may come or their format is unknown), and how the answer is
+    read then. `has_tags`: the engine takes structural tags. Raises InvalidRequest for uncallable tools."""
+    functions = _functions(body)
+    choice = body.tool_choice
+    is_named = isinstance(choice, ChosenTool | ChosenCustom)
+    if isinstance(choice, ChosenTool | ChosenCustom):
+        functions = [_named(choice, functions)]
+    elif isinstance(choice, AllowedToolChoice):
+        allowed_tools = choice.allowed_tools
+        choice, functions = allowed_tools.mode, [_named(tool, functions) for tool in allowed_tools.tools]
+    if not functions and choice == "required":
+        raise InvalidRequest("tool_choice is required, and there are no tools", param="tool_choice")
+    if not functions or choice == "none":
+        return {}, Reading(format=_channels(format))
+    if grammars := _lark_grammars(body, functions):
+        [(name, grammar)] = grammars.items()
+        if len(functions) > 1 or choice == "auto" or choice is None:
+            message = f"the Lark grammar of {name!r} holds where nothing else may be called: name it in tool_choice"
+            raise InvalidRequest(message, param="tool_choice")
+        return {"ebnf": grammar}, Reading(has_tools=True, input_of=name)
+    typed = [_typed(function) for function in functions]
+    schemas = {function["name"]: function["parameters"] for function in typed}
+    only_one = body.parallel_tool_calls is False or is_named
+    if is_named or choice == "required":
+        if format is not None and has_tags:
+            tag = calls_tag(typed, format, choice="required", only_one=only_one)
+            return {"structural_tag": tag}, Reading(True, format, True, True, schemas=schemas)
+        return _as_json(typed, is_named=is_named, only_one=only_one)
+    if "json_schema" in params:  # a document or a call
+        if (channels := _channels(format)) is not None and has_tags:
+            answer = {"type": "json_schema", "json_schema": params["json_schema"]}
+            tag = {"format": harmony_tag(typed, channels, only_one=only_one, answer=answer)}
+            return {"structural_tag": tag, "json_schema": None}, Reading(True, channels, True, schemas=schemas)
+        document = {"$id": "urn:answer", **params["json_schema"]}
+        return {"json_schema": {"anyOf": [call_schema(typed), document]}}, Reading(has_tools=True)
+    if format is None or params.keys() & CONSTRAINTS or not has_tags:
+        return {}, Reading(True, format, schemas=schemas)
+    allowed = [
+        each if function.strict else {**each, "parameters": loose(each["parameters"], format)}
+        for function, each in zip(functions, typed, strict=True)
+    ]
+    return {"structural_tag": calls_tag(allowed, format, only_one=only_one)}, Reading(
+        True, format, True, schemas=schemas
+    )
+
+
+def _channels(format: CallFormat | None) -> CallFormat | None:
+    """A format that is read though there are no calls."""
+    return format if format is not None and format.has_channels else None
+
+
+def _as_json(typed: list[dict[str, Any]], *, is_named: bool, only_one: bool) -> tuple[dict[str, Any], Reading]:
+    """Calls for models of which no format is known."""
+    if is_named:
+        return {"json_schema": call_schema(typed)}, Reading(True, OBJECT, True, True)
+    most = {"maxItems": 1} if only_one else {}
+    return {"json_schema": {"type": "array", "items": call_schema(typed), "minItems": 1, **most}}, Reading(
+        True, ARRAY, True, True
+    )
+
+
+def _functions(body: ChatBody) -> list[Function]:
+    """The tools as functions. Raises InvalidRequest."""
     functions = [function_of(tool) for tool in body.tools or []]
     names = [function.name for function in functions]
     for name in names:
@@ -40,39 +117,7 @@ def call_constraint(
     for function in functions:
         if (function.parameters or {}).get("type", "object") != "object":
             raise InvalidRequest(f"the parameters of {function.name!r} must be of type object", param="tools")
-    choice = body.tool_choice
-    is_named = isinstance(choice, ChosenTool | ChosenCustom)
-    if isinstance(choice, ChosenTool | ChosenCustom):
-        functions = [_named(choice, functions)]
-    elif isinstance(choice, AllowedToolChoice):
-        allowed_tools = choice.allowed_tools
-        choice, functions = allowed_tools.mode, [_named(tool, functions) for tool in allowed_tools.tools]
-    if choice != "none" and (grammars := _lark_grammars(body, functions)):
-        [(name, grammar)] = grammars.items()
-        if len(functions) > 1 or choice == "auto" or choice is None:
-            message = f"the Lark grammar of {name!r} holds where nothing else may be called: name it in tool_choice"
-            raise InvalidRequest(message, param="tool_choice")
-        return {"ebnf": grammar}, InputOf(name)
-    if is_named:
-        return {"json_schema": call_schema([_typed(functions[0])])}, "all"
-    if choice == "required":
-        if not functions:
-            raise InvalidRequest("tool_choice is required, and there are no tools", param="tool_choice")
-        calls = call_schema([_typed(function) for function in functions])
-        most = {"maxItems": 1} if body.parallel_tool_calls is False else {}
-        return {"json_schema": {"type": "array", "items": calls, "minItems": 1, **most}}, "all"
-    if not functions or choice == "none":
-        return {}, None
-    if "json_schema" in params:  # a document or a call
-        document = {"$id": "urn:answer", **params["json_schema"]}
-        return {"json_schema": {"anyOf": [call_schema([_typed(each) for each in functions]), document]}}, None
-    if notation is None or params.keys() & CONSTRAINTS:
-        return {}, None
-    loosely = {"parameters": {"type": "object"}}
-    allowed = [
-        _typed(function) if function.strict else {"name": function.name, **loosely} for function in functions
-    ]
-    return {"structural_tag": call_tag(allowed, notation, only_one=body.parallel_tool_calls is False)}, "tags"
+    return functions
 
 
 def _lark_grammars(body: ChatBody, functions: list[Function]) -> dict[str, str]:
@@ -112,29 +157,29 @@ class Piece:
 
 def merged(pieces: list[Piece]) -> Piece:
     """All pieces of one text as one, where their order does not matter."""
-    content = "".join([piece.content for piece in pieces])
-    return Piece(pieces[0].reasoning, content, [call for piece in pieces for call in piece.calls])
+    return Piece(
+        "".join([piece.reasoning for piece in pieces]),
+        "".join([piece.content for piece in pieces]),
+        [call for piece in pieces for call in piece.calls],
+    )
 
 
 class AnswerSplitter:
-    """Splits an answer fed in pieces. `sure` calls (`call_constraint`) stream; possible ones are held to the end."""
+    """Splits an answer fed in pieces."""
 
-    def __init__(self, reasoning_format: str | None, *, has_tools: bool, sure: Sure = None) -> None:
-        self._reasoning = None if reasoning_format is None else ReasoningSplitter(reasoning_format)
-        self._has_tools = has_tools
-        self._sure = sure
-        self._held = ""
-        self._is_call = False
-        self._is_tagged = False
-        self._has_begun = False
-        self._is_behind_call = False
+    def __init__(self, reasoning: ReasoningSplitter | None, reading: Reading) -> None:
+        self._reasoning = reasoning
+        self._reading = reading
+        self._reader: AnswerReader | None = None
+        self._held = ""  # until the reader is chosen
         self._num_calls = 0
-        self._arguments: _Arguments | None = None
+        self._thought = ""  # that was not told yet
 
     @property
     def is_calling(self) -> bool:
         """Whether what was fed last is of a call."""
-        return self._is_call or isinstance(self._sure, InputOf)
+        reading, reader = self._reading, self._reader
+        return reading.only_calls or reading.input_of is not None or (reader is not None and reader.is_calling)
 
     def feed(self, text: str, *, final: bool = False) -> list[Piece]:
         """What the next text adds, in order: text behind a call begins another piece. `final` releases what is
@@ -143,21 +188,63 @@ class AnswerSplitter:
         pieces = [piece]
         if self._reasoning is not None:
             piece.reasoning, piece.content = self._reasoning.feed(text, final=final)
-        if isinstance(self._sure, InputOf):
-            self._take_input(piece, self._sure.name)
+        if self._reading.input_of is not None:
+            self._take_input(piece, self._reading.input_of)
             return pieces
-        if not self._has_tools:
+        if not self._reading.has_tools and self._reading.format is None:
             return pieces
         self._held += piece.content
-        piece.content = self._free_text(final=final)
-        while self._is_call and self._is_sure() and self._follow(pieces[-1]):
-            if behind := self._free_text(final=final):
-                pieces.append(Piece(content=behind))
-        if final and self._held:
-            if not self._num_calls:
-                self._find(piece)
-            self._held = ""
+        piece.content = ""
+        if self._reader is None:
+            self._reader = _reader_for(self._held, self._reading, final=final)
+        if self._reader is None:
+            return pieces
+        text, self._held = self._held, ""
+        for event in self._reader.feed(text, final=final):
+            if isinstance(event, Thought):
+                self._think(event.text, pieces)
+            else:
+                self._end_thought(pieces)
+                self._add(event, pieces)
+        if final or self._reading.streams_reasoning:
+            self._end_thought(pieces)
         return pieces
+
+    def _think(self, text: str, pieces: list[Piece]) -> None:
+        if self._reading.separates_reasoning:
+            self._thought += text
+        else:
+            self._add(Said(text), pieces)
+
+    def _end_thought(self, pieces: list[Piece]) -> None:
+        """Tell what is thought."""
+        if self._thought:
+            if pieces[-1].calls or pieces[-1].content:
+                pieces.append(Piece())
+            pieces[-1].reasoning += self._thought
+            self._thought = ""
+
+    def _add(self, event: Event, pieces: list[Piece]) -> None:
+        match event:
+            case Said(text):
+                if pieces[-1].calls:
+                    pieces.append(Piece())
+                pieces[-1].content += text
+            case Begun(name, call_id):
+                function = {"name": name, "arguments": ""}
+                call = {
+                    "index": self._num_calls,
+                    "id": call_id or _new_id(),
+                    "type": "function",
+                    "function": function,
+                }
+                pieces[-1].calls.append(call)
+                self._num_calls += 1
+            case Argued(text):
+                index, calls = self._num_calls - 1, pieces[-1].calls
+                if not calls or calls[-1]["index"] != index:
+                    calls.append({"index": index, "function": {"arguments": ""}})
+                calls[-1]["function"]["arguments"] += text
 
     def _take_input(self, piece: Piece, name: str) -> None:
         """All that is said goes to a custom tool."""
@@ -169,106 +256,75 @@ class AnswerSplitter:
         elif text:
             piece.calls.append({"index": 0, "custom": {"input": text}})
 
-    def _is_sure(self) -> bool:
-        return self._sure == "all" or (self._sure == "tags" and self._is_tagged)
+
+def _reader_for(text: str, reading: Reading, *, final: bool) -> AnswerReader | None:
+    """What reads an answer that begins so; None where more must come first. Calls without tags are a whole answer, in
+    any format."""
+    format, start = reading.format, text.lstrip()
+    if format is not None and format.has_channels:
+        return reader_of(format, reading.schemas, has_tools=reading.has_tools, is_sure=reading.is_sure)
+    if format is not None:
+        is_open = (
+            not start or (bool(format.trigger) and format.trigger.startswith(start)) or "```".startswith(start)
+        )
+        if is_open and not final:
+            return None
+        is_tagged = not start.startswith(_BARE) or start.startswith(format.trigger or " ")
+        if is_tagged or not format.trigger:
+            return reader_of(format, reading.schemas, is_sure=reading.is_sure)
+    return _AnyCalls()
+
+
+_BARE = ("{", "[", "```")
+
+
+class _AnyCalls:
+    """Looks for calls in any form that can be told. Text from where one may begin is held to the end."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._has_begun = False
+        self.is_calling = False
+
+    def feed(self, text: str, *, final: bool = False) -> list[Event]:
+        self._held += text
+        before = self._free_text(final=final)
+        self._held = self._held[len(before) :]
+        events: list[Event] = [Said(before)] if before else []
+        if final and self._held:
+            events += self._found()
+            self._held = ""
+        return events
 
     def _free_text(self, *, final: bool) -> str:
         """Held text that belongs to no call."""
-        if self._is_call:
+        if self.is_calling:
             return ""
-        if self._is_behind_call:
-            self._held = self._held.lstrip()
-            self._is_behind_call = not self._held
         start = self._held.lstrip()
         if not self._has_begun:
             if not start and not final:
                 return ""
-            if start.startswith(("{", "[", "```")):  # an untagged call is the whole answer
-                self._is_call = True
+            if start.startswith(_BARE):
+                self.is_calling = True
                 return ""
             self._has_begun = bool(start)
         before, tag, _ = self._held.partition(CALL_TAG)
         if tag:
-            self._is_call = self._is_tagged = True
+            self.is_calling = True
         elif not final:
-            before = self._held[: len(self._held) - half_tag(self._held, CALL_TAG)]
-        self._held = self._held[len(before) :]
+            before = self._held[: len(self._held) - half_mark(self._held, CALL_TAG)]
         return before
 
-    def _follow(self, piece: Piece) -> bool:
-        """Consume what there is of a call; returns whether it ended."""
-        if self._arguments is None:
-            head = _HEAD.match(self._held)
-            if head is None:
-                return False
-            self._held = self._held[head.end() :]
-            self._arguments = _Arguments()
-            piece.calls.append(_call(self._num_calls, json.loads(head.group(1)), ""))
-            self._num_calls += 1
-        text, self._held = self._arguments.split(self._held)
-        if text:
-            index = self._num_calls - 1
-            if not piece.calls or piece.calls[-1]["index"] != index:
-                piece.calls.append({"index": index, "function": {"arguments": ""}})
-            piece.calls[-1]["function"]["arguments"] += text
-        tail = (_TAGGED_TAIL if self._is_tagged else _TAIL).match(self._held)
-        if not self._arguments.is_complete or tail is None:
-            return False
-        self._held = self._held[tail.end() :]
-        self._arguments = None
-        if self._is_tagged:
-            self._is_call, self._is_behind_call = False, True
-        return True
-
-    def _find(self, piece: Piece) -> None:
-        """Parse held text as calls if it is nothing else, otherwise release it as content."""
+    def _found(self) -> list[Event]:
+        """Held text as calls if it is nothing else, otherwise as text."""
         found = calls_of(self._held, {})
         if any(call.error is not None for call in found) or not found:
-            piece.content += self._held
-            return
-        piece.calls = [
-            _call(index, call.name, json.dumps(call.arguments, ensure_ascii=False))
-            for index, call in enumerate(found)
+            return [Said(self._held)]
+        return [
+            event
+            for call in found
+            for event in (Begun(call.name), Argued(json.dumps(call.arguments, ensure_ascii=False)))
         ]
-
-
-_HEAD = re.compile(
-    rf'(?:{CALL_TAG}|[\[,])?\s*{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?={{)'
-)
-_TAIL = re.compile(r"\s*\}")
-_TAGGED_TAIL = re.compile(r"\s*\}\s*</tool_call>")
-
-
-class _Arguments:
-    """Finds the end of a JSON object fed in pieces."""
-
-    def __init__(self) -> None:
-        self.is_complete = False
-        self._depth = 0
-        self._in_string = False
-        self._is_escaped = False
-
-    def split(self, text: str) -> tuple[str, str]:
-        """The object's part of the text, and the rest."""
-        for position, character in enumerate(text):
-            if self.is_complete:
-                return text[:position], text[position:]
-            if self._in_string:
-                self._in_string = self._is_escaped or character != '"'
-                self._is_escaped = character == "\\" and not self._is_escaped
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                self.is_complete = self._depth == 0
-        return text, ""
-
-
-def _call(index: int, name: str, arguments: str) -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments}
-    return {"index": index, "id": _new_id(), "type": "function", "function": function}
 
 
 def _new_id() -> str:

@@ -39,12 +39,13 @@ class Detokenizer(ABC):
 class ByteDetokenizer(Detokenizer):
     """Uses a table of token bytes: tokens of whole characters cost one look-up."""
 
-    __slots__ = ("_at_start", "_is_plain", "_pending", "_pieces", "_skip_special_tokens", "_table")
+    __slots__ = ("_at_start", "_is_plain", "_pending", "_pieces", "_skipped_ids", "_table")
 
-    def __init__(self, table: TokenTable, prompt_ids: TokenIds, *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, table: TokenTable, prompt_ids: TokenIds, skipped_ids: frozenset[int] | None = None) -> None:
+        """`skipped_ids`: tokens without text; None: the special ones."""
         self._table = table
-        self._skip_special_tokens = skip_special_tokens
-        self._pieces = table.visible_pieces if skip_special_tokens else table.pieces
+        self._skipped_ids = table.special_ids if skipped_ids is None else skipped_ids
+        self._pieces = table.pieces_without(self._skipped_ids)
         tail = self._tail(prompt_ids)
         self._at_start = not tail
         self._pending = table.text_of(tail, final=False)[1]
@@ -75,7 +76,7 @@ class ByteDetokenizer(Detokenizer):
         return self._without_prompt(text)
 
     def _bytes_of(self, token_id: int) -> bytes:
-        return self._table.bytes_of(token_id, skip_special_tokens=self._skip_special_tokens)
+        return b"" if token_id in self._skipped_ids else self._table.bytes_of(token_id, skip_special_tokens=False)
 
     def _tail(self, prompt_ids: TokenIds) -> bytes:
         tail = b""

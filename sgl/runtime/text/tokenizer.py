@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sgl.errors import ContextTooLong, InvalidRequest, TokenizerError
+from sgl.errors import ContextTooLong, InvalidRequest, TokenizerError, nearest_name
+from sgl.grammar.vocabulary.special import is_control
 from sgl.grammar.vocabulary.token_table import TokenTable, read_tokens
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.text.detokenizer import ByteDetokenizer, Detokenizer, TokenIds, WindowDetokenizer
@@ -144,19 +144,39 @@ class Tokenizer:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        shown_special_tokens: Collection[str] = (),
     ) -> Detokenizer:
-        """The detokenizer of an output that follows `prompt_ids`."""
+        """The detokenizer of an output that follows `prompt_ids`. Raises InvalidRequest where shown_special_tokens
+        names one that is none."""
+        skipped = self.special_ids - self._ids_of(shown_special_tokens) if skip_special_tokens else frozenset()
         if self.table is not None:
-            return ByteDetokenizer(self.table, prompt_ids, skip_special_tokens=skip_special_tokens)
+            return ByteDetokenizer(self.table, prompt_ids, skipped)
         return WindowDetokenizer(
             lambda ids: self.decode(
                 ids,
-                skip_special_tokens=skip_special_tokens,
+                skip_special_tokens=skipped == self.special_ids,
                 spaces_between_special_tokens=spaces_between_special_tokens,
             ),
             prompt_ids,
-            skipped_ids=self.special_ids if skip_special_tokens else frozenset(),
+            skipped_ids=skipped,
         )
+
+    def special_tokens_in(self, texts: Iterable[str]) -> tuple[str, ...]:
+        """The names of the special tokens that texts hold: those that skip_special_tokens would omit."""
+        text = "\n".join(texts)
+        return tuple(sorted(name for name in self._special if name in text))
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        return {str(token): token_id for token_id, token in self.hf.added_tokens_decoder.items() if token.special}
+
+    def _ids_of(self, names: Collection[str]) -> frozenset[int]:
+        for name in names:
+            if name not in self._special:
+                hint = nearest_name(name, self._special)
+                message = f"{name!r:.80} is no special token of this model{hint}"
+                raise InvalidRequest(message, param="shown_special_tokens")
+        return frozenset(self._special[name] for name in names)
 
     @property
     def has_chat_template(self) -> bool:
@@ -180,7 +200,7 @@ class Tokenizer:
     def control_tokens(self) -> frozenset[str]:
         """Texts that `encode` makes control tokens of, unless `allow_special` is off."""
         added = self.hf.added_tokens_decoder.values()
-        return frozenset(str(token) for token in added if token.special or _MARKER.fullmatch(str(token)))
+        return frozenset(str(token) for token in added if is_control(str(token), is_special=token.special))
 
     @cached_property
     def _literal_backend(self) -> Backend:
@@ -198,9 +218,6 @@ def token_table(backend: Backend) -> TokenTable | None:
         return None
 
 
-_MARKER = re.compile(r"<\|.*\|>", re.DOTALL)
-
-
 def _without_control_tokens(backend: Backend) -> Backend:
     """A copy that never turns text into a special token, or one written <|like this|>.
 
@@ -215,7 +232,7 @@ def _without_control_tokens(backend: Backend) -> Backend:
     control = {
         token["content"]: uuid.uuid4().hex
         for token in spec["added_tokens"]
-        if token["special"] or _MARKER.fullmatch(token["content"])
+        if is_control(token["content"], is_special=token["special"])
     }
     kept = {part for merge in model.get("merges", ()) for part in _parts(merge)} | {model.get("unk_token")}
     if model["type"] == "Unigram":

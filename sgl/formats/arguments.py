@@ -1,0 +1,161 @@
+"""Arguments as they are written, read in pieces and turned into the JSON text of an object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, read_mark
+from sgl.formats.value_types import json_of, types_of
+
+
+class ArgumentReader(Protocol):
+    """Reads one call's arguments."""
+
+    is_complete: bool
+
+    def feed(self, text: str) -> tuple[str, int]:
+        """What is new of the JSON text, and how many characters were read; those left are to come again, with more.
+        Raises Malformed."""
+
+
+class JsonReader(ArgumentReader):
+    """Arguments that are JSON: finds the end of the object, or of what else begins with a bracket."""
+
+    def __init__(self, bracket: str = "{") -> None:
+        self.is_complete = False
+        self._bracket = bracket
+        self._depth = 0
+        self._in_string = False
+        self._is_escaped = False
+
+    def feed(self, text: str) -> tuple[str, int]:
+        start = 0
+        if not self._depth:
+            start = len(text) - len(text.lstrip())
+            if start < len(text) and text[start] != self._bracket:
+                raise Malformed("arguments are an object")
+        for position in range(start, len(text)):
+            character = text[position]
+            if self._in_string:
+                self._in_string = self._is_escaped or character != '"'
+                self._is_escaped = character == "\\" and not self._is_escaped
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.is_complete = True
+                    return text[start : position + 1], position + 1
+        return text[start:], len(text)
+
+
+class XmlStyle(NamedTuple):
+    """How parameters are written: a key between the first two marks, its value before the third."""
+
+    begin: str
+    middle: str
+    end: str
+    is_padded: bool
+    """A value stands in lines of its own."""
+
+
+XML_STYLES = {
+    "qwen_xml": XmlStyle("<parameter=", ">", "</parameter>", is_padded=True),
+    "glm_xml": XmlStyle("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", is_padded=False),
+}
+
+
+class XmlReader(ArgumentReader):
+    """Parameters between tags, up to what ends the call. Strings stand as they are, in lines of their own or not; other
+    values are JSON."""
+
+    def __init__(self, style: XmlStyle, end: str, parameters: Mapping[str, Any]) -> None:
+        """end: what stands behind the last parameter. parameters: the schema of all."""
+        self.is_complete = False
+        self._style = style
+        self._end = end
+        self._parameters = parameters
+        self._types: frozenset[str] | None = None
+        """Of the value that is read; None between values."""
+        self._has_begun = False  # a text
+        self._num_keys = 0
+
+    def feed(self, text: str) -> tuple[str, int]:
+        written, at = "", 0
+        try:
+            while not self.is_complete:
+                added, length = self._between(text[at:]) if self._types is None else self._value(text[at:])
+                written += added
+                at += length
+                if not length and not self.is_complete:
+                    break
+        except NeedMore:
+            pass
+        return written, at
+
+    def _between(self, text: str) -> tuple[str, int]:
+        """The next key, or the end, which stays."""
+        style = self._style
+        try:
+            begun = read_mark(style.begin, text)
+        except Malformed:
+            read_mark(self._end, text)
+            self.is_complete = True
+            return "{}" if not self._num_keys else "}", 0
+        end = begun + find_mark(style.middle, text[begun:])
+        length = end + read_mark(style.middle, text[end:])
+        key = text[begun:end].strip()
+        self._types = types_of(self._parameters, key)
+        self._has_begun = False
+        self._num_keys += 1
+        opened = "{" if self._num_keys == 1 else ", "
+        return f"{opened}{json.dumps(key, ensure_ascii=False)}: ", length
+
+    def _value(self, text: str) -> tuple[str, int]:
+        """What is new of a value. Only a string alone need not wait for its end."""
+        style, types = self._style, self._types
+        assert types is not None
+        value, end, _ = text.partition(style.end)
+        if types != {"string"}:
+            value = text[: _end_of_value(text, style.end, types)]
+            self._types = None
+            return json_of(self._unpadded(value), types), len(value) + len(style.end)
+        if not end:  # what may be the end, or the line break before it, waits
+            value = text[: len(text) - half_mark(text, style.end)]
+            if style.is_padded and (len(value) > 1 or self._has_begun):
+                value = value.removesuffix("\n")
+            if not value or (value == "\n" and not self._has_begun):
+                raise NeedMore
+        said = value
+        if style.is_padded:
+            said = said if self._has_begun else said.removeprefix("\n")
+            said = said.removesuffix("\n") if end else said
+        opened = "" if self._has_begun else '"'
+        self._has_begun = True
+        if end:
+            self._types = None
+        return opened + json.dumps(said, ensure_ascii=False)[1:-1] + ('"' if end else ""), len(value) + len(end)
+
+    def _unpadded(self, value: str) -> str:
+        return value.removeprefix("\n").removesuffix("\n") if self._style.is_padded else value
+
+
+def _end_of_value(text: str, end: str, types: frozenset[str]) -> int:
+    """Where a value ends that may be JSON, whose strings may hold the end tag. Raises NeedMore."""
+    start = text.lstrip()
+    if not start:
+        raise NeedMore
+    at = 0
+    if ("object" if start[0] == "{" else "array" if start[0] == "[" else "") in types:
+        reader = JsonReader(start[0])
+        at = reader.feed(text)[1]
+        if not reader.is_complete:
+            raise NeedMore
+    at = text.find(end, at)
+    if at < 0:
+        raise NeedMore
+    return at

@@ -1,0 +1,185 @@
+"""How model families write calls of tools: one description each, from which the constraint, the parser and the stream
+parser all follow.
+
+A call is `begin`, the tool's name, `middle`, the arguments, `end`. Several stand between `opening` and `closing`, with
+`separator` between them. White space in these texts, and around JSON's punctuation, is what models are held to; what
+is read may have any.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sgl.errors import InvalidRequest, nearest_name
+
+Arguments = Literal["json", "qwen_xml", "glm_xml"]
+_NAME = re.compile(r"[\w./-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """The calls of one family."""
+
+    name: str
+    begin: str
+    middle: str
+    end: str
+    arguments: Arguments = "json"
+    opening: str = ""
+    separator: str = ""
+    closing: str = ""
+    trigger: str = ""
+    """What free text is interrupted by. Without one, calls are the whole answer or none of it: they begin as a text
+    might."""
+    prefix: str = ""
+    """May stand before an answer that is calls."""
+    writes_id: bool = False
+    """The name is written as the call's id: functions.NAME:NUMBER."""
+    has_channels: bool = False
+    """All of an answer is in channels, which `harmony.py` knows."""
+
+    @property
+    def quotes_name(self) -> bool:
+        """Whether a name is a JSON string."""
+        return self.middle.startswith('"')
+
+    def written_name(self, name: str) -> str:
+        """A tool's name as calls have it. Raises InvalidRequest where it would be read as something else."""
+        if self.quotes_name:
+            return json.dumps(name, ensure_ascii=False)[1:-1]
+        if not _NAME.fullmatch(name):
+            message = f"the name of the tool {name!r:.80} cannot be written in calls as the model writes them"
+            raise InvalidRequest(f"{message}: letters, digits, '_', '-', '.' and '/' can", param="tools")
+        return name
+
+    def marks(self) -> tuple[str, ...]:
+        """Everything written around names and arguments."""
+        return (self.prefix, self.opening, self.begin, self.middle, self.end, self.separator, self.closing)
+
+
+HERMES: Final = CallFormat(
+    "hermes",
+    '<tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</tool_call>",
+    separator="\n",
+    trigger="<tool_call>",
+)
+LLAMA3: Final = CallFormat(
+    "llama3", '{"name": "', '", "parameters": ', "}", separator="; ", prefix="<|python_tag|>"
+)
+MISTRAL: Final = CallFormat(
+    "mistral",
+    '{"name": "',
+    '", "arguments": ',
+    "}",
+    opening="[TOOL_CALLS] [",
+    separator=", ",
+    closing="]",
+    trigger="[TOOL_CALLS]",
+)
+MISTRAL_ARGS: Final = CallFormat("mistral_args", "[TOOL_CALLS]", "[ARGS]", "", trigger="[TOOL_CALLS]")
+DEEPSEEK_V3: Final = CallFormat(
+    "deepseekv3",
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    "\n```json\n",
+    "\n```<｜tool▁call▁end｜>",
+    opening="<｜tool▁calls▁begin｜>",
+    separator="\n",
+    closing="<｜tool▁calls▁end｜>",
+    trigger="<｜tool▁calls▁begin｜>",
+)
+DEEPSEEK_V31: Final = CallFormat(
+    "deepseekv31",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    opening="<｜tool▁calls▁begin｜>",
+    closing="<｜tool▁calls▁end｜>",
+    trigger="<｜tool▁calls▁begin｜>",
+)
+KIMI_K2: Final = CallFormat(
+    "kimi_k2",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    opening="<|tool_calls_section_begin|>",
+    closing="<|tool_calls_section_end|>",
+    trigger="<|tool_calls_section_begin|>",
+    writes_id=True,
+)
+QWEN3_CODER: Final = CallFormat(
+    "qwen3_coder",
+    "<tool_call>\n<function=",
+    ">",
+    "\n</function>\n</tool_call>",
+    arguments="qwen_xml",
+    separator="\n",
+    trigger="<tool_call>",
+)
+GLM45: Final = CallFormat(
+    "glm45", "<tool_call>", "", "\n</tool_call>", arguments="glm_xml", separator="\n", trigger="<tool_call>"
+)
+GPT_OSS: Final = CallFormat(
+    "gpt-oss",
+    "<|start|>assistant<|channel|>commentary to=functions.",
+    " <|constrain|>json<|message|>",
+    "<|call|><|end|><|return|>",
+    trigger="<|start|>assistant",
+    has_channels=True,
+)
+ARRAY: Final = CallFormat(
+    "array",
+    '{"name":"',
+    '","arguments":',
+    "}",
+    opening="[",
+    separator=",",
+    closing="]",
+)
+"""Calls as a JSON array, for models of which no format is known."""
+OBJECT: Final = CallFormat("object", '{"name":"', '","arguments":', "}")
+"""One call, likewise."""
+
+FORMATS: Final = (
+    HERMES,
+    QWEN3_CODER,
+    GLM45,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_ARGS,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    KIMI_K2,
+    GPT_OSS,
+)
+PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
+    "hermes": (HERMES,),
+    "qwen": (HERMES,),
+    "qwen25": (HERMES,),
+    "qwen3_coder": (QWEN3_CODER,),
+    "glm": (GLM45,),
+    "glm45": (GLM45,),
+    "glm47": (GLM45,),
+    "llama3": (LLAMA3,),
+    "mistral": (MISTRAL, MISTRAL_ARGS),
+    "deepseekv3": (DEEPSEEK_V3,),
+    "deepseekv31": (DEEPSEEK_V31,),
+    "kimi_k2": (KIMI_K2,),
+    "gpt-oss": (GPT_OSS,),
+}
+"""By --tool-call-parser: the formats among which the chat template decides, the first one where it does not."""
+
+
+def formats_of(parser: str) -> tuple[CallFormat, ...]:
+    """The formats of a parser's name. Raises InvalidRequest."""
+    if parser not in PARSERS:
+        hint = nearest_name(parser, PARSERS)
+        known = ", ".join(PARSERS)
+        raise InvalidRequest(
+            f"no format of tool calls is called {parser!r}{hint}; there are {known}", param="parser"
+        )
+    return PARSERS[parser]

@@ -1,0 +1,184 @@
+"""Harmony, in which gpt-oss models answer: messages in channels. What they think comes in one, what they say in
+another, and a message to a function is a call.
+
+    <|channel|>analysis<|message|>…<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sgl.formats.arguments import JsonReader
+from sgl.formats.calls import CallFormat
+from sgl.formats.marks import Malformed, half_mark
+from sgl.formats.parser import Argued, Begun, Event, Said, Thought
+
+START: Final = "<|start|>assistant"
+MESSAGE: Final = "<|message|>"
+_ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_HEADER = re.compile(r"\s*(?:<\|start\|>assistant)?\s*(?:to=|<\|channel\|>)")
+_BEGINNINGS: Final = (START, "to=", "<|channel|>", MESSAGE)
+_TYPES: Final = (" <|constrain|>json", "<|constrain|>json", " json", "")
+"""How the type of a call's arguments may be written."""
+
+Tag = dict[str, Any]
+
+
+class HarmonyParser:
+    """Takes an answer in any pieces, behind a prompt that ends with START or not. Where calls are `sure` to be
+    well-formed, their arguments come as they are written; else once they are complete, and what is no JSON object is
+    text."""
+
+    def __init__(self, *, has_tools: bool, is_sure: bool) -> None:
+        self._has_tools = has_tools
+        self._is_sure = is_sure
+        self._held = ""
+        self._is_within = False
+        """Behind a message's header."""
+        self._channel = "final"
+        self._name: str | None = None
+        self._arguments = JsonReader()
+        self._body = ""
+        """The text of a call that may be none."""
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether what was fed last belongs to a call."""
+        return self._name is not None
+
+    def feed(self, text: str, *, final: bool = False) -> list[Event]:
+        """The next events. `final` releases what is held."""
+        self._held += text
+        events: list[Event] = []
+        while self._held:
+            length = (
+                self._read_body(events, final=final) if self._is_within else self._read_header(events, final=final)
+            )
+            if not length:
+                break
+        if final:
+            self._end(events)
+            self._held = ""
+        return events
+
+    def _read_header(self, events: list[Event], *, final: bool) -> int:
+        """How many characters were read."""
+        header, found, _ = self._held.partition(MESSAGE)
+        start = self._held.lstrip()
+        if not found:
+            if final or any(start.startswith(each) or each.startswith(start) for each in _BEGINNINGS):
+                return 0
+            header = ""  # a text without a header
+        length = len(header) + len(found)
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        self._channel = channel.group(1) if channel is not None else "final"
+        self._name = None
+        if recipient is not None and self._has_tools:
+            self._name = recipient.group(1).removeprefix("functions.")
+            if self._is_sure:
+                events.append(Begun(self._name))
+        self._is_within, self._body, self._arguments = True, "", JsonReader()
+        self._held = self._held[length:]
+        return length or (0 if not self._held else self._read_body(events, final=final))
+
+    def _read_body(self, events: list[Event], *, final: bool) -> int:
+        length = 0
+        if self._name is not None and not self._arguments.is_complete:
+            try:
+                new, length = self._arguments.feed(self._held)
+            except Malformed:
+                self._end(events)
+            else:
+                self._add(new, events)
+                self._body += self._held[:length]
+                self._held = self._held[length:]
+        if self._name is not None and not self._arguments.is_complete:
+            return length
+        ends = [at for end in _ENDS if (at := self._held.find(end)) >= 0]
+        at = min(ends, default=-1)
+        body = self._held[:at] if at >= 0 else self._held
+        if at < 0 and not final:
+            body = body[: len(body) - max(half_mark(body, end) for end in _ENDS)]
+        if self._name is None:
+            self._add(body, events)
+        length += len(body)
+        mark = next((end for end in _ENDS if at >= 0 and self._held.startswith(end, at)), "")
+        if mark:
+            self._end(events)
+            self._is_within = False
+        taken = len(body) + (0 if mark == "<|start|>" else len(mark))
+        self._held = self._held[taken:]
+        return length or len(mark)
+
+    def _add(self, text: str, events: list[Event]) -> None:
+        if not text:
+            return
+        if self._name is None:
+            events.append(Thought(text) if self._channel == "analysis" else Said(text))
+        elif self._is_sure:
+            events.append(Argued(text))
+
+    def _end(self, events: list[Event]) -> None:
+        """A message ends."""
+        if self._name is not None and not self._is_sure:
+            try:
+                json.loads(self._body)
+                events += [Begun(self._name), Argued(self._body.strip())]
+            except (ValueError, RecursionError):
+                events += [Said(self._body)] if self._body else []
+        self._name, self._body = None, ""
+
+
+def harmony_tag(
+    functions: Sequence[Mapping[str, Any]],
+    format: CallFormat,
+    *,
+    needs_call: bool = False,
+    only_one: bool = False,
+    answer: Tag | None = None,
+) -> Tag:
+    """A format: any thoughts, then calls of the functions ({"name", "parameters"}), or unless one is needed an answer,
+    which is text or of another format."""
+    text: Tag = {"type": "any_text"}
+    thoughts = [_message("analysis", text), _message("commentary", text)]
+    begun: Tag = {"type": "const_string", "value": START}
+    before: Tag = {"type": "star", "content": _sequence({"type": "or", "elements": thoughts}, begun)}
+    ways: list[Tag] = []
+    if functions:
+        calls = [_call(function, format) for function in functions]
+        several: Tag = {"type": "tags_with_separator", "tags": calls, "separator": START, "at_least_one": True}
+        ways.append({**several, "stop_after_first": only_one})
+    if not needs_call:
+        ways.append(_message("final", answer or text))
+    return _sequence(before, {"type": "or", "elements": ways})
+
+
+def _message(channel: str, content: Tag) -> Tag:
+    return {
+        "type": "tag",
+        "begin": f"<|channel|>{channel}{MESSAGE}",
+        "content": content,
+        "end": ["<|end|>", "<|return|>"],
+    }
+
+
+def _call(function: Mapping[str, Any], format: CallFormat) -> Tag:
+    name = format.written_name(function["name"])
+    headers = [f"<|channel|>commentary to=functions.{name}{each}" for each in _TYPES]
+    headers += [f" to=functions.{name}<|channel|>commentary{each}" for each in _TYPES]
+    ways: Tag = {
+        "type": "or",
+        "elements": [{"type": "const_string", "value": f"{each}{MESSAGE}"} for each in headers],
+    }
+    arguments: Tag = {"type": "json_schema", "json_schema": function.get("parameters", {"type": "object"})}
+    return {"type": "tag", "begin": "", "content": _sequence(ways, arguments), "end": "<|call|>"}
+
+
+def _sequence(*elements: Tag) -> Tag:
+    return {"type": "sequence", "elements": list(elements)}

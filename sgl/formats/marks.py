@@ -1,0 +1,55 @@
+"""Reads what is written around calls: any white space may stand between the parts of a mark."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_PART = re.compile(r'<[^<>\s]*>|\[[A-Z_]+\]|"[a-z]+"|[{}\[\]:,"]|[^\s{}\[\]:,"<]+|<[^<>\s]*')
+
+
+_ALSO = {'"arguments"': '"parameters"', '"parameters"': '"arguments"'}
+"""What models write for each other."""
+
+
+class Malformed(Exception):
+    """A text is no call after all."""
+
+
+class NeedMore(Exception):
+    """What follows decides."""
+
+
+@lru_cache(maxsize=1024)
+def parts_of(mark: str) -> tuple[str, ...]:
+    """A mark without its white space."""
+    return tuple(_PART.findall(mark))
+
+
+def read_mark(mark: str, text: str) -> int:
+    """How many characters of a text its mark takes. Raises Malformed, and NeedMore where the text ends before it."""
+    at = 0
+    for part in parts_of(mark):
+        at += len(text) - at - len(text[at:].lstrip())
+        ways = (part, _ALSO.get(part, part))
+        found = next((way for way in ways if text.startswith(way, at)), None)
+        if found is not None:
+            at += len(found)
+        elif any(way.startswith(text[at:]) for way in ways):
+            raise NeedMore
+        else:
+            raise Malformed(f"{part!r} is expected")
+    return at
+
+
+def find_mark(mark: str, text: str) -> int:
+    """Where a mark begins, without the white space before it. Raises NeedMore where it does not come yet."""
+    at = text.find(parts_of(mark)[0])
+    if at < 0:
+        raise NeedMore
+    return at
+
+
+def half_mark(text: str, mark: str) -> int:
+    """The length of the longest end of a text that begins a mark."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)

@@ -1,0 +1,273 @@
+"""Reads calls in an answer that comes in pieces: the text beside them, their names, and their arguments as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sgl.formats.arguments import XML_STYLES, ArgumentReader, JsonReader, XmlReader
+from sgl.formats.calls import CallFormat
+from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, parts_of, read_mark
+
+MAX_NAME = 256
+"""Characters within which a call's name ends."""
+_OWN_ID = re.compile(r'\s*,\s*"id"\s*:\s*"[^"]*"(?=\s*\})')
+"""Which some models write behind the arguments."""
+_QUOTED = re.compile(r'(?:[^"\\]|\\.)*(?=")', re.DOTALL)
+_TO_LINE_END = re.compile(r"[^\n<]*(?=[\n<])")
+_ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text beside calls."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A call begins. `id`: its own, if the model writes one."""
+
+    name: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Argued:
+    """What is new of the arguments' JSON text, of the call that began last."""
+
+    text: str
+
+
+Event: TypeAlias = Said | Thought | Begun | Argued
+
+
+class CallParser:
+    """Takes an answer in any pieces. Where calls are `sure` to be well-formed, events come as soon as they can; else a
+    call waits until it is complete, and what turns out to be none is text."""
+
+    def __init__(self, format: CallFormat, schemas: Mapping[str, Mapping[str, Any]], *, is_sure: bool) -> None:
+        """schemas: the tools' parameters by name."""
+        self._format = format
+        self._schemas = schemas
+        self._is_sure = is_sure
+        self._held = ""
+        self._events: list[Event] = []
+        self._waiting: list[Event] = []  # of a call that may be none
+        self._raw = ""  # the text of that
+        self._arguments: ArgumentReader = JsonReader()
+        self._step: Callable[[], None] = self._text if format.trigger else self._start
+        self._is_behind_call = False
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether what was fed last belongs to a call."""
+        return self._step not in (self._text, self._start, self._rest)
+
+    def feed(self, text: str, *, final: bool = False) -> list[Event]:
+        """The next events. `final` releases what is held."""
+        self._held += text
+        try:
+            while True:
+                try:
+                    self._step()
+                except Malformed:
+                    self._fail()
+        except NeedMore:
+            pass
+        if final:
+            self._finish()
+        events, self._events = self._events, []
+        return events
+
+    # ── outside of calls ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self) -> None:
+        """Where an answer begins that may be calls as a whole."""
+        if not self._held.strip():
+            raise NeedMore
+        with contextlib.suppress(Malformed):
+            self._read(self._format.prefix)
+        self._step = self._open
+
+    def _rest(self) -> None:
+        """What stays text."""
+        self._say(self._held)
+        self._held = ""
+        raise NeedMore
+
+    def _text(self) -> None:
+        trigger = self._format.trigger
+        if self._is_behind_call:
+            self._held = self._held.lstrip()
+            self._is_behind_call = not self._held
+        before, found, _ = self._held.partition(trigger)
+        if not found:
+            before = self._held[: len(self._held) - half_mark(self._held, trigger)]
+        self._say(before)
+        self._held = self._held[len(before) :]
+        if not found:
+            raise NeedMore
+        self._raw = ""
+        self._step = self._open
+
+    def _open(self) -> None:
+        self._read(self._format.opening)
+        self._step = self._call
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _call(self) -> None:
+        self._read(self._format.begin)
+        self._step = self._name
+
+    def _name(self) -> None:
+        middle = self._format.middle
+        try:
+            end = self._end_of_name()
+        except NeedMore:
+            if len(self._held) > MAX_NAME:
+                raise Malformed("a name ends") from None
+            raise
+        written, length = self._held[:end], end + read_mark(middle, self._held[end:])
+        name = json.loads(f'"{written}"', strict=False) if self._format.quotes_name else written.strip()
+        if not name:
+            raise Malformed("a call has a name")
+        if self._format.writes_id and (found := _ID.fullmatch(name)) is not None:
+            self._waiting.append(Begun(found.group(1), name))
+        else:
+            self._waiting.append(Begun(name))
+        self._take(length)
+        self._arguments = self._reader(name)
+        self._step = self._argue
+
+    def _end_of_name(self) -> int:
+        """Where what stands behind a name begins. Raises NeedMore."""
+        middle = self._format.middle
+        if self._format.quotes_name:
+            found = _QUOTED.match(self._held)
+        else:
+            found = None if parts_of(middle) else _TO_LINE_END.match(self._held)
+            if parts_of(middle):
+                return find_mark(middle, self._held)
+        if found is None:
+            raise NeedMore
+        return found.end()
+
+    def _reader(self, name: str) -> ArgumentReader:
+        if self._format.arguments == "json":
+            return JsonReader()
+        return XmlReader(XML_STYLES[self._format.arguments], self._format.end, self._schemas.get(name, {}))
+
+    def _argue(self) -> None:
+        new, length = self._arguments.feed(self._held)
+        self._take(length)
+        if new:
+            self._waiting.append(Argued(new))
+        if self._is_sure:
+            self._release()
+        if not self._arguments.is_complete:
+            raise NeedMore
+        self._step = self._end
+
+    def _end(self) -> None:
+        self._check()
+        if self._held.lstrip().startswith(",") and self._format.end.startswith("}"):
+            found = _OWN_ID.match(self._held)
+            if found is None and len(self._held) <= MAX_NAME:
+                raise NeedMore
+            self._take(0 if found is None else found.end())
+        self._read(self._format.end)
+        self._release()
+        if self._format.trigger and not self._format.opening:
+            self._is_behind_call = True
+            self._step = self._text
+        else:
+            self._step = self._between
+
+    def _between(self) -> None:
+        """Behind a call among several."""
+        if not self._held.strip():
+            raise NeedMore
+        is_open, reads = False, [self._format.separator + self._format.begin, self._format.begin]
+        for mark in (*reads, *([self._format.closing] if self._format.closing else [])):
+            try:
+                length = read_mark(mark, self._held)
+            except NeedMore:
+                is_open = True
+            except Malformed:
+                continue
+            else:
+                self._take(length)
+                is_closing = mark == self._format.closing
+                self._raw = "" if is_closing else self._raw
+                self._is_behind_call = is_closing
+                self._step = self._name if not is_closing else self._text if self._format.trigger else self._rest
+                return
+        if is_open:
+            raise NeedMore
+        raise Malformed("another call, or the end")
+
+    # ── what is read ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._events.append(Said(text))
+
+    def _read(self, mark: str) -> None:
+        self._take(read_mark(mark, self._held))
+
+    def _take(self, length: int) -> None:
+        self._raw += self._held[:length]
+        self._held = self._held[length:]
+
+    def _release(self) -> None:
+        """The call is one, as far as it goes."""
+        self._events += self._waiting
+        self._waiting, self._raw = [], ""
+
+    def _check(self) -> None:
+        """Raise Malformed where arguments are no JSON."""
+        written = "".join(event.text for event in self._waiting if isinstance(event, Argued))
+        try:
+            if written:
+                json.loads(written)
+        except (ValueError, RecursionError) as error:
+            raise Malformed("arguments are JSON") from error
+
+    def _fail(self) -> None:
+        """What seemed to be a call is text."""
+        text = self._raw + self._held
+        self._waiting, self._raw, self._is_behind_call = [], "", False
+        trigger = self._format.trigger
+        if trigger and text.startswith(trigger):
+            self._say(trigger)
+            text = text[len(trigger) :]
+        self._held = text
+        self._step = self._text if trigger else self._rest
+
+    def _finish(self) -> None:
+        if self._step == self._between:
+            self._held = self._held.strip()
+        elif self._step == self._end:
+            with contextlib.suppress(Malformed):
+                self._check()
+                self._release()
+                self._held = ""
+        elif self.is_calling and self._is_sure:
+            self._release()
+            self._held = ""
+        self._say(self._raw + (self._held.lstrip() if self._is_behind_call else self._held))
+        self._held, self._raw, self._waiting = "", "", []

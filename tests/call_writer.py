@@ -1,0 +1,103 @@
+"""Writes calls in every format, as models do: the tests' own reading of the published formats, none of the parser's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Call = tuple[str, dict[str, Any]]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+def hermes(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f'<tool_call>\n{{"name": {_json(name)}, "arguments": {_json(arguments)}}}\n</tool_call>'
+        for name, arguments in calls
+    )
+
+
+def llama3(calls: Sequence[Call]) -> str:
+    return "; ".join(f'{{"name": {_json(name)}, "parameters": {_json(arguments)}}}' for name, arguments in calls)
+
+
+def mistral(calls: Sequence[Call]) -> str:
+    inner = ", ".join(f'{{"name": {_json(name)}, "arguments": {_json(arguments)}}}' for name, arguments in calls)
+    return f"[TOOL_CALLS] [{inner}]"
+
+
+def mistral_args(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls)
+
+
+def deepseekv3(calls: Sequence[Call]) -> str:
+    inner = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_json(arguments)}\n```<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+def deepseekv31(calls: Sequence[Call]) -> str:
+    inner = "".join(
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_json(arguments)}<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+
+
+def kimi_k2(calls: Sequence[Call]) -> str:
+    inner = "".join(
+        f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{_json(arguments)}<|tool_call_end|>"
+        for number, (name, arguments) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
+
+
+def qwen3_coder(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>\n{_plain(value)}\n</parameter>\n" for key, value in arguments.items())
+        + "</function>\n</tool_call>"
+        for name, arguments in calls
+    )
+
+
+def glm45(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<tool_call>{name}\n"
+        + "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{_plain(value)}</arg_value>\n"
+            for key, value in arguments.items()
+        )
+        + "</tool_call>"
+        for name, arguments in calls
+    )
+
+
+def gpt_oss(calls: Sequence[Call]) -> str:
+    return "<|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
+        for name, arguments in calls
+    )
+
+
+WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
+    "hermes": hermes,
+    "llama3": llama3,
+    "mistral": mistral,
+    "mistral_args": mistral_args,
+    "deepseekv3": deepseekv3,
+    "deepseekv31": deepseekv31,
+    "kimi_k2": kimi_k2,
+    "qwen3_coder": qwen3_coder,
+    "glm45": glm45,
+    "gpt-oss": gpt_oss,
+}

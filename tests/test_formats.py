@@ -1,0 +1,386 @@
+"""Formats of tool calls: what is written in one is read back in any pieces; its constraint allows that and no more."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.json_generation import BYTES
+from sgl.errors import InvalidRequest
+from sgl.formats.calls import FORMATS, PARSERS, CallFormat, formats_of
+from sgl.formats.constraint import behind_reasoning, calls_tag, loose
+from sgl.formats.parser import Argued, Begun, Event, Said, Thought
+from sgl.formats.reading import calls_in, reader_of
+from sgl.grammar import Grammar, compile
+from tests.call_writer import WRITERS, Call
+
+BY_NAME = {format.name: format for format in FORMATS}
+PLACE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer", "minimum": 0, "maximum": 99},
+        "unit": {"enum": ["C", "F"]},
+        "note": {"type": ["string", "null"]},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 3},
+        "exact": {"type": "boolean"},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"tag": {"type": "string"}},
+}
+FUNCTIONS: list[dict[str, Any]] = [
+    {"name": "get_weather", "parameters": PLACE},
+    {"name": "get_weather_now", "parameters": PLACE},
+    {"name": "stop", "parameters": {"type": "object", "additionalProperties": False}},
+]
+SCHEMAS = {function["name"]: function["parameters"] for function in FUNCTIONS}
+MARKS = (
+    "<",
+    "[",
+    "{",
+    "<tool_call>",
+    "</parameter>",
+    "</arg_value>",
+    "null",
+    "1",
+    '"',
+    "\\",
+    "\n",
+    "{}",
+    "<|call|>",
+)
+
+
+def is_writable(format: CallFormat, value: Any) -> bool:
+    """Whether the parameters' tags can hold a value: what ends them cannot, and a nullable text is no null."""
+    if format.arguments == "json":
+        return True
+    return not isinstance(value, str) or ("</parameter>" not in value and "</arg_value>" not in value)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(MARKS)
+
+
+@st.composite
+def calls_of(draw: st.DrawFn, format: CallFormat) -> list[Call]:
+    calls: list[Call] = []
+    for name in draw(st.lists(st.sampled_from(list(SCHEMAS)), min_size=1, max_size=3)):
+        arguments: dict[str, Any] = {}
+        if name != "stop":
+            arguments["city"] = draw(TEXTS.filter(lambda text: is_writable(format, text)))
+            options = {
+                "days": st.integers(0, 99),
+                "unit": st.sampled_from("CF"),
+                "note": st.none() | TEXTS.filter(lambda text: is_writable(format, text) and text.strip() != "null"),
+                "tags": st.lists(TEXTS, max_size=3),
+                "exact": st.booleans(),
+            }
+            arguments |= {key: draw(option) for key, option in options.items() if draw(st.booleans())}
+        calls.append((name, arguments))
+    return calls
+
+
+def read(format: CallFormat, text: str, cuts: list[int], *, is_sure: bool) -> tuple[str, str, list[Call]]:
+    """(reasoning, content, calls) of a text that comes in pieces."""
+    reader = reader_of(format, SCHEMAS, is_sure=is_sure)
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    events: list[Event] = []
+    for start, end in itertools.pairwise(edges):
+        events += reader.feed(text[start:end])
+    events += reader.feed("", final=True)
+    thought = "".join(event.text for event in events if isinstance(event, Thought))
+    said = "".join(event.text for event in events if isinstance(event, Said))
+    calls: list[list[str]] = []
+    for event in events:
+        if isinstance(event, Begun):
+            calls.append([event.name, ""])
+        elif isinstance(event, Argued):
+            calls[-1][1] += event.text
+    return thought, said, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@cache
+def constraint(name: str, choice: Any, *, only_one: bool = False) -> Grammar:
+    tag = calls_tag(FUNCTIONS, BY_NAME[name], choice=choice, only_one=only_one)
+    return compile(structural_tag=tag, vocabulary=BYTES, additional_properties="closed")
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    matcher = grammar.matcher()
+    return matcher.accept_bytes(text.encode()) and matcher.is_accepting()
+
+
+def test_the_tests_write_every_format() -> None:
+    assert WRITERS.keys() == BY_NAME.keys()
+    assert {format for formats in PARSERS.values() for format in formats} == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@given(data=st.data(), cuts=st.lists(st.integers(0, 400)), is_sure=st.booleans())
+def test_calls_are_read_back_in_any_pieces_and_allowed(
+    name: str, data: st.DataObject, cuts: list[int], is_sure: bool
+) -> None:
+    format = BY_NAME[name]
+    calls = data.draw(calls_of(format))
+    before = data.draw(st.sampled_from(["", "I will look. "])) if format.trigger and not format.has_channels else ""
+    written = WRITERS[name](calls)
+    thought, said, found = read(format, before + written, cuts, is_sure=is_sure)
+    assert (thought, said, found) == ("", before, calls)
+    for _, arguments in (call for call in found if call[0] != "stop"):
+        jsonschema.validate(arguments, PLACE)
+    assert accepts(constraint(name, "required"), written)
+    assert accepts(constraint(name, "auto"), before + written)
+    assert accepts(constraint(name, "required", only_one=True), written) == (len(calls) == 1)
+    assert accepts(constraint(name, "auto", only_one=True), before + written) == (len(calls) == 1)
+    assert not before or not accepts(constraint(name, "required"), before + written)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@given(data=st.data())
+def test_changed_calls_are_allowed_only_if_they_are_calls(name: str, data: st.DataObject) -> None:
+    """What the constraint allows, the parser reads as calls that keep to their schemas."""
+    format = BY_NAME[name]
+    written = WRITERS[name](data.draw(calls_of(format)))
+    start = data.draw(st.integers(0, len(written)))
+    end = data.draw(st.integers(start, min(len(written), start + 8)))
+    changed = written[:start] + data.draw(TEXTS) + written[end:]
+    is_allowed = accepts(constraint(name, "required"), changed)
+    try:
+        _, said, found = read(format, changed, [], is_sure=False)
+        is_valid = all(call in SCHEMAS for call, _ in found)
+        for call, arguments in found:
+            jsonschema.validate(arguments, SCHEMAS[call])
+    except (ValueError, KeyError, jsonschema.ValidationError):
+        is_valid = False
+        said, found = "", []
+    assert not is_allowed or (is_valid and found and not said.strip())
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_other_tools_and_arguments_are_not_allowed(name: str) -> None:
+    write, required, auto = WRITERS[name], constraint(name, "required"), constraint(name, "auto")
+    for call in [
+        ("get_whether", {"city": "x"}),
+        ("get_weather", {"city": 1.5} if BY_NAME[name].arguments == "json" else {"days": 1}),
+        ("get_weather", {}),
+        ("get_weather", {"city": "x", "days": 100}),
+        ("get_weather", {"city": "x", "unit": "K"}),
+        ("get_weather", {"city": "x", "more": 1}),
+        ("stop", {"now": 1}),
+    ]:
+        written = write([call])
+        assert not accepts(required, written)
+        assert not accepts(auto, written)
+        assert not accepts(required, "")
+        assert not accepts(required, write([("stop", {})])[:-1])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_free_text_is_free_until_a_call_begins(name: str) -> None:
+    auto = constraint(name, "auto")
+    texts = ["Hello!", "a < b [x] {y}", '{"name": "Bob"', '{"no": 1}', "[1]", ""]
+    if name == "gpt-oss":
+        texts = [f"<|channel|>final<|message|>{text}<|return|>" for text in texts]
+    for text in texts:
+        if name != "llama3" or not text.startswith('{"name"'):
+            assert accepts(auto, text), text
+    assert not accepts(auto, WRITERS[name]([("stop", {})])[:-4])
+
+
+TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
+    # as published with the models
+    (
+        "hermes",
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "hermes",
+        'Sure.\n<tool_call>{"name":"get_weather","parameters":{"city":"Paris"}}</tool_call> Done.',
+        ("", "Sure.\nDone.", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "llama3",
+        '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}',
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    ("llama3", 'It is {"name": "x"}', ("", 'It is {"name": "x"}', [])),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "VvvODy9mT"}]',
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "mistral_args",
+        'Let me see.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]stop[ARGS]{}',
+        ("", "Let me see.", [("get_weather", {"city": "Paris"}), ("stop", {})]),
+    ),
+    (
+        "deepseekv3",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+        '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>stop\n```json\n{}\n```'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ("", "", [("get_weather", {"city": "Paris"}), ("stop", {})]),
+    ),
+    (
+        "deepseekv31",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜>",
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:3<|tool_call_argument_begin|>"
+        '{"city": "Paris"}<|tool_call_end|><|tool_calls_section_end|>',
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\nor so\n</parameter>\n<parameter=days>\n3\n"
+        "</parameter>\n</function>\n</tool_call>",
+        ("", "", [("get_weather", {"city": "Paris\nor so", "days": 3})]),
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=city>12</parameter><parameter=note>null</parameter></function>"
+        "</tool_call>",
+        ("", "", [("get_weather", {"city": "12", "note": None})]),
+    ),
+    (
+        "glm45",
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>tags</arg_key>\n"
+        '<arg_value>["a"]</arg_value>\n</tool_call>',
+        ("", "", [("get_weather", {"city": "Paris", "tags": ["a"]})]),
+    ),
+    (
+        "glm45",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>",
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "gpt-oss",
+        "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>commentary to=functions."
+        'get_weather <|constrain|>json<|message|>{"city":"Paris"}<|call|>',
+        ("The user asks.", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "gpt-oss",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        '<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city":"Paris"}',
+        ("Hm.", "I look.", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "gpt-oss",
+        "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>2 < 3<|return|>",
+        ("Easy.", "2 < 3", []),
+    ),
+    ("gpt-oss", "Hello", ("", "Hello", [])),
+]
+
+
+@pytest.mark.parametrize("is_sure", [False, True])
+@pytest.mark.parametrize(("name", "text", "expected"), TRANSCRIPTS)
+@given(cuts=st.lists(st.integers(0, 300)))
+def test_published_transcripts(
+    name: str, text: str, expected: tuple[str, str, list[Call]], is_sure: bool, cuts: list[int]
+) -> None:
+    assert read(BY_NAME[name], text, cuts, is_sure=is_sure) == expected
+
+
+NO_CALLS = [
+    ("hermes", "<tool_call>broken</tool_call> and more"),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": }}\n</tool_call>'),
+    ("hermes", '<tool_call>\n{"name": "f", "argu'),
+    ("llama3", '{"name": "Bob", "age": 3}'),
+    ("mistral", "[TOOL_CALLS] none"),
+    ("deepseekv3", "<｜tool▁calls▁begin｜>nothing"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n1"),
+    ("glm45", "<tool_call>f\n<arg_key>a</arg_key>"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), NO_CALLS)
+@given(cuts=st.lists(st.integers(0, 80)))
+def test_what_is_no_call_after_all_is_text(name: str, text: str, cuts: list[int]) -> None:
+    assert read(BY_NAME[name], text, cuts, is_sure=False) == ("", text, [])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_arguments_come_before_they_end(name: str) -> None:
+    text = WRITERS[name]([("get_weather", {"city": "a long name of a city"})])
+    reader = reader_of(BY_NAME[name], SCHEMAS, is_sure=True)
+    events = reader.feed(text[: text.index("long") + 2])
+    assert events[0] == Begun("get_weather", "functions.get_weather:0" if name == "kimi_k2" else None)
+    assert "a lo" in "".join(event.text for event in events if isinstance(event, Argued))
+    assert reader.is_calling
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_tools_with_names_that_calls_cannot_hold_are_refused_or_written(name: str) -> None:
+    odd = [{"name": 'a "b" <c>', "parameters": {"type": "object"}}]
+    if BY_NAME[name].quotes_name:
+        written = WRITERS[name]([('a "b" <c>', {})])
+        found = compile(structural_tag=calls_tag(odd, BY_NAME[name], choice="required"), vocabulary=BYTES)
+        assert accepts(found, written)
+        [call] = calls_in(written, BY_NAME[name])
+        assert call["name"] == 'a "b" <c>'
+    else:
+        with pytest.raises(InvalidRequest, match="cannot be written"):
+            calls_tag(odd, BY_NAME[name])
+
+
+def test_parsers_are_told_by_their_names() -> None:
+    assert [format.name for format in formats_of("mistral")] == ["mistral", "mistral_args"]
+    with pytest.raises(InvalidRequest, match="did you mean 'qwen25'"):
+        formats_of("qwen2.5")
+
+
+def test_a_tool_that_is_not_strict_tells_strings_from_other_values() -> None:
+    assert loose(PLACE, BY_NAME["hermes"]) == {"type": "object"}
+    coder = BY_NAME["qwen3_coder"]
+    tag = calls_tag([{"name": "f", "parameters": loose(PLACE, coder)}], coder)
+    found = compile(structural_tag=tag, vocabulary=BYTES)
+    for arguments, is_allowed in (({"city": "{ no JSON", "days": 1000}, True), ({"tags": "{ no JSON"}, False)):
+        assert accepts(found, WRITERS["qwen3_coder"]([("f", arguments)])) == is_allowed
+
+
+REASONED = [
+    ("regex", "[ab]", "a", "c"),
+    ("json_schema", {"type": "array"}, "[1]", "{}"),
+    ("json_schema", '{"type": "integer"}', "12", "x"),
+    ("structural_tag", calls_tag(FUNCTIONS, BY_NAME["hermes"]), "So.", "<tool_call>no"),
+    (
+        "structural_tag",
+        calls_tag(FUNCTIONS, BY_NAME["kimi_k2"], choice="required"),
+        WRITERS["kimi_k2"]([("stop", {})]),
+        "x",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "source", "good", "bad"), REASONED)
+def test_a_constraint_holds_from_where_the_reasoning_ends(kind: str, source: Any, good: str, bad: str) -> None:
+    outside = behind_reasoning(kind, source, "<think>", "</think>", is_inside=False)
+    inside = behind_reasoning(kind, source, "<think>", "</think>", is_inside=True)
+    free, held = (compile(structural_tag=tag, vocabulary=BYTES) for tag in (outside, inside))
+    for text in (good, f"<think>why [{bad}\n</think>{good}", f"<think></think>\n\n{good}"):
+        assert accepts(free, text), text
+        assert accepts(held, text.removeprefix("<think>")) == ("</think>" in text), text
+        assert not accepts(free, text + "</think>" + bad) or kind == "structural_tag"
+    assert not accepts(free, bad)
+    assert not accepts(free, f"<think>{good}")
+    assert not accepts(free, f"<think></think>{bad}")
+
+
+def test_constraints_that_cannot_stand_behind_reasoning_are_left_as_they_are() -> None:
+    for kind, source in (("ebnf", 'root ::= "a"'), ("json_schema", "{"), ("structural_tag", {"triggers": []})):
+        assert behind_reasoning(kind, source, "<think>", "</think>", is_inside=True) is None
