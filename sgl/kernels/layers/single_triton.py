@@ -26,9 +26,9 @@ _WARPS = 4
 
 
 def project(
-    x: torch.Tensor, norm: torch.Tensor, eps: float, matrix: Matrix, bias: torch.Tensor | None
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, matrix: Matrix, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """A matrix [n, k] times the normed x [1, k], plus the bias [n]: [1, n]."""
+    """A matrix [n, k] times the normed x [1, k], plus the bias [n]: [1, n]. norm: None if x is normed already."""
     out = x.new_empty(1, len(_values(matrix)[0]))
     _launch(x, norm, eps, matrix, bias, out, adds=False)
     return out
