@@ -370,7 +370,7 @@ def test_packing_holds_nothing_twice_but_a_small_tied_head(
     monkeypatch.setattr(linear_module, "MOST_PLAIN", 0)
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, tie_word_embeddings=tied))
     for limit in (0, 1 << 20):
-        monkeypatch.setattr(weights_module, "_MAX_HELD_TWICE", limit)
+        monkeypatch.setattr(weights_module, "MAX_HELD_TWICE", limit)
         weights = load_decoder(config, load_format="dummy").weights
         once = weights_module.allocate_weights(config, torch.float32, torch.device("cpu"), tied=tied)
         again = weights.embedding.nbytes if tied and limit else 0

@@ -45,6 +45,14 @@ LATENT = {
 }
 GRANITE = {"attention_multiplier": 0.2, "logits_scaling": 3.0, "embedding_multiplier": 2.0}
 PER_LAYER = {"vocab_size_per_layer_input": 384, "hidden_size_per_layer_input": 8}
+EYES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {**HEADS, **WINDOW, **MOE, "num_dense_layers": 1, "global_attn_every_n_layers": 2},
     "ApertusForCausalLM": {},
@@ -66,6 +74,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "GPTNeoXForCausalLM": {},
     "Gemma2ForCausalLM": {**HEADS, **WINDOW, "query_pre_attn_scalar": 40, "attn_logit_softcapping": 2.0},
     "Gemma3ForCausalLM": {**HEADS, **WINDOW, "query_pre_attn_scalar": 40, "sliding_window_pattern": 2},
+    "Gemma3ForConditionalGeneration": {
+        "text_config": {**HEADS, **WINDOW},
+        "vision_config": EYES,
+        "mm_tokens_per_image": 4,
+        "image_token_index": 383,
+        "boi_token_index": 382,
+        "eoi_token_index": 381,
+    },
     "Gemma3nForCausalLM": {
         **HEADS,
         **WINDOW,
@@ -74,7 +90,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "laurel_rank": 8,
         "activation_sparsity_pattern": [0.0, 0.0, 0.0],
     },
-    "Gemma4ForCausalLM": {**HEADS, **WINDOW, **PER_LAYER, "global_head_dim": 16},
+    "Gemma4ForCausalLM": {**HEADS, **WINDOW, **PER_LAYER, "global_head_dim": 32, "num_global_key_value_heads": 1},
     "GemmaForCausalLM": HEADS,
     "Glm4ForCausalLM": HEADS,
     "Glm4MoeForCausalLM": {**SHARED, **HEADS},
@@ -95,6 +111,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "MiniCPM3ForCausalLM": LATENT,
     "MiniMaxM2ForCausalLM": {**EXPERTS, **HEADS},
     "Ministral3ForCausalLM": HEADS,
+    "Mistral3ForConditionalGeneration": {
+        "text_config": {"model_type": "mistral", **HEADS},
+        "vision_config": {"model_type": "pixtral", **EYES},
+        "image_token_index": 383,
+    },
     "MixtralForCausalLM": EXPERTS,
     "NanoChatForCausalLM": {},
     "NemotronForCausalLM": HEADS,
@@ -109,6 +130,26 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "PhimoeForCausalLM": EXPERTS,
     "Qwen2MoeForCausalLM": {**MOE, "shared_expert_intermediate_size": 32},
     "Qwen3MoeForCausalLM": {**MOE, **HEADS},
+    "Qwen3VLForConditionalGeneration": {
+        "text_config": {
+            **HEADS,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        },
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 8,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+        "image_token_id": 383,
+        "video_token_id": 382,
+        "vision_start_token_id": 381,
+        "vision_end_token_id": 380,
+    },
     "SeedOssForCausalLM": HEADS,
     "SmolLM3ForCausalLM": {"tie_word_embeddings": True},
     "StableLmForCausalLM": {},
@@ -122,7 +163,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 def tiny_transformer(path: Path, architecture: str, **overrides: Any) -> Path:
     """Write a checkpoint of float32 numbers to path, and return it. No norm is one and no bias zero."""
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**{**SIZES, "tie_word_embeddings": False, **overrides})
+    fields = {**SIZES, "tie_word_embeddings": False, **overrides}
+    if "text_config" in overrides:
+        fields = {**overrides, "text_config": {**SIZES, **overrides["text_config"]}}
+    config = model_class.config_class(**fields)
     model = model_class(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from sgl.runtime.model.shard import WHOLE, Shard
 
 _MATRICES = ("qkv", "output", "gate_up", "down")
 _LEAST_PACKED = 1 << 16  # elements: a oneDNN call takes 10 µs, others as little as one
-_MAX_HELD_TWICE = 1 << 26  # bytes of a tied head that is packed beside the embedding
+MAX_HELD_TWICE = 1 << 26  # bytes of a tied head that is packed beside the embedding
 
 
 @dataclass(slots=True)
@@ -53,15 +53,15 @@ class Weights:
             for field in fields(layer):
                 value = getattr(layer, field.name)
                 if value is not None:
-                    yield from _tensors(value)
+                    yield from matrix_tensors(value)
         yield self.norm
-        yield from (tensor for tensor in _tensors(self.lm_head) if tensor is not self.embedding)
+        yield from (tensor for tensor in matrix_tensors(self.lm_head) if tensor is not self.embedding)
 
     @property
     def num_multiplied(self) -> int:
         """Elements of the matrices that every token is multiplied with."""
         matrices = [getattr(layer, name) for layer in self.layers for name in _MATRICES]
-        return sum(next(_tensors(matrix)).numel() for matrix in [*matrices, self.lm_head])
+        return sum(next(matrix_tensors(matrix)).numel() for matrix in [*matrices, self.lm_head])
 
     def quantize(self) -> None:
         """Quantise the layers' matrices to 8 bits; embedding and head stay."""
@@ -77,9 +77,9 @@ class Weights:
         for layer in self.layers:
             for name in _MATRICES:
                 matrix = getattr(layer, name)
-                setattr(layer, name, _packed(matrix))
-        if self.lm_head is not self.embedding or self.embedding.nbytes <= _MAX_HELD_TWICE:
-            self.lm_head = _packed(self.lm_head)
+                setattr(layer, name, packed(matrix))
+        if self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
+            self.lm_head = packed(self.lm_head)
 
     def prepare(self, most_rows: int) -> None:
         """See `linear.prepare`; all layers have the same shapes."""
@@ -89,13 +89,15 @@ class Weights:
         prepare(self.lm_head, None, most_rows)
 
 
-def _packed(matrix: Matrix) -> Matrix:
+def packed(matrix: Matrix) -> Matrix:
+    """For the CPU, if that is worth it."""
     if isinstance(matrix, torch.Tensor) and matrix.numel() >= _LEAST_PACKED and PackedMatrix.can_hold(matrix):
         return PackedMatrix.of(matrix)
     return matrix
 
 
-def _tensors(matrix: Matrix) -> Iterator[torch.Tensor]:
+def matrix_tensors(matrix: Matrix) -> Iterator[torch.Tensor]:
+    """That hold it."""
     if isinstance(matrix, torch.Tensor):
         yield matrix
     else:

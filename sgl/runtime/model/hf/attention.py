@@ -23,6 +23,15 @@ class Step:
     slots: torch.Tensor  # int64 [T]
     kv: KVCache
     attention: AttentionBackend
+    _rotary: tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]] | None = None
+
+    def rotary(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`rotary_rows` of transformers' cosines and sines, [1, T, head_dim]: once for all layers that share them."""
+        if self._rotary is None or self._rotary[0] is not sin:
+            low, high = sin[0].chunk(2, -1)
+            rows = cos[0].unsqueeze(1).contiguous(), torch.cat((-low, high), -1).unsqueeze(1)
+            self._rotary = sin, rows
+        return self._rotary[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +39,9 @@ class LayerAttention:
     """One layer's attention. Its module has it as `sgl_attention`."""
 
     index: int  # of its keys and values
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int  # of queries and keys
     window: int | None
     relative_scale: float  # of queries, beside the backend's
     step: list[Step]  # one, while a step is computed
@@ -37,15 +49,17 @@ class LayerAttention:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
-        """query: [1, num_heads, T, head_dim]; key, value: [1, num_kv_heads, T, head_dim], also wider or narrower ones.
-        sinks: [num_heads], see `SinkAttention`. Returns [1, T, num_heads, width of the values]."""
+        """query: [1, num_heads, T, head_dim]; key, value: [1, num_kv_heads, T, head_dim], narrower or fewer than in the
+        cache. sinks: [num_heads], see `SinkAttention`. Returns [1, T, num_heads, width of the values]."""
         step, width = self.step[0], value.shape[-1]
         keys, values = step.kv.keys[self.index], step.kv.values[self.index]
-        head_dim = keys.shape[-1]
+        num_cached, head_dim = keys.shape[-2:]
         if self.relative_scale != 1.0:
             query = query * self.relative_scale
         for cache, new in ((keys, key), (values, value)):
             rows = _widened(new, head_dim)[0].transpose(0, 1)
+            if rows.shape[1] < num_cached:
+                rows = rows.repeat_interleave(num_cached // rows.shape[1], 1)
             cache.flatten(0, 1).index_copy_(0, step.slots, rows.to(cache.dtype))
         query = _widened(query, head_dim)[0].transpose(0, 1).contiguous()
         if sinks is None:

@@ -11,7 +11,10 @@ from typing import Any, cast, get_args
 
 import torch
 import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from sgl.errors import ModelError, UnsupportedModel
 from sgl.runtime.model.checkpoint import checkpoint_folder
@@ -24,7 +27,9 @@ from sgl.runtime.model.hf.rotary import fix_frequencies
 _COUNT = re.compile(r"(\w+_)?(num|n)_(\w+_)?(layer|expert|block)s?")  # fields that number modules
 _MOST_PARTS = 4096
 _RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # layer types
-_DECODERS = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+_DECODERS = frozenset(
+    {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,8 @@ class TransformersConfig:
     body: str  # see `Probed`
     output_class: type[Any]
     num_weights: int
+    cached_head_dim: int = 0
+    """Numbers of a cached key or value, if more than the layers'."""
     checkpoint_format: str = "safetensors"
 
     @property
@@ -52,13 +59,13 @@ class TransformersConfig:
 
     @property
     def num_kv_heads(self) -> int:
-        """Of each layer."""
-        return self.layers[0].num_kv_heads
+        """Of each layer in the cache: where layers have fewer, each is cached several times."""
+        return max(layer.num_kv_heads for layer in self.layers)
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a cached key or value: of the widest."""
-        return max(max(layer.key_dim, layer.value_dim) for layer in self.layers)
+        """Numbers of a cached key or value: zeros fill up narrower ones."""
+        return max(self.cached_head_dim, *(max(layer.key_dim, layer.value_dim) for layer in self.layers))
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> TransformersConfig:
@@ -178,11 +185,11 @@ def _check_states(config: Any, module: Any) -> None:
 
 def _check_layers(layers: list[AttentionLayer]) -> None:
     """Raise Refused for layers that differ in what our cache and backends need alike."""
+    most = max(layer.num_kv_heads for layer in layers)
     for what, alike in (
-        ("heads", {(layer.num_heads, layer.num_kv_heads) for layer in layers}),
-        ("sizes of heads", {(layer.key_dim, layer.value_dim) for layer in layers}),
+        ("attention heads", {layer.num_heads for layer in layers}),
+        ("key-value heads", {most, *(layer.num_kv_heads for layer in layers if most % layer.num_kv_heads)}),
         ("soft caps", {layer.softcap for layer in layers}),
-        ("attention sinks", {layer.has_sinks for layer in layers}),
     ):
         if len(alike) > 1:
             raise Refused(f"layers with different {what} ({', '.join(map(str, sorted(alike, key=str)))})")

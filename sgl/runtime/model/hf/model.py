@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import transformers
 
-from sgl.kernels.attention.base import AttentionBackend, AttentionShape
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from sgl.kernels.attention.flashinfer import HEAD_DIMS
+from sgl.kernels.attention.torch import TorchAttention
 from sgl.kernels.collectives import Collectives, Links
+from sgl.kernels.layers.linear import Matrix, prepare
 from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.hf import weights
 from sgl.runtime.model.hf.attention import NAME, LayerAttention, Step
 from sgl.runtime.model.hf.config import TransformersConfig, empty_module
+from sgl.runtime.model.hf.fuse import Logits, Product, fuse
 from sgl.runtime.model.hf.rotary import fix_frequencies
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
+from sgl.runtime.model.weights import matrix_tensors
 
-logger = logging.getLogger(__name__)
+_FEW = 4  # tokens to compare replaced parts with
 
 
 def load_transformers(
@@ -42,14 +48,19 @@ def load_transformers(
         weights.fill(module, torch_dtype, device, seed)
     else:
         weights.load(module, Path(config.path), torch_dtype, device)
+    if device.type == "cuda" and torch_dtype.itemsize == 2:  # so that FlashInfer can serve other sizes, too
+        config = replace(
+            config, cached_head_dim=min((its for its in HEAD_DIMS if its >= config.head_dim), default=0)
+        )
     return TransformersModel(config, module, torch_dtype, device, max_positions)
 
 
 class TransformersWeights:
-    """A module's parameters and buffers."""
+    """A module's parameters and buffers, and the matrices that took the place of some."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
+        self.products: list[Product | Logits] = []
         multiplied = {id(its): its.numel() for its in module.parameters() if its.dim() > 1}
         embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
         if head is None or head.weight is not embedding.weight:
@@ -58,11 +69,20 @@ class TransformersWeights:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor once."""
+        embedding = self._module.get_input_embeddings().weight
         yield from self._module.parameters()
         yield from self._module.buffers()
+        for product in self.products:
+            if not isinstance(product.matrix, torch.Tensor) or product.matrix.data_ptr() != embedding.data_ptr():
+                yield from matrix_tensors(product.matrix)
+            if product.bias is not None:
+                yield product.bias
 
     def prepare(self, most_rows: int) -> None:
-        """Nothing is packed."""
+        """See `linear.prepare`."""
+        alike = {(_shape(product.matrix), product.bias is None): product for product in self.products}
+        for product in alike.values():
+            prepare(product.matrix, product.bias, most_rows)
 
 
 class TransformersModel:
@@ -70,7 +90,6 @@ class TransformersModel:
 
     collectives: Collectives | None = None
     links: Links | None = None
-    captures = True
 
     def __init__(
         self,
@@ -87,17 +106,42 @@ class TransformersModel:
         self.max_positions = max_positions or config.context_length
         self.vocabulary = range(config.vocab_size)
         self.most_layers = config.num_layers
+        # transformers multiplies experts in other dtypes one by one, which takes their numbers on the host
+        self.captures = dtype == torch.bfloat16 or all(its.dim() < 3 for its in module.parameters())
         self.weights = TransformersWeights(module)
         self._body = module.get_submodule(config.body)
+        embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
+        for name, each in list(module.named_children()):
+            if each is head and type(each) is torch.nn.Linear:
+                module._modules[name] = Logits(each, embedding.weight)
         self._head = _with_body(module, config.body.split("."), _Given(config.output_class))
         fix_frequencies(module, self.max_positions)
+        self._module = module
         self._step: list[Step] = []
         self._scale = config.layers[0].scale
         for index, layer in enumerate(config.layers):
             window = None if layer.window is None or layer.window >= self.max_positions else layer.window
             module.get_submodule(layer.module).sgl_attention = LayerAttention(
-                index, window, layer.scale / self._scale, self._step
+                *(index, layer.num_heads, layer.num_kv_heads, layer.key_dim, window),
+                *(layer.scale / self._scale, self._step),
             )
+        self._shared: list[Product] = []
+        self._fuse()
+
+    def _fuse(self) -> None:
+        """See `fuse`."""
+        kv = KVCache(self.config, 2, _FEW, self.dtype, self.device)
+        attention = TorchAttention(self.attention_shape(_FEW))
+        length, pages = np.array([_FEW], np.int32), np.ones((1, 1), np.int32)
+        attention.plan(AttentionStep(length, length, pages))
+        places = torch.arange(_FEW, device=self.device)
+        ids = places % self.config.vocab_size
+        with torch.inference_mode():
+            fuse(self._body, lambda: self.forward(ids, places, kv, places + _FEW, attention))
+        self.weights.products = [each for each in self._module.modules() if isinstance(each, (Product, Logits))]
+        self._shared = [each for each in self._body.modules() if isinstance(each, Product) and len(each.sizes) > 1]
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # return the old matrices' memory, for KV pages
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
         """See `Model`."""
@@ -113,7 +157,7 @@ class TransformersModel:
             windows=tuple(dict.fromkeys(layer.window for layer in self.config.layers)),
             kv_dtype=kv_dtype,
             softcap=layer.softcap,
-            has_sinks=layer.has_sinks,
+            has_sinks=any(layer.has_sinks for layer in self.config.layers),
         )
 
     @torch.inference_mode()
@@ -130,6 +174,8 @@ class TransformersModel:
         """See `Model`."""
         self._step[:] = [Step(slots, kv, attention)]
         out = self._body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        for product in self._shared:
+            product.forget()
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden if wanted is None else hidden.index_select(0, wanted)
 
@@ -150,6 +196,10 @@ class TransformersModel:
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
         """See `Model`."""
+
+
+def _shape(matrix: Matrix) -> torch.Size:
+    return next(matrix_tensors(matrix)).shape
 
 
 class _Given(torch.nn.Module):

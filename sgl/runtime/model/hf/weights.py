@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from transformers.utils import logging as transformers_logging
 
 from sgl.errors import WeightsError
 from sgl.runtime.model.loader import Entry, check_dtype, named, opened, read, read_headers
+
+_OLD_OPTIONS: dict[str, Any] = (  # of older versions
+    {"tp_plan": None} if "tp_plan" in signature(convert_and_load_state_dict_in_model).parameters else {}
+)
 
 
 def load(module: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -65,7 +70,7 @@ def _converted(module: Any, tensors: Mapping[str, Any], dtype: torch.dtype, devi
         device_map={"": device}, dtype=dtype, dtype_plan=module._get_dtype_plan(dtype), weight_mapping=mapping
     )
     with _quiet():
-        found, _ = convert_and_load_state_dict_in_model(module, dict(tensors), options)
+        found, _ = convert_and_load_state_dict_in_model(module, dict(tensors), options, **_OLD_OPTIONS)
     return found
 
 
