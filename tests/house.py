@@ -96,6 +96,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.grammar.automaton": (
         "sgl.grammar.shape",
         "sgl.grammar.text",
+        "sgl.grammar.ebnf",
         "sgl.grammar.vocabulary.special",
         "sgl.native_code",
     ),

@@ -270,7 +270,7 @@ BAD_FORMATS: list[tuple[Any, str]] = [
     ),
     ({"type": "sequence", "elements": [{"type": "any_text"}, ARRAY]}, "nothing tells which it is"),
     ({"type": "or", "elements": [{"type": "any_text"}, ARRAY]}, "nothing tells which it is"),
-    ({"type": "grammar", "grammar": "root ::= a"}, "has a type of .*, not 'grammar'"),
+    ({"type": "plus", "content": {"type": "grammar", "grammar": "root ::= a"}}, "root ::= a|rule a"),
     ({"type": ["tag"]}, "has a type of"),
     ("tag", "has a type of"),
     ({"type": "tag", "begin": "a", "content": WORD}, "of type 'tag' has begin, content, end"),

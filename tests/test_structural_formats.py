@@ -314,3 +314,33 @@ def test_every_combination_of_flags_of_tags_with_a_separator() -> None:
         assert accepts(found, "") == (not at_least_one)
         assert accepts(found, "<[]>")
         assert accepts(found, "<[]>,<[1]>") == (not stop)
+
+
+LINEAR = [
+    'root ::= "a" ("b" | "c"){1,3} n*\nn ::= [ab]+ ","',
+    'root ::= "a" s | "b"\ns ::= "b" root | "c" s | ""',
+    'root ::= root "a" | "b" root | ","',
+    'root ::= x ("," x)*\nx ::= "a"? y\ny ::= "b" z | "a"\nz ::= "b" y | x',
+    'root ::= [^a] "b"? | "" | loop\nloop ::= "a" loop',
+]
+
+
+@pytest.mark.parametrize("source", LINEAR)
+def test_grammars_without_nesting_stand_anywhere(source: str) -> None:
+    """As llguidance reads them."""
+    pytest.importorskip("llguidance")
+    whole = compile(ebnf=source, vocabulary=BYTES)
+    tag = {"type": "tag", "begin": "<", "content": {"type": "grammar", "grammar": source}, "end": ">"}
+    found = compile(structural_tag={"format": tag}, vocabulary=BYTES)
+    texts = ["".join(each) for length in range(6) for each in itertools.product("abc,", repeat=length)]
+    allowed = [text for text in texts if accepts(whole, text)]
+    assert allowed == [text for text in texts if accepts(found, f"<{text}>")]
+    assert allowed
+
+
+def test_a_grammar_that_nests_stands_alone() -> None:
+    pytest.importorskip("llguidance")
+    nested = {"type": "grammar", "grammar": 'root ::= "(" root ")" | "a"'}
+    assert accepts(compile(structural_tag={"format": nested}, vocabulary=BYTES), "((a))")
+    with pytest.raises(GrammarError, match="for the whole text"):
+        compile(structural_tag={"format": {"type": "optional", "content": nested}}, vocabulary=BYTES)

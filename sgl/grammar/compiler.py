@@ -207,9 +207,23 @@ def make_constraint(given: Mapping[str, Any], vocabulary: Vocabulary | None = No
             text = json.dumps(source)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"{kind} is not JSON data: {error}") from error
+    if kind == "structural_tag" and (grammar := _grammar_alone(text)) is not None:
+        return Constraint("ebnf", json.dumps(grammar), **options)
     if kind == "structural_tag" and vocabulary is not None:
         text, options["special_tokens"], options["end_tokens"] = named_tokens(text, vocabulary)
     return Constraint(kind, text, **options)  # type: ignore[arg-type]  # one of five
+
+
+def _grammar_alone(tag: str) -> str | None:
+    """The grammar that is all of a structural tag, which may nest then."""
+    try:
+        source = json.loads(tag)
+    except (ValueError, RecursionError):
+        return None
+    format = source.get("format") if isinstance(source, dict) else None
+    if isinstance(format, dict) and format.keys() == {"type", "grammar"} and format["type"] == "grammar":
+        return format["grammar"] if isinstance(format["grammar"], str) else None
+    return None
 
 
 def _frozen(document: dict[str, Any]) -> dict[str, Any]:

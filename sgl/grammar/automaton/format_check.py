@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 from sgl.errors import GrammarError
 from sgl.grammar.automaton.xml_arguments import STYLES as XML_STYLES
+from sgl.grammar.ebnf.linear import regular_of
+from sgl.grammar.ebnf.reader import read_ebnf
+from sgl.grammar.regular.expr import Expr
 from sgl.grammar.regular.regex import compile_regex
 from sgl.time_limit import check_size, check_time
 
@@ -24,6 +28,7 @@ _FIELDS: dict[str, tuple[set[str], set[str]]] = {  # needed, and known besides
     "json_schema": ({"json_schema"}, {"style", "any_order", "max_whitespace_cnt", "excludes"}),
     "qwen_xml_parameter": ({"json_schema"}, set()),
     "regex": ({"pattern"}, set()),
+    "grammar": ({"grammar"}, set()),
     "any_text": (set(), {"excludes", "max_chars", "max_tokens"}),
     "sequence": ({"elements"}, set()),
     "or": ({"elements"}, set()),
@@ -51,7 +56,15 @@ def check_format(source: Any) -> bool:
     kinds = {each["type"] for each in _formats(source, in_triggered=True)}
     if not kinds & _JSON:
         return False
-    return bool(kinds & {*_BRANCHING, "regex"}) or any(map(_is_loose, _formats(source)))
+    return bool(kinds & {*_BRANCHING, "regex", "grammar"}) or any(map(_is_loose, _formats(source)))
+
+
+@lru_cache(maxsize=256)
+def grammar_expr(source: str) -> Expr:
+    """The texts of a grammar in EBNF. Raises GrammarError where a regular expression cannot say them."""
+    rules = read_ebnf(source)
+    rules.drop_useless()
+    return regular_of(rules)
 
 
 def name_of(given: Any) -> str:
@@ -102,7 +115,7 @@ class _Check:
     def _check_field(self, source: Any, name: str, depth: int, times: int) -> None:
         kind, value = source["type"], source[name]
         match name:
-            case "value" | "pattern" | "separator":
+            case "value" | "pattern" | "separator" | "grammar":
                 if not isinstance(value, str):
                     raise GrammarError(f"{name} of a format is a string, not {value!r}")
             case "token" | "begin" | "end":
@@ -185,6 +198,8 @@ def may_be_empty(source: Any) -> bool:
     match source["type"]:
         case "const_string":
             return not source["value"]
+        case "grammar":
+            return bool(grammar_expr(source["grammar"]).nullable)
         case "regex":
             return bool(compile_regex(source["pattern"], dialect="python", search=False).nullable)
         case "json_schema":

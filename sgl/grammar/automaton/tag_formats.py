@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from sgl.errors import GrammarError
-from sgl.grammar.automaton.format_check import bounds_of, ends_of, name_of
+from sgl.grammar.automaton.format_check import bounds_of, ends_of, grammar_expr, name_of
 from sgl.grammar.automaton.nfa import Builder, Node
 from sgl.grammar.automaton.spelling import Spelling
 from sgl.grammar.automaton.structural_tag import (
@@ -62,6 +62,8 @@ class TagFormats:
                 return self._body(Structure("", "", source["json_schema"], None, "qwen_xml"), then)
             case "regex":
                 return self._body(Structure("", "", None, source["pattern"]), then)
+            case "grammar":
+                return self._builder.after(grammar_expr(source["grammar"]), then)
             case "any_text":
                 return self._any_text(source, then, ends)
             case "sequence":

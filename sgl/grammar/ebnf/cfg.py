@@ -126,15 +126,8 @@ class Cfg:
         return self._repeats[key]
 
     def simplify(self) -> None:
-        """Drop useless rules and unroll right recursion. Raises GrammarError if there is no text, and GrammarTooLarge
-        if the shortest is too long."""
-        shortest = self._shortest()
-        if shortest[0] is None:
-            raise GrammarError("the grammar matches no text at all: every way through it is endless")
-        check_size(shortest[0], MAX_SHORTEST, "the shortest text of the grammar has more than {} characters")
-        for number, alternatives in enumerate(self.rules):
-            kept = [each for each in alternatives if all(s < 0 or shortest[s] is not None for s in each)]
-            self.rules[number] = [each for each in dict.fromkeys(kept) if each != (number,)]
+        """Drop useless rules and unroll right recursion. Raises as `drop_useless`."""
+        self.drop_useless()
         self._inline()
         self._absorb()
         self._unroll()
@@ -142,6 +135,17 @@ class Cfg:
         self._factor()
         self._keep_reachable()
         check_size(len(self.terminals), MAX_TERMINALS, "the grammar has more than {} different sets of characters")
+
+    def drop_useless(self) -> None:
+        """Drop alternatives that come to no end. Raises GrammarError if there is no text, and GrammarTooLarge if the
+        shortest is too long."""
+        shortest = self._shortest()
+        if shortest[0] is None:
+            raise GrammarError("the grammar matches no text at all: every way through it is endless")
+        check_size(shortest[0], MAX_SHORTEST, "the shortest text of the grammar has more than {} characters")
+        for number, alternatives in enumerate(self.rules):
+            kept = [each for each in alternatives if all(s < 0 or shortest[s] is not None for s in each)]
+            self.rules[number] = [each for each in dict.fromkeys(kept) if each != (number,)]
 
     def _shortest(self) -> list[int | None]:
         """The length of each rule's shortest text; None without one."""
