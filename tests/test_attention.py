@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sgl.kernels import cpu
 from sgl.kernels.attention import cpu as attention_cpu
 from sgl.kernels.attention import torch as attention_torch
-from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep, SinkAttention
 from sgl.kernels.attention.cpu import CpuAttention
 from sgl.kernels.attention.prefixes import shared_prefixes
 from sgl.kernels.attention.torch import TorchAttention
@@ -57,6 +57,8 @@ class Case:
         shared: int = 0,
         in_order: bool = False,
         windows: tuple[int | None, ...] = (None,),
+        softcap: float | None = None,
+        has_sinks: bool = False,
         dtype: torch.dtype = torch.float32,
         way: Way = TORCH,
         device: str | None = None,
@@ -76,7 +78,9 @@ class Case:
             self.page_table[row, :count], free = free[:count], free[count:]
         self.page_table[:, :shared] = self.page_table[0, :shared]
         self.shape = AttentionShape(
-            num_heads, num_kv_heads, head_dim, page_size, head_dim**-0.5, dtype, torch.device(device), windows
+            *(num_heads, num_kv_heads, head_dim, page_size, head_dim**-0.5, dtype, torch.device(device), windows),
+            softcap=softcap,
+            has_sinks=has_sinks,
         )
         generator = torch.Generator().manual_seed(seed)
 
@@ -86,6 +90,7 @@ class Case:
         self.query = draw(int(self.q_lens.sum()), num_heads, head_dim)
         self.key_cache = draw(num_pages, page_size, num_kv_heads, head_dim)
         self.value_cache = draw(num_pages, page_size, num_kv_heads, head_dim)
+        self.sinks = 2 * draw(num_heads) if has_sinks else None
 
     @property
     def step(self) -> AttentionStep:
@@ -94,7 +99,10 @@ class Case:
     def run(self, window: int | None = None) -> torch.Tensor:
         backend = self.way.backend(self.shape)
         backend.plan(self.step)
-        return backend.run(self.query, self.key_cache, self.value_cache, window)
+        if self.sinks is None:
+            return backend.run(self.query, self.key_cache, self.value_cache, window)
+        sinking = cast(SinkAttention, backend)
+        return sinking.run(self.query, self.key_cache, self.value_cache, window, sinks=self.sinks)
 
     def expected(self, window: int | None = None) -> torch.Tensor:
         """Token by token and head by head, in float64."""
@@ -111,7 +119,12 @@ class Case:
                     kv_head = head * shape.num_kv_heads // shape.num_heads
                     query = self.query[start + i, head].double()
                     scores = keys[first : last + 1, kv_head] @ query * shape.scale
-                    outputs.append(scores.softmax(0) @ values[first : last + 1, kv_head])
+                    if shape.softcap is not None:
+                        scores = shape.softcap * (scores / shape.softcap).tanh()
+                    if self.sinks is not None:
+                        scores = torch.cat((scores, self.sinks[head : head + 1].double()))
+                    weights = scores.softmax(0)[: last + 1 - first]
+                    outputs.append(weights @ values[first : last + 1, kv_head])
             start += q_len
         return torch.stack(outputs).view(self.query.shape)
 
@@ -155,6 +168,20 @@ def test_heads_of_any_size(head_dim: int, device: str) -> None:
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_window_hides_what_is_further_back(window: int, page_size: int, way: Way) -> None:
     Case(MIXED, page_size=page_size, windows=(None, window), way=way).check(window)
+
+
+@pytest.mark.parametrize("softcap", [0.3, 2.0, 50.0])
+def test_scores_are_capped(softcap: float, way: Way) -> None:
+    Case(MIXED, softcap=softcap, way=way).check()
+    Case(MIXED, softcap=softcap, windows=(None, 5), way=way, num_heads=6, head_dim=24).check(5)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_sinks_take_their_part_of_the_weight(softcap: float | None, way: Way) -> None:
+    Case(MIXED, has_sinks=True, softcap=softcap, way=way).check()
+    Case(MIXED, has_sinks=True, softcap=softcap, windows=(None, 5), way=way, num_heads=6).check(5)
+    shared = [(1 + i % 3, 280 + i) for i in range(24)]
+    Case(shared, shared=16, has_sinks=True, softcap=softcap, way=way).check()
 
 
 def test_layers_with_and_without_a_window_share_a_plan(way: Way) -> None:

@@ -175,20 +175,30 @@ typedef struct {
     const int32_t *blocks;                    /* [num_blocks, 2]: a row, and the first of its queries in the block */
     float *max_scores, *weight_sums;          /* [tokens, num_heads]: workspace */
     int64_t table_width, num_groups, num_blocks, num_heads, num_kv_heads, head_dim, page_size, is_small;
-    float scale;
+    float scale, softcap; /* no cap: 0 */
 } Step;
 
 typedef struct {
     const float *query, *keys, *values;
     float *out;
-    int64_t window; /* 0: none */
+    int64_t window;     /* 0: none */
+    const float *sinks; /* [num_heads], or NULL */
 } Layer;
 
 typedef struct {
     const float *query;
     float *out, *max_score, *weight_sum; /* so far; out: the weighted sum of values */
     int64_t first, last;                 /* visible positions */
+    const float *sink;                   /* or NULL */
 } Query;
+
+/* softcap * tanh(score / softcap) */
+INLINE Wide capped(Wide score, float softcap)
+{
+    Wide e = exponential(larger(score, -score) * (-2 / softcap)); /* at most 1: no overflow */
+    Wide size = (1 - e) / (1 + e) * softcap;
+    return choose(score < 0, -size, size);
+}
 
 typedef struct {
     int64_t position, count;   /* of the first key; how many */
@@ -263,6 +273,8 @@ INLINE void weigh(const Step *step, const Tile *tile, const Query *queries, floa
         for (int v = 0; v < vectors; v++) {
             WideInt at = order + v * WIDE;
             scores[i][v] *= step->scale;
+            if (step->softcap > 0)
+                scores[i][v] = capped(scores[i][v], step->softcap);
             if (first > 0 || last < vectors * WIDE - 1)
                 scores[i][v] = choose((at >= first) & (at <= last), scores[i][v], splat(-INFINITY));
             largest_scores = larger(scores[i][v], largest_scores);
@@ -365,7 +377,8 @@ static int64_t append(const Step *step, const Layer *layer, int64_t row, int64_t
     while (count < MAX_QUERIES && token < step->q_lens[row]) {
         int64_t at = (step->starts[row] + token) * step->num_heads + kv_head * group + head, last = past + token;
         queries[count++] = (Query){layer->query + at * step->head_dim, layer->out + at * step->head_dim,
-                                   step->max_scores + at, step->weight_sums + at, first_seen(layer, last), last};
+                                   step->max_scores + at, step->weight_sums + at, first_seen(layer, last), last,
+                                   layer->sinks ? layer->sinks + kv_head * group + head : NULL};
         if (++head == group)
             token++, head = 0;
     }
@@ -375,8 +388,8 @@ static int64_t append(const Step *step, const Layer *layer, int64_t row, int64_t
 static void begin(const Step *step, const Query *queries, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
-        *queries[i].max_score = -FLT_MAX;
-        *queries[i].weight_sum = 0;
+        *queries[i].max_score = queries[i].sink ? *queries[i].sink : -FLT_MAX;
+        *queries[i].weight_sum = queries[i].sink ? 1 : 0;
         memset(queries[i].out, 0, sizeof(float) * step->head_dim);
     }
 }
@@ -430,11 +443,11 @@ static void attend_block(const Step *step, const Layer *layer, const int32_t *bl
 }
 
 /* One layer's attention. query, out: [tokens, num_heads, head_dim]; keys, values: [pages, page_size, num_kv_heads,
- * head_dim]. Groups may share keys only if no window hides any. */
+ * head_dim]; sinks: [num_heads], or NULL. Groups may share keys only if no window hides any. */
 void sgl_attend(const Step *step, const float *query, const float *keys, const float *values, float *out,
-                int64_t window)
+                const float *sinks, int64_t window)
 {
-    const Layer layer = {query, keys, values, out, window};
+    const Layer layer = {query, keys, values, out, window, sinks};
     int64_t kv_heads = step->num_kv_heads;
 #pragma omp parallel if (!step->is_small)
     {

@@ -25,7 +25,7 @@ _FUNCTIONS = {
     "sgl_add_rms_norm": "pipppiif",
     "sgl_rotate_and_store": "ppppppppiiiif",
     "sgl_silu_and_mul": "ppii",
-    "sgl_attend": "pppppi",
+    "sgl_attend": "ppppppi",
 }
 
 

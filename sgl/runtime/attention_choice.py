@@ -65,10 +65,10 @@ def _name_and_reason(config: EngineConfig, shape: AttentionShape) -> tuple[_Back
 
 def _why_not(name: _Backend, shape: AttentionShape) -> str | None:
     """Why a backend other than torch's cannot serve the shape here; None: it can."""
-    if shape.softcap is not None:
-        return f"this model caps attention scores (at {shape.softcap:g}), which only 'torch' does"
-    if shape.has_sinks:
-        return "this model has attention sinks, which only 'torch' has"
+    if name != "cpu" and shape.softcap is not None:
+        return f"this model caps attention scores (at {shape.softcap:g}), which only 'torch' and 'cpu' do"
+    if name != "cpu" and shape.has_sinks:
+        return "this model has attention sinks, which only 'torch' and 'cpu' have"
     return _OBSTACLES[name](shape)
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from sgl.kernels import cpu
-from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from sgl.kernels.attention.base import AttentionShape, AttentionStep, SinkAttention
 from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
 
 _MOST_SHARING = 8  # rows with more query tokens keep the tiles busy by themselves
@@ -30,6 +30,7 @@ class _Step(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in _ARRAYS.split()),
         *((name, ctypes.c_int64) for name in _NUMBERS.split()),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
     )
 
 
@@ -75,6 +76,7 @@ class _Layout:
             shape.page_size,
             True,
             shape.scale,
+            shape.softcap or 0.0,
         )
         self._take(kv_lens, pages)
 
@@ -109,8 +111,8 @@ def why_not(shape: AttentionShape) -> str | None:
     return cpu.why_not()
 
 
-class CpuAttention(AttentionBackend):
-    """The `AttentionBackend` for CPUs, if `why_not` returns None."""
+class CpuAttention(SinkAttention):
+    """The `SinkAttention` for CPUs, if `why_not` returns None."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
@@ -137,8 +139,12 @@ class CpuAttention(AttentionBackend):
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         window: int | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         query = query.contiguous()
+        if sinks is not None:
+            sinks = sinks.float().contiguous()
         out = torch.empty_like(query)
         self._attend(
             self._addresses[window],
@@ -146,6 +152,7 @@ class CpuAttention(AttentionBackend):
             key_cache.data_ptr(),
             value_cache.data_ptr(),
             out.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
             window or 0,
         )
         return out
