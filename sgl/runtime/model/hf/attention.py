@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sgl.kernels.attention.base import AttentionBackend, SinkAttention
+from sgl.kernels.layers.linear import E4M3_MAX
 from sgl.runtime.model.kv_cache import KVCache
 
 NAME = "sgl"
@@ -60,13 +61,21 @@ class LayerAttention:
             rows = _widened(new, head_dim)[0].transpose(0, 1)
             if rows.shape[1] < num_cached:
                 rows = rows.repeat_interleave(num_cached // rows.shape[1], 1)
-            cache.flatten(0, 1).index_copy_(0, step.slots, rows.to(cache.dtype))
+            _store(cache.flatten(0, 1), step.slots, rows)
         query = _widened(query, head_dim)[0].transpose(0, 1).contiguous()
         if sinks is None:
             out = step.attention.run(query, keys, values, self.window)
         else:
             out = cast(SinkAttention, step.attention).run(query, keys, values, self.window, sinks=sinks)
         return out[None, ..., :width]
+
+
+def _store(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write rows to their slots, rounded to a cache in e4m3."""
+    if cache.dtype != rows.dtype:
+        rows = rows.clamp(-E4M3_MAX, E4M3_MAX).to(cache.dtype)
+        cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)  # which all devices can copy
+    cache.index_copy_(0, slots, rows)
 
 
 def _widened(x: torch.Tensor, width: int) -> torch.Tensor:

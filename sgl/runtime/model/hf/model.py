@@ -119,8 +119,11 @@ class TransformersModel:
         self._module = module
         self._step: list[Step] = []
         self._scale = config.layers[0].scale
-        for index, layer in enumerate(config.layers):
-            window = None if layer.window is None or layer.window >= self.max_positions else layer.window
+        self._windows = [
+            None if layer.window is None or layer.window >= self.max_positions else layer.window
+            for layer in config.layers
+        ]
+        for index, (layer, window) in enumerate(zip(config.layers, self._windows, strict=True)):
             module.get_submodule(layer.module).sgl_attention = LayerAttention(
                 *(index, layer.num_heads, layer.num_kv_heads, layer.key_dim, window),
                 *(layer.scale / self._scale, self._step),
@@ -154,7 +157,7 @@ class TransformersModel:
             scale=self._scale,
             dtype=self.dtype,
             device=self.device,
-            windows=tuple(dict.fromkeys(layer.window for layer in self.config.layers)),
+            windows=tuple(dict.fromkeys(self._windows)),
             kv_dtype=kv_dtype,
             softcap=layer.softcap,
             has_sinks=any(layer.has_sinks for layer in self.config.layers),
