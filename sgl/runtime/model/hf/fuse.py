@@ -99,7 +99,7 @@ class Logits(nn.Module):
     def __init__(self, head: nn.Linear, embedding: torch.Tensor) -> None:
         super().__init__()
         self.width = head.in_features
-        self.matrix: Matrix = head.weight.detach()
+        self.matrix: Matrix = head.weight.detach().contiguous()
         self.bias = None if head.bias is None else head.bias.detach()
         if head.weight is not embedding or embedding.nbytes <= MAX_HELD_TWICE:
             self.matrix = packed(self.matrix)
@@ -166,7 +166,7 @@ def _linears(module: Any) -> dict[str, Any]:
 def _matrix(linear_module: Any) -> torch.Tensor:
     """[n, k]"""
     weight: torch.Tensor = linear_module.weight.detach()
-    return weight.t().contiguous() if type(linear_module) is Conv1D else weight
+    return (weight.t() if type(linear_module) is Conv1D else weight).contiguous()
 
 
 def _is_norm(module: Any) -> bool:
