@@ -26,8 +26,8 @@ REPLACED: dict[str, tuple[int, int, int, int]] = {  # products, attention module
     "GraniteForCausalLM": (12, 3, 3, 7),
     "StableLmForCausalLM": (12, 0, 3, 0),  # rotates a part of each head, and has other norms
     "GlmForCausalLM": (12, 0, 3, 7),  # rotates neighbours
-    "GptOssForCausalLM": (6, 0, 0, 7),  # sinks
-    "Gemma3ForCausalLM": (12, 0, 0, 0),  # norms scale by 1 + weight
+    "GptOssForCausalLM": (6, 3, 0, 7),  # sinks
+    "Gemma3ForCausalLM": (12, 3, 0, 19),  # norms scale by 1 + weight
     "GPT2LMHeadModel": (12, 0, 0, 0),
 }
 
@@ -60,6 +60,22 @@ def test_packed_products_equal_transformers(
         expected = [reference(torch.tensor([sequence])).logits[0] for sequence in sequences]
     check(Paged(model, sequences, page_size=16).run(at_once(sequences)), expected)
     check(Paged(model, sequences, page_size=4).run(mixed(sequences)), expected)
+
+
+def test_products_of_all_numbers_of_rows_are_met(tmp_path: Path) -> None:
+    model = loaded(tmp_path, "LlamaForCausalLM")
+    met: dict[str, set[int]] = {}
+    products = model.weights.distinct_products()
+    for product in products:
+        product.register_forward_pre_hook(
+            lambda module, args: met.setdefault(f"{type(module).__name__} {module.width}", set()).add(
+                args[0].shape[1]
+            )
+        )
+    model.warm_up_gemms(20, 100)
+    sizes = {*range(1, 21), 32, 64, 96, 100}
+    assert met == {"Product 64": sizes, "Product 96": sizes, "Logits 64": {*range(1, 21)}}
+    assert len(products) == 5  # q|k|v, output, gate|up, down, logits
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -169,7 +169,7 @@ def test_weights_that_do_not_fit_the_config_are_named(tmp_path: Path) -> None:
         {name: its for name, its in whole.items() if name != norm}
     )
     assert "model.layers.1.mlp.experts" in refused({name: its for name, its in whole.items() if name != expert})
-    assert "has 1 tensors that its config.json has no place for: model.more" in refused(
+    assert "has 1 tensor that its config.json has no place for: model.more" in refused(
         {**whole, "model.more": torch.zeros(1)}
     )
     assert f"{norm} of {path} is [63]; its config.json makes it [64]" in refused({**whole, norm: torch.zeros(63)})
@@ -180,6 +180,32 @@ def test_weights_that_do_not_fit_the_config_are_named(tmp_path: Path) -> None:
         started(path)
     file.unlink()
     with pytest.raises(WeightsError, match="is missing"):
+        started(path)
+
+
+def test_checkpoints_of_any_floats_in_several_files_are_read(tmp_path: Path) -> None:
+    path = tiny_transformer(tmp_path / "one", "MixtralForCausalLM", **ARCHITECTURES["MixtralForCausalLM"])
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "some", max_shard_size="50KB")
+    assert len(list((tmp_path / "some").glob("*.safetensors"))) > 3
+    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "some", dtype=torch.float32)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([[5, 6, 7]])).logits[0, -1].log_softmax(-1).max()
+    with Engine(str(tmp_path / "some"), device="cpu", skip_tokenizer_init=True, max_total_tokens=64) as engine:
+        params = {"max_new_tokens": 1, "temperature": 0.0}
+        result = engine.generate(input_ids=[5, 6, 7], sampling_params=params, return_logprob=True)
+    assert abs(result["meta_info"]["output_token_logprobs"][0][0] - float(expected)) < 1e-4
+
+
+def test_buffers_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
+    path = tiny_transformer(tmp_path, "GPT2LMHeadModel", **ARCHITECTURES["GPT2LMHeadModel"])
+    file = path / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): its for name, its in load_file(file).items()}
+    old = {"h.0.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    save_file({**tensors, **old}, file)
+    started(path)
+    save_file({**tensors, **old, "h.0.attn.more": torch.ones(2, dtype=torch.int64)}, file)
+    with pytest.raises(WeightsError, match=r"no place for: .*h\.0\.attn\.more"):
         started(path)
 
 

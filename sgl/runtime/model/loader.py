@@ -33,7 +33,7 @@ class HasDtype(Protocol):
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
-_FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 _LM_HEAD = "lm_head.weight"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -216,8 +216,8 @@ def _check(entries: dict[str, Entry], shapes: dict[str, tuple[int, ...]], folder
 
 def check_dtype(name: str, entry: Entry) -> None:
     """Raise WeightsError for a tensor of other numbers than floats."""
-    if entry.dtype not in _FLOAT_DTYPES:
-        wrong = f"{entry.dtype}; expected one of {', '.join(_FLOAT_DTYPES)}"
+    if entry.dtype not in FLOAT_DTYPES:
+        wrong = f"{entry.dtype}; expected one of {', '.join(FLOAT_DTYPES)}"
         raise WeightsError(f"{name} in {entry.file} is {wrong}", path=str(entry.file), tensor=name)
 
 

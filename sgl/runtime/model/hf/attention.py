@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sgl.kernels.attention.base import AttentionBackend, SinkAttention
+from sgl.kernels.layers.linear import E4M3_MAX
 from sgl.runtime.model.kv_cache import KVCache
 
 NAME = "sgl"
@@ -25,13 +26,18 @@ class Step:
     attention: AttentionBackend
     _rotary: tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]] | None = None
 
-    def rotary(self, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`rotary_rows` of transformers' cosines and sines, [1, T, head_dim]: once for all layers that share them."""
+    def rotary(
+        self, cos: torch.Tensor, sin: torch.Tensor, head_dim: int
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`rotary_rows` of transformers' cosines and sines, [1, T, head_dim] or half of that: once for all layers that
+        share them. None if a part of each head is rotated."""
         if self._rotary is None or self._rotary[0] is not sin:
-            low, high = sin[0].chunk(2, -1)
-            rows = cos[0].unsqueeze(1).contiguous(), torch.cat((-low, high), -1).unsqueeze(1)
-            self._rotary = sin, rows
-        return self._rotary[1]
+            halves = sin[0].chunk(2, -1) if sin.shape[-1] == head_dim else (sin[0], sin[0])
+            signed = torch.cat((-halves[0], halves[1]), -1).unsqueeze(1)
+            whole = cos[0] if cos.shape[-1] == head_dim else torch.cat((cos[0], cos[0]), -1)
+            self._rotary = sin, (whole.unsqueeze(1).contiguous(), signed)
+        rows = self._rotary[1]
+        return rows if rows[0].shape[-1] == rows[1].shape[-1] == head_dim else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,25 @@ class LayerAttention:
             rows = _widened(new, head_dim)[0].transpose(0, 1)
             if rows.shape[1] < num_cached:
                 rows = rows.repeat_interleave(num_cached // rows.shape[1], 1)
-            cache.flatten(0, 1).index_copy_(0, step.slots, rows.to(cache.dtype))
+            _store(cache.flatten(0, 1), step.slots, rows)
         query = _widened(query, head_dim)[0].transpose(0, 1).contiguous()
+        return self.run(query, sinks)[None, ..., :width]
+
+    def run(self, query: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+        """`AttentionBackend.run`, with keys and values in the cache."""
+        step = self.step[0]
+        keys, values = step.kv.keys[self.index], step.kv.values[self.index]
         if sinks is None:
-            out = step.attention.run(query, keys, values, self.window)
-        else:
-            out = cast(SinkAttention, step.attention).run(query, keys, values, self.window, sinks=sinks)
-        return out[None, ..., :width]
+            return step.attention.run(query, keys, values, self.window)
+        return cast(SinkAttention, step.attention).run(query, keys, values, self.window, sinks=sinks)
+
+
+def _store(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write rows to their slots, rounded to a cache in e4m3."""
+    if cache.dtype != rows.dtype:
+        rows = rows.clamp(-E4M3_MAX, E4M3_MAX).to(cache.dtype)
+        cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)  # which all devices can copy
+    cache.index_copy_(0, slots, rows)
 
 
 def _widened(x: torch.Tensor, width: int) -> torch.Tensor:

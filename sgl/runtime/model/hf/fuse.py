@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class Product(nn.Module):
         super().__init__()
         matrices = [_matrix(its) for its in linears]
         self.sizes = [len(its) for its in matrices]
+        self.width = matrices[0].shape[1]
         self.matrix: Matrix = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
         self.bias: torch.Tensor | None = None
         if any(its.bias is not None for its in linears):
@@ -96,7 +98,8 @@ class Logits(nn.Module):
 
     def __init__(self, head: nn.Linear, embedding: torch.Tensor) -> None:
         super().__init__()
-        self.matrix: Matrix = head.weight.detach()
+        self.width = head.in_features
+        self.matrix: Matrix = head.weight.detach().contiguous()
         self.bias = None if head.bias is None else head.bias.detach()
         if head.weight is not embedding or embedding.nbytes <= MAX_HELD_TWICE:
             self.matrix = packed(self.matrix)
@@ -163,7 +166,7 @@ def _linears(module: Any) -> dict[str, Any]:
 def _matrix(linear_module: Any) -> torch.Tensor:
     """[n, k]"""
     weight: torch.Tensor = linear_module.weight.detach()
-    return weight.t().contiguous() if type(linear_module) is Conv1D else weight
+    return (weight.t() if type(linear_module) is Conv1D else weight).contiguous()
 
 
 def _is_norm(module: Any) -> bool:
@@ -193,14 +196,12 @@ def _gives_the_same(call: _Call, compute: Callable[..., Any]) -> bool:
 def _try_norm(module: Any, call: _Call) -> bool:
     weight, eps = module.weight.detach(), _eps(module)
     assert eps is not None, "it is a norm"
-
-    def norm(x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, eps)
-
-    if _gives_the_same(call, norm):
-        module.forward = norm
-        module.is_plain = True
-        return True
+    for scales in (weight, 1.0 + weight.float()):  # the latter are Gemma's
+        norm = partial(rms_norm, weight=scales, eps=eps)
+        if _gives_the_same(call, norm):
+            module.forward = norm
+            module.scales = scales
+            return True
     return False
 
 
@@ -253,22 +254,24 @@ def _try_attention(module: Any, call: _Call) -> bool:
     norm, eps = None, 0.0
     norms: list[Any] = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
     if norms != [None, None]:
-        if not all(getattr(its, "is_plain", False) and its.weight.shape == (head_dim,) for its in norms):
+        query_norm, key_norm = (getattr(its, "scales", None) for its in norms)
+        if query_norm is None or key_norm is None or not query_norm.shape == key_norm.shape == (head_dim,):
             return False
-        (query_norm, key_norm), eps = (its.weight.detach() for its in norms), _eps(norms[0]) or 0.0
+        eps = _eps(norms[0]) or 0.0
         norm = torch.cat((query_norm.expand(num_heads, -1), key_norm.expand(num_kv_heads, -1)))
 
     def attend(
         hidden_states: torch.Tensor, position_embeddings: Any, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, None]:
         step = attention.step[0]
-        if position_embeddings[0].shape[-1] != head_dim:
-            raise ValueError("it rotates a part of each head")
         qkv = product(hidden_states)[0].view(-1, num_heads + 2 * num_kv_heads, head_dim)
-        rotary = step.rotary(*position_embeddings)
+        cos, sin = position_embeddings
+        rotary = step.rotary(cos, sin, head_dim)
+        if rotary is None:
+            raise ValueError("it rotates a part of each head")
         keys, values = step.kv.keys[attention.index], step.kv.values[attention.index]
         query = rotate_and_store(qkv, num_heads, rotary, norm, eps, keys, values, step.slots)
-        return output(step.attention.run(query, keys, values, attention.window).flatten(1)[None]), None
+        return output(attention.run(query, getattr(module, "sinks", None)).flatten(1)[None]), None
 
     if _gives_the_same(call, attend):
         module.forward = attend

@@ -16,7 +16,7 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionShape, Attenti
 from sgl.kernels.attention.flashinfer import HEAD_DIMS
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.kernels.collectives import Collectives, Links
-from sgl.kernels.layers.linear import Matrix, prepare
+from sgl.kernels.layers.linear import prepare
 from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.hf import weights
 from sgl.runtime.model.hf.attention import NAME, LayerAttention, Step
@@ -28,6 +28,7 @@ from sgl.runtime.model.loader import LoadFormat, resolve_dtype
 from sgl.runtime.model.weights import matrix_tensors
 
 _FEW = 4  # tokens to compare replaced parts with
+_EACH_WARM, _MOST_WARM = 512, 16_384  # tokens of products to warm up: each number, then every 32nd, up to these
 
 
 def load_transformers(
@@ -80,9 +81,15 @@ class TransformersWeights:
 
     def prepare(self, most_rows: int) -> None:
         """See `linear.prepare`."""
-        alike = {(_shape(product.matrix), product.bias is None): product for product in self.products}
-        for product in alike.values():
+        for product in self.distinct_products():
             prepare(product.matrix, product.bias, most_rows)
+
+    def distinct_products(self) -> list[Product | Logits]:
+        """One of each shape."""
+        alike = {
+            (type(each), next(matrix_tensors(each.matrix)).shape, each.bias is None): each for each in self.products
+        }
+        return list(alike.values())
 
 
 class TransformersModel:
@@ -119,8 +126,11 @@ class TransformersModel:
         self._module = module
         self._step: list[Step] = []
         self._scale = config.layers[0].scale
-        for index, layer in enumerate(config.layers):
-            window = None if layer.window is None or layer.window >= self.max_positions else layer.window
+        self._windows = [
+            None if layer.window is None or layer.window >= self.max_positions else layer.window
+            for layer in config.layers
+        ]
+        for index, (layer, window) in enumerate(zip(config.layers, self._windows, strict=True)):
             module.get_submodule(layer.module).sgl_attention = LayerAttention(
                 *(index, layer.num_heads, layer.num_kv_heads, layer.key_dim, window),
                 *(layer.scale / self._scale, self._step),
@@ -154,7 +164,7 @@ class TransformersModel:
             scale=self._scale,
             dtype=self.dtype,
             device=self.device,
-            windows=tuple(dict.fromkeys(layer.window for layer in self.config.layers)),
+            windows=tuple(dict.fromkeys(self._windows)),
             kv_dtype=kv_dtype,
             softcap=layer.softcap,
             has_sinks=any(layer.has_sinks for layer in self.config.layers),
@@ -195,11 +205,14 @@ class TransformersModel:
 
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
-        """See `Model`."""
-
-
-def _shape(matrix: Matrix) -> torch.Size:
-    return next(matrix_tensors(matrix)).shape
+        """See `Model`; of the products that our kernels compute."""
+        last = min(max(most_rows, most_tokens), _MOST_WARM)
+        sizes = {most_rows, most_tokens, *range(1, min(most_rows, _EACH_WARM) + 1), *range(32, last, 32)}
+        products = self.weights.distinct_products()
+        for num_tokens in sorted(sizes, reverse=True):  # the largest first: smaller ones reuse its memory
+            for product in products:
+                if isinstance(product, Product) or num_tokens <= most_rows:
+                    product(torch.zeros(1, num_tokens, product.width, dtype=self.dtype, device=self.device))
 
 
 class _Given(torch.nn.Module):

@@ -20,8 +20,9 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from sgl.errors import WeightsError
-from sgl.runtime.model.loader import Entry, check_dtype, named, opened, read, read_headers
+from sgl.runtime.model.loader import FLOAT_DTYPES, check_dtype, named, opened, read, read_headers
 
+_OLD_BUFFERS = ("rotary_emb.inv_freq", "attn.masked_bias")  # in old checkpoints; they follow from the config
 _OLD_OPTIONS: dict[str, Any] = (  # of older versions
     {"tp_plan": None} if "tp_plan" in signature(convert_and_load_state_dict_in_model).parameters else {}
 )
@@ -30,10 +31,15 @@ _OLD_OPTIONS: dict[str, Any] = (  # of older versions
 def load(module: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
     """Read a checkpoint's tensors into a module that is on the meta device. Raises WeightsError."""
     entries = read_headers(folder)
-    for name, entry in entries.items():
-        check_dtype(name, entry)
-    empty = {name: torch.empty(entry.shape, dtype=dtype, device="meta") for name, entry in entries.items()}
-    _check(module, _converted(module, empty, dtype, torch.device("meta")), folder, entries)
+    meta = torch.device("meta")
+    empty = {name: torch.empty(entry.shape, dtype=dtype, device=meta) for name, entry in entries.items()}
+    # Old checkpoints have masks and positions, which are ignored.
+    others = {name: empty[name] for name, entry in entries.items() if entry.dtype not in FLOAT_DTYPES}
+    if others and _converted(module, others, dtype, meta).missing_keys != module.state_dict().keys():
+        for name in others:
+            check_dtype(name, entries[name])
+    _check(module, _converted(module, empty, dtype, meta), folder)
+    entries = {name: entry for name, entry in entries.items() if name not in others}
     files = {file: opened(file) for file in sorted({entry.file for entry in entries.values()})}
     tensors = {name: _Tensor(files[entry.file], name, entry.file) for name, entry in entries.items()}
     found = _converted(module, tensors, dtype, device)
@@ -96,7 +102,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _check(module: Any, found: Any, folder: Path, entries: Mapping[str, Entry]) -> None:
+def _check(module: Any, found: Any, folder: Path) -> None:
     """Raise WeightsError unless the checkpoint has exactly the needed tensors and shapes."""
     if found.conversion_errors:
         name, error = next(iter(found.conversion_errors.items()))
@@ -126,8 +132,9 @@ def _check(module: Any, found: Any, folder: Path, entries: Mapping[str, Entry]) 
         count, first = named(missing)
         message = f"{folder} lacks {count} that its config.json calls for: {first}"
         raise WeightsError(message, path=str(folder), tensor=next(iter(missing)))
-    if found.unexpected_keys:
-        name, *_ = names = sorted(found.unexpected_keys)
+    if more := {name for name in found.unexpected_keys if not name.endswith(_OLD_BUFFERS)}:
+        name, *_ = names = sorted(more)
         shown = ", ".join(names[:3])
-        message = f"{folder} has {len(names)} tensors that its config.json has no place for: {shown}"
+        count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+        message = f"{folder} has {count} that its config.json has no place for: {shown}"
         raise WeightsError(message, path=str(folder), tensor=name)
