@@ -148,13 +148,13 @@ FORMATS: Final = (
     HERMES,
     QWEN3_CODER,
     GLM45,
-    LLAMA3,
     MISTRAL,
     MISTRAL_ARGS,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     KIMI_K2,
     GPT_OSS,
+    LLAMA3,  # last: others' calls may hold what looks like its
 )
 PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
     "hermes": (HERMES,),
