@@ -1289,6 +1289,8 @@ export interface components {
             continue_final_message?: boolean | null;
             /** Separate Reasoning */
             separate_reasoning?: boolean | null;
+            /** Stream Reasoning */
+            stream_reasoning?: boolean | null;
             /** Include Reasoning */
             include_reasoning?: boolean | null;
             /** Return Prompt Token Ids */
@@ -4019,7 +4021,7 @@ export interface components {
             /** @enum {unknown} */
             dtype?: "int" | "float" | "bool" | "str";
             /** @enum {unknown} */
-            reasoning?: "deepseek-r1" | "deepseek-v3" | "glm45" | "kimi" | "qwen3" | "qwen3-thinking" | "step3";
+            reasoning?: "deepseek-r1" | "deepseek-v3" | "glm45" | "gpt-oss" | "kimi" | "kimi_k2" | "minimax" | "mistral" | "qwen3" | "qwen3-thinking" | "step3";
             tools?: Record<string, never>[];
         };
         ir_select: {

@@ -140,7 +140,18 @@ export interface Gen {
     ebnf?: string;
   };
   dtype?: "int" | "float" | "bool" | "str";
-  reasoning?: "deepseek-r1" | "deepseek-v3" | "glm45" | "kimi" | "qwen3" | "qwen3-thinking" | "step3";
+  reasoning?:
+    | "deepseek-r1"
+    | "deepseek-v3"
+    | "glm45"
+    | "gpt-oss"
+    | "kimi"
+    | "kimi_k2"
+    | "minimax"
+    | "mistral"
+    | "qwen3"
+    | "qwen3-thinking"
+    | "step3";
   tools?: {
     [k: string]: unknown;
   }[];
