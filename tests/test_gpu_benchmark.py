@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.gpu import __main__ as everything
-from benchmarks.gpu import peers, throughput
+from benchmarks.gpu import peers, throughput, versions
 from benchmarks.gpu.workloads import Figure
 
 TINY_LLAMA = {
@@ -97,3 +97,29 @@ def test_one_command_runs_the_peers_first_and_shows_them_everywhere(
     rows = str(tmp_path / "out" / "peers.jsonl")
     assert all((rows in command) == with_peers for command in commands)
     assert (tmp_path / "out").is_dir()
+
+
+def test_versions_are_compared_by_medians_and_spread() -> None:
+    before = {"W3 TPOT": [4.0, 4.2, 4.1], "W1 output": [10_500.0, 10_700.0]}
+    lines = versions.table(before, {"W3 TPOT": [2.05, 2.0, 2.1], "W1 output": [10_600.0, 10_600.0]})
+    assert [line.split() for line in lines[1:]] == [
+        "W3 TPOT 4.1 (4 to 4.2) 2.05 (2 to 2.1) 0.500".split(),
+        "W1 output 10,600 (10,500 to 10,700) 10,600 (10,600 to 10,600) 1.000".split(),
+    ]
+
+
+def test_each_version_runs_its_own_engine_under_todays_benchmark(tmp_path: Path) -> None:
+    package = tmp_path / "old" / "sgl"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('the old one ran')")
+    with pytest.raises(SystemExit, match="the engine before ended with status 1"):
+        versions.Version("before", package, [".", "."], tmp_path / "run")
+
+
+def test_a_folder_without_the_package_is_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["versions", str(tmp_path), str(tmp_path)])
+    with pytest.raises(SystemExit):
+        versions.main()
+    assert f"{tmp_path} is no checkout of sgl: it has no folder sgl" in capsys.readouterr().err

@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sgl import Engine
-from sgl.runtime.batch import Batch, PendingStep, TokenMasks
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.runner.runner import Launched
+
+if TYPE_CHECKING:  # versions.py runs this beside older engines
+    from sgl.runtime.batch import Batch, PendingStep, TokenMasks
+    from sgl.runtime.runner.runner import Launched
 
 PROMPT_IDS = 10_000  # prompts are drawn from the token ids below this
 
