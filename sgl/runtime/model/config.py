@@ -72,7 +72,7 @@ class ModelConfig:
         folder = find_checkpoint(path)
         path = str(folder)
         gguf = GgufCheckpoint(path) if is_gguf(path) else None
-        fields = _Fields(path, read_json(folder / "config.json") if gguf is None else gguf.config)
+        fields = Fields(path, read_json(folder / "config.json") if gguf is None else gguf.config)
         architectures = fields.data.get("architectures") or []
         name = str(architectures[0]) if len(architectures) == 1 else None
         if name not in FAMILIES:
@@ -83,13 +83,13 @@ class ModelConfig:
                 path=path,
             )
         family = FAMILIES[name]
-        fields = _Fields(path, {**family.defaults, **fields.data}, architecture=name)
+        fields = Fields(path, {**family.defaults, **fields.data}, architecture=name)
         _refuse_unsupported(fields)
         config = _model_config(fields, family, special_tokens(folder, fields.data))
         return config if gguf is None else replace(config, checkpoint_format=gguf.types())
 
 
-def _model_config(fields: _Fields, family: Family, special: tuple[int | None, tuple[int, ...]]) -> ModelConfig:
+def _model_config(fields: Fields, family: Family, special: tuple[int | None, tuple[int, ...]]) -> ModelConfig:
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", default=num_heads)
@@ -99,8 +99,8 @@ def _model_config(fields: _Fields, family: Family, special: tuple[int | None, tu
     if head_dim % 2:
         raise fields.unsupported(f"an odd head_dim, {head_dim}")
     num_layers = fields.integer("num_hidden_layers")
-    rope = _rope(fields)
-    context_length = _context_length(fields, rope)
+    rope = read_rope(fields)
+    context_length = read_context_length(fields, rope)
     configured_bias = family.attention_bias == "configured" and fields.flag("attention_bias")
     return ModelConfig(
         path=fields.path,
@@ -125,14 +125,14 @@ def _model_config(fields: _Fields, family: Family, special: tuple[int | None, tu
         qk_norm=family.has_qk_norm,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         initializer_range=fields.number("initializer_range", default=0.02),
-        dtype=_dtype(fields),
+        dtype=read_dtype(fields),
         bos_token_id=special[0],
         eos_token_ids=special[1],
     )
 
 
-class _Fields:
-    """A config.json, with path and architecture for errors; null counts as absent."""
+class Fields:
+    """A config.json, with path and architecture for errors; null counts as absent. Raises ModelError."""
 
     def __init__(self, path: str, data: Mapping[str, Any], architecture: str | None = None) -> None:
         self.path = path
@@ -140,6 +140,7 @@ class _Fields:
         self.architecture = architecture
 
     def number(self, key: str, default: float | None = None) -> float:
+        """A number above 0."""
         value = self.data.get(key)
         value = default if value is None else value
         if value is None:
@@ -149,24 +150,29 @@ class _Fields:
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0."""
         value = self.number(key, default)
         if value != int(value):
             raise self.error(f"{key!r} is {value!r}, not a whole number")
         return int(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
+        """True or false."""
         value = self.data.get(key)
         if value is not None and not isinstance(value, bool):
             raise self.error(f"{key!r} is {value!r}, neither true nor false")
         return default if value is None else value
 
-    def section(self, data: Mapping[str, Any]) -> _Fields:
-        return _Fields(self.path, data, self.architecture)
+    def section(self, data: Mapping[str, Any]) -> Fields:
+        """Fields of a part of it."""
+        return Fields(self.path, data, self.architecture)
 
     def error(self, message: str) -> ModelError:
+        """For a missing or inconsistent field."""
         return ModelError(f"{self.path}: {message}", path=self.path)
 
     def unsupported(self, feature: str) -> UnsupportedModel:
+        """For a feature that our own layers lack."""
         return UnsupportedModel(
             f"{self.path}: {feature} is not supported ({self.architecture})",
             architecture=self.architecture,
@@ -188,7 +194,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _refuse_unsupported(fields: _Fields) -> None:
+def _refuse_unsupported(fields: Fields) -> None:
     if fields.data.get("hidden_act") not in (None, "silu"):
         raise fields.unsupported(f"activation {fields.data['hidden_act']!r}")
     if fields.data.get("quantization_config"):
@@ -199,7 +205,7 @@ def _refuse_unsupported(fields: _Fields) -> None:
             raise fields.unsupported(f"a mixture of experts ({key})")
 
 
-def _rope(fields: _Fields) -> RopeConfig:
+def read_rope(fields: Fields) -> RopeConfig:
     """The rope parameters, from `rope_parameters`, or from `rope_scaling` and `rope_theta`."""
     given = fields.data.get("rope_scaling") or fields.data.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in given.values()):
@@ -239,7 +245,7 @@ def _rope(fields: _Fields) -> RopeConfig:
     )
 
 
-def _context_length(fields: _Fields, rope: RopeConfig) -> int:
+def read_context_length(fields: Fields, rope: RopeConfig) -> int:
     """Scaled types reach factor times the original length, or max_position_embeddings if longer; llama3 reaches the
     latter."""
     max_positions = fields.integer("max_position_embeddings")
@@ -248,7 +254,7 @@ def _context_length(fields: _Fields, rope: RopeConfig) -> int:
     return max_positions
 
 
-def _windows(fields: _Fields, family: Family, num_layers: int) -> list[int | None]:
+def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None]:
     window = fields.data.get("sliding_window")
     if family.sliding_window == "by layer" and not fields.flag("use_sliding_window"):
         window = None
@@ -272,7 +278,8 @@ def _windows(fields: _Fields, family: Family, num_layers: int) -> list[int | Non
     return [window if layer_type == "sliding_attention" else None for layer_type in layer_types]
 
 
-def _dtype(fields: _Fields) -> DtypeName:
+def read_dtype(fields: Fields) -> DtypeName:
+    """The checkpoint's."""
     name = str(fields.data.get("dtype") or fields.data.get("torch_dtype") or "float32").removeprefix("torch.")
     if name not in get_args(DtypeName):
         raise fields.unsupported(f"dtype {name!r}")

@@ -72,10 +72,11 @@ def _attention_factor(rope: RopeConfig) -> float:
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
-
-    def temperature(mscale: float) -> float:
-        return 0.1 * mscale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
-
     if rope.mscale and rope.mscale_all_dim:
-        return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
-    return temperature(1.0)
+        return temperature(rope.factor, rope.mscale) / temperature(rope.factor, rope.mscale_all_dim)
+    return temperature(rope.factor, 1.0)
+
+
+def temperature(factor: float, mscale: float) -> float:
+    """By how much attention scales for a context that is `factor` times as long."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
