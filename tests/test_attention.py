@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sgl.kernels import cpu
 from sgl.kernels.attention import cpu as attention_cpu
 from sgl.kernels.attention import torch as attention_torch
-from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep, SinkAttention
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from sgl.kernels.attention.cpu import CpuAttention
 from sgl.kernels.attention.prefixes import shared_prefixes
 from sgl.kernels.attention.torch import TorchAttention
@@ -99,10 +99,7 @@ class Case:
     def run(self, window: int | None = None) -> torch.Tensor:
         backend = self.way.backend(self.shape)
         backend.plan(self.step)
-        if self.sinks is None:
-            return backend.run(self.query, self.key_cache, self.value_cache, window)
-        sinking = cast(SinkAttention, backend)
-        return sinking.run(self.query, self.key_cache, self.value_cache, window, sinks=self.sinks)
+        return backend.run(self.query, self.key_cache, self.value_cache, window, sinks=self.sinks)
 
     def expected(self, window: int | None = None) -> torch.Tensor:
         """Token by token and head by head, in float64."""

@@ -45,8 +45,8 @@ LOG2E = math.log2(math.e)
 NUM_SMS = 8  # few, so that fa3 is chosen for shared keys, too
 
 
-def stand_in(kernel: str) -> SimpleNamespace:
-    """A module as FlashInfer compiles them: plan and paged_run."""
+def stand_in(kernel: str, *, caps: bool = False) -> SimpleNamespace:
+    """A module as FlashInfer compiles them, with soft caps or without: plan and paged_run."""
 
     def plan(*arguments: Any) -> list[int]:
         workspace, query_starts, page_starts, kv_lens, num_tokens, num_rows = (
@@ -65,7 +65,8 @@ def stand_in(kernel: str) -> SimpleNamespace:
         plan_info, query, keys, values, query_starts, page_starts, pages, last_lens, out, lse, mask = arguments[
             2:13
         ]
-        window, scale = arguments[14], arguments[23]
+        window, softcap, scale = arguments[14], arguments[22], arguments[23]
+        assert (softcap > 0) == caps
         assert plan_info[0] == len(last_lens)
         # From a pointer on, however long the tensor was that it was captured with
         pages = torch.empty(0, dtype=torch.int32).set_(pages.untyped_storage())[pages.storage_offset() :]
@@ -81,6 +82,8 @@ def stand_in(kernel: str) -> SimpleNamespace:
             some = slice(int(query_starts[row]), int(query_starts[row + 1]))
             k, v = (cache[chosen].flatten(0, 1)[:kv_len].repeat_interleave(group, 1) for cache in (keys, values))
             scores = torch.einsum("qhd,khd->qhk", query[some], k) * scale
+            if caps:
+                scores = softcap * (scores / softcap).tanh()
             q_len = len(scores)
             last = torch.arange(kv_len - q_len, kv_len)[:, None] if mask else torch.full((q_len, 1), kv_len - 1)
             hidden = torch.arange(kv_len) > last
@@ -110,7 +113,11 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     hopper = SimpleNamespace(multi_processor_count=NUM_SMS, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: hopper)
     backend = flashinfer.FlashInferAttention
-    monkeypatch.setattr(backend, "_module", lambda self, kernel, window: stand_in(kernel))
+    monkeypatch.setattr(
+        backend,
+        "_module",
+        lambda self, kernel, window: stand_in(kernel, caps=self._shape.softcap is not None),
+    )
     installed(monkeypatch, "0.7.2.post1")
     monkeypatch.setattr(
         backend, "_pinned_buffer", staticmethod(lambda: (torch.empty(1 << 23, dtype=torch.uint8), Event()))
@@ -136,6 +143,8 @@ ROWS = st.lists(
     windows=st.sampled_from([(None,), (7,), (None, 7)]),
     shared=st.integers(0, 3),
     prefill=st.sampled_from(["fa2", "fa3"]),
+    softcap=st.sampled_from([None, 0.7]),
+    has_sinks=st.booleans(),
 )
 def test_any_step_equals_attention_written_out(
     decodes: list[tuple[int, int]],
@@ -143,27 +152,45 @@ def test_any_step_equals_attention_written_out(
     windows: tuple[int | None, ...],
     shared: int,
     prefill: flashinfer.PrefillKernel,
+    softcap: float | None,
+    has_sinks: bool,
 ) -> None:
-    """With prefixes that rows share or not, and attended to once or not."""
+    """With prefixes that rows share or not, and attended to once or not; a sink counts once."""
     rows = [*decodes, *prompts]
-    case = Case(rows, page_size=4, windows=windows, shared=min(shared, -(-rows[0][1] // 4)))
+    case = Case(
+        rows,
+        page_size=4,
+        windows=windows,
+        shared=min(shared, -(-rows[0][1] // 4)),
+        softcap=softcap,
+        has_sinks=has_sinks,
+    )
     backend = flashinfer.FlashInferAttention(case.shape, prefill=prefill)
     backend._least_saved = backend._least_work = 1
     backend.plan(case.step)
     for window in windows:
-        near(backend.run(case.query, case.key_cache, case.value_cache, window), case.expected(window))
+        found = backend.run(case.query, case.key_cache, case.value_cache, window, sinks=case.sinks)
+        near(found, case.expected(window))
 
 
 @interpreted
 @pytest.mark.parametrize("num_rows", [3, 20])
-@pytest.mark.parametrize("windows", [(None,), (None, 7)])
-@pytest.mark.parametrize("variant", [0, 1])
+@pytest.mark.parametrize(
+    ("windows", "variant", "has_sinks"),
+    [((None,), 0, False), ((None,), 1, False), ((None,), 1, True), ((None, 7), 0, True)],
+)
 def test_what_was_captured_attends_for_later_steps(
-    num_rows: int, windows: tuple[int | None, ...], variant: int
+    num_rows: int, windows: tuple[int | None, ...], variant: int, has_sinks: bool
 ) -> None:
     """With padding, and with any number of keys shared by all rows or within groups."""
     rng = np.random.default_rng(0)
-    case = Case([(1, 60)] * num_rows, page_size=4, windows=windows)
+    case = Case(
+        [(1, 60)] * num_rows,
+        page_size=4,
+        windows=windows,
+        has_sinks=has_sinks,
+        softcap=3.0 if has_sinks else None,
+    )
     backend = flashinfer.FlashInferAttention(case.shape, prefill="fa3", max_graph_rows=num_rows, max_pages=16)
     backend._least_saved = 1
     if variant not in backend.variants(num_rows):
@@ -186,7 +213,7 @@ def test_what_was_captured_attends_for_later_steps(
             backend._planned_step = captured  # a replay knows nothing of the plans that follow it
             case.kv_lens, case.page_table = kv_lens, table
             for window in windows:
-                actual = backend.run(case.query, case.key_cache, case.value_cache, window)
+                actual = backend.run(case.query, case.key_cache, case.value_cache, window, sinks=case.sinks)
                 near(actual[:real], case.expected(window)[:real])
 
 

@@ -12,9 +12,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
-from sgl.kernels.attention.base import AttentionShape
-from sgl.runtime.attention_choice import choose_attention
-from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.choice import read_config
 from sgl.runtime.model.config import ModelConfig
@@ -127,7 +124,6 @@ def test_a_feature_that_our_layers_lack_falls_back(tmp_path: Path) -> None:
         ({"pp_size": 2}, "pp_size"),
         ({"quantization": "fp8"}, "quantization"),
         ({"context_length": 257}, "context_length"),
-        ({"attention_backend": "triton"}, "attention_backend"),
     ],
 )
 def test_options_that_do_not_suit_are_named(options: dict[str, Any], option: str, tmp_path: Path) -> None:
@@ -135,15 +131,6 @@ def test_options_that_do_not_suit_are_named(options: dict[str, Any], option: str
     with pytest.raises(ConfigError) as caught:
         Engine(str(path), device="cpu", skip_tokenizer_init=True, max_total_tokens=64, **options)
     assert caught.value.option == option
-
-
-@pytest.mark.parametrize("fields", [{"softcap": 50.0}, {"has_sinks": True}])
-@pytest.mark.parametrize("backend", ["flashinfer", "triton"])
-def test_backends_without_caps_or_sinks_are_named(backend: Any, fields: dict[str, Any]) -> None:
-    shape = AttentionShape(4, 2, 64, 16, 0.125, torch.bfloat16, torch.device("cuda"), **fields)
-    config = EngineConfig(attention_backend=backend, max_running_requests=1, context_length=64)
-    with pytest.raises(ConfigError, match=r"caps attention scores \(at 50\)|attention sinks"):
-        choose_attention(config, shape)
 
 
 def started(path: Path) -> None:

@@ -35,19 +35,53 @@ def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
     heads=st.sampled_from([(4, 2), (3, 3), (6, 2), (16, 1)]),
     page_size=st.sampled_from([1, 4, 16]),
     window=st.sampled_from([None, 1, 30]),
+    softcap=st.sampled_from([None, 0.7, 50.0]),
+    has_sinks=st.booleans(),
+    num_programs=st.sampled_from([1, 3]),
     overlaps=st.booleans(),
 )
 def test_any_step_equals_attention_written_out(
-    rows: list[tuple[int, int]], heads: tuple[int, int], page_size: int, window: int | None, overlaps: bool
+    rows: list[tuple[int, int]],
+    heads: tuple[int, int],
+    page_size: int,
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+    num_programs: int,
+    overlaps: bool,
 ) -> None:
-    sizes = [(q, q + past) for q, past in rows]
     case = Case(
-        sizes, num_heads=heads[0], num_kv_heads=heads[1], page_size=page_size, windows=(window,), device=DEVICE
+        [(q, q + past) for q, past in rows],
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        page_size=page_size,
+        windows=(window,),
+        softcap=softcap,
+        has_sinks=has_sinks,
+        device=DEVICE,
     )
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cpu":
+            patch.setattr(decode, "_PER_PROCESSOR", heads[1] * num_programs)
+            patch.setattr(decode, "_LEAST_SHARE", 32)
+        backend = TritonAttention(case.shape)
+        backend.plan(case.step)
+    caches = case.key_cache, case.value_cache
+    found = backend.run(case.query, *caches, window, sinks=case.sinks, overlaps=overlaps)
+    near(found, case.expected(window))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_heads_of_any_size_with_caps_and_sinks(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are cut between programs, and some are not."""
+    monkeypatch.setattr(decode, "_PER_PROCESSOR", 6)
+    rows = [(1, 200), (1, 7), (1, 150), (9, 70)]
+    case = Case(rows, head_dim=head_dim, softcap=5.0, has_sinks=True, windows=(None, 40), device=DEVICE)
     backend = TritonAttention(case.shape)
     backend.plan(case.step)
-    found = backend.run(case.query, case.key_cache, case.value_cache, window, overlaps=overlaps)
-    near(found, case.expected(window))
+    for window in case.shape.windows:
+        found = backend.run(case.query, case.key_cache, case.value_cache, window, sinks=case.sinks)
+        near(found, case.expected(window))
 
 
 @given(
@@ -135,9 +169,12 @@ def test_steps_that_go_on_get_the_shares_that_they_would_get_by_themselves(
     lengths=st.lists(st.integers(1, 400), min_size=1, max_size=5),
     places=st.lists(st.integers(-1, 3), min_size=5, max_size=5),
     num_programs=st.integers(1, 4),
+    has_sinks=st.booleans(),
 )
-def test_own_keys_are_merged_with_common_ones(lengths: list[int], places: list[int], num_programs: int) -> None:
-    """Against attention over all of a row's keys at once, wherever rows are cut."""
+def test_own_keys_are_merged_with_common_ones(
+    lengths: list[int], places: list[int], num_programs: int, has_sinks: bool
+) -> None:
+    """Against attention over all of a row's keys at once, wherever rows are cut; a sink counts once."""
     num_rows, heads, dim = len(lengths), 4, 16
     case = Case(
         [(1, length) for length in lengths],
@@ -146,6 +183,7 @@ def test_own_keys_are_merged_with_common_ones(lengths: list[int], places: list[i
         head_dim=dim,
         device=DEVICE,
         page_size=4,
+        has_sinks=has_sinks,
     )
     attention = DecodeAttention(case.shape)
     attention.num_programs = min(num_programs, attention.num_programs)
@@ -159,7 +197,7 @@ def test_own_keys_are_merged_with_common_ones(lengths: list[int], places: list[i
     common = SharedOutput(everyone, lse, torch.from_numpy(chosen).to(DEVICE))
     out = torch.full_like(case.query, math.nan)
     plan = attention.plan(case.step, num_rows)
-    attention.run(plan, case.query, case.key_cache, case.value_cache, None, out, common)
+    attention.run(plan, case.query, case.key_cache, case.value_cache, None, out, common, sinks=case.sinks)
     alone = case.expected()
     for row in range(num_rows):
         if chosen[row] < 0:
@@ -168,7 +206,10 @@ def test_own_keys_are_merged_with_common_ones(lengths: list[int], places: list[i
         pages = torch.from_numpy(case.page_table[row, : -(-lengths[row] // 4)]).long().to(DEVICE)
         row_keys = torch.cat((keys, case.key_cache[pages].flatten(0, 1)[: lengths[row]])).repeat_interleave(2, 1)
         row_values = torch.cat((values, case.value_cache[pages].flatten(0, 1)[: lengths[row]]))
-        weights = (torch.einsum("hd,khd->hk", case.query[row], row_keys) * case.shape.scale).softmax(-1)
+        scores = torch.einsum("hd,khd->hk", case.query[row], row_keys) * case.shape.scale
+        if case.sinks is not None:
+            scores = torch.cat((scores, case.sinks[:, None]), 1)
+        weights = scores.softmax(-1)[:, : len(row_keys)]
         near(out[row], torch.einsum("hk,khd->hd", weights, row_values.repeat_interleave(2, 1)))
     assert not attention._counters.any()
 

@@ -51,25 +51,16 @@ def _name_and_reason(config: EngineConfig, shape: AttentionShape) -> tuple[_Back
     if name == "torch":
         return name, "as asked for"
     if name is not None:
-        obstacle = _why_not(name, shape)
+        obstacle = _OBSTACLES[name](shape)
         if obstacle is not None:
             raise ConfigError(f"attention_backend={name!r}: {obstacle}", option="attention_backend")
         return name, "as asked for"
-    obstacles = {best: _why_not(best, shape) for best in _BEST}
+    obstacles = {best: _OBSTACLES[best](shape) for best in _BEST}
     for best, obstacle in obstacles.items():
         if obstacle is None:
             return best, "the fastest here"
     wanted: _Backend = "cpu" if shape.device.type == "cpu" else "flashinfer"
     return "torch", _fallback_reason(wanted, obstacles[wanted])
-
-
-def _why_not(name: _Backend, shape: AttentionShape) -> str | None:
-    """Why a backend other than torch's cannot serve the shape here; None: it can."""
-    if name != "cpu" and shape.softcap is not None:
-        return f"this model caps attention scores (at {shape.softcap:g}), which only 'torch' and 'cpu' do"
-    if name != "cpu" and shape.has_sinks:
-        return "this model has attention sinks, which only 'torch' and 'cpu' have"
-    return _OBSTACLES[name](shape)
 
 
 def _cpu_attention(config: EngineConfig, shape: AttentionShape, reason: str) -> Built:

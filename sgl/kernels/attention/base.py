@@ -33,7 +33,7 @@ class AttentionShape:
     windows: tuple[int | None, ...] = (None,)  # every window passed to `run`
     kv_dtype: torch.dtype | None = None  # the cache's, if not the queries'
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
-    has_sinks: bool = False  # it must be a SinkAttention
+    has_sinks: bool = False  # `run` is given sinks
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -62,29 +62,16 @@ class AttentionBackend(Protocol):
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         window: int | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend in one layer.
 
         query: [T, num_heads, head_dim]; key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim].
-        window: a query sees itself and the window - 1 positions before; None: all. Returns [T, num_heads, head_dim]
-        in the query's dtype.
+        window: a query sees itself and the window - 1 positions before; None: all. sinks: [num_heads], the score of
+        each head's sink, whose weight goes to no value; neither scaled nor capped. Returns [T, num_heads, head_dim] in
+        the query's dtype.
         """
-        ...
-
-
-class SinkAttention(AttentionBackend, Protocol):
-    """A backend with attention sinks: weights that go to no value."""
-
-    def run(
-        self,
-        query: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        window: int | None = None,
-        *,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """`AttentionBackend.run`. sinks: [num_heads], the score of each head's sink, neither scaled nor capped."""
         ...
 
 
@@ -100,6 +87,7 @@ class GraphAttention(AttentionBackend, Protocol):
         window: int | None = None,
         out: torch.Tensor | None = None,
         *,
+        sinks: torch.Tensor | None = None,
         overlaps: bool = False,
     ) -> torch.Tensor:
         """`AttentionBackend.run`, writing to `out` if given. overlaps: rows of one query token may start while the

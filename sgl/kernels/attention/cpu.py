@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from sgl.kernels import cpu
-from sgl.kernels.attention.base import AttentionShape, AttentionStep, SinkAttention
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
 
 _MOST_SHARING = 8  # rows with more query tokens keep the tiles busy by themselves
@@ -111,8 +111,8 @@ def why_not(shape: AttentionShape) -> str | None:
     return cpu.why_not()
 
 
-class CpuAttention(SinkAttention):
-    """The `SinkAttention` for CPUs, if `why_not` returns None."""
+class CpuAttention(AttentionBackend):
+    """The `AttentionBackend` for CPUs, if `why_not` returns None."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

@@ -20,7 +20,8 @@ from sgl.kernels.attention.base import MAX_INPUTS, AttentionShape, AttentionStep
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 
-_TILE = 32  # keys a program takes at a time
+_TILE = 32  # keys a program takes at a time,
+_WIDE, _WIDE_TILE = 128, 16  # and of wider heads, as many bytes
 _LEAST_SHARE = 128  # keys; smaller shares cost more to merge than they save
 _ROW_COST = 64  # keys that take as long as starting a row
 _PER_PROCESSOR = 4  # concurrent programs of a multiprocessor, limited by registers
@@ -131,6 +132,7 @@ class DecodeAttention:
         processors = 1
         if shape.device.type == "cuda":
             processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
+        self._tile = _TILE if shape.head_dim <= _WIDE else _WIDE_TILE
         self.num_programs = max(1, processors * _PER_PROCESSOR // shape.num_kv_heads)
         group = shape.num_heads // shape.num_kv_heads
         # A program leaves at most two parts: the end of one row and the beginning of another.
@@ -175,9 +177,10 @@ class DecodeAttention:
         out: torch.Tensor,
         shared: SharedOutput | None = None,
         *,
+        sinks: torch.Tensor | None = None,
         overlaps: bool = False,
     ) -> None:
-        """Attend for query [B, num_heads, head_dim], contiguous, into `out` of the same layout. overlaps: see
+        """Attend for query [B, num_heads, head_dim], contiguous, into `out` of the same layout. sinks, overlaps: see
         `GraphAttention.run`."""
         # imported only where a Triton kernel runs
         from sgl.kernels.attention import decode_triton
@@ -192,7 +195,9 @@ class DecodeAttention:
             (self._parts, self._counters),
             (programs, segments, plan.pages),
             self._shape.scale,
-            _TILE,
+            self._tile,
+            softcap=self._shape.softcap,
+            sinks=sinks,
             overlaps=overlaps,
         )
 
@@ -206,7 +211,7 @@ class DecodeAttention:
         num_pages = -(-step.kv_lens[:num_rows] // page_size)
         kv_lens = step.kv_lens[:num_rows] - (0 if skipped is None else skipped * page_size)
         table = step.page_table[:num_rows, : num_pages.max()]
-        own = -(-kv_lens // page_size), -(-kv_lens // _TILE)
+        own = -(-kv_lens // page_size), -(-kv_lens // self._tile)
         key = num_rows, np.concatenate((num_pages, *own, table.reshape(-1))).tobytes()
         if self._latest is None or self._latest.key != key:
             self._latest = _Arrays.of(key, *self._host_anew(step, num_rows, skipped))
@@ -219,7 +224,7 @@ class DecodeAttention:
         arrays = []
         for window in self._shape.windows:
             begins = np.zeros(num_rows, np.int32) if window is None else np.maximum(rows.kv_lens - window, 0)
-            shares = SplitWork.of(begins, rows.kv_lens, rows.page_starts, self.num_programs, _TILE)
+            shares = SplitWork.of(begins, rows.kv_lens, rows.page_starts, self.num_programs, self._tile)
             segments = np.zeros((num_rows + self.num_programs, 6), np.int32)
             segments[: len(shares.segments)] = shares.segments
             arrays += [shares.programs, segments]

@@ -18,6 +18,7 @@ from sgl.kernels.layers.fused_triton import overlap
 _WARPS = 2
 _STAGES = 5  # page numbers, and two tiles of keys and values in flight
 _REGISTERS = 240  # a thread's, so that decode.py's number of programs fits: five of 192 take 1.4 times as long
+LOG2E = 1.4426950408889634
 _LANES = 16  # fewest rows that tensor cores multiply
 
 
@@ -32,6 +33,8 @@ def attend(
     scale: float,
     tile: int,
     *,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
     overlaps: bool,
 ) -> None:
     """`decode.DecodeAttention.run`. shared: the tensors of `decode.SharedOutput`. scratch: room for parts, and
@@ -61,12 +64,15 @@ def attend(
         programs,
         segments,
         pages,
-        scale * 1.4426950408889634,
+        sinks,
+        LOG2E * scale if softcap is None else 2.0 * LOG2E * scale / softcap,
         num_heads,
         key_cache.stride(0),
         key_cache.stride(1),
         key_cache.stride(2),
         has_shared=shared is not None,
+        has_sinks=sinks is not None,
+        cap=None if softcap is None else LOG2E * softcap,
         page_size=key_cache.shape[1],
         head_dim=head_dim,
         group=group,
@@ -96,12 +102,15 @@ def _attend(
     programs,
     segments,
     pages,
+    sinks,
     scale,
     num_heads,
     page_stride,
     slot_stride,
     head_stride,
     has_shared: tl.constexpr,
+    has_sinks: tl.constexpr,
+    cap: tl.constexpr,
     page_size: tl.constexpr,
     head_dim: tl.constexpr,
     group: tl.constexpr,
@@ -148,6 +157,8 @@ def _attend(
             if halves:
                 early_q = early_q.to(tl.float16)
             early_scores = tl.dot(early_q, tl.trans(early_k.to(early_q.dtype)), input_precision="ieee") * scale
+            if cap is not None:
+                early_scores = capped(early_scores, cap)
             most = tl.max(early_scores, 1)
             early_shares = tl.exp2(early_scores - most[:, None])
             total = tl.sum(early_shares, 1)
@@ -189,6 +200,8 @@ def _attend(
                 is_read = is_read & is_dim[None, :]
             k = tl.load(key_cache + at_key[:, None] + dims[None, :], mask=is_read, other=0.0).to(q.dtype)
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            if cap is not None:
+                scores = capped(scores, cap)
             scores = tl.where(is_key[None, :], scores, float("-inf"))
             now = tl.maximum(most, tl.max(scores, 1))
             shares = tl.exp2(scores - now[:, None])
@@ -235,12 +248,27 @@ def _attend(
                     most = now
                     of_part = first_program + part + 1
                 result = result / total[:, None]
+            if has_sinks:  # here once, of all keys: however the row was cut, most and total are those of all
+                sink = tl.load(sinks + kv_head * group + lane, mask=is_lane, other=0.0)
+                result *= beside_sink(most + tl.log2(total), sink)[:, None]
             tl.store(out + at_query, result.to(out.dtype.element_ty), mask=inside)
         row, begin, end, first_page = next_row, next_begin, next_end, next_page
         first_program, num_parts = next_program, next_parts
         most = tl.full([lanes], float("-inf"), tl.float32)
         total = tl.zeros([lanes], tl.float32)
         sums = tl.zeros([lanes, block_dims], tl.float32)
+
+
+@triton.jit
+def capped(scores, cap: tl.constexpr):
+    """cap * tanh(scores / 2), with scores and cap in units of base-2 logarithms."""
+    return cap - 2.0 * cap / (1.0 + tl.exp2(scores))
+
+
+@triton.jit
+def beside_sink(lse, sink):
+    """What a sink leaves of the weights: lse, base-2 log-sum-exp of all scores; sink, the sink's score."""
+    return 1.0 / (1.0 + tl.exp2(sink.to(tl.float32) * 1.4426950408889634 - lse))
 
 
 @triton.jit

@@ -5,7 +5,8 @@ C++ from host integers and copies it asynchronously; its Python wrappers walk li
 so they are bypassed.
 
 Keys shared by many decodes, or by all prompts, are attended to once for all and the results merged (cascade
-attention), if that saves more than it costs.
+attention), if that saves more than it costs. Attention sinks are merged likewise: FlashInfer's own kernels with sinks
+are compiled of text for each model, and the log-sum-exp that all return is exact.
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ class FlashInferAttention(GraphAttention):
         if prefill != self.short_prefill:  # allocate and compile for shared keys before the first step
             self._workspace(_PROMPTS_SHARED, None)
             some = torch.zeros(1, shape.num_heads, shape.head_dim, dtype=shape.dtype, device=shape.device)
-            self._merge(some, torch.zeros(2, 1, shape.num_heads, device=shape.device), some)
+            sinks = some[0, :, 0] if shape.has_sinks else None
+            self._merge(some, torch.zeros(2, 1, shape.num_heads, device=shape.device), some, sinks)
 
     def plan(self, step: AttentionStep) -> None:
         longer = np.flatnonzero(step.q_lens > 1)
@@ -269,6 +271,7 @@ class FlashInferAttention(GraphAttention):
         window: int | None = None,
         out: torch.Tensor | None = None,
         *,
+        sinks: torch.Tensor | None = None,
         overlaps: bool = False,
     ) -> torch.Tensor:
         step = self._planned_step
@@ -286,24 +289,28 @@ class FlashInferAttention(GraphAttention):
                 self._attend(step.decodes_shared.part, together, key_cache, value_cache, None, shared_out, lse)
                 shared = SharedOutput(shared_out, lse, step.decodes_shared.places)
             caches = key_cache, value_cache
-            self._decode.run(step.decodes, some, *caches, window, some_out, shared, overlaps=overlaps)
+            self._decode.run(step.decodes, some, *caches, window, some_out, shared, sinks=sinks, overlaps=overlaps)
         if step.prompts:
             part, some, some_out = step.prompts[window], query[num_decodes:], out[num_decodes:]
-            if step.prompts_shared is None:
+            if step.prompts_shared is None and sinks is None:
                 self._attend(part, some, key_cache, value_cache, window, some_out)
             else:
-                shared_out = torch.empty_like(some)
                 lses = torch.empty(2, *some.shape[:2], dtype=torch.float32, device=query.device)
                 self._attend(part, some, key_cache, value_cache, window, some_out, lses[0])
-                self._attend(step.prompts_shared, some, key_cache, value_cache, None, shared_out, lses[1])
-                self._merge(some_out, lses, shared_out)
+                other = None
+                if step.prompts_shared is not None:
+                    other = torch.empty_like(some)
+                    self._attend(step.prompts_shared, some, key_cache, value_cache, None, other, lses[1])
+                self._merge(some_out, lses, other, sinks)
         return out
 
     @staticmethod
-    def _merge(out: torch.Tensor, lses: torch.Tensor, other: torch.Tensor) -> None:
+    def _merge(
+        out: torch.Tensor, lses: torch.Tensor, other: torch.Tensor | None, sinks: torch.Tensor | None
+    ) -> None:
         from sgl.kernels.attention.merge_triton import merge_
 
-        merge_(out, lses[0], other, lses[1])
+        merge_(out, lses[0], other, None if other is None else lses[1], sinks)
 
     def _attend(
         self,
@@ -333,7 +340,7 @@ class FlashInferAttention(GraphAttention):
             _window_left(window),
             self._launches_early,
             *(None,) * 6,  # masks, slopes and items of other variants
-            0.0,  # no soft cap
+            self._shape.softcap or 0.0,
             self._shape.scale,
             *(None,) * 3,  # no fp8 scales
             1.0,  # rotary scale and theta, unused
@@ -406,7 +413,7 @@ class FlashInferAttention(GraphAttention):
 
         shape = self._shape
         types = shape.dtype, shape.cache_dtype, shape.dtype, torch.int32
-        rest = shape.head_dim, shape.head_dim, _NO_POSITIONS, has_window, False, False
+        rest = shape.head_dim, shape.head_dim, _NO_POSITIONS, has_window, shape.softcap is not None, False
         return get_batch_prefill_module(kernel, *types, *rest)
 
     def _workspace(self, name: str, window: int | None) -> torch.Tensor:

@@ -10,13 +10,13 @@ import math
 import numpy as np
 import torch
 
-from sgl.kernels.attention.base import AttentionShape, AttentionStep, SinkAttention
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
 
 _MOST_SCORES = 1 << 24  # held at once; a single query token may have more
 
 
-class TorchAttention(SinkAttention):
-    """The `SinkAttention` in plain torch."""
+class TorchAttention(AttentionBackend):
+    """The `AttentionBackend` in plain torch."""
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape

@@ -19,11 +19,13 @@ import triton.language as tl
 
 from sgl.kernels.attention.base import AttentionShape, AttentionStep, GraphAttention
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan
+from sgl.kernels.attention.decode_triton import LOG2E, beside_sink, capped
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
 from sgl.kernels.staging import Uploader
 
 _TILE = 64  # query tokens times query heads of a kv head in a program
-_KEYS = 64  # in a program at a time
+_KEYS = 64  # in a program at a time,
+_WIDE = 128  # of heads up to so many numbers; of wider ones fewer fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class TritonAttention(GraphAttention):
         window: int | None = None,
         out: torch.Tensor | None = None,
         *,
+        sinks: torch.Tensor | None = None,
         overlaps: bool = False,
     ) -> torch.Tensor:
         out = torch.empty_like(query) if out is None else out
@@ -84,9 +87,11 @@ class TritonAttention(GraphAttention):
         if self._decodes is not None:
             num_decodes = self._decodes.num_rows
             some, some_out = query[:num_decodes], out[:num_decodes]
-            self._decode.run(self._decodes, some, key_cache, value_cache, window, some_out, overlaps=overlaps)
+            caches = key_cache, value_cache
+            self._decode.run(self._decodes, some, *caches, window, some_out, sinks=sinks, overlaps=overlaps)
         if self._prompts is not None:
-            self._run_prompts(self._prompts, query[num_decodes:], key_cache, value_cache, window, out[num_decodes:])
+            some, some_out = query[num_decodes:], out[num_decodes:]
+            self._run_prompts(self._prompts, some, key_cache, value_cache, window, some_out, sinks)
         return out
 
     def _run_prompts(
@@ -97,6 +102,7 @@ class TritonAttention(GraphAttention):
         value_cache: torch.Tensor,
         window: int | None,
         out: torch.Tensor,
+        sinks: torch.Tensor | None,
     ) -> None:
         shape = self._shape
         assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
@@ -112,18 +118,21 @@ class TritonAttention(GraphAttention):
             prompts.page_starts,
             prompts.kv_lens,
             prompts.pages,
-            shape.scale * 1.4426950408889634,
+            sinks,
+            LOG2E * shape.scale if shape.softcap is None else 2.0 * LOG2E * shape.scale / shape.softcap,
             num_heads,
             key_cache.stride(0),
             key_cache.stride(1),
             key_cache.stride(2),
+            has_sinks=sinks is not None,
+            cap=None if shape.softcap is None else LOG2E * shape.softcap,
             window=window or 0,
             page_size=shape.page_size,
             head_dim=head_dim,
             group=num_heads // shape.num_kv_heads,
             block_group=self._group,
             block_tokens=self._tile_tokens,
-            block_keys=_KEYS,
+            block_keys=_KEYS if head_dim <= _WIDE else _KEYS // query.dtype.itemsize,
             block_dims=max(16, triton.next_power_of_2(head_dim)),
             num_warps=4,
         )
@@ -153,11 +162,14 @@ def _attend(
     page_starts,
     kv_lens,
     pages,
+    sinks,
     scale,
     num_heads,
     page_stride,
     slot_stride,
     head_stride,
+    has_sinks: tl.constexpr,
+    cap: tl.constexpr,
     window: tl.constexpr,
     page_size: tl.constexpr,
     head_dim: tl.constexpr,
@@ -203,6 +215,8 @@ def _attend(
         inside = is_key[:, None] & (dims < head_dim)[None, :]
         k = tl.load(key_cache + at[:, None] + dims[None, :], mask=inside, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if cap is not None:
+            scores = capped(scores, cap)
         is_seen = is_key[None, :] & (key[None, :] <= position[:, None])
         if window > 0:
             is_seen = is_seen & (key[None, :] > position[:, None] - window)
@@ -215,7 +229,11 @@ def _attend(
         sums = sums * fade[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
         total = total * fade + tl.sum(shares, 1)
         most = now
-    result = sums / tl.where(total > 0, total, 1.0)[:, None]
+    total = tl.where(total > 0, total, 1.0)
+    result = sums / total[:, None]
+    if has_sinks:
+        sink = tl.load(sinks + head, mask=is_lane, other=0.0)
+        result *= beside_sink(most + tl.log2(total), sink)[:, None]
     tl.store(
         out + of_query[:, None] * head_dim + dims[None, :],
         result.to(out.dtype.element_ty),

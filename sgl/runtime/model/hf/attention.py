@@ -4,13 +4,13 @@ backend."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from sgl.kernels.attention.base import AttentionBackend, SinkAttention
+from sgl.kernels.attention.base import AttentionBackend
 from sgl.kernels.layers.linear import E4M3_MAX
 from sgl.runtime.model.kv_cache import KVCache
 
@@ -56,7 +56,7 @@ class LayerAttention:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         """query: [1, num_heads, T, head_dim]; key, value: [1, num_kv_heads, T, head_dim], narrower or fewer than in the
-        cache. sinks: [num_heads], see `SinkAttention`. Returns [1, T, num_heads, width of the values]."""
+        cache. sinks: [num_heads], see `AttentionBackend.run`. Returns [1, T, num_heads, width of the values]."""
         step, width = self.step[0], value.shape[-1]
         keys, values = step.kv.keys[self.index], step.kv.values[self.index]
         num_cached, head_dim = keys.shape[-2:]
@@ -76,7 +76,7 @@ class LayerAttention:
         keys, values = step.kv.keys[self.index], step.kv.values[self.index]
         if sinks is None:
             return step.attention.run(query, keys, values, self.window)
-        return cast(SinkAttention, step.attention).run(query, keys, values, self.window, sinks=sinks)
+        return step.attention.run(query, keys, values, self.window, sinks=sinks)
 
 
 def _store(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
