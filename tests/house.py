@@ -143,6 +143,7 @@ MOST_LINES = {
     "lang": 9_700,
     "runtime": 13_500,  # without the server and what follows
     "runtime.model.hf": 1_300,
+    "runtime.model.quantized": 600,
     "runtime.parallel": 1_050,
     "runtime.server": 9_300,
     "cli": 1_950,

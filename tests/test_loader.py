@@ -54,7 +54,7 @@ def assert_same_weights(left: Decoder, right: Decoder) -> None:
         ),
         ({"architectures": ...}, UnsupportedModel, ["supported: LlamaForCausalLM"]),
         ({"hidden_act": "gelu"}, UnsupportedModel, ["gelu"]),
-        ({"quantization_config": {"quant_method": "awq"}}, UnsupportedModel, ["quantized", "awq"]),
+        ({"quantization_config": {"quant_method": "eetq"}}, UnsupportedModel, ["quantized", "eetq"]),
         ({"num_local_experts": 8}, UnsupportedModel, ["mixture of experts"]),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, UnsupportedModel, ["longrope"]),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ModelError, ["factor"]),

@@ -14,6 +14,7 @@ from sgl.runtime.gguf import is_gguf
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.families import FAMILIES, Family
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
+from sgl.runtime.model.quantized.scheme import QuantScheme
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -63,7 +64,8 @@ class ModelConfig:
     dtype: DtypeName  # of the checkpoint
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
-    checkpoint_format: str = "safetensors"  # of a GGUF file, with its tensors' types
+    checkpoint_format: str = "safetensors"  # with the types of a GGUF file's tensors, or the scheme
+    scheme: QuantScheme | None = None  # of a quantised checkpoint
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> ModelConfig:
@@ -86,7 +88,12 @@ class ModelConfig:
         fields = Fields(path, {**family.defaults, **fields.data}, architecture=name)
         _refuse_unsupported(fields)
         config = _model_config(fields, family, special_tokens(folder, fields.data))
-        return config if gguf is None else replace(config, checkpoint_format=gguf.types())
+        if gguf is not None:
+            return replace(config, checkpoint_format=gguf.types())
+        if (quantized := fields.data.get("quantization_config")) is None:
+            return config
+        scheme = QuantScheme.of(quantized, path, name)
+        return replace(config, scheme=scheme, checkpoint_format=f"safetensors: {scheme}")
 
 
 def _model_config(fields: Fields, family: Family, special: tuple[int | None, tuple[int, ...]]) -> ModelConfig:
@@ -197,9 +204,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def _refuse_unsupported(fields: Fields) -> None:
     if fields.data.get("hidden_act") not in (None, "silu"):
         raise fields.unsupported(f"activation {fields.data['hidden_act']!r}")
-    if fields.data.get("quantization_config"):
-        method = fields.data["quantization_config"].get("quant_method")
-        raise fields.unsupported(f"a quantized checkpoint ({method})")
     for key in ("num_experts", "num_local_experts"):
         if fields.data.get(key):
             raise fields.unsupported(f"a mixture of experts ({key})")

@@ -1,9 +1,10 @@
-"""Loads a decoder: safetensors, a GGUF file or random weights. Errors in the files show in their headers, before
-memory is taken."""
+"""Loads a decoder: safetensors, quantised or not, a GGUF file or random weights. Errors in the files show in their
+headers, before memory is taken."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from sgl.runtime.gguf import is_gguf
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
+from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
+from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weights import Weights, allocate_weights, checkpoint_tensors
@@ -30,6 +33,8 @@ class HasDtype(Protocol):
     def dtype(self) -> DtypeName:
         """The checkpoint's."""
 
+
+logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
@@ -128,10 +133,15 @@ def num_weights(config: ModelConfig) -> int:
 
 def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> Weights:
     folder = Path(config.path)
-    entries = read_headers(folder)
+    entries, quantized = read_quantized(read_headers(folder), config.scheme)
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
-    _check(entries, _shapes(config, tied=tied), folder)
+    shapes = _shapes(config, tied=tied)
+    _check(
+        {name: its for name, its in entries.items() if name in shapes or not quantized.adds_nothing(name)},
+        shapes,
+        folder,
+    )
     weights = allocate_weights(config, dtype, device, tied=tied, shard=shard)
     targets = checkpoint_tensors(config, weights, shard)
     for file in sorted({entry.file for entry in entries.values()}):
@@ -140,7 +150,13 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                 if not shard.adds(name):
                     target.zero_()
                 elif entries[name].file == file:
-                    target.copy_(read(tensors, name, file, shard.part(name, config)))
+                    part = shard.part(name, config)
+                    is_quantized = name in quantized.shapes
+                    target.copy_(
+                        quantized.dequantized(name, part) if is_quantized else read(tensors, name, file, part)
+                    )
+    if quantized.shapes:
+        logger.info("%s: %d matrices dequantised to %s", config.scheme, len(quantized.shapes), dtype_name(dtype))
     if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
     return weights
@@ -170,6 +186,25 @@ def read_headers(folder: Path) -> dict[str, Entry]:
             message = f"{folder / file_name} lacks the tensor {name}, which {_INDEX} places there"
             raise WeightsError(message, path=str(folder / file_name), tensor=name)
     return entries
+
+
+def read_quantized(
+    entries: dict[str, Entry], scheme: QuantScheme | None
+) -> tuple[dict[str, Entry], QuantizedCheckpoint]:
+    """A checkpoint's tensors with matrices in place of what they are quantised to, and what reads those. Raises
+    WeightsError."""
+    files: dict[Path, Any] = {}
+
+    def read_whole(name: str) -> torch.Tensor:
+        file = entries[name].file
+        files[file] = files.get(file) or opened(file)
+        return read(files[file], name, file)
+
+    quantized = QuantizedCheckpoint(scheme, entries, read_whole)
+    dense = {name: entry for name, entry in entries.items() if name not in quantized.others}
+    return dense | {
+        name: Entry(quantized.file(name), shape, "F32") for name, shape in quantized.shapes.items()
+    }, quantized
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

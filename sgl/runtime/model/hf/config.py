@@ -23,6 +23,7 @@ from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.hf import probe
 from sgl.runtime.model.hf.probe import AttentionLayer, Refused
 from sgl.runtime.model.hf.rotary import fix_frequencies
+from sgl.runtime.model.quantized.scheme import QuantScheme
 
 _COUNT = re.compile(r"(\w+_)?(num|n)_(\w+_)?(layer|expert|block)s?")  # fields that number modules
 _MOST_PARTS = 4096
@@ -51,6 +52,7 @@ class TransformersConfig:
     cached_head_dim: int = 0
     """Numbers of a cached key or value, if more than the layers'."""
     checkpoint_format: str = "safetensors"
+    scheme: QuantScheme | None = None  # of a quantised checkpoint
 
     @property
     def num_layers(self) -> int:
@@ -76,7 +78,7 @@ class TransformersConfig:
         architecture = _architecture(str(folder), data)
         _check(str(folder), architecture, data)
         with _refusing(str(folder), architecture):
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            config = plain_config(folder)
             if config.is_encoder_decoder:
                 raise Refused("an encoder-decoder")
             context_length = _context_length(config)
@@ -90,6 +92,11 @@ class TransformersConfig:
             probed = probe.probe(module, context_length)
             _check_layers(probed.layers)
         bos, eos = special_tokens(folder, {**config.get_text_config().to_dict(), **data})
+        scheme = None
+        text = data.get("text_config")
+        for fields in (data, text if isinstance(text, Mapping) else {}):
+            if fields.get("quantization_config") is not None:
+                scheme = QuantScheme.of(fields["quantization_config"], str(folder), architecture)
         return cls(
             path=str(folder),
             architecture=architecture,
@@ -103,7 +110,18 @@ class TransformersConfig:
             body=probed.body,
             output_class=probed.output_class,
             num_weights=sum(its.numel() for its in {id(its): its for its in module.parameters()}.values()),
+            checkpoint_format="safetensors" if scheme is None else f"safetensors: {scheme}",
+            scheme=scheme,
         )
+
+
+def plain_config(folder: str | Path) -> Any:
+    """transformers' config of a checkpoint, as if it were not quantised."""
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    for part in (config, config.get_text_config()):
+        if getattr(part, "quantization_config", None) is not None:
+            del part.quantization_config
+    return config
 
 
 def empty_module(config: Any, architecture: str, attention: str, dtype: torch.dtype) -> Any:
@@ -138,10 +156,6 @@ def _check(path: str, architecture: str, data: Mapping[str, Any]) -> None:
     """Refuse what shows before anything is built."""
     text = data.get("text_config")
     for fields in (data, text if isinstance(text, Mapping) else {}):
-        quantization = fields.get("quantization_config")
-        if quantization:
-            method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-            raise unsupported(path, architecture, f"a quantized checkpoint ({method})")
         for key, value in fields.items():
             if _COUNT.fullmatch(key) and isinstance(value, int) and value > _MOST_PARTS:
                 message = f"{path}: {key!r} is {value}, and at most {_MOST_PARTS} are built"

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import transformers
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from sgl.kernels.attention.flashinfer import HEAD_DIMS
@@ -20,7 +19,7 @@ from sgl.kernels.layers.linear import prepare
 from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.hf import weights
 from sgl.runtime.model.hf.attention import NAME, LayerAttention, Step
-from sgl.runtime.model.hf.config import TransformersConfig, empty_module
+from sgl.runtime.model.hf.config import TransformersConfig, empty_module, plain_config
 from sgl.runtime.model.hf.fuse import Logits, Product, fuse
 from sgl.runtime.model.hf.rotary import fix_frequencies
 from sgl.runtime.model.kv_cache import KVCache
@@ -43,12 +42,11 @@ def load_transformers(
     """The model of a config with its weights on the device; arguments as for `load_decoder`. Raises WeightsError."""
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
-    its = transformers.AutoConfig.from_pretrained(config.path, local_files_only=True, trust_remote_code=False)
-    module = empty_module(its, config.architecture, NAME, torch_dtype)
+    module = empty_module(plain_config(config.path), config.architecture, NAME, torch_dtype)
     if load_format == "dummy":
         weights.fill(module, torch_dtype, device, seed)
     else:
-        weights.load(module, Path(config.path), torch_dtype, device)
+        weights.load(module, Path(config.path), torch_dtype, device, config.scheme)
     if device.type == "cuda" and torch_dtype.itemsize == 2:  # so that FlashInfer can serve other sizes, too
         config = replace(
             config, cached_head_dim=min((its for its in HEAD_DIMS if its >= config.head_dim), default=0)

@@ -6,6 +6,7 @@ knows how, runs twice: with the files' headers alone, before memory is taken, an
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,20 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from sgl.errors import WeightsError
-from sgl.runtime.model.loader import FLOAT_DTYPES, check_dtype, named, opened, read, read_headers
+from sgl.runtime.model.loader import (
+    FLOAT_DTYPES,
+    check_dtype,
+    dtype_name,
+    named,
+    opened,
+    read,
+    read_headers,
+    read_quantized,
+)
+from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
+from sgl.runtime.model.quantized.scheme import QuantScheme
+
+logger = logging.getLogger(__name__)
 
 _OLD_BUFFERS = ("rotary_emb.inv_freq", "attn.masked_bias")  # in old checkpoints; they follow from the config
 _OLD_OPTIONS: dict[str, Any] = (  # of older versions
@@ -28,9 +42,13 @@ _OLD_OPTIONS: dict[str, Any] = (  # of older versions
 )
 
 
-def load(module: Any, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-    """Read a checkpoint's tensors into a module that is on the meta device. Raises WeightsError."""
-    entries = read_headers(folder)
+def load(
+    module: Any, folder: Path, dtype: torch.dtype, device: torch.device, scheme: QuantScheme | None = None
+) -> None:
+    """Read a checkpoint's tensors into a module that is on the meta device; quantised ones are dequantised. Raises
+    WeightsError."""
+    entries, quantized = read_quantized(read_headers(folder), scheme)
+    entries = {name: entry for name, entry in entries.items() if not quantized.adds_nothing(name)}
     meta = torch.device("meta")
     empty = {name: torch.empty(entry.shape, dtype=dtype, device=meta) for name, entry in entries.items()}
     # Old checkpoints have masks and positions, which are ignored.
@@ -41,7 +59,12 @@ def load(module: Any, folder: Path, dtype: torch.dtype, device: torch.device) ->
     _check(module, _converted(module, empty, dtype, meta), folder)
     entries = {name: entry for name, entry in entries.items() if name not in others}
     files = {file: opened(file) for file in sorted({entry.file for entry in entries.values()})}
-    tensors = {name: _Tensor(files[entry.file], name, entry.file) for name, entry in entries.items()}
+    tensors = {
+        name: _Matrix(quantized, name) if name in quantized.shapes else _Tensor(files[entry.file], name, entry.file)
+        for name, entry in entries.items()
+    }
+    if quantized.shapes:
+        logger.info("%s: %d matrices dequantised to %s", scheme, len(quantized.shapes), dtype_name(dtype))
     found = _converted(module, tensors, dtype, device)
     if found.conversion_errors or found.mismatched_keys:
         raise WeightsError(f"cannot convert the weights of {folder}: {found.conversion_errors}", path=str(folder))
@@ -58,6 +81,17 @@ class _Tensor:
 
     def __getitem__(self, _: Any) -> torch.Tensor:
         return read(self.tensors, self.name, self.file).clone()  # the file may change later
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A quantised one, likewise."""
+
+    checkpoint: QuantizedCheckpoint
+    name: str
+
+    def __getitem__(self, _: Any) -> torch.Tensor:
+        return self.checkpoint.dequantized(self.name)
 
 
 def fill(module: Any, dtype: torch.dtype, device: torch.device, seed: int) -> None:

@@ -1,0 +1,1 @@
+"""Checkpoints in four and eight bits."""

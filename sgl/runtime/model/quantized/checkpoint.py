@@ -1,0 +1,224 @@
+"""The quantised modules of a checkpoint, as the matrices that they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import torch
+
+from sgl.errors import WeightsError
+from sgl.runtime.model.quantized.codes import Codes, dequantize_mxfp4, unpack
+from sgl.runtime.model.quantized.scheme import Layout, QuantScheme
+
+_FLOATS = ("F16", "BF16", "F32")
+_SCALES = (*_FLOATS, "F8_E8M0")
+# of activations and KV caches, which are 16-bit numbers here
+_OF_OTHERS = ("input_scale", "input_zero_point", "input_scale_ub", "output_scale", "k_scale", "v_scale", "q_scale")
+_FIRST = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed", "mxfp4": "_blocks"}
+_IN_PLACE = {"int8": "I8", "fp8": "F8_E4M3"}  # those whose `weight` has such numbers
+
+
+class HasPlace(Protocol):
+    """A tensor in a file."""
+
+    @property
+    def file(self) -> Path:
+        """That holds it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+
+    @property
+    def dtype(self) -> str:
+        """Safetensors' name of it."""
+
+
+Read = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A quantised matrix [n, k]."""
+
+    name: str
+    layout: Layout
+    parts: dict[str, str]  # the tensors' last names and whole names
+    shape: tuple[int, int]
+
+
+class QuantizedCheckpoint:
+    """Finds the quantised modules among a checkpoint's tensors, and reads their matrices."""
+
+    def __init__(self, scheme: QuantScheme | None, entries: Mapping[str, HasPlace], read: Read) -> None:
+        """Raises WeightsError for tensors that make no matrix of the scheme."""
+        self._entries = entries
+        self._read = read
+        self.others: set[str] = set()
+        """Tensors that are no weights, or whose modules are quantised."""
+        self._modules: dict[str, _Module] = {}
+        self._experts: dict[str, tuple[str, str]] = {}
+        for name in entries if scheme is not None else ():
+            assert scheme is not None
+            stem, _, last = name.rpartition(".")
+            if last in _OF_OTHERS:
+                self.others.add(name)
+            elif name.endswith(_FIRST["mxfp4"]) and any(its.kind == "mxfp4" for its in scheme.layouts):
+                self._add_experts(name.removesuffix(_FIRST["mxfp4"]))
+            elif (layout := scheme.layout(stem)) is not None and self._is_first(layout, stem, last):
+                self._add(stem, layout)
+
+        self.shapes: dict[str, tuple[int, ...]] = {name: its.shape for name, its in self._modules.items()}
+        """Of the matrices, by the names that they had."""
+        for name, (blocks, _) in self._experts.items():
+            *lead, n, groups, half = entries[blocks].shape
+            self.shapes[name] = (*lead, groups * half * 2, n)
+
+    def file(self, name: str) -> Path:
+        """Which holds a matrix, or its first part."""
+        module = self._modules.get(name)
+        first = self._experts[name][0] if module is None else next(iter(module.parts.values()))
+        return self._entries[first].file
+
+    def adds_nothing(self, name: str) -> bool:
+        """Whether a tensor is the bias of zeros that GPTQ's writers give to matrices without one."""
+        stem, _, last = name.rpartition(".")
+        return last == "bias" and f"{stem}.weight" in self._modules and not self._read(name).any()
+
+    def codes(self, name: str) -> Codes | None:
+        """A matrix [n, k] as it is stored; None: it is not quantised, or has another form. Raises WeightsError."""
+        module = self._modules.get(name)
+        if module is None:
+            return None
+        tensors = {last: self._read(whole) for last, whole in module.parts.items()}
+        try:
+            return unpack(module.layout, tensors, module.shape)
+        except ValueError as error:
+            self._fail(next(whole for last, whole in module.parts.items() if last.endswith("g_idx")), str(error))
+
+    def dequantized(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
+        """float32, or a part of it. Raises WeightsError."""
+        if name in self._experts:
+            blocks, scales = (self._read(tensor) for tensor in self._experts[name])
+            return torch.stack(
+                [dequantize_mxfp4(*both).t() for both in zip(blocks, scales, strict=True)]
+                if blocks.dim() == 4
+                else [dequantize_mxfp4(blocks, scales).t()]
+            )[part]
+        codes = self.codes(name)
+        assert codes is not None, "it is one of `shapes`"
+        rows, columns = (*part, slice(None), slice(None))[:2]
+        return codes.part(rows, columns).dequantized()
+
+    def _is_first(self, layout: Layout, stem: str, last: str) -> bool:
+        if layout.kind in _FIRST:
+            return last == _FIRST[layout.kind]
+        has_scales = any(f"{stem}.{scale}" in self._entries for scale in ("weight_scale", "weight_scale_inv"))
+        return last == "weight" and (has_scales or self._entries[f"{stem}.weight"].dtype == _IN_PLACE[layout.kind])
+
+    def _add(self, stem: str, layout: Layout) -> None:
+        last = _FIRST.get(layout.kind, "weight")
+        entry = self._entries[f"{stem}.{last}"]
+        per_word = 32 // layout.bits
+        if len(entry.shape) != 2 or 0 in entry.shape:
+            self._fail(f"{stem}.{last}", f"is {list(entry.shape)}, not a matrix")
+        rows, columns = entry.shape
+        n, k = rows, columns
+        if layout.kind == "awq":
+            n, k = columns * per_word, rows
+        elif layout.kind == "gptq":
+            n, k = columns, rows * per_word
+        elif layout.kind == "packed":
+            n, k = self._whole_shape(stem, rows, columns, per_word)
+        parts = {last: f"{stem}.{last}"}
+        wanted = self._wanted(stem, layout, n, k)
+        wanted[last] = ([entry.shape], (_IN_PLACE.get(layout.kind, "I32"),))
+        for piece, (shapes, dtypes) in wanted.items():
+            whole = f"{stem}.{piece}"
+            found = self._entries.get(whole)
+            if found is None:
+                raise WeightsError(
+                    f"{entry.file} has {stem}.{last} without {whole}, which {layout} calls for",
+                    path=str(entry.file),
+                    tensor=whole,
+                )
+            if found.shape not in shapes:
+                self._fail(whole, f"is {list(found.shape)}; {layout} of [{n}, {k}] makes it {list(shapes[0])}")
+            if found.dtype not in dtypes:
+                self._fail(whole, f"is {found.dtype}; expected one of {', '.join(dtypes)}")
+            parts[piece] = whole
+        self.others |= {*parts.values(), *(f"{stem}.{name}" for name in ("qzeros", "weight_shape"))}
+        self._modules[f"{stem}.weight"] = _Module(f"{stem}.weight", layout, parts, (n, k))
+
+    def _wanted(
+        self, stem: str, layout: Layout, n: int, k: int
+    ) -> dict[str, tuple[list[tuple[int, ...]], tuple[str, ...]]]:
+        """Shapes and dtypes of the other tensors of a matrix [n, k]."""
+        num_groups = 1
+        if layout.group is not None:
+            if k % layout.group:
+                self._fail(
+                    f"{stem}.{_FIRST.get(layout.kind, 'weight')}",
+                    f"has {k} columns, which groups of {layout.group} do not divide",
+                )
+            num_groups = k // layout.group
+        words = -(-n * layout.bits // 32)
+        wanted: dict[str, tuple[list[tuple[int, ...]], tuple[str, ...]]] = {}
+        if layout.kind in ("awq", "gptq"):
+            wanted["scales"] = ([(num_groups, n)], _FLOATS)
+            if layout.has_zeros or layout.kind == "gptq":
+                wanted["qzeros"] = ([(num_groups, words)], ("I32",))
+            if layout.has_index or f"{stem}.g_idx" in self._entries:
+                wanted["g_idx"] = ([(k,)], ("I32", "I64"))
+        elif layout.kind == "packed":
+            wanted["weight_scale"] = ([(n, num_groups)], _FLOATS)
+            if layout.has_zeros:
+                wanted["weight_zero_point"] = ([(words, num_groups)], ("I32",))
+            if layout.has_index or f"{stem}.weight_g_idx" in self._entries:
+                wanted["weight_g_idx"] = ([(k,)], ("I32", "I64"))
+        elif layout.block is not None:
+            scale = "weight_scale" if f"{stem}.weight_scale" in self._entries else "weight_scale_inv"
+            sides = tuple(-(-size // side) for size, side in zip((n, k), layout.block, strict=True))
+            wanted[scale] = ([sides], _SCALES)
+        else:
+            scale = "weight_scale_inv" if f"{stem}.weight_scale_inv" in self._entries else "weight_scale"
+            shapes: list[tuple[int, ...]] = [(n, num_groups)]
+            if layout.group is None:
+                shapes += [(n,), (1, 1), (1,), ()]
+            wanted[scale] = (shapes, _SCALES)
+            if layout.has_zeros:
+                wanted["weight_zero_point"] = (shapes, ("I8",))
+        return wanted
+
+    def _whole_shape(self, stem: str, rows: int, words: int, per_word: int) -> tuple[int, int]:
+        """Of a packed matrix, whose last word of a row may be filled up."""
+        name = f"{stem}.weight_shape"
+        if name not in self._entries:
+            return rows, words * per_word
+        if self._entries[name].shape != (2,) or self._entries[name].dtype not in ("I32", "I64"):
+            self._fail(name, "is not two whole numbers")
+        n, k = self._read(name).tolist()
+        if n != rows or -(-k // per_word) != words:
+            self._fail(name, f"says [{n}, {k}], and weight_packed is [{rows}, {words}]")
+        return n, k
+
+    def _add_experts(self, name: str) -> None:
+        blocks, scales = name + "_blocks", name + "_scales"
+        shape = self._entries[blocks].shape
+        if len(shape) not in (3, 4) or shape[-1] != 16 or self._entries[blocks].dtype != "U8":
+            self._fail(blocks, f"is {self._entries[blocks].dtype} {list(shape)}, not bytes [..., 16]")
+        if scales not in self._entries:
+            file = self._entries[blocks].file
+            raise WeightsError(f"{file} has {blocks} without {scales}", path=str(file), tensor=scales)
+        if self._entries[scales].shape != shape[:-1] or self._entries[scales].dtype != "U8":
+            found = self._entries[scales]
+            self._fail(scales, f"is {found.dtype} {list(found.shape)}; its blocks make it bytes {list(shape[:-1])}")
+        self.others |= {blocks, scales}
+        self._experts[name] = blocks, scales
+
+    def _fail(self, name: str, what: str) -> NoReturn:
+        file = str(self._entries[name].file)
+        raise WeightsError(f"{name} in {file} {what}", path=file, tensor=name)

@@ -1,0 +1,119 @@
+"""Matrices in a few bits as codes and scales, unpacked from the tensors of each layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from sgl.runtime.model.quantized.scheme import Layout
+
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of eight columns that follow each other
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and the same below zero
+_E8M0_BIAS = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """A matrix [n, k] of (code - zero) * scale."""
+
+    codes: torch.Tensor  # uint8 or float8_e4m3fn [n, k]
+    scales: torch.Tensor  # a float [n, groups]
+    zeros: torch.Tensor  # uint8 [n, groups]; of floats [n, 0]: there are none
+    groups: torch.Tensor  # int64 [k], the group of each column
+
+    def part(self, rows: slice, columns: slice) -> Codes:
+        """Some of it."""
+        return Codes(self.codes[rows, columns], self.scales[rows], self.zeros[rows], self.groups[columns])
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [n, k]."""
+        wide = self.codes.float()
+        if self.zeros.shape[1]:
+            wide -= self.zeros.float()[:, self.groups]
+        return wide.mul_(self.scales.float()[:, self.groups])
+
+
+def unpack(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> Codes:
+    """A module's matrix of this shape from its tensors, by the last parts of their names. Raises ValueError for a
+    column of a group that there is not."""
+    n, k = shape
+    middle = 1 << (layout.bits - 1)
+    if layout.kind == "fp8":
+        scale = tensors["weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"]
+        scales, groups = _blocks(scale.float(), shape, layout.block)
+        return Codes(tensors["weight"], scales, torch.empty(n, 0, dtype=torch.uint8), groups)
+    if layout.kind == "awq":
+        codes = _awq(tensors["qweight"]).t()
+        scales = tensors["scales"].t()
+        zeros = _awq(tensors["qzeros"]).t() if layout.has_zeros else None
+    elif layout.kind == "gptq":
+        codes = _bytes(tensors["qweight"].t(), layout.bits)
+        scales = tensors["scales"].t()
+        zeros = _bytes(tensors["qzeros"], layout.bits).t()[:n]
+        if (
+            not layout.has_zeros
+            and int(zeros.min()) == int(zeros.max())
+            and int(zeros[0, 0]) in (middle - 1, middle)
+        ):
+            zeros = None  # some writers call a checkpoint v1 whose zeros are v2's
+        else:
+            zeros = (zeros + layout.zero_offset) & (2 * middle - 1)
+    elif layout.kind == "packed":
+        codes = _bytes(tensors["weight_packed"], layout.bits)[:, :k]
+        scales = tensors["weight_scale"]
+        zeros = _bytes(tensors["weight_zero_point"].t(), layout.bits).t()[:n] if layout.has_zeros else None
+    else:
+        codes = tensors["weight"].view(torch.uint8) ^ 0x80  # from -128 to 127
+        scales = tensors["weight_scale"].reshape(-1, 1) if layout.group is None else tensors["weight_scale"]
+        scales = scales.expand(n, -1)
+        zeros = None
+        if layout.has_zeros:
+            stored = tensors["weight_zero_point"].to(torch.int8).view(torch.uint8) ^ 0x80
+            zeros = (stored.reshape(-1, 1) if layout.group is None else stored).expand(n, -1)
+    zeros = torch.full(scales.shape, middle, dtype=torch.uint8) if zeros is None else zeros
+    index = next((tensors[name] for name in ("g_idx", "weight_g_idx") if name in tensors), None)
+    groups = torch.arange(k) // (k // scales.shape[1]) if index is None else index
+    if int(groups.min()) < 0 or int(groups.max()) >= scales.shape[1]:
+        raise ValueError(f"names the group {int(groups.max())} of {scales.shape[1]}")
+    return Codes(codes.contiguous(), scales.contiguous(), zeros.contiguous(), groups.long())
+
+
+def _bytes(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [a, b * 32 / bits] of int32 [a, b], from the lowest bits on."""
+    whole = packed.contiguous().view(torch.uint8)
+    if bits == 8:
+        return whole
+    return torch.stack((whole & 15, whole >> 4), -1).flatten(-2)
+
+
+def _awq(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [a, 8 * b] of int32 [a, b]."""
+    places = _bytes(packed, 4).reshape(len(packed), -1, 8)
+    return places[..., _AWQ_PLACES].flatten(-2)
+
+
+def _blocks(
+    scale: torch.Tensor, shape: tuple[int, int], block: tuple[int, int] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A scale for each row and group of columns, and the columns' groups, of one scale, one a row or one a block."""
+    n, k = shape
+    if block is None:
+        return scale.reshape(-1, 1).expand(n, 1).contiguous(), torch.zeros(k, dtype=torch.int64)
+    return scale.repeat_interleave(block[0], 0)[:n].contiguous(), torch.arange(k) // block[1]
+
+
+def dequantize_mxfp4(
+    blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Matrices [..., n, k] in MXFP4 (OCP Microscaling Formats 1.0), as gpt-oss has them.
+
+    blocks: uint8 [..., n, k / 32, 16], two e2m1 numbers a byte, the low half first. scales: uint8 [..., n, k / 32],
+    exponents (e8m0).
+    """
+    positive = torch.tensor(_E2M1, dtype=dtype, device=blocks.device)
+    table = torch.cat((positive, -positive))
+    numbers = table[torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).int()]
+    exponents = scales.int() - _E8M0_BIAS
+    return torch.ldexp(numbers, exponents[..., None]).to(dtype).flatten(-2)

@@ -1,0 +1,232 @@
+"""How a checkpoint's matrices are quantised, by the `quantization_config` of its config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from sgl.errors import ModelError, UnsupportedModel
+
+Kind = Literal["awq", "gptq", "packed", "int8", "fp8", "mxfp4"]
+
+_METHODS = "awq, gptq, compressed-tensors, fp8, fbgemm_fp8, mxfp4"
+_KINDS: dict[str, Kind] = {"pack-quantized": "packed", "int-quantized": "int8", "float-quantized": "fp8"}
+_PER_GROUP, _PER_BLOCK = "group", "block"
+_MOST = 1 << 20  # columns of a group, or sides of a block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How matrices [n, k] lie in their tensors."""
+
+    kind: Kind
+    bits: int = 8
+    group: int | None = None
+    """Columns that share a scale; None: all of a row, or by block."""
+    block: tuple[int, int] | None = None
+    """Rows and columns that share a scale."""
+    has_zeros: bool = False
+    """Whether codes have other zeros than the one in the middle."""
+    zero_offset: int = 0
+    """What is to be added to stored zeros."""
+    has_index: bool = False
+    """Whether each column names its group (`desc_act`, `actorder`)."""
+    targets: tuple[str, ...] = ()
+    """The modules, by name, class or "re:…"; empty: all."""
+
+    def __str__(self) -> str:
+        number = "e2m1" if self.kind == "mxfp4" else "e4m3" if self.kind == "fp8" else f"{self.bits} bits"
+        scales = f"groups of {self.group}" if self.group else "a scale a row"
+        if self.block is not None:
+            scales = f"blocks of {self.block[0]} x {self.block[1]}"
+        more = (", zero points" if self.has_zeros else "") + (", activation order" if self.has_index else "")
+        return f"{number}, {scales}{more}"
+
+    def holds(self, module: str) -> bool:
+        """Whether the module is one of its targets."""
+        return not self.targets or any(_matches(target, module) for target in self.targets)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantScheme:
+    """The layouts of a checkpoint's modules. Which modules are quantised shows in the names of their tensors, so that
+    lists of those that are not (`ignore`, `modules_to_not_convert`) are true without being read."""
+
+    method: str
+    layouts: tuple[Layout, ...]
+
+    @staticmethod
+    def of(config: object, path: str, architecture: str | None) -> QuantScheme:
+        """Of a `quantization_config`. Raises UnsupportedModel for what is not read, ModelError for what makes no
+        sense."""
+        if not isinstance(config, Mapping):
+            raise ModelError(f"{path}: quantization_config is {config!r:.200}, not an object", path=path)
+        return _Reader(config, path, architecture).scheme()
+
+    def layout(self, module: str) -> Layout | None:
+        """Of a module; the first whose targets hold it."""
+        return next((layout for layout in self.layouts if layout.holds(module)), None)
+
+    def __str__(self) -> str:
+        return f"{self.method}, " + "; ".join(dict.fromkeys(map(str, self.layouts)))
+
+
+class _Reader:
+    """A `quantization_config`, with path and architecture for errors."""
+
+    def __init__(self, config: Mapping[str, Any], path: str, architecture: str | None) -> None:
+        self._config = config
+        self._path = path
+        self._architecture = architecture
+
+    def scheme(self) -> QuantScheme:
+        method = self._config.get("quant_method")
+        readers: dict[object, tuple[str, Callable[[], tuple[Layout, ...]]]] = {
+            "awq": ("AWQ", self._awq),
+            "gptq": ("GPTQ", self._gptq),
+            "compressed-tensors": ("compressed-tensors", self._compressed_tensors),
+            "fp8": ("FP8", self._fp8),
+            "fbgemm_fp8": ("FP8", lambda: (Layout(kind="fp8"),)),
+            "mxfp4": ("MXFP4", lambda: (Layout(kind="mxfp4", bits=4, group=32),)),
+        }
+        if not isinstance(method, str) or method not in readers:
+            self._refuse(f"quant_method {method!r:.100} (but {_METHODS})")
+        name, read = readers[method]
+        return QuantScheme(name, read())
+
+    def _awq(self) -> tuple[Layout, ...]:
+        version = self._text("version", "format", default="gemm").lower()
+        if version != "gemm":
+            self._refuse(f"AWQ's version {version!r:.100} (but gemm)")
+        bits = self._whole("bits", "w_bit", default=4)
+        if bits != 4:
+            self._refuse(f"AWQ in {bits} bits (but 4)")
+        group = self._group("group_size", "q_group_size")
+        return (Layout(kind="awq", bits=4, group=group, has_zeros=self._flag("zero_point", default=True)),)
+
+    def _gptq(self) -> tuple[Layout, ...]:
+        layout = self._text("checkpoint_format", "format", default="gptq").lower()
+        if layout not in ("gptq", "gptq_v2"):
+            self._refuse(f"GPTQ's checkpoint_format {layout!r:.100} (but gptq and gptq_v2)")
+        bits = self._whole("bits", default=4)
+        if bits not in (4, 8):
+            self._refuse(f"GPTQ in {bits} bits (but 4 and 8)")
+        dynamic = self._config.get("dynamic") or {}
+        if others := [name for name in dynamic if not str(name).startswith("-:")]:
+            self._refuse(f"GPTQ with other options for some modules ({others[0]!r:.100})")
+        return (
+            Layout(
+                kind="gptq",
+                bits=bits,
+                group=self._group("group_size"),
+                has_zeros=not self._flag("sym", default=True),
+                zero_offset=0 if layout == "gptq_v2" else 1,
+                has_index=self._flag("desc_act"),
+            ),
+        )
+
+    def _fp8(self) -> tuple[Layout, ...]:
+        if "weight_block_size" not in self._config:
+            return (Layout(kind="fp8"),)
+        sides = self._config["weight_block_size"]
+        return (Layout(kind="fp8", block=None if sides is None else self._sides("weight_block_size", sides)),)
+
+    def _compressed_tensors(self) -> tuple[Layout, ...]:
+        if (self._config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+            self._refuse("sparse compressed-tensors")
+        groups = self._config.get("config_groups")
+        if not isinstance(groups, Mapping) or not groups:
+            self._fail(f"config_groups is {groups!r:.100}, not an object of groups")
+        common = self._text("format", default="pack-quantized")
+        layouts = []
+        for name, group in groups.items():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if not isinstance(weights, Mapping):
+                self._refuse(f"compressed-tensors without quantised weights ({name!r:.100})")
+            layouts.append(_Reader(weights, self._path, self._architecture)._tensors(group, common))
+        return tuple(sorted(layouts, key=lambda layout: not layout.targets))  # a class says less than a name
+
+    def _tensors(self, group: Mapping[str, Any], common: str) -> Layout:
+        """Of a config group, whose `weights` this reads."""
+        bits, number = self._whole("num_bits", default=8), self._text("type", default="int")
+        layout = str(group.get("format") or common)
+        if layout in ("naive-quantized", "mixed-precision"):
+            layout = "float-quantized" if number == "float" else "int-quantized" if bits == 8 else "pack-quantized"
+        kind = _KINDS.get(layout)
+        if (
+            kind is None
+            or (kind == "fp8") != (number == "float")
+            or bits not in ((4, 8) if kind == "packed" else (8,))
+        ):
+            self._refuse(f"compressed-tensors' format {layout!r:.100} with {number!r:.100} in {bits} bits")
+        strategy = self._text("strategy", default="channel")
+        if strategy not in ("tensor", "channel", _PER_GROUP, _PER_BLOCK):
+            self._refuse(f"compressed-tensors' strategy {strategy!r:.100}")
+        targets = group.get("targets") or []
+        if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+            self._fail(f"targets is {targets!r:.100}, not a list of strings")
+        for target in targets:
+            try:
+                _matches(target, "")
+            except re.error as error:
+                self._fail(f"the target {target!r:.100} is no regular expression: {error}")
+        sides = self._config.get("block_structure")
+        return Layout(
+            kind=kind,
+            bits=bits,
+            group=self._group("group_size") if strategy == _PER_GROUP else None,
+            block=self._sides("block_structure", sides) if strategy == _PER_BLOCK else None,
+            has_zeros=not self._flag("symmetric", default=True),
+            has_index=self._config.get("actorder") in (True, "group", "dynamic"),
+            targets=() if "Linear" in targets else tuple(targets),
+        )
+
+    def _first(self, *names: str) -> Any:
+        return next((self._config[name] for name in names if self._config.get(name) is not None), None)
+
+    def _text(self, *names: str, default: str) -> str:
+        value = self._first(*names)
+        if value is not None and not isinstance(value, str):
+            self._fail(f"{names[0]} is {value!r:.100}, not a string")
+        return default if value is None else value
+
+    def _flag(self, name: str, *, default: bool = False) -> bool:
+        value = self._first(name)
+        if value is not None and not isinstance(value, bool):
+            self._fail(f"{name} is {value!r:.100}, neither true nor false")
+        return default if value is None else value
+
+    def _whole(self, *names: str, default: int | None = None) -> int:
+        value = self._first(*names)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+            self._fail(f"{names[0]} is {value!r:.100}, not a whole number from 1 to {_MOST}")
+        return value
+
+    def _group(self, *names: str) -> int | None:
+        return None if self._first(*names) == -1 else self._whole(*names, default=128)
+
+    def _sides(self, name: str, value: object) -> tuple[int, int]:
+        if not isinstance(value, list) or len(value) != 2:
+            self._fail(f"{name} is {value!r:.100}, not two whole numbers")
+        rows, columns = (_Reader({name: side}, self._path, None)._whole(name) for side in value)
+        return rows, columns
+
+    def _refuse(self, feature: str) -> NoReturn:
+        raise UnsupportedModel(
+            f"{self._path}: a checkpoint quantized with {feature} is not supported ({self._architecture})",
+            architecture=self._architecture,
+            supported=tuple(_METHODS.split(", ")),
+            path=self._path,
+        )
+
+    def _fail(self, message: str) -> NoReturn:
+        raise ModelError(f"{self._path}: quantization_config: {message}", path=self._path)
+
+
+def _matches(target: str, module: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), module) is not None
+    return module == target or module.endswith("." + target)

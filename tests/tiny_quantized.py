@@ -1,0 +1,234 @@
+"""Tiny checkpoints in the layouts of AutoAWQ, GPTQModel, compressed-tensors and DeepSeek's FP8, written from what their
+documents say and apart from the code that reads them, beside folders with the same numbers in float32."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny_models import edit_json, tiny_checkpoint
+
+Array = npt.NDArray[Any]
+Tensors = dict[str, torch.Tensor]
+
+GROUP = 32
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column in each place of a word
+E2M1 = [sign * number for sign in (1, -1) for number in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
+PROJECTIONS = ("w1", "w2", "w3", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def compressed(weights: dict[str, Any] | None, layout: str, **more: Any) -> dict[str, Any]:
+    """The `quantization_config` of one group of compressed-tensors."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "config_groups": {"group_0": {**group, **more}},
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    }
+
+
+def weights_of(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
+    """The `weights` of a group of compressed-tensors."""
+    return {"num_bits": bits, "type": "int", "strategy": strategy, "symmetric": True, "dynamic": False, **more}
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
+ASYMMETRIC = {"symmetric": False}
+FLOAT = {"type": "float"}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "awq": AWQ,
+    "awq-row": {**AWQ, "group_size": -1},
+    "gptq": GPTQ,
+    "gptq-8-bit": {**GPTQ, "bits": 8},
+    "gptq-zeros": {**GPTQ, "sym": False},
+    "gptq-zeros-v2": {**GPTQ, "sym": False, "checkpoint_format": "gptq_v2"},
+    "gptq-order": {**GPTQ, "desc_act": True, "sym": False},
+    "packed": compressed(weights_of(4, "group", group_size=GROUP), "pack-quantized"),
+    "packed-zeros": compressed(weights_of(4, "group", group_size=GROUP, **ASYMMETRIC), "pack-quantized"),
+    "packed-order": compressed(weights_of(4, "group", group_size=GROUP, actorder="group"), "pack-quantized"),
+    "packed-row": compressed(weights_of(4, "channel"), "pack-quantized"),
+    "packed-8-bit": compressed(weights_of(8, "channel", **ASYMMETRIC), "pack-quantized"),
+    "int8": compressed(weights_of(8, "channel"), "int-quantized"),
+    "int8-zeros": compressed(weights_of(8, "channel", **ASYMMETRIC), "int-quantized"),
+    "float8": compressed(weights_of(8, "channel", **FLOAT), "float-quantized"),
+    "float8-tensor": compressed(weights_of(8, "tensor", **FLOAT), "float-quantized"),
+    "float8-block": compressed(weights_of(8, "block", block_structure=[32, 48], **FLOAT), "float-quantized"),
+    "fp8-block": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [24, 40]},
+    "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+    "fp8-tensor": {"quant_method": "fp8", "activation_scheme": "static"},
+}
+
+
+def tiny_quantized(
+    path: Path,
+    name: str,
+    family: str = "llama",
+    *,
+    is_quantized: Callable[[str], bool] = lambda module: True,
+    change: Callable[[Tensors], None] = lambda tensors: None,
+    **overrides: Any,
+) -> tuple[Path, Path]:
+    """The quantised folder, and the dense one. is_quantized: of the layers' projections. change: of the quantised
+    tensors. overrides: fields of config.json."""
+    dense = tiny_checkpoint(path / "dense", family, **overrides)
+    return quantize_folder(path / "quantized", dense, name, is_quantized=is_quantized, change=change), dense
+
+
+def quantize_folder(
+    folder: Path,
+    dense: Path,
+    name: str,
+    *,
+    is_quantized: Callable[[str], bool] = lambda module: True,
+    change: Callable[[Tensors], None] = lambda tensors: None,
+) -> Path:
+    """Write a dense folder's checkpoint quantised to another, and to the dense one what that says."""
+    shutil.copytree(dense, folder)
+    source = load_file(dense / "model.safetensors")
+    written: Tensors = {}
+    random = np.random.default_rng(0)
+    for tensor_name, tensor in source.items():
+        module = tensor_name.removesuffix(".weight")
+        if module.endswith(PROJECTIONS) and tensor_name.endswith("weight") and is_quantized(module):
+            parts, read = quantize(tensor.numpy(), CONFIGS[name], random)
+            if f"{module}.bias" in source:
+                parts.pop("bias", None)
+            written |= {f"{module}.{part}": values.contiguous() for part, values in parts.items()}
+            source[tensor_name] = torch.from_numpy(np.ascontiguousarray(read))
+        elif name == "mxfp4" and tensor.dim() == 3:
+            parts, source[tensor_name] = quantize_mxfp4(tensor)
+            written |= {f"{tensor_name}_{part}": values for part, values in parts.items()}
+        else:
+            written[tensor_name] = tensor
+    change(written)
+    save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(source, dense / "model.safetensors", metadata={"format": "pt"})
+    edit_json(folder / "config.json", quantization_config=CONFIGS[name])
+    return folder
+
+
+def quantize_mxfp4(experts: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Blocks and scales of experts [e, k, n], and what they say: each block's largest number is 4 to 8 by its scale."""
+    numbers = experts.transpose(1, 2).unflatten(-1, (-1, 32))
+    exponents = numbers.abs().amax(-1).log2().floor() - 2
+    table = torch.tensor(E2M1)
+    codes = (numbers[..., None] / exponents.exp2()[..., None, None] - table).abs().argmin(-1).to(torch.uint8)
+    read = (table[codes.long()] * exponents.exp2()[..., None]).flatten(-2).transpose(1, 2).contiguous()
+    blocks = codes[..., ::2] | codes[..., 1::2] << 4
+    return {"blocks": blocks.contiguous(), "scales": (exponents + 127).to(torch.uint8)}, read
+
+
+def quantize(matrix: Array, config: dict[str, Any], random: np.random.Generator) -> tuple[Tensors, Array]:
+    """The tensors of a matrix [n, k], and what they say in float32."""
+    method = config["quant_method"]
+    if method == "fp8":
+        return quantize_floats(matrix, config.get("weight_block_size"), "tensor")
+    if method == "compressed-tensors":
+        (group,) = config["config_groups"].values()
+        options = group["weights"]
+        if options["type"] == "float":
+            return quantize_floats(matrix, options.get("block_structure"), options["strategy"])
+        bits, is_symmetric = options["num_bits"], options["symmetric"]
+        size = options.get("group_size", -1)
+        has_index = options.get("actorder") == "group"
+    else:
+        bits, size, has_index = config["bits"], config["group_size"], config.get("desc_act", False)
+        is_symmetric = config["sym"] if method == "gptq" else False
+    n, k = matrix.shape
+    size = k if size == -1 else size
+    groups = np.arange(k) // size
+    if has_index:
+        groups = random.permutation(groups)
+    codes, scales, zeros = round_to_codes(matrix, groups, bits, is_symmetric)
+    read = (codes - zeros[:, groups]).astype(np.float32) * scales.astype(np.float32)[:, groups]
+    middle = 1 << (bits - 1)
+    if method == "awq":
+        order = np.arange(n).reshape(-1, 8)[:, AWQ_ORDER].ravel()
+        parts = {
+            "qweight": packed(codes.T[:, order], bits),
+            "qzeros": packed(zeros.T[:, order], bits),
+            "scales": scales.T,
+        }
+    elif method == "gptq":
+        offset = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+        parts = {
+            "qweight": packed(codes, bits).T,
+            "qzeros": packed((zeros.T - offset) % (2 * middle), bits),
+            "scales": scales.T,
+            "g_idx": groups.astype(np.int32),
+            "bias": np.zeros(n, np.float32),
+        }
+    elif config["format"] == "int-quantized":
+        parts = {"weight": (codes - middle).astype(np.int8), "weight_scale": scales}
+        if not is_symmetric:
+            parts["weight_zero_point"] = (zeros - middle).astype(np.int8)
+    else:
+        parts = {
+            "weight_packed": packed(codes, bits),
+            "weight_scale": scales,
+            "weight_shape": np.array([n, k], np.int64),
+        }
+        if not is_symmetric:
+            parts["weight_zero_point"] = packed(zeros.T, bits).T
+        if has_index:
+            parts["weight_g_idx"] = groups.astype(np.int32)
+    return {name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()}, read
+
+
+def round_to_codes(matrix: Array, groups: Array, bits: int, is_symmetric: bool) -> tuple[Array, Array, Array]:
+    """Codes [n, k], scales (float16) and zeros [n, groups], by the nearest of a group's numbers."""
+    most, middle = (1 << bits) - 1, 1 << (bits - 1)
+    num_groups = groups.max() + 1
+    scales = np.empty((len(matrix), num_groups), np.float16)
+    zeros = np.full((len(matrix), num_groups), middle, np.int64)
+    for group in range(num_groups):
+        values = matrix[:, groups == group]
+        low, high = np.minimum(values.min(1), 0), np.maximum(values.max(1), 0)
+        spread = np.maximum(high, -low) / (middle - 1) if is_symmetric else (high - low) / most
+        scales[:, group] = spread
+        if not is_symmetric:
+            zeros[:, group] = np.clip(np.round(-low / spread), 1, most)  # v1 cannot say 0
+    codes = np.round(matrix / scales[:, groups].astype(np.float32)) + zeros[:, groups]
+    return np.clip(codes, 0, most).astype(np.int64), scales, zeros
+
+
+def packed(codes: Array, bits: int) -> Array:
+    """int32 [a, ceil(b * bits / 32)] of [a, b], the first in the lowest bits."""
+    per_word = 32 // bits
+    padded = np.pad(codes.astype(np.uint32), ((0, 0), (0, -codes.shape[1] % per_word)))
+    words = padded.reshape(len(codes), -1, per_word) << (np.arange(per_word, dtype=np.uint32) * bits)
+    return np.bitwise_or.reduce(words, -1).view(np.int32)
+
+
+def quantize_floats(matrix: Array, block: list[int] | None, strategy: str) -> tuple[Tensors, Array]:
+    """In e4m3, with a scale by block, row or matrix."""
+    n, k = matrix.shape
+    rows, columns = block or ((1, k) if strategy == "channel" else (n, k))
+    values = torch.from_numpy(matrix)
+    scales = torch.empty(-(-n // rows), -(-k // columns))
+    stored = torch.empty(n, k, dtype=torch.float8_e4m3fn)
+    read = torch.empty(n, k)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            at = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+            scales[i, j] = values[at].abs().max() / 448
+            stored[at] = (values[at] / scales[i, j]).to(torch.float8_e4m3fn)
+            read[at] = stored[at].float() * scales[i, j]
+    if block is not None:
+        return {
+            "weight": stored,
+            "weight_scale_inv" if strategy == "tensor" else "weight_scale": scales,
+        }, read.numpy()
+    if strategy == "channel":
+        return {"weight": stored, "weight_scale": scales}, read.numpy()
+    return {"weight": stored, "weight_scale": scales[0, 0], "input_scale": torch.tensor(0.1)}, read.numpy()
