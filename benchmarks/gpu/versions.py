@@ -39,7 +39,9 @@ class Version:
         folder.mkdir()
         (folder / "sgl").symlink_to(package.resolve(), target_is_directory=True)
         (folder / "benchmarks").symlink_to(REPOSITORY / "benchmarks", target_is_directory=True)
-        path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))
+        others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        # The engine's own processes look at this folder last: nothing else may have a package sgl.
+        path = os.pathsep.join([str(folder), *(each for each in others if each and not Path(each, "sgl").is_dir())])
         command = [sys.executable, "-m", "benchmarks.gpu.versions", *arguments, "--worker"]
         self._process = subprocess.Popen(
             command,
