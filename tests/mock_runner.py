@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sgl.runtime.batch import FROM_DEVICE, Batch, Logprobs, StepResult, TokenMasks
+from sgl.runtime.batch import EMPTY_STATE, FROM_DEVICE, Batch, Logprobs, StepResult, TokenMasks
 
 VOCAB = 97
 _MASK = (1 << 61) - 1
@@ -20,24 +20,36 @@ def _mix(state: int, token: int) -> int:
     return ((state ^ (token + 1)) * 6364136223846793005 + 1442695040888963407) & _MASK
 
 
+def next_state(state: int, token: int) -> int:
+    """A recurrent state after another token."""
+    return (state * 3202034522624059733 + (token + 7) * 4354685564936845355) & _MASK
+
+
 def _choose(total: int, seed: int) -> int:
     return (((total & _MASK) * 2862933555777941757 + seed) & _MASK) >> 20
 
 
-def expected_output(prompt: Sequence[int], max_new_tokens: int, seed: int, stop_ids: frozenset[int]) -> list[int]:
-    """The tokens that the mock model generates, the stop token included."""
-    state, total = 0, 0
-    for token in prompt:
-        state = _mix(state, token)
-        total += state
+def expected_output(
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    seed: int,
+    stop_ids: frozenset[int],
+    *,
+    recurrent: bool = False,
+) -> list[int]:
+    """The tokens that the mock model generates, the stop token included. recurrent: of one with states."""
+    content, total, state = 0, 0, 0
     output: list[int] = []
+    for token in prompt:
+        content, state = _mix(content, token), next_state(state, token)
+        total += content
     while len(output) < max_new_tokens:
-        token = _choose(total, seed) % VOCAB
+        token = _choose(total + state * recurrent, seed) % VOCAB
         output.append(token)
         if token in stop_ids:
             break
-        state = _mix(state, token)
-        total += state
+        content, state = _mix(content, token), next_state(state, token)
+        total += content
     return output
 
 
@@ -52,9 +64,14 @@ class MockPending:
 
 
 class MockRunner:
-    """Executes batches over a real page table and a KV memory of one integer a slot."""
+    """Executes batches over a real page table and a KV memory of one integer a slot. num_checkpoints: of states of one
+    integer, too; None: it has none."""
 
-    def __init__(self, num_pages: int, page_size: int, num_rows: int, max_pages: int) -> None:
+    def __init__(
+        self, num_pages: int, page_size: int, num_rows: int, max_pages: int, num_checkpoints: int | None = None
+    ) -> None:
+        self.states: list[int] | None = None if num_checkpoints is None else [0] * num_rows
+        self.checkpoints = [0] * (num_checkpoints or 0)
         self.page_size = page_size
         self.kv = [0] * (num_pages * page_size)
         self.page_table = np.zeros((num_rows, max_pages), np.int32)
@@ -75,6 +92,10 @@ class MockRunner:
             self.batches.append(batch)
         written: set[int] = set()
         tokens, at, inputs, checks = [], 0, {}, {}
+        if self.states is not None:
+            assert batch.state_loads is not None
+            for checkpoint, row in batch.state_loads.tolist():
+                self.states[row] = 0 if checkpoint == EMPTY_STATE else self.checkpoints[checkpoint]
         for b, (row, q_len, kv_len) in enumerate(
             zip(batch.rows.tolist(), batch.q_lens.tolist(), batch.kv_lens.tolist(), strict=True)
         ):
@@ -89,15 +110,24 @@ class MockRunner:
                 assert slots[i] not in written, "two rows write to one slot"
                 written.add(slots[i])
                 self.kv[slots[i]] = _mix(self.kv[slots[i - 1]] if i else 0, token)
+                if self.states is not None:
+                    self.states[row] = next_state(self.states[row], token)
             if batch.score_from[b] >= 0:
                 start = kv_len - q_len + int(batch.score_from[b])
                 targets = batch.score_targets[b]
                 scored = [self._score(slots[: start + j + 1], int(t)) for j, t in enumerate(targets)]
                 inputs[b] = Logprobs(np.array(scored, np.float32))
-            tokens.append(_choose(sum(self.kv[slot] for slot in slots), self.seeds[row]) % VOCAB)
+            state = 0 if self.states is None else self.states[row]
+            tokens.append(_choose(sum(self.kv[slot] for slot in slots) + state, self.seeds[row]) % VOCAB)
             if b in batch.drafts:
                 assert q_len > 1
                 checks[b] = _choose(sum(self.kv[slot] for slot in slots[:-1]), self.seeds[row]) % VOCAB
+        if self.states is not None:
+            assert batch.state_saves is not None
+            assert not batch.drafts
+            assert len(set(batch.state_saves[:, 1].tolist())) == len(batch.state_saves), "saved to one slot twice"
+            for row, checkpoint in batch.state_saves.tolist():
+                self.checkpoints[checkpoint] = self.states[row]
         tokens = [token if samples else -1 for token, samples in zip(tokens, batch.samples.tolist(), strict=True)]
         return batch, StepResult(np.array(tokens, np.int32), checks, input_logprobs=inputs)
 

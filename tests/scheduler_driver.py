@@ -33,6 +33,8 @@ class Setting:
     context: int = 96
     conservativeness: float = 1.0
     drafts: bool = False
+    checkpoints: int | None = None
+    """Of recurrent states; None: the model has none."""
     depth: int = 1
     """Steps under way at once; with more than one, overlap says nothing."""
 
@@ -52,10 +54,17 @@ class Driver:
         )  # type: ignore[arg-type]
         self.now = 0.0
         self.scheduler = Scheduler(
-            limits, self.pool, share=setting.radix, depth=setting.depth, clock=lambda: self.now
+            limits,
+            self.pool,
+            share=setting.radix,
+            depth=setting.depth,
+            num_checkpoints=setting.checkpoints,
+            clock=lambda: self.now,
         )
+        if self.scheduler.memory.states is not None:
+            self.scheduler.memory.states._interval = setting.page_size
         max_pages = -(-setting.context // setting.page_size)
-        self.runner = MockRunner(setting.num_pages, setting.page_size, setting.rows, max_pages)
+        self.runner = MockRunner(setting.num_pages, setting.page_size, setting.rows, max_pages, setting.checkpoints)
         self.flying: tuple[Step, MockPending] | None = None
         self.in_stages: deque[tuple[Step, Any]] = deque()
         self.done: dict[int, Request] = {}
@@ -132,11 +141,14 @@ class Driver:
         """Append the token that comes next and draft the one behind it, or only draft, or neither; drafts are at times
         wrong."""
         number = len(request.output_ids)
-        expected = expected_output(request.prompt_ids.tolist(), number + 2, request.seed, request.stop_ids)
+        recurrent = self.setting.checkpoints is not None
+        expected = expected_output(
+            request.prompt_ids.tolist(), number + 2, request.seed, request.stop_ids, recurrent=recurrent
+        )
         which, is_wrong = (request.uid + number) % 4, (request.uid * 7 + number) % 5 == 0
         room = request.max_new_tokens - number
         appended = expected[number : number + 1] if which > 1 and room > 2 and len(expected) == number + 2 else []
-        if which % 2 and len(expected) > number + len(appended):
+        if which % 2 and len(expected) > number + len(appended) and not recurrent:
             draft = expected[number + len(appended)]
             self.scheduler.append(request, appended, 0 if is_wrong else draft)
         elif appended:
@@ -168,8 +180,9 @@ def make_request(uid: int, prompt: list[int], max_new: int, **fields: object) ->
     )
 
 
-def assert_right(request: Request) -> None:
-    expected = expected_output(request.prompt_ids.tolist(), request.max_new_tokens, request.seed, STOPS)
+def assert_right(request: Request, *, recurrent: bool = False) -> None:
+    prompt = request.prompt_ids.tolist()
+    expected = expected_output(prompt, request.max_new_tokens, request.seed, STOPS, recurrent=recurrent)
     assert request.output_ids == expected
     if request.logprob_start is not None:
         totals = prefix_totals(request.prompt_ids.tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -30,6 +31,9 @@ settings_strategy = st.builds(
     drafts=st.booleans(),
     depth=st.sampled_from([1, 1, 2, 3, 5]),
 )
+recurrent_strategy = st.builds(
+    replace, settings_strategy, checkpoints=st.sampled_from([0, 1, 2, 5, 40]), depth=st.just(1)
+)
 
 actions = st.lists(
     st.one_of(
@@ -50,6 +54,21 @@ actions = st.lists(
 def test_any_interleaving_keeps_every_page_owned_and_every_token_right(
     setting: Setting, room: float, plan: list[tuple[str, int]]
 ) -> None:
+    run_plan(setting, room, plan)
+
+
+@given(recurrent_strategy, st.sampled_from([0.0, 0.1, 0.5, 3.0]), actions)
+@settings(max_examples=150)
+def test_any_interleaving_keeps_every_state_owned_and_right(
+    setting: Setting, room: float, plan: list[tuple[str, int]]
+) -> None:
+    driver = run_plan(setting, room, plan)
+    states = driver.scheduler.memory.states
+    assert states is not None
+    assert len(states.checkpoints.free) == states.checkpoints.num_slots
+
+
+def run_plan(setting: Setting, room: float, plan: list[tuple[str, int]]) -> Driver:
     least = -(-setting.context // setting.page_size) + 1
     setting.num_pages = least + int(room * least)
     driver = Driver(setting)
@@ -88,10 +107,11 @@ def test_any_interleaving_keeps_every_page_owned_and_every_token_right(
     for request in requests:
         assert request.phase is Phase.DONE
         if request.finish_reason is not None and request.finish_reason.type != "abort":
-            assert_right(request)
+            assert_right(request, recurrent=setting.checkpoints is not None)
     assert driver.scheduler.memory.cache.locked_pages == 0
     driver.scheduler.memory.cache.reset()
     assert driver.pool.num_free == setting.num_pages - 1
+    return driver
 
 
 def run_all(setting: Setting, requests: list[Request]) -> Driver:
@@ -100,7 +120,7 @@ def run_all(setting: Setting, requests: list[Request]) -> Driver:
         driver.scheduler.add(request)
     driver.run()
     for request in requests:
-        assert_right(request)
+        assert_right(request, recurrent=setting.checkpoints is not None)
     return driver
 
 

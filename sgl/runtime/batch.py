@@ -34,6 +34,10 @@ FROM_DEVICE = -1
 """In `Batch.token_ids`: the row's last sampled token, which the host may not know yet."""
 
 
+EMPTY_STATE = -1
+"""In `Batch.state_loads`: a state before any token."""
+
+
 @dataclass(slots=True)
 class RowSetup:
     """What the device must know of a request before its first step in `row`, also after a retract."""
@@ -68,6 +72,10 @@ class Batch:
     """By b: first query index whose hidden states are summed up, to the row's last."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
     """By b: token ids whose logprobs are wanted at every scored and sampled position."""
+    state_loads: Int32Array | None = None
+    """[N, 2] (checkpoint or EMPTY_STATE, row): recurrent states to copy before the step. None: the model has none."""
+    state_saves: Int32Array | None = None
+    """[N, 2] (row, checkpoint): those to copy after it."""
     is_streamed: bool = False
     """Whether a client reads tokens as they come and so needs a core, too."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from sgl.runtime.batch import Int32Array
+from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.keys import TOKEN_BYTES
 from sgl.runtime.cache.pages import DUMMY, FREE, OWNER_NAMES, PRIVATE, TREE, PagePool
 from sgl.runtime.cache.radix import Node, RadixCache
@@ -27,6 +28,17 @@ def check(
     problems += _check_locks(cache, nodes, locked)
     problems += _check_lru(cache, nodes)
     return problems
+
+
+def check_states(checkpoints: Checkpoints, cache: RadixCache, kept: Iterable[int]) -> list[str]:
+    """Problems of free ⊎ tree ⊎ requests = all slots of checkpoints. `kept`: the slots of requests."""
+    problems = []
+    owners = Counter([*checkpoints.free, *checkpoints.of_node.values(), *kept])
+    for slot in owners.keys() | set(range(checkpoints.num_slots)):
+        if owners[slot] != 1 or not 0 <= slot < checkpoints.num_slots:
+            problems.append(f"checkpoint {slot} of {checkpoints.num_slots} has {owners[slot]} owners")
+    gone = checkpoints.of_node.keys() - set(_walk(cache.root))
+    return problems + [f"{node} has a checkpoint, but is not in the tree" for node in gone]
 
 
 def _walk(root: Node) -> Iterator[Node]:

@@ -100,6 +100,13 @@ class Watcher(Protocol):
         """`upper` is new, above `node`."""
 
 
+class EndWatcher(Protocol):
+    """Learns which nodes lose their end."""
+
+    def cut(self, node: Node) -> None:
+        """`node` is removed or shortened."""
+
+
 class RadixCache:
     """A tree of whole-page prefixes over `pool`. Costs depend on the key and its path, never on the tree:
     `num_nodes`, `evictable_pages` and `locked_pages` are kept current.
@@ -117,6 +124,7 @@ class RadixCache:
         self.evicted_pages = 0  # since the start
         self.version = 0
         self.watcher: Watcher | None = None
+        self.end_watcher: EndWatcher | None = None
         self._page_bytes = pool.page_size * TOKEN_BYTES
         self._next_id = 1
 
@@ -292,6 +300,8 @@ class RadixCache:
             leaf = next(iter(self.lru))
             assert not leaf.children, f"{leaf} is due for eviction before its children"
             kept = max(len(leaf.pages) - missing, 0)
+            if self.end_watcher is not None:
+                self.end_watcher.cut(leaf)
             freed.append(leaf.pages[kept:])
             missing -= len(leaf.pages) - kept
             if kept:

@@ -319,8 +319,8 @@ class EngineLoop:
         request = submission.request
         room = request.max_new_tokens - len(request.output_ids)
         forced = jump.token_ids[:room]
-        # With run-ahead, a row with a draft would miss the very step that it may save.
-        draft = None if self._run_ahead or len(forced) + 2 > room else jump.draft
+        # With run-ahead, a row with a draft would miss the very step that it may save. No state goes back behind one.
+        draft = None if self._run_ahead or self.scheduler.memory.states or len(forced) + 2 > room else jump.draft
         # Each token saves a step, except the one that the step in flight samples.
         saved = len(forced) + (draft is not None)
         if saved <= self._run_ahead + self._jump_cost * self.scheduler.num_running:

@@ -11,18 +11,28 @@ import numpy as np
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.in_flight import InFlight
-from sgl.runtime.cache.ledger import check
+from sgl.runtime.cache.ledger import check, check_states
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.radix import Match, RadixCache
 from sgl.runtime.scheduler.leases import Leases
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.rows import RowTable
+from sgl.runtime.scheduler.states import RowStates
 
 
 class RowMemory:
-    """Rows, pages and the tree of one scheduler. Without `share` the tree stays empty."""
+    """Rows, pages and the tree of one scheduler. Without `share` the tree stays empty. num_checkpoints: of recurrent
+    states; None: the model has none."""
 
-    def __init__(self, pool: PagePool, num_rows: int, max_pages: int, *, share: bool) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        num_rows: int,
+        max_pages: int,
+        *,
+        share: bool,
+        num_checkpoints: int | None = None,
+    ) -> None:
         self.pool = pool
         self.page_size = pool.page_size
         self.cache = RadixCache(pool)
@@ -30,6 +40,10 @@ class RowMemory:
         self.rows = RowTable(num_rows, max_pages)
         self.running: dict[int, Request] = {}
         """Requests by row, in order of admission."""
+        self.states: RowStates | None = None
+        if num_checkpoints is not None:
+            self.states = RowStates(self.rows, pool.page_size, num_checkpoints if share else 0)
+            self.cache.end_watcher = self.states.checkpoints
         self._shares = share
         self._in_flight = InFlight(pool.page_size)
         self._page_writes: list[Int32Array] = []
@@ -54,12 +68,21 @@ class RowMemory:
             request.match = match
         return match
 
+    def entry_match(self, request: Request) -> Match:
+        """The part of a waiting request's match that it can take over."""
+        match = self.current_match(request)
+        return match if self.states is None else self.states.usable(match)
+
     def computed_by(self, request: Request) -> int | None:
         """The uid of a running request that will soon insert this one's next tokens."""
         cached_len = self.current_match(request).length
         key = request.key()[: 4 * request.match_limit]
         pending = self._in_flight.find(request.uid, key, cached_len, request.namespace)
-        return None if pending is None else pending.owner
+        if pending is None:
+            return None
+        if self.states is not None:
+            self.states.want(pending.owner, pending.length)
+        return pending.owner
 
     def is_in_flight(self, uid: int) -> bool:
         """Whether that request will still insert tokens."""
@@ -67,13 +90,15 @@ class RowMemory:
 
     def enter(self, request: Request) -> None:
         """Give a waiting request a row with its cached prefix, whose node the caller has locked."""
-        match = self.current_match(request)
+        match, matched_len = self.entry_match(request), self.current_match(request).length
         request.row = self.rows.take()
         self.running[request.row] = request
         self.rows.kv_len[request.row] = match.length
         request.node, request.tree_len, request.match = match.node, match.length, None
         if match.length:
             self._page_writes.append(self.rows.append(request.row, match.pages))
+        if self.states is not None:
+            self.states.enter(request, match.node, matched_len)
         if self._shares:
             self._in_flight.begin(request.uid, request.key(), request.namespace)
 
@@ -84,6 +109,8 @@ class RowMemory:
         self.share(request)
         self.pool.free(self.rows.held(row)[request.tree_len // self.page_size :].copy())
         self.prompt_is_computed(request)
+        if self.states is not None:
+            self.states.leave(request)
         self.cache.unlock(request.node)
         request.node, request.tree_len, request.row = None, 0, -1
         del self.running[row]
@@ -91,11 +118,19 @@ class RowMemory:
         self._page_writes = [writes[writes[:, 0] != row] for writes in self._page_writes]
 
     def share(self, request: Request) -> None:
-        """Hand full pages of known, computed tokens to the tree."""
+        """Hand full pages of known, computed tokens to the tree, with a state that was kept of them."""
+        num_pages = min(int(self.rows.kv_len[request.row]), request.num_known) // self.page_size
+        if self.states is not None and (kept := self.states.pop_kept(request, num_pages * self.page_size)):
+            length, slot = kept
+            self._share(request, length // self.page_size)
+            assert request.node is not None, "it is where these pages end"
+            self.states.checkpoints.attach(request.node, slot)
+        self._share(request, num_pages)
+
+    def _share(self, request: Request, num_pages: int) -> None:
         held, row = request.node, request.row
         assert held is not None, "a request with a row has its place in the tree"
         first = request.tree_len // self.page_size
-        num_pages = min(int(self.rows.kv_len[row]), request.num_known) // self.page_size
         if num_pages <= first or not self._shares:
             return
         key = request.key()[4 * request.tree_len : 4 * num_pages * self.page_size]
@@ -141,7 +176,10 @@ class RowMemory:
             pass
 
     def check(self) -> list[str]:
-        """Breaches of page ownership; empty if every page has one owner."""
+        """Breaches of ownership; empty if every page and every checkpoint has one owner."""
         private = [self.rows.held(row)[r.tree_len // self.page_size :] for row, r in self.running.items()]
         locked = [request.node for request in self.running.values() if request.node is not None]
-        return check(self.pool, self.cache, private, [*locked, *self.leases.nodes()])
+        problems = check(self.pool, self.cache, private, [*locked, *self.leases.nodes()])
+        if self.states is None:
+            return problems
+        return problems + check_states(self.states.checkpoints, self.cache, self.states.slots())

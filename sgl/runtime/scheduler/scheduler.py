@@ -61,14 +61,17 @@ class Scheduler:
         *,
         share: bool = True,
         depth: int = 1,
+        num_checkpoints: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """depth: steps that are under way at once, each with other decodes (pipeline parallelism)."""
+        """depth: steps that are under way at once, each with other decodes (pipeline parallelism). num_checkpoints: see
+        `RowMemory`."""
         self.limits = limits
         self.counters = Counters()
         self._depth = depth
         max_pages = -(-limits.context_length // pool.page_size)
-        self.memory = RowMemory(pool, limits.max_running_requests, max_pages, share=share)
+        num_rows = limits.max_running_requests
+        self.memory = RowMemory(pool, num_rows, max_pages, share=share, num_checkpoints=num_checkpoints)
         self.queue = WaitingQueue(limits.schedule_policy, self.memory)
         self.memory.cache.watcher = self.queue
         self._running = self.memory.running
@@ -121,6 +124,7 @@ class Scheduler:
         """Append certain tokens to a request that was just advanced: the next step computes them and samples what
         follows, with a draft perhaps two tokens. The sample of a step in flight for it is dropped; a draft alone
         then changes nothing."""
+        assert draft is None or self.memory.states is None, "a state cannot go back behind a draft"
         if not token_ids and self._rows.kv_len[request.row] == request.num_known:
             return
         if token_ids:
@@ -174,6 +178,8 @@ class Scheduler:
             chunks = self._continue_prompts(tokens_left)
             tokens_left -= sum(chunk.end - chunk.start for chunk in chunks)
             chunks += self._admit(tokens_left, setups)
+            if self.memory.states is not None:
+                self.memory.states.stop_at_wanted(chunks)
             if decodes or chunks:
                 self.counters.steps += 1
                 return self._commit(decodes, decode_rows, chunks, setups)
@@ -322,7 +328,7 @@ class Scheduler:
     def _give_row(self, request: Request, simulation: ReleaseSimulation) -> bool:
         """Give the request a row and its cached prefix, if it fits or nothing else runs."""
         memory = self.memory
-        match = memory.current_match(request)
+        match = memory.entry_match(request)
         before = memory.available_pages
         memory.cache.lock(match.node)  # so that nobody counts or evicts it as free
         locked = before - memory.available_pages
@@ -371,6 +377,8 @@ class Scheduler:
         """Build the batch and advance its requests' phases."""
         page_writes = self.memory.pop_page_writes()
         batch = assemble(self._rows, decodes, decode_rows, chunks, setups, page_writes)
+        if self.memory.states is not None:
+            batch.state_loads, batch.state_saves = self.memory.states.copies(decode_rows, chunks)
         requests = decodes + [chunk.request for chunk in chunks]
         for chunk in chunks:
             if chunk.is_last:
