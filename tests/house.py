@@ -140,9 +140,11 @@ MAX_LINES = 450
 MOST_LINES = {
     "grammar": 15_600,
     "kernels": 5_150,
+    "kernels.latent": 60,
     "lang": 9_700,
     "runtime": 13_950,  # without the server and what follows
     "runtime.model.hf": 1_300,
+    "runtime.model.mla": 820,
     "runtime.model.quantized": 600,
     "runtime.parallel": 1_050,
     "runtime.server": 9_300,

@@ -72,6 +72,11 @@ def made_prompts() -> list[list[int]]:
 )
 def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     path = tiny_transformer(tmp_path, architecture, **ARCHITECTURES[architecture])
+    check_served(path, architecture, "transformers")
+
+
+def check_served(path: Path, architecture: str, model_impl: str) -> None:
+    """Against transformers: whole, cut into chunks, cached, forked, retracted."""
     reference, prompts = Reference(path, architecture), made_prompts()
     expected = [reference.greedy(prompt) for prompt in prompts]
     logprobs = [reference.logprobs(prompt) for prompt in prompts]
@@ -97,8 +102,8 @@ def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_pa
         ({"chunked_prefill_size": 64, "page_size": 4, "max_total_tokens": 84}, [0, 1, 2, 3, 5]),
     ]
     for options, rows in ways:
-        with Engine(str(path), **{**OPTIONS, **options}) as engine:
-            assert engine.config.model_impl == "transformers"
+        with Engine(str(path), **{**OPTIONS, "model_impl": model_impl, **options}) as engine:
+            assert engine.config.model_impl == model_impl
             check(engine, rows)
             if "max_total_tokens" in options:
                 if all(len(expected[row]) == MAX_NEW for row in rows):

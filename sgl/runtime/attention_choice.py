@@ -144,6 +144,8 @@ def _fallback_reason(name: _Backend, obstacle: str | None) -> str:
 
 
 def _why_not_triton(shape: AttentionShape) -> str | None:
+    if shape.latent_dim:
+        return "it reads values apart from keys, and this model's are a part of them"
     return None if shape.device.type == "cuda" else f"it needs a GPU, and this is {shape.device}"
 
 

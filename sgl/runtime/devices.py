@@ -14,6 +14,7 @@ from sgl.machine_limits import num_processors
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.base import Config
 from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.loader import dtype_name, resolve_dtype
 
 
@@ -68,7 +69,8 @@ def check_quantization(config: EngineConfig, model: Config, device: torch.device
         return
     if not isinstance(model, ModelConfig):
         raise ConfigError(
-            f"quantization='fp8' is for sgl's own layers, and transformers' modules serve {model.architecture} here",
+            f"quantization='fp8' is for the layers of {', '.join(FAMILIES)}, and not for those that serve "
+            f"{model.architecture} here",
             option="quantization",
         )
     _check_fp8("quantization", config.quantization, device)

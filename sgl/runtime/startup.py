@@ -22,8 +22,10 @@ from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, 
 from sgl.runtime.model.base import Config, Model
 from sgl.runtime.model.choice import count_weights, load_model, read_config
 from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import dtype_name
+from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel.group import RankGroup
@@ -167,11 +169,16 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
         check_quantization(config, shard.local(model_config), device)
         return model_config
     check_quantization(config, model_config, device)
+    if isinstance(model_config, LatentConfig) and config.kv_cache_dtype != "auto":
+        raise ConfigError(
+            f"kv_cache_dtype={config.kv_cache_dtype!r}: latents of {model_config.architecture} are cached unrounded",
+            option="kv_cache_dtype",
+        )
     if config.num_ranks > 1:
         option = "tp_size" if config.tp_size > 1 else "pp_size"
         raise ConfigError(
-            f"{option}={getattr(config, option)}: only sgl's own layers are cut among ranks, and transformers' modules "
-            f"serve {model_config.architecture} here",
+            f"{option}={getattr(config, option)}: {model_config.architecture} is not cut among ranks here; what is are "
+            f"{', '.join(FAMILIES)}",
             option=option,
         )
     return model_config
@@ -194,7 +201,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     tokenizer = None
     if not config.skip_tokenizer_init:
         tokenizer = Tokenizer.load(config.tokenizer_path or model_config.path, vocab_size=model_config.vocab_size)
-    is_native = isinstance(model_config, ModelConfig)
+    is_native = isinstance(model_config, ModelConfig | LatentConfig)
     layers = "sgl's own layers" if is_native else "transformers' modules, with sgl's attention and cache"
     logger.info("%s: %s by %s", config.model_name, model_config.architecture, layers)
     config = replace(config, model_impl="sgl" if is_native else "transformers")

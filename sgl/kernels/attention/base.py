@@ -34,6 +34,7 @@ class AttentionShape:
     kv_dtype: torch.dtype | None = None  # the cache's, if not the queries'
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
     has_sinks: bool = False  # `run` is given sinks
+    latent_dim: int = 0  # the first numbers of a key are its value; 0: values are as wide as keys
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -67,10 +68,10 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Attend in one layer.
 
-        query: [T, num_heads, head_dim]; key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim].
-        window: a query sees itself and the window - 1 positions before; None: all. sinks: [num_heads], the score of
-        each head's sink, whose weight goes to no value; neither scaled nor capped. Returns [T, num_heads, head_dim] in
-        the query's dtype.
+        query: [T, num_heads, head_dim]; key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim], with a
+        latent_dim that of the values. window: a query sees itself and the window - 1 positions before; None: all.
+        sinks: [num_heads], the score of each head's sink, whose weight goes to no value; neither scaled nor capped.
+        Returns [T, num_heads, width of the values] in the query's dtype.
         """
         ...
 

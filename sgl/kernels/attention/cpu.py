@@ -105,6 +105,8 @@ def why_not(shape: AttentionShape) -> str | None:
         return f"it is for CPUs, and this is {shape.device}"
     if {shape.dtype, shape.cache_dtype} != {torch.float32}:
         return f"it computes in float32, and this is {str(shape.dtype).removeprefix('torch.')}"
+    if shape.latent_dim:
+        return "it reads values apart from keys, and this model's are a part of them"
     size, most = shape.head_dim, cpu.MAX_HEAD_DIM
     if size % 8 or size > most:
         return f"its heads have a multiple of 8 and at most {most} numbers, and these have {size}"

@@ -39,7 +39,7 @@ class TorchAttention(AttentionBackend):
         *,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        out = query.new_empty(*query.shape[:2], value_cache.shape[3])
         start = 0
         for q_len, kv_len, pages in self._rows:
             keys = key_cache[pages].flatten(0, 1)[:kv_len]
@@ -61,7 +61,7 @@ class TorchAttention(AttentionBackend):
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """query: [q, num_heads, head_dim], starting at `position`; keys, values: [k, num_kv_heads, head_dim],
-        starting at 0. Computes in float32. Returns [q, num_heads, head_dim]."""
+        starting at 0. Computes in float32. Returns [q, num_heads, width of the values]."""
         q, k = len(query), len(keys)
         # [num_kv_heads, group * q, head_dim]: a kv head serves a group of query heads
         heads = query.float().reshape(q, keys.shape[1], -1, query.shape[2]).permute(1, 2, 0, 3).flatten(1, 2)
@@ -79,4 +79,4 @@ class TorchAttention(AttentionBackend):
             its = sinks.float().reshape(keys.shape[1], -1, 1).expand(-1, -1, q).reshape(keys.shape[1], -1, 1)
             scores = torch.cat((scores, its), -1)
         attended = scores.softmax(-1)[..., :k] @ values.float().transpose(0, 1)
-        return attended.view(keys.shape[1], -1, q, query.shape[2]).permute(2, 0, 1, 3).flatten(1, 2)
+        return attended.view(keys.shape[1], -1, q, values.shape[2]).permute(2, 0, 1, 3).flatten(1, 2)

@@ -1,4 +1,5 @@
-"""Which implementation serves a checkpoint: the decoder of the families that sgl knows, or transformers' modules."""
+"""Which implementation serves a checkpoint: the decoder of the families that sgl knows, the one with latent attention,
+or transformers' modules."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.loader import LoadFormat, load_decoder, num_weights
+from sgl.runtime.model.mla.config import LatentConfig, is_latent
+from sgl.runtime.model.mla.loader import load_latent, num_latent_weights
 from sgl.runtime.model.ranks import Ranks
 
 ModelImpl = Literal["auto", "sgl", "transformers"]
@@ -31,7 +34,7 @@ def read_config(path: str, model_impl: ModelImpl) -> Config:
         return ModelConfig.from_pretrained(path)
     if model_impl != "transformers":
         try:
-            return ModelConfig.from_pretrained(path)
+            return LatentConfig.from_pretrained(path) if is_latent(path) else ModelConfig.from_pretrained(path)
         except UnsupportedModel as error:
             if model_impl == "sgl":
                 raise
@@ -57,7 +60,7 @@ def load_model(
     quantization: Literal["fp8"] | None,
     ranks: Ranks | None,
 ) -> Model:
-    """See `load_decoder`; transformers' modules know neither quantization nor ranks."""
+    """See `load_decoder`; only its families know quantization and ranks."""
     if isinstance(config, ModelConfig):
         return load_decoder(
             config,
@@ -68,12 +71,14 @@ def load_model(
             quantization=quantization,
             ranks=ranks,
         )
+    assert quantization is None, "startup refuses it"
+    assert ranks is None, "startup refuses them"
+    if isinstance(config, LatentConfig):
+        return load_latent(config, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions)
     from sgl.runtime.model.hf.config import TransformersConfig
     from sgl.runtime.model.hf.model import load_transformers
 
-    assert isinstance(config, TransformersConfig), "there is no third"
-    assert quantization is None, "startup refuses it"
-    assert ranks is None, "startup refuses them"
+    assert isinstance(config, TransformersConfig), "there is no other"
     return load_transformers(
         config, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions
     )
@@ -83,7 +88,9 @@ def count_weights(config: Config) -> int:
     """Of the whole model."""
     if isinstance(config, ModelConfig):
         return num_weights(config)
+    if isinstance(config, LatentConfig):
+        return num_latent_weights(config)
     from sgl.runtime.model.hf.config import TransformersConfig
 
-    assert isinstance(config, TransformersConfig), "there is no third"
+    assert isinstance(config, TransformersConfig), "there is no other"
     return config.num_weights

@@ -67,6 +67,11 @@ class ModelConfig:
     checkpoint_format: str = "safetensors"  # with the types of a GGUF file's tensors, or the scheme
     scheme: QuantScheme | None = None  # of a quantised checkpoint
 
+    @property
+    def latent_dim(self) -> int:
+        """Values are cached beside keys."""
+        return 0
+
     @classmethod
     def from_pretrained(cls, path: str | Path) -> ModelConfig:
         """Read a checkpoint folder, a config.json, a GGUF file, or a hub id (downloads the checkpoint). Raises

@@ -40,6 +40,12 @@ class LayerState:
     overlaps: bool = False  # attention may start while the previous kernel runs
 
 
+def warm_up_sizes(most_rows: int, most_tokens: int) -> list[int]:
+    """Numbers of tokens to warm up, the largest first: smaller ones reuse its memory."""
+    steps = range(_STEP, min(max(most_tokens, most_rows), _MANY), _STEP)
+    return sorted({most_tokens, most_rows, *range(1, min(most_rows, _EACH) + 1), *steps}, reverse=True)
+
+
 class Decoder:
     """A loaded model, or one rank's part of it, which gives the same hidden states."""
 
@@ -276,10 +282,8 @@ class Decoder:
         """Run a layer's products with almost every number of tokens, and the output's with up to most_rows, so that
         cuBLAS loads its kernels now. Loading one later blocks the host until the GPU is idle."""
         config, layer = self.config, self.weights.layers[0]
-        steps = range(_STEP, min(max(most_tokens, most_rows), _MANY), _STEP)
-        sizes = {most_tokens, most_rows, *range(1, min(most_rows, _EACH) + 1), *steps}
         nothing = torch.empty(0, device=self.device)
-        for num_tokens in sorted(sizes, reverse=True):  # the largest first: smaller ones reuse its memory
+        for num_tokens in warm_up_sizes(most_rows, most_tokens):
             hidden, attended = (
                 torch.zeros(num_tokens, width, dtype=self.dtype, device=self.device)
                 for width in (config.hidden_size, config.num_heads * config.head_dim)

@@ -137,7 +137,7 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     shapes = _shapes(config, tied=tied)
-    _check(
+    check_tensors(
         {name: its for name, its in entries.items() if name in shapes or not quantized.adds_nothing(name)},
         shapes,
         folder,
@@ -230,7 +230,7 @@ def _weight_files(folder: Path, placed: dict[str, str]) -> list[Path]:
     return files
 
 
-def _check(entries: dict[str, Entry], shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
+def check_tensors(entries: dict[str, Entry], shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
     """Raise WeightsError unless the checkpoint has exactly the needed tensors and shapes."""
     missing = {name: shape for name, shape in shapes.items() if name not in entries}
     if missing:

@@ -69,6 +69,11 @@ class TransformersConfig:
         """Numbers of a cached key or value: zeros fill up narrower ones."""
         return max(self.cached_head_dim, *(max(layer.key_dim, layer.value_dim) for layer in self.layers))
 
+    @property
+    def latent_dim(self) -> int:
+        """Values are cached beside keys."""
+        return 0
+
     @classmethod
     def from_pretrained(cls, path: str | Path) -> TransformersConfig:
         """Read a checkpoint folder, a config.json, or a hub id (downloads the checkpoint). Raises UnsupportedModel for

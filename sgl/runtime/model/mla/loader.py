@@ -1,0 +1,113 @@
+"""Loads a decoder with latent attention: safetensors or random weights."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from sgl.errors import ConfigError
+from sgl.runtime.model.config import DtypeName
+from sgl.runtime.model.loader import LoadFormat, check_tensors, opened, read, read_headers, resolve_dtype
+from sgl.runtime.model.mla.config import LatentConfig
+from sgl.runtime.model.mla.model import LatentDecoder
+from sgl.runtime.model.mla.weights import LatentWeights, allocate_weights, checkpoint_tensors
+
+_LM_HEAD = "lm_head.weight"
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def load_latent(
+    config: LatentConfig,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: Literal["auto"] | DtypeName = "auto",
+    load_format: LoadFormat = "auto",
+    max_positions: int | None = None,
+    seed: int = 0,
+) -> LatentDecoder:
+    """See `load_decoder`."""
+    device = torch.device(device)
+    torch_dtype = resolve_dtype(config, dtype, device)
+    if load_format == "gguf":
+        raise ConfigError(f"load_format='gguf': {config.path} is safetensors", option="load_format")
+    if load_format == "dummy":
+        weights = _random_weights(config, torch_dtype, device, seed)
+    else:
+        weights = _load_weights(config, torch_dtype, device)
+    weights.pack()
+    return LatentDecoder(config, weights, max_positions)
+
+
+def num_latent_weights(config: LatentConfig) -> int:
+    """Of the whole model."""
+    return sum(math.prod(shape) for shape in _shapes(config, tied=config.tie_word_embeddings).values())
+
+
+def _random_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device, seed: int) -> LatentWeights:
+    """Initialised like transformers: normal matrices, no biases, norms of one."""
+    weights = allocate_weights(config, dtype, device, tied=config.tie_word_embeddings)
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, target in checkpoint_tensors(config, weights).items():
+        if name.endswith("norm.weight"):
+            target.fill_(1.0)
+        elif name.endswith("bias"):
+            target.zero_()
+        else:
+            target.normal_(0.0, config.initializer_range, generator=generator)
+    return weights
+
+
+def _shapes(config: LatentConfig, *, tied: bool) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of a checkpoint."""
+    weights = allocate_weights(config, torch.float32, torch.device("meta"), tied=tied)
+    return {name: _shape(name, target) for name, target in checkpoint_tensors(config, weights).items()}
+
+
+def _shape(name: str, target: torch.Tensor) -> tuple[int, ...]:
+    if target.dim() < 3:
+        return tuple(target.shape)
+    return tuple((target.flatten(1) if "down_proj" in name else target.flatten(0, 1)).shape)
+
+
+def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device) -> LatentWeights:
+    folder = Path(config.path)
+    # Layers behind the last one predict several tokens at once, which we do not.
+    entries = {name: entry for name, entry in read_headers(folder).items() if _is_used(name, config)}
+    tied = config.tie_word_embeddings and _LM_HEAD not in entries
+    check_tensors(entries, _shapes(config, tied=tied), folder)
+    weights = allocate_weights(config, dtype, device, tied=tied)
+    targets = checkpoint_tensors(config, weights)
+    for file in sorted({entry.file for entry in entries.values()}):
+        with opened(file) as tensors:
+            for name, target in targets.items():
+                if entries[name].file == file:
+                    value = _paired_by_halves(name, read(tensors, name, file), config)
+                    target.copy_(value.view(target.shape))
+    if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
+        weights.lm_head = weights.embedding
+    return weights
+
+
+def _is_used(name: str, config: LatentConfig) -> bool:
+    layer = _LAYER.match(name)
+    return layer is None or int(layer[1]) < config.num_layers
+
+
+def _paired_by_halves(name: str, tensor: torch.Tensor, config: LatentConfig) -> torch.Tensor:
+    """A projection's rows in the order in which we rotate what they compute. Products of queries and keys, reordered
+    alike, stay the same."""
+    module = name.split(".")[-2]
+    width = {
+        "q_proj": config.query_dim,
+        "q_b_proj": config.query_dim,
+        "kv_a_proj_with_mqa": config.head_dim,
+    }.get(module)
+    if width is None or not config.is_interleaved:
+        return tensor
+    heads = tensor.view(-1, width, *tensor.shape[1:])
+    kept, rotated = torch.split(heads, [width - config.rope_dim, config.rope_dim], 1)
+    return torch.cat((kept, rotated[:, 0::2], rotated[:, 1::2]), 1).flatten(0, 1)

@@ -1,0 +1,198 @@
+"""The weights of a decoder with latent attention, and which of a checkpoint's tensors fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+
+from sgl.kernels.layers.linear import Matrix, prepare
+from sgl.runtime.model.mla.config import LatentConfig
+from sgl.runtime.model.weights import MAX_HELD_TWICE, matrix_tensors, packed
+
+_MATRICES = ("qkv", "query_up", "output", "gate_up", "down")
+
+
+@dataclass(slots=True)
+class Experts:
+    """A mixture of experts. The shared ones, which every token takes, stand behind those that are chosen."""
+
+    router: torch.Tensor  # [num_experts, hidden]
+    router_bias: torch.Tensor | None  # float32 [num_experts]
+    gate_up: torch.Tensor  # [num_experts + num_shared, 2 * expert_size, hidden]
+    down: torch.Tensor  # [num_experts + num_shared, hidden, expert_size]
+
+
+@dataclass(slots=True)
+class LatentLayer:
+    """One layer. Matrices are [out, in]. Rotated numbers are paired by halves, as rope.py rotates them."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: Matrix  # [queries' latent or all heads' queries, then kv_rank + rope_dim; hidden]
+    qkv_bias: torch.Tensor | None
+    query_norm: torch.Tensor | None  # [q_rank]
+    query_up: Matrix | None  # [num_heads * query_dim, q_rank]
+    latent_norm: torch.Tensor  # [kv_rank]
+    latent_up: torch.Tensor  # [num_heads, nope_dim + value_dim, kv_rank]: keys, then values
+    output: Matrix  # [hidden, num_heads * value_dim]
+    output_bias: torch.Tensor | None
+    post_attention_norm: torch.Tensor  # [hidden]
+    gate_up: Matrix | None  # [2 * intermediate, hidden], of a dense layer
+    down: Matrix | None  # [hidden, intermediate]
+    experts: Experts | None  # of any other
+
+
+@dataclass(slots=True)
+class LatentWeights:
+    """All weights."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: list[LatentLayer]
+    norm: torch.Tensor  # [hidden]
+    lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
+    top_k: int
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Every tensor once."""
+        yield self.embedding
+        for layer in self.layers:
+            for owner in (layer, layer.experts):
+                for field in fields(owner) if owner is not None else ():
+                    value = getattr(owner, field.name)
+                    if value is not None and field.name != "experts":
+                        yield from matrix_tensors(value)
+        yield self.norm
+        yield from (tensor for tensor in matrix_tensors(self.lm_head) if tensor is not self.embedding)
+
+    @property
+    def num_multiplied(self) -> int:
+        """Elements of the matrices that a token is multiplied with: of the experts, those that it takes."""
+        total = next(matrix_tensors(self.lm_head)).numel()
+        for layer in self.layers:
+            matrices = [getattr(layer, name) for name in _MATRICES]
+            total += layer.latent_up.numel()
+            total += sum(next(matrix_tensors(matrix)).numel() for matrix in matrices if matrix is not None)
+            if layer.experts is not None:
+                num_experts, all_experts = len(layer.experts.router), len(layer.experts.gate_up)
+                of_one = layer.experts.gate_up[0].numel() + layer.experts.down[0].numel()
+                total += (self.top_k + all_experts - num_experts) * of_one + layer.experts.router.numel()
+        return total
+
+    def pack(self) -> None:
+        """See `Weights.pack`."""
+        for layer in self.layers:
+            for name in _MATRICES:
+                matrix = getattr(layer, name)
+                setattr(layer, name, None if matrix is None else packed(matrix))
+        if self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
+            self.lm_head = packed(self.lm_head)
+
+    def prepare(self, most_rows: int) -> None:
+        """See `linear.prepare`."""
+        for layer in {layer.experts is None: layer for layer in self.layers}.values():
+            for name in _MATRICES:
+                matrix = getattr(layer, name)
+                if matrix is not None:
+                    prepare(matrix, getattr(layer, f"{name}_bias", None), most_rows)
+        prepare(self.lm_head, None, most_rows)
+
+
+def allocate_weights(
+    config: LatentConfig, dtype: torch.dtype, device: torch.device, *, tied: bool
+) -> LatentWeights:
+    """Uninitialised weights. tied: the head is the embedding."""
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def bias(size: int) -> torch.Tensor | None:
+        return torch.zeros(size, dtype=dtype, device=device) if config.attention_bias else None
+
+    def experts() -> Experts:
+        routing, hidden, size = config.routing, config.hidden_size, config.expert_size
+        num_all = routing.num_experts + config.num_shared
+        return Experts(
+            router=tensor(routing.num_experts, hidden),
+            router_bias=tensor(routing.num_experts).float() if routing.has_bias else None,
+            gate_up=tensor(num_all, 2 * size, hidden),
+            down=tensor(num_all, hidden, size),
+        )
+
+    hidden, intermediate, rank = config.hidden_size, config.intermediate_size, config.q_rank
+    q_size = config.num_heads * config.query_dim
+    qkv_size = (q_size if rank is None else rank) + config.head_dim
+    embedding = tensor(config.vocab_size, hidden)
+    layers = [
+        LatentLayer(
+            input_norm=tensor(hidden),
+            qkv=tensor(qkv_size, hidden),
+            qkv_bias=bias(qkv_size),
+            query_norm=None if rank is None else tensor(rank),
+            query_up=None if rank is None else tensor(q_size, rank),
+            latent_norm=tensor(config.kv_rank),
+            latent_up=tensor(config.num_heads, config.nope_dim + config.value_dim, config.kv_rank),
+            output=tensor(hidden, config.num_heads * config.value_dim),
+            output_bias=bias(hidden),
+            post_attention_norm=tensor(hidden),
+            gate_up=tensor(2 * intermediate, hidden) if index < config.num_dense else None,
+            down=tensor(hidden, intermediate) if index < config.num_dense else None,
+            experts=None if index < config.num_dense else experts(),
+        )
+        for index in range(config.num_layers)
+    ]
+    lm_head = embedding if tied else tensor(config.vocab_size, hidden)
+    return LatentWeights(embedding, layers, tensor(hidden), lm_head, config.routing.top_k)
+
+
+def checkpoint_tensors(config: LatentConfig, weights: LatentWeights) -> dict[str, torch.Tensor]:
+    """Every tensor of a Hugging Face checkpoint as the view of the weights that it fills: where that has three
+    dimensions, of as many numbers in the same order. Only before `LatentWeights.pack`."""
+    tensors: dict[str, Matrix | None] = {"model.embed_tokens.weight": weights.embedding}
+    for index, layer in enumerate(weights.layers):
+        parts: dict[str, Matrix | None] = {
+            "input_layernorm.weight": layer.input_norm,
+            "self_attn.q_a_layernorm.weight": layer.query_norm,
+            "self_attn.q_b_proj.weight": layer.query_up,
+            "self_attn.kv_a_layernorm.weight": layer.latent_norm,
+            "self_attn.kv_b_proj.weight": layer.latent_up,
+            "self_attn.o_proj.weight": layer.output,
+            "self_attn.o_proj.bias": layer.output_bias,
+            "post_attention_layernorm.weight": layer.post_attention_norm,
+            "mlp.down_proj.weight": layer.down,
+        }
+        for kind, qkv in (("weight", layer.qkv), ("bias", layer.qkv_bias)):
+            if isinstance(qkv, torch.Tensor):
+                query, latent = torch.split(qkv, [len(qkv) - config.head_dim, config.head_dim])
+                parts[f"self_attn.kv_a_proj_with_mqa.{kind}"] = latent
+                if config.q_rank is not None:
+                    parts[f"self_attn.q_a_proj.{kind}"] = query
+                elif kind == "weight":  # queries without a latent have no bias
+                    parts["self_attn.q_proj.weight"] = query
+        if isinstance(layer.gate_up, torch.Tensor):
+            parts["mlp.gate_proj.weight"], parts["mlp.up_proj.weight"] = layer.gate_up.chunk(2)
+        if layer.experts is not None:
+            parts |= _expert_tensors(config, layer.experts)
+        tensors |= {f"model.layers.{index}.{name}": part for name, part in parts.items()}
+    tensors["model.norm.weight"] = weights.norm
+    if weights.lm_head is not weights.embedding:
+        tensors["lm_head.weight"] = weights.lm_head
+    return {name: its for name, its in tensors.items() if isinstance(its, torch.Tensor)}
+
+
+def _expert_tensors(config: LatentConfig, experts: Experts) -> dict[str, Matrix | None]:
+    num_experts = config.routing.num_experts
+    parts: dict[str, Matrix | None] = {
+        "mlp.gate.weight": experts.router,
+        "mlp.gate.e_score_correction_bias": experts.router_bias,
+    }
+    gates, ups = experts.gate_up.chunk(2, 1)
+    for expert in range(num_experts):
+        parts[f"mlp.experts.{expert}.gate_proj.weight"] = gates[expert]
+        parts[f"mlp.experts.{expert}.up_proj.weight"] = ups[expert]
+        parts[f"mlp.experts.{expert}.down_proj.weight"] = experts.down[expert]
+    if config.num_shared:  # in a checkpoint one wide MLP, whose columns we cut among experts
+        parts["mlp.shared_experts.gate_proj.weight"] = gates[num_experts:]
+        parts["mlp.shared_experts.up_proj.weight"] = ups[num_experts:]
+        parts["mlp.shared_experts.down_proj.weight"] = experts.down[num_experts:].transpose(0, 1)
+    return parts

@@ -1,0 +1,199 @@
+"""Decoders with latent attention against transformers: the same tokens and logprobs, however the requests are cut,
+cached, forked or retracted, with one latent a token in the cache."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
+from sgl.runtime.engine import Engine
+from sgl.runtime.model.choice import count_weights, read_config
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.mla.config import LatentConfig
+from sgl.runtime.model.mla.loader import load_latent
+from tests.test_hf_models import OPTIONS, check_served
+from tests.tiny_transformers import LATENT, SHARED, tiny_transformer
+
+V2, V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.9,
+}
+LITE = {**LATENT, **SHARED, "q_lora_rank": None, "n_shared_experts": 2, "num_experts_per_tok": 3}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "v2-lite": (V2, {**LITE, "rope_parameters": YARN}),
+    "v2": (
+        V2,
+        {
+            **LATENT,
+            **SHARED,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 3.0,
+            "attention_bias": True,
+        },
+    ),
+    "v3": (V3, {**LATENT, **SHARED, "rope_parameters": YARN, "topk_group": 2, "n_group": 4}),
+    "v3-halves": (V3, {**LITE, "rope_interleave": False, "norm_topk_prob": False, "attention_bias": True}),
+    "v3-dense": (V3, {**LATENT, **SHARED, "first_k_dense_replace": 3, "tie_word_embeddings": True}),
+    "v2-sparse": (V2, {**LITE, "first_k_dense_replace": 0, "n_shared_experts": 1}),
+}
+ALWAYS = ("v2-lite", "v3")
+V2_LITE: dict[str, Any] = {
+    "architectures": [V2],
+    "model_type": "deepseek_v2",
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "n_shared_experts": 2,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "topk_method": "greedy",
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+    "norm_topk_prob": False,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+    },
+    "rms_norm_eps": 1e-06,
+    "hidden_act": "silu",
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 100000,
+    "eos_token_id": 100001,
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_tokens_and_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    architecture, overrides = MODELS[name]
+    path = biased(tiny_transformer(tmp_path, architecture, **overrides))
+    check_served(path, architecture, "sgl")
+
+
+def biased(path: Path) -> Path:
+    """With biases of the experts' choice, which transformers makes zeros."""
+    tensors = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in tensors.items():
+        if name.endswith("e_score_correction_bias"):
+            tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def written(path: Path, **fields: Any) -> Path:
+    """A config.json alone, of the shape of DeepSeek-V2-Lite."""
+    (path / "config.json").write_text(json.dumps({**V2_LITE, **fields}))
+    return path
+
+
+def test_a_token_takes_what_its_latents_take(tmp_path: Path) -> None:
+    config = read_config(str(written(tmp_path)), "auto")
+    assert isinstance(config, LatentConfig)
+    assert KVCache.bytes_per_token(config, torch.bfloat16) == 27 * 576 * 2
+    assert count_weights(config) == 15_706_484_224
+    assert config.scale == pytest.approx(192**-0.5 * (0.1 * 0.707 * math.log(40) + 1) ** 2)
+    cache = KVCache(config, 3, 4, torch.float32, torch.device("cpu"))
+    assert cache.keys[0].shape == (3, 4, 1, 576)
+    assert cache.values[0].shape == (3, 4, 1, 512)
+    assert cache.values[26].data_ptr() == cache.keys[26].data_ptr()
+
+
+def test_an_engine_reserves_memory_for_latents_alone(tmp_path: Path) -> None:
+    path = tiny_transformer(tmp_path, V3, **LATENT, **SHARED)
+    with Engine(str(path), **{**OPTIONS, "model_impl": "sgl", "page_size": 8}) as engine:
+        latent, rotated = LATENT["kv_lora_rank"], LATENT["qk_rope_head_dim"]
+        assert engine._started.kv_bytes == (1024 + 8) * 3 * (latent + rotated) * 4
+
+
+def test_dummy_weights_are_the_same_for_the_same_config(tmp_path: Path) -> None:
+    small = {"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 128, "n_routed_experts": 8}
+    path = written(tmp_path, **small, moe_intermediate_size=32, intermediate_size=96)
+    outputs = []
+    for _ in range(2):
+        options = {**OPTIONS, "model_impl": "auto", "load_format": "dummy"}
+        with Engine(str(path), **options) as engine:
+            assert engine.config.model_impl == "sgl"
+            greedy = {"max_new_tokens": 4, "temperature": 0.0}
+            outputs.append(engine.generate(input_ids=[3, 4, 5], sampling_params=greedy)["output_ids"])
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"mlp_bias": True}, "a bias in the MLP"),
+        ({"num_key_value_heads": 4}, "fewer key-value heads"),
+        ({"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"a quantized checkpoint \(fp8\)"),
+    ],
+)
+def test_what_is_missing_is_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read_config(str(written(tmp_path, **fields)), "sgl")
+
+
+def test_experts_that_cannot_be_chosen_are_an_error(tmp_path: Path) -> None:
+    fields = {"topk_method": "group_limited_greedy", "n_group": 16, "topk_group": 1}
+    with pytest.raises(ModelError, match="num_experts_per_tok 6 of n_routed_experts 64 in the best topk_group 1"):
+        read_config(str(written(tmp_path, **fields)), "sgl")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tp_size": 2}, "DeepseekV2ForCausalLM is not cut among ranks"),
+        ({"pp_size": 2}, "DeepseekV2ForCausalLM is not cut among ranks"),
+        ({"quantization": "fp8"}, "not for those that serve DeepseekV2ForCausalLM"),
+        ({"attention_backend": "cpu"}, "values apart from keys"),
+    ],
+)
+def test_options_that_it_lacks_are_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = written(tmp_path, num_hidden_layers=1, hidden_size=64, vocab_size=128, intermediate_size=96)
+    with pytest.raises(ConfigError, match=message):
+        Engine(str(path), **{**OPTIONS, "model_impl": "auto", "load_format": "dummy", **options})
+
+
+def test_layers_that_predict_several_tokens_are_left_out(tmp_path: Path) -> None:
+    path = tiny_transformer(tmp_path, V3, **LATENT, **SHARED)
+    tensors = load_file(path / "model.safetensors")
+    more = {name.replace(".2.", ".3."): its.clone() for name, its in tensors.items() if ".layers.2." in name}
+    save_file(
+        {**tensors, **more, "model.layers.3.eh_proj.weight": torch.zeros(64, 128)}, path / "model.safetensors"
+    )
+    load_latent(LatentConfig.from_pretrained(path))
+    save_file({**tensors, "model.layers.2.eh_proj.weight": torch.zeros(64, 128)}, path / "model.safetensors")
+    with pytest.raises(WeightsError, match="no place for"):
+        load_latent(LatentConfig.from_pretrained(path))
