@@ -98,9 +98,11 @@ class LocalEngine(EngineProcess):
 class LiveServer:
     """Serves an engine until `close`; `url` is where."""
 
-    def __init__(self, engine: Engine, **options: Any) -> None:
+    def __init__(self, engine: Engine, *, template: str | None = None, **options: Any) -> None:
+        """template: what is in the file that chat_template names."""
         self.engine = engine
-        self.service = Service(ServerConfig.from_options(options), LocalEngine(engine))
+        config = ServerConfig.from_options(options)
+        self.service = Service(config, LocalEngine(engine), chat_template=template)
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()

@@ -94,7 +94,7 @@ def read(format: CallFormat, text: str, cuts: list[int], *, is_sure: bool) -> tu
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     events: list[Event] = []
     for start, end in itertools.pairwise(edges):
-        events += reader.feed(text[start:end])
+        events += reader.feed(text[start:end], final=not cuts)
     events += reader.feed("", final=True)
     thought = "".join(event.text for event in events if isinstance(event, Thought))
     said = "".join(event.text for event in events if isinstance(event, Said))
@@ -293,6 +293,41 @@ def test_published_transcripts(
     name: str, text: str, expected: tuple[str, str, list[Call]], is_sure: bool, cuts: list[int]
 ) -> None:
     assert read(BY_NAME[name], text, cuts, is_sure=is_sure) == expected
+
+
+PIECES = (
+    "<|start|>",
+    "assistant",
+    "user",
+    "<|channel|>",
+    "analysis",
+    "commentary",
+    "final",
+    "<|message|>",
+    " ",
+    "x<",
+)
+PIECES += ("<|end|>", "<|call|>", "<|return|>", "<|constrain|>json", " to=functions.f", '{"a": 1}', "to=", "{")
+
+
+@pytest.mark.parametrize("is_sure", [False, True])
+@given(parts=st.lists(st.sampled_from(PIECES), max_size=12), cuts=st.lists(st.integers(0, 100)))
+def test_any_messages_in_channels_are_read_alike_in_any_pieces(
+    is_sure: bool, parts: list[str], cuts: list[int]
+) -> None:
+    def events(edges: list[int]) -> list[tuple[str, str]]:
+        reader, found = reader_of(BY_NAME["gpt-oss"], {}, is_sure=is_sure), list[tuple[str, str]]()
+        for start, end in itertools.pairwise(edges):
+            for event in reader.feed(text[start:end], final=end == len(text)):
+                kind, new = type(event).__name__, event.name if isinstance(event, Begun) else event.text
+                if found and found[-1][0] == kind != "Begun":
+                    found[-1] = kind, found[-1][1] + new
+                else:
+                    found.append((kind, new))
+        return found
+
+    text = "".join(parts) + "."
+    assert events([0, len(text)]) == events([0, *sorted({min(cut, len(text) - 1) for cut in cuts}), len(text)])
 
 
 NO_CALLS = [

@@ -103,8 +103,8 @@ def test_versions_are_compared_by_medians_and_spread() -> None:
     before = {"W3 TPOT": [4.0, 4.2, 4.1], "W1 output": [10_500.0, 10_700.0]}
     lines = versions.table(before, {"W3 TPOT": [2.05, 2.0, 2.1], "W1 output": [10_600.0, 10_600.0]})
     assert [line.split() for line in lines[1:]] == [
-        "W3 TPOT 4.1 (4 to 4.2) 2.05 (2 to 2.1) 0.500".split(),
-        "W1 output 10,600 (10,500 to 10,700) 10,600 (10,600 to 10,600) 1.000".split(),
+        ["W3", "TPOT", "4.1", "(4", "to", "4.2)", "2.05", "(2", "to", "2.1)", "0.500"],
+        ["W1", "output", "10,600", "(10,500", "to", "10,700)", "10,600", "(10,600", "to", "10,600)", "1.000"],
     ]
 
 

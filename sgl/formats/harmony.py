@@ -23,7 +23,7 @@ _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _HEADER = re.compile(r"\s*(?:<\|start\|>assistant)?\s*(?:to=|<\|channel\|>)")
-_BEGINNINGS: Final = (START, "to=", "<|channel|>", MESSAGE)
+_BEGINNINGS: Final = ("<|start|>", "to=", "<|channel|>", MESSAGE)
 _TYPES: Final = (" <|constrain|>json", "<|constrain|>json", " json", "")
 """How the type of a call's arguments may be written."""
 
@@ -71,10 +71,13 @@ class HarmonyParser:
         """How many characters were read."""
         header, found, _ = self._held.partition(MESSAGE)
         start = self._held.lstrip()
-        if not found:
-            if final or any(start.startswith(each) or each.startswith(start) for each in _BEGINNINGS):
+        if any(map(start.startswith, _BEGINNINGS)):
+            if not found:
                 return 0
-            header = ""  # a text without a header
+        elif not final and any(each.startswith(start) for each in _BEGINNINGS):
+            return 0
+        else:  # a text without a header
+            header, found = "", ""
         length = len(header) + len(found)
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         self._channel = channel.group(1) if channel is not None else "final"
@@ -146,7 +149,7 @@ def harmony_tag(
     """A format: any thoughts, then calls of the functions ({"name", "parameters"}), or unless one is needed an answer,
     which is text or of another format."""
     text: Tag = {"type": "any_text"}
-    thoughts = [_message("analysis", text), _message("commentary", text)]
+    thoughts = [_message("analysis", text, "<|end|>"), _message("commentary", text, "<|end|>")]
     begun: Tag = {"type": "const_string", "value": START}
     before: Tag = {"type": "star", "content": _sequence({"type": "or", "elements": thoughts}, begun)}
     ways: list[Tag] = []
@@ -155,17 +158,13 @@ def harmony_tag(
         several: Tag = {"type": "tags_with_separator", "tags": calls, "separator": START, "at_least_one": True}
         ways.append({**several, "stop_after_first": only_one})
     if not needs_call:
-        ways.append(_message("final", answer or text))
+        ways.append(_message("final", answer or text, "<|end|>", "<|return|>"))
     return _sequence(before, {"type": "or", "elements": ways})
 
 
-def _message(channel: str, content: Tag) -> Tag:
-    return {
-        "type": "tag",
-        "begin": f"<|channel|>{channel}{MESSAGE}",
-        "content": content,
-        "end": ["<|end|>", "<|return|>"],
-    }
+def _message(channel: str, content: Tag, *ends: str) -> Tag:
+    """What is not the last message must not end as one: models stop there."""
+    return {"type": "tag", "begin": f"<|channel|>{channel}{MESSAGE}", "content": content, "end": list(ends)}
 
 
 def _call(function: Mapping[str, Any], format: CallFormat) -> Tag:

@@ -11,7 +11,7 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from sgl.errors import InvalidRequest
-from sgl.formats.calls import FORMATS, formats_of
+from sgl.formats.calls import FORMATS, GPT_OSS, formats_of
 from sgl.formats.detect import CallStyle, call_style
 from sgl.runtime.requests.builder import MAX_LOGPROBS
 from sgl.runtime.requests.results import failure_of
@@ -96,10 +96,13 @@ class Conversations:
 
     @cached_property
     def _style(self) -> CallStyle | None:
-        """How the model writes calls: by --tool-call-parser and the chat template."""
+        """How the model writes calls: by --tool-call-parser and the chat template. Reasoning in harmony's channels is
+        told by who reads these."""
         tokenizer, template = self._service.tokenizer, self._service.chat_template
         options: dict[str, Any] = {} if template is None else {"chat_template": template}
         parser = self._service.config.tool_call_parser
+        if parser is None and self._service.config.reasoning_parser == GPT_OSS.name:
+            parser = GPT_OSS.name
         formats = FORMATS if parser is None else formats_of(parser)
         found = call_style(lambda turns: tokenizer.apply_chat_template(turns, **options), formats)
         return CallStyle(formats[0]) if found is None and parser is not None else found

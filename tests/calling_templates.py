@@ -1,0 +1,125 @@
+"""A chat template of each format of calls, and a tiny model whose tokenizer has the tokens of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tokenizers import AddedToken
+
+from tests.tiny_models import byte_tokenizer, edit_json, tiny_checkpoint
+
+_NAME, _JSON = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+_ITEMS = "{% for k, v in c.function.arguments.items() %}%s{% endfor %}"
+_VALUE = "{{ v if v is string else v | tojson }}"
+_COMMA = "{% if not loop.last %}, {% endif %}"
+
+
+def _quoted(key: str) -> str:
+    return '{"name": "' + _NAME + f'", "{key}": ' + _JSON + "}"
+
+
+_CALLS: Final = {
+    # before, each, behind
+    "hermes": ("", "<tool_call>\n" + _quoted("arguments") + "\n</tool_call>", ""),
+    "llama3": ("", _quoted("parameters"), ""),
+    "mistral": ("[TOOL_CALLS] [", _quoted("arguments") + _COMMA, "]"),
+    "mistral_args": ("", f"[TOOL_CALLS]{_NAME}[ARGS]{_JSON}", ""),
+    "deepseekv3": (
+        "<｜tool▁calls▁begin｜>",
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{_NAME}\n```json\n{_JSON}\n```<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "deepseekv31": (
+        "<｜tool▁calls▁begin｜>",
+        f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>{_JSON}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>" + _JSON + "<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    ),
+    "qwen3_coder": (
+        "",
+        f"<tool_call>\n<function={_NAME}>\n"
+        + _ITEMS.replace("%s", "<parameter={{ k }}>\n" + _VALUE + "\n</parameter>\n")
+        + "</function>\n</tool_call>",
+        "",
+    ),
+    "glm45": (
+        "",
+        f"<tool_call>{_NAME}\n"
+        + _ITEMS.replace("%s", "<arg_key>{{ k }}</arg_key>\n<arg_value>" + _VALUE + "</arg_value>\n")
+        + "</tool_call>",
+        "",
+    ),
+    "gpt-oss": (
+        "",
+        f" to=functions.{_NAME}<|channel|>commentary json<|message|>{_JSON}<|call|>",
+        "",
+    ),
+}
+SPECIAL: Final = [
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|python_tag|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+    "<|constrain|>",
+]
+"""Tokens that are called special."""
+OTHER: Final = [
+    "<tool_call>",
+    "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<think>",
+    "</think>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+]
+
+
+def template_of(name: str) -> str:
+    """The template of a model that writes calls in the format."""
+    before, each, behind = _CALLS[name]
+    calls = "{% if m.tool_calls %}" + before + "{% for c in m.tool_calls %}" + each + "{% endfor %}" + behind
+    tools = "{% if tools %}[tools]{{ tools | tojson }}\n{% endif %}"
+    begin, end, answer = "[{{ m.role }}]", "\n", "[assistant]"
+    if name == "gpt-oss":
+        begin, end, answer = "<|start|>{{ m.role }}", "", "<|start|>assistant"
+        text = (
+            "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}"
+        )
+        text += "{% if not m.tool_calls %}<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}"
+    else:
+        text = "{{ m.content or '' }}"
+    turns = "{% for m in messages %}" + begin + text + calls + "{% endif %}" + end + "{% endfor %}"
+    return tools + turns + "{% if add_generation_prompt %}" + answer + "{% endif %}"
+
+
+def every_format_checkpoint(path: Path) -> Path:
+    """A tiny random model; its tokenizer has no chat template."""
+    tiny_checkpoint(path, vocab_size=448, max_position_embeddings=2048)
+    tokenizer = byte_tokenizer(384)
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
+    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in OTHER])
+    tokenizer.save_pretrained(path)
+    ends = tokenizer.convert_tokens_to_ids(["</s>", "<|return|>", "<|call|>"])
+    edit_json(path / "generation_config.json", eos_token_id=ends)
+    return path

@@ -1,0 +1,277 @@
+"""Calls of tools in each family's format, through every door: held to it while written, read, streamed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+
+from sgl.runtime.engine import Engine
+from tests.call_writer import WRITERS
+from tests.calling_templates import every_format_checkpoint, template_of
+from tests.live_server import OPTIONS, LiveServer, served
+
+HELLO = [{"role": "user", "content": "hello"}]
+ORDER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"item": {"enum": ["egg", "tea"]}, "count": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["item"],
+    "additionalProperties": False,
+}
+SCHEMAS = {"order": ORDER, "order_now": ORDER, "stop": {"type": "object", "maxProperties": 0}}
+BEGINNINGS = {
+    # a token with which calls begin, or what is called a channel
+    "llama3": "<|python_tag|>",
+    "hermes": "<tool_call>",
+    "qwen3_coder": "<tool_call>",
+    "glm45": "<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "mistral_args": "[TOOL_CALLS]",
+    "deepseekv3": "<｜tool▁calls▁begin｜>",
+    "deepseekv31": "<｜tool▁calls▁begin｜>",
+    "kimi_k2": "<|tool_calls_section_begin|>",
+    "gpt-oss": "<|end|>",
+}
+
+
+class Answer(NamedTuple):
+    """What a client puts together."""
+
+    reasoning: str
+    content: str
+    calls: list[tuple[str, str]]
+    """Names and arguments."""
+    ending: str
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    path = every_format_checkpoint(tmp_path_factory.mktemp("formats"))
+    with Engine(path, **OPTIONS) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=WRITERS)
+def door(request: pytest.FixtureRequest, engine: Engine) -> Iterator[tuple[str, LiveServer]]:
+    """A format and a server of a model that writes it, as its template shows."""
+    with served(engine, template=template_of(request.param)) as server:
+        yield request.param, server
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+def chat(server: LiveServer, *, stream: bool, choice: Any = "auto", **body: Any) -> Answer:
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
+        for name, schema in SCHEMAS.items()
+    ]
+    body = {"messages": HELLO, "tools": tools, "tool_choice": choice, "stream": stream, **body}
+    answer = server.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        [found] = answer.json()["choices"]
+        message = found["message"]
+        calls = [
+            (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())
+        ]
+        return Answer(message.get("reasoning_content", ""), message["content"] or "", calls, found["finish_reason"])
+    reasoning, content, ending, named = "", "", "", list[list[str]]()
+    for event in events_of(answer.text):
+        [found] = event["choices"]
+        reasoning += found["delta"].get("reasoning_content") or ""
+        content += found["delta"].get("content") or ""
+        for call in found["delta"].get("tool_calls", ()):
+            if "id" in call:
+                assert call["index"] == len(named)
+                named.append([call["function"]["name"], ""])
+            named[call["index"]][1] += call["function"]["arguments"]
+        ending = found["finish_reason"] or ending
+    return Answer(reasoning, content, [(name, arguments) for name, arguments in named], ending)
+
+
+def respond(server: LiveServer, *, stream: bool, choice: Any = "auto", max_tokens: int, **body: Any) -> Answer:
+    tools = [
+        {"type": "function", "name": name, "parameters": schema, "strict": True} for name, schema in SCHEMAS.items()
+    ]
+    body = {"input": HELLO, "tools": tools, "tool_choice": choice, "max_output_tokens": max_tokens, **body}
+    answer = server.post("/v1/responses", {**body, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    response = answer.json() if not stream else {}
+    deltas: dict[str, str] = {}
+    if stream:
+        for event in events_of(answer.text):
+            response = event.get("response", response)
+            if event["type"].endswith(".delta"):
+                deltas[event["item_id"]] = deltas.get(event["item_id"], "") + event["delta"]
+    reasoning, content, calls = "", "", list[tuple[str, str]]()
+    for item in response["output"]:
+        if item["type"] == "function_call":
+            calls.append((item["name"], item["arguments"]))
+            text = item["arguments"]
+        else:
+            [part] = item["content"]
+            text = part["text"]
+            reasoning += text if item["type"] == "reasoning" else ""
+            content += text if item["type"] == "message" else ""
+        assert not stream or deltas.get(item["id"], "") == text
+    return Answer(reasoning, content, calls, "length" if response["status"] == "incomplete" else "stop")
+
+
+def message(server: LiveServer, *, stream: bool, choice: str = "auto", **body: Any) -> Answer:
+    tools = [{"name": name, "input_schema": schema, "strict": True} for name, schema in SCHEMAS.items()]
+    wanted = {"type": {"required": "any"}.get(choice, choice)}
+    body = {"messages": HELLO, "tools": tools, "tool_choice": wanted, "stream": stream, **body}
+    answer = server.post("/v1/messages", body)
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        found = answer.json()
+        blocks, ending = found["content"], found["stop_reason"]
+        for block in blocks:
+            block["input"] = json.dumps(block.get("input", {}))
+    else:
+        blocks, ending = [], ""
+        for event in events_of(answer.text):
+            if event["type"] == "content_block_start":
+                blocks.append({**event["content_block"], "input": ""})
+            elif event["type"] == "content_block_delta":
+                block, delta = blocks[event["index"]], event["delta"]
+                block["input"] += delta.get("partial_json", "")
+                for key in ("text", "thinking"):
+                    block[key] = block.get(key, "") + delta.get(key, "")
+            elif event["type"] == "message_delta":
+                ending = event["delta"]["stop_reason"]
+    return Answer(
+        "".join(block["thinking"] for block in blocks if block["type"] == "thinking"),
+        "".join(block["text"] for block in blocks if block["type"] == "text"),
+        [(block["name"], block["input"] or "{}") for block in blocks if block["type"] == "tool_use"],
+        ending,
+    )
+
+
+DOORS: dict[str, Callable[..., Answer]] = {"chat": chat, "responses": respond, "messages": message}
+
+
+def biased(server: LiveServer, **tokens: float) -> dict[str, float]:
+    """A bias by the names of tokens."""
+    ids = server.service.tokenizer.hf.get_vocab()
+    return {str(ids[name]): value for name, value in tokens.items()}
+
+
+def through(path: str, server: LiveServer, **wanted: Any) -> Answer:
+    """The same answer, whole and as a stream."""
+    whole, streamed = (DOORS[path](server, stream=stream, **wanted) for stream in (False, True))
+    loaded = [[(name, json.loads(arguments)) for name, arguments in each.calls] for each in (whole, streamed)]
+    assert whole._replace(calls=[]) == streamed._replace(calls=[])
+    assert loaded[0] == loaded[1]
+    return whole
+
+
+def test_calls_are_held_to_their_schemas_through_every_door(door: tuple[str, LiveServer]) -> None:
+    name, server = door
+    bias = biased(server, **{BEGINNINGS[name]: 30.0 if name == "llama3" else 9.0})
+    wanted = {"seed": 3, "temperature": 1.0, "max_tokens": 50, "logit_bias": bias}
+    doors = DOORS if name in ("hermes", "glm45", "gpt-oss") else ["chat"]
+    for choice, path in (("required", "chat"), *(("auto", path) for path in doors)):
+        answer = through(path, server, choice=choice, **wanted)
+        assert answer.calls
+        for called, arguments in answer.calls:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[called])
+        assert answer.ending in (
+            "length",
+            "max_tokens",
+            {"responses": "stop", "messages": "tool_use"}.get(path, "tool_calls"),
+        )
+        assert choice == "auto" or not answer.content
+
+
+@pytest.fixture(scope="module")
+def channels(engine: Engine) -> Iterator[LiveServer]:
+    with served(engine, template=template_of("gpt-oss")) as server:
+        yield server
+
+
+def thoughtful(server: LiveServer) -> dict[str, Any]:
+    """Sampling after which a random model thinks briefly, then calls or answers."""
+    tokens = {"<|channel|>": 6.0, "an": 3.0, "a": 3.0, "<|end|>": 5.0, "<|return|>": 3.0, "<|start|>": 2.0}
+    return {"temperature": 1.0, "max_tokens": 100, "logit_bias": biased(server, **tokens)}
+
+
+def test_channels_are_told_apart_through_every_door(channels: LiveServer) -> None:
+    sampling = thoughtful(channels)
+    found = [through(path, channels, seed=seed, **sampling) for path in DOORS for seed in (3, 7)]
+    assert found[:2] == [answer._replace(ending=end.ending) for answer, end in zip(found[2:4], found, strict=False)]
+    assert any(answer.reasoning and answer.calls for answer in found)
+    assert any(answer.reasoning and answer.content for answer in found)
+    assert not any("<|" in answer.reasoning + answer.content for answer in found)
+
+
+def test_a_document_comes_in_the_last_channel(channels: LiveServer) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "order", "schema": ORDER}}
+    for tools, seeds in (("none", (1, 2)), ("auto", (0, 4))):
+        options = {"choice": tools, "response_format": wanted, **thoughtful(channels)}
+        answers = [chat(channels, stream=bool(seed % 2), seed=seed, **options) for seed in seeds]
+        assert any(answer.reasoning and answer.content for answer in answers)
+        for answer in answers:
+            if tools == "none" or not answer.calls:
+                jsonschema.validate(json.loads(answer.content), ORDER)
+
+
+def test_reasoning_in_channels_may_be_left_in_the_text(channels: LiveServer) -> None:
+    sampling = {**thoughtful(channels), "seed": 3}
+    apart = through("chat", channels, **sampling)
+    joined = through("chat", channels, separate_reasoning=False, **sampling)
+    assert joined == apart._replace(reasoning="", content=apart.reasoning)
+    assert through("chat", channels, stream_reasoning=False, **sampling) == apart
+    assert through("chat", channels, include_reasoning=False, **sampling) == apart._replace(reasoning="")
+
+
+@pytest.mark.parametrize("options", [{"tool_call_parser": "gpt-oss"}, {"reasoning_parser": "gpt-oss"}])
+def test_channels_are_read_where_an_option_says_so(engine: Engine, options: dict[str, str]) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant"
+    with served(engine, template=template, **options) as server:
+        answer = through("chat", server, seed=3, **thoughtful(server))
+        assert answer.reasoning
+        assert answer.calls
+
+
+BEGIN, END = "<|tool_call_begin|>", "<|tool_call_end|>"
+TAGS = [
+    # one begins as the other does
+    {"type": "tag", "begin": f"{BEGIN}f", "content": {"type": "const_string", "value": "(1)"}, "end": END},
+    {"type": "tag", "begin": f"{BEGIN}f2", "content": {"type": "regex", "pattern": "[ab]"}, "end": END},
+]
+TAG: dict[str, Any] = {
+    "type": "structural_tag",
+    "format": {"type": "triggered_tags", "triggers": [BEGIN], "tags": TAGS},
+}
+WRITTEN = re.compile(rf"(?s:.*?)(?:{re.escape(BEGIN)}(?:f\(1\)|f2[ab]){re.escape(END)}(?s:.*?))+")
+
+
+def test_a_special_token_triggers_tags_through_every_door(channels: LiveServer) -> None:
+    server = channels
+    bias = biased(server, **{BEGIN: 8.0, "2": 4.0})
+    common = {"temperature": 1.0, "seed": 5, "logit_bias": bias, "skip_special_tokens": False}
+    native = {**common, "structural_tag": json.dumps(TAG), "max_new_tokens": 60, "no_stop_trim": True}
+    texts = [server.post("/generate", {"text": "hello", "sampling_params": native}).json()["text"]]
+    for field in (
+        {"response_format": TAG},
+        {"structural_tag": TAG},
+        {"structured_outputs": {"structural_tag": TAG}},
+    ):
+        body = {"messages": HELLO, "max_tokens": 60, **common, **field}
+        answer = server.post("/v1/chat/completions", body)
+        assert answer.status_code == 200, answer.text
+        texts.append(answer.json()["choices"][0]["message"]["content"])
+        answer = server.post("/v1/completions", {"prompt": "hello", "max_tokens": 60, **common, **field})
+        texts.append(answer.json()["choices"][0]["text"])
+    for text in texts:
+        complete, _, rest = text.rpartition(END)
+        assert WRITTEN.fullmatch(complete + END), text
+        assert len(rest.partition(BEGIN)[2]) < 5
