@@ -47,6 +47,8 @@ class EngineOptions(TypedDict, total=False):
     queue_timeout: float | None
     program_lease_ttl: float
     stream_interval: int
+    image_urls: Literal["public", "any", "none"]
+    image_cache_mb: int
     disable_jump_forward: bool
     json_whitespace: Literal["compact", "flexible"]
     json_additional_properties: Literal["closed", "schema"]

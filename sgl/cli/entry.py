@@ -173,6 +173,7 @@ def _engine() -> Parameters:
         "page_size": "Memory",
         "max_running_requests": "Batches",
         "request_timeout": "Time limits and streams",
+        "image_urls": "Images",
         "disable_jump_forward": "Constrained outputs",
         "random_seed": "Reproducing and debugging",
     }

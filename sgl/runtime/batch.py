@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.grammar.automaton.finished import Standing
+from sgl.runtime.media.item import MediaRun
 from sgl.runtime.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -76,6 +77,12 @@ class Batch:
     """[N, 2] (checkpoint or EMPTY_STATE, row): recurrent states to copy before the step. None: the model has none."""
     state_saves: Int32Array | None = None
     """[N, 2] (row, checkpoint): those to copy after it."""
+    offsets: Int32Array | None = None
+    """[B] what positions of rows behind images are ahead of their indices; None: nothing anywhere."""
+    places: dict[int, Int32Array] = field(default_factory=dict)
+    """By b of rows that begin before the end of an image: positions in time, height and width, [3, q_len]."""
+    media: list[MediaRun] = field(default_factory=list)
+    """Images among the T tokens."""
     is_streamed: bool = False
     """Whether a client reads tokens as they come and so needs a core, too."""
 

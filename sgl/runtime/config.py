@@ -136,6 +136,10 @@ class EngineConfig:
     """Longest time in seconds that a program's KV pages stay locked while it waits for its client."""
     stream_interval: PositiveInt = 1
     """Tokens between two events of a stream."""
+    image_urls: Literal["public", "any", "none"] = "public"
+    """Which URLs images are fetched from. public: those of public addresses, none of this host or a private network."""
+    image_cache_mb: PositiveInt = 256
+    """Megabytes of image embeddings that a model which takes images keeps on its device."""
     disable_jump_forward: bool = False
     """Sample every token of a constrained output, also where its constraint leaves no choice."""
     json_whitespace: JsonWhitespace = "compact"

@@ -80,6 +80,7 @@ class Started:
             "architecture": self.model_config.architecture,
             "checkpoint_format": self.model_config.checkpoint_format,
             "hidden_size": self.model_config.hidden_size,
+            "has_image_understanding": self.model_config.media is not None,
             "num_weights": self.num_weights,
             "weight_bytes": self.weight_bytes,
             "kv_bytes": self.kv_bytes,
@@ -163,6 +164,12 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
             option="context_length",
         )
     check_kv_dtype(config, device)
+    if model_config.media is not None and config.num_ranks > 1:
+        raise ConfigError(
+            f"tp_size={config.tp_size}, pp_size={config.pp_size}: a model that takes images "
+            f"({model_config.architecture}) is not cut among ranks yet; dp_size serves several copies of it",
+            option="tp_size" if config.tp_size > 1 else "pp_size",
+        )
     if isinstance(model_config, ModelConfig):
         shard = Shard(size=config.tp_size, stages=config.pp_size)
         shard.check(model_config)
@@ -194,6 +201,7 @@ def load(config: EngineConfig, model_config: Config, device: torch.device, ranks
         max_positions=config.context_length or model_config.context_length,
         quantization=config.quantization,
         ranks=ranks,
+        image_cache_bytes=config.image_cache_mb << 20,
     )
 
 
@@ -241,8 +249,8 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         scheduler,
         eos_ids,
         kv_bytes=num_pages * config.page_size * _token_bytes(config, model),
-        weight_bytes=sum(tensor.nbytes for tensor in model.weights.tensors()),
-        num_weights=count_weights(model_config),
+        weight_bytes=_weight_bytes(model),
+        num_weights=count_weights(model_config) + (0 if model.eyes is None else model.eyes.num_weights),
         group=group,
     )
 
@@ -318,6 +326,11 @@ def _attention_shape(config: EngineConfig, model: Model) -> AttentionShape:
     return model.attention_shape(config.page_size, kv_dtype(config))
 
 
+def _weight_bytes(model: Model) -> int:
+    """With a vision tower's, and the embeddings that it may keep."""
+    return sum(its.nbytes for its in model.weights.tensors()) + (0 if model.eyes is None else model.eyes.num_bytes)
+
+
 def _token_bytes(config: EngineConfig, model: Model) -> int:
     """Of the stage with the most layers: all have the same pages."""
     num_bytes = KVCache.bytes_per_token(model.config, kv_dtype(config) or model.dtype)
@@ -339,7 +352,7 @@ def _plan_memory(config: EngineConfig, model: Model) -> tuple[EngineConfig, int]
     """The number of KV pages including the dummy page, and the limits that follow."""
     device, context, token_bytes = model.device, model.max_positions, _token_bytes(config, model)
     page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
-    weight_bytes = sum(tensor.nbytes for tensor in model.weights.tensors())
+    weight_bytes = _weight_bytes(model)
     rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
     page_bytes = token_bytes * page_size
     total_memory, memory_name = _total_memory(device, config.num_ranks // config.nnodes * config.dp_size)

@@ -25,6 +25,17 @@ def rotary_rows(
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
+def rotary_rows_by_axis(
+    table: torch.Tensor, places: torch.Tensor, axes: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`rotary_rows` of tokens with several positions. places: int64 [axes, T]. axes: int64 [head_dim / 2], whose
+    position each frequency turns by."""
+    columns = torch.arange(len(axes), device=table.device)
+    rows = places.index_select(0, axes).t()  # [T, head_dim / 2]
+    cos, sin = (table[rows, columns + start].to(dtype).unsqueeze(1) for start in (0, len(axes)))
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
 def apply_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate x [T, heads, head_dim] by `rotary_rows`. Returns a new contiguous tensor like x."""
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)

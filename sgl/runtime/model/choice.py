@@ -59,9 +59,18 @@ def load_model(
     max_positions: int,
     quantization: Literal["fp8"] | None,
     ranks: Ranks | None,
+    image_cache_bytes: int,
 ) -> Model:
-    """See `load_decoder`; only its families know quantization and ranks."""
+    """See `load_decoder`; only its families know quantization and ranks. image_cache_bytes: of embeddings that a vision
+    tower keeps."""
     if isinstance(config, ModelConfig):
+        eyes = None
+        if config.media is not None:
+            from sgl.runtime.model.vision import load_tower  # imported only where it serves, as below
+
+            eyes = load_tower(
+                config, device=device, dtype=dtype, load_format=load_format, max_bytes=image_cache_bytes
+            )
         return load_decoder(
             config,
             device=device,
@@ -70,6 +79,7 @@ def load_model(
             max_positions=max_positions,
             quantization=quantization,
             ranks=ranks,
+            eyes=eyes,
         )
     assert quantization is None, "startup refuses it"
     assert ranks is None, "startup refuses them"

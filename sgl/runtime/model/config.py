@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from sgl.errors import ModelError, UnsupportedModel
 from sgl.runtime.gguf import is_gguf
+from sgl.runtime.media.config import MediaConfig, Towers
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.families import FAMILIES, Family
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
@@ -36,6 +37,8 @@ class RopeConfig:
     mscale: float | None
     mscale_all_dim: float | None
     truncate: bool
+    axes: tuple[int, ...] = ()
+    """[head_dim / 2] which position each frequency turns by: 0 time, 1 height, 2 width; none: there is one position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
     checkpoint_format: str = "safetensors"  # with the types of a GGUF file's tensors, or the scheme
     scheme: QuantScheme | None = None  # of a quantised checkpoint
+    media: MediaConfig | None = None  # of a model that sees images
 
     @property
     def latent_dim(self) -> int:
@@ -90,9 +94,12 @@ class ModelConfig:
                 path=path,
             )
         family = FAMILIES[name]
-        fields = Fields(path, {**family.defaults, **fields.data}, architecture=name)
+        whole = fields.data
+        fields = Fields(path, {**family.defaults, **_text_fields(whole)}, architecture=name)
         _refuse_unsupported(fields)
         config = _model_config(fields, family, special_tokens(folder, fields.data))
+        if family.vision is not None:
+            config = replace(config, media=MediaConfig.read(folder, family.vision, whole))
         if gguf is not None:
             return replace(config, checkpoint_format=gguf.types())
         if (quantized := fields.data.get("quantization_config")) is None:
@@ -111,7 +118,7 @@ def _model_config(fields: Fields, family: Family, special: tuple[int | None, tup
     if head_dim % 2:
         raise fields.unsupported(f"an odd head_dim, {head_dim}")
     num_layers = fields.integer("num_hidden_layers")
-    rope = read_rope(fields)
+    rope = read_rope(fields, family.vision, head_dim)
     context_length = read_context_length(fields, rope)
     configured_bias = family.attention_bias == "configured" and fields.flag("attention_bias")
     return ModelConfig(
@@ -214,7 +221,16 @@ def _refuse_unsupported(fields: Fields) -> None:
             raise fields.unsupported(f"a mixture of experts ({key})")
 
 
-def read_rope(fields: Fields) -> RopeConfig:
+def _text_fields(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's fields of a config that may keep them in a section."""
+    text = data.get("text_config")
+    if not isinstance(text, Mapping):
+        return data
+    above = {key: data[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if data.get(key) is not None}
+    return {**data, **{key: value for key, value in text.items() if value is not None}, **above}
+
+
+def read_rope(fields: Fields, vision: Towers | None = None, head_dim: int = 0) -> RopeConfig:
     """The rope parameters, from `rope_parameters`, or from `rope_scaling` and `rope_theta`."""
     given = fields.data.get("rope_scaling") or fields.data.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in given.values()):
@@ -222,11 +238,13 @@ def read_rope(fields: Fields) -> RopeConfig:
     top_level = {key: fields.data[key] for key in ("rope_theta", "partial_rotary_factor") if key in fields.data}
     rope = fields.section({**top_level, **{key: value for key, value in given.items() if value is not None}})
     kind = rope.data.get("rope_type", rope.data.get("type", "default"))
+    if kind == "mrope" and vision is not None:
+        kind = "default"
     if kind not in get_args(RopeType):
         raise fields.unsupported(f"rope type {kind!r}")
     if rope.number("partial_rotary_factor", default=1.0) != 1.0:
         raise fields.unsupported("a rope over a part of the head (partial_rotary_factor)")
-    if "mrope_section" in rope.data:
+    if "mrope_section" in rope.data and vision is None:
         raise fields.unsupported("a multimodal rope (mrope_section)")
     max_positions = fields.integer("max_position_embeddings")
     original = max_positions
@@ -251,7 +269,21 @@ def read_rope(fields: Fields) -> RopeConfig:
         mscale=optional("mscale"),
         mscale_all_dim=optional("mscale_all_dim"),
         truncate=rope.flag("truncate", default=True),
+        axes=() if vision is None else _axes(rope, vision, head_dim // 2),
     )
+
+
+def _axes(rope: Fields, vision: Towers, num_frequencies: int) -> tuple[int, ...]:
+    """Which of a token's positions each frequency turns by: 0 time, 1 height, 2 width."""
+    interleaves = vision == "qwen3_vl"
+    sections = rope.data.get("mrope_section") or ([24, 20, 20] if interleaves else [16, 24, 24])
+    if not isinstance(sections, list) or len(sections) != 3 or not all(isinstance(its, int) for its in sections):
+        raise rope.error(f"'mrope_section' is {sections!r}, not three numbers")
+    if interleaves:
+        return tuple(at % 3 if at < 3 * sections[at % 3] else 0 for at in range(num_frequencies))
+    if sum(sections) != num_frequencies:
+        raise rope.error(f"'mrope_section' {sections} does not make up {num_frequencies} frequencies")
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def read_context_length(fields: Fields, rope: RopeConfig) -> int:

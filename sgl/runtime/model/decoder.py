@@ -14,11 +14,12 @@ from sgl.kernels.layers.embedding import embedding_part
 from sgl.kernels.layers.linear import Matrix, launches_overlap, linear, linear_add, linear_overlapped
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
-from sgl.kernels.layers.rope import rotary_rows
+from sgl.kernels.layers.rope import rotary_rows, rotary_rows_by_axis
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
+from sgl.runtime.model.seen import Eyes, Seen
 from sgl.runtime.model.shard import WHOLE
 from sgl.runtime.model.weights import LayerWeights, Weights
 
@@ -38,6 +39,7 @@ class LayerState:
     slots: torch.Tensor  # int64 [T]
     rest: torch.Tensor | None = None  # not yet added to the residual
     overlaps: bool = False  # attention may start while the previous kernel runs
+    seen: Seen | None = None  # images among them
 
 
 def warm_up_sizes(most_rows: int, most_tokens: int) -> list[int]:
@@ -57,9 +59,10 @@ class Decoder:
         weights: Weights,
         max_positions: int | None = None,
         ranks: Ranks | None = None,
+        eyes: Eyes | None = None,
     ) -> None:
         """config: the whole model's. max_positions: positions it may be asked for (default: the context). ranks: among
-        which the model is cut."""
+        which the model is cut. eyes: of a model that sees images."""
         shard = WHOLE if ranks is None else ranks.shard
         self.config = shard.local(config)
         self.vocabulary = shard.vocabulary(config.vocab_size)
@@ -75,7 +78,9 @@ class Decoder:
         self.dtype = weights.embedding.dtype
         self.max_positions = max_positions or config.context_length
         self._rotary_table = rotary_table(config.rope, config.head_dim, self.max_positions, self.device)
+        self._axes = torch.tensor(config.rope.axes, dtype=torch.int64, device=self.device)
         self._qk_norms = [self._qk_norm(layer) for layer in weights.layers]
+        self.eyes = eyes
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
         """The attention backend's parameters. kv_dtype: the cache's, if not the weights'."""
@@ -102,13 +107,18 @@ class Decoder:
         attention: AttentionBackend,
         wanted: torch.Tensor | None = None,
         captured: bool = False,
+        seen: Seen | None = None,
     ) -> torch.Tensor:
         """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
 
         input_ids, positions, slots (of their keys and values in kv): int64 [T] on the device. attention: planned
         for this step. wanted: int64 [N], the tokens to return, [N, hidden]; None: all. The last layer computes only
-        keys and values of others. captured: for a CUDA graph.
+        keys and values of others. captured: for a CUDA graph. seen: of images among the tokens.
         """
+        if seen is not None:
+            return self._last_layers(
+                self._embed_seen(input_ids, slots, seen), kv, attention, wanted, captured=captured
+            )
         state = self.embed(input_ids, positions, slots)
         if len(input_ids) == 1 and self.device.type == "cuda":
             state.overlaps = captured and launches_overlap(self.device)
@@ -167,6 +177,13 @@ class Decoder:
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
         return LayerState(self._embedded(input_ids), rotary, slots)
 
+    def _embed_seen(self, input_ids: torch.Tensor, slots: torch.Tensor, seen: Seen) -> LayerState:
+        """`embed` with images."""
+        rotary = rotary_rows_by_axis(self._rotary_table, seen.places, self._axes, self.dtype)
+        state = LayerState(self._embedded(input_ids), rotary, slots, seen=seen)
+        seen.embed(state.residual)
+        return state
+
     def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedding = self.weights.embedding
         if self.collectives is None:
@@ -195,6 +212,8 @@ class Decoder:
         x = self._normed(rest, state.residual, layer.post_attention_norm)
         x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
         state.rest = self._added(x, layer.down, layer.down_bias, state.residual, captured=captured)
+        if state.seen is not None:
+            state.seen.add(index, state.residual)
 
     def _added(
         self, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
@@ -216,6 +235,7 @@ class Decoder:
         """The last layer from its attention, and the last norm, of wanted tokens: [N, hidden]."""
         if wanted is not None:
             state.residual, x = state.residual.index_select(0, wanted), x.index_select(0, wanted)
+            state.seen = None if state.seen is None else state.seen.of(wanted)
         self.after_attention(self.config.num_layers - 1, state, x, captured=captured)
         return self._normed(state.rest, state.residual, self.weights.norm)
 

@@ -7,9 +7,11 @@ decoder.py; other names of tensors go into weights.py. tests/test_models.py comp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
+
+from sgl.runtime.media.config import Towers
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Family:
     """Which layers attend to only `sliding_window` tokens; by layer: by `layer_types`, or from `max_window_layers`
     on, if `use_sliding_window` is set."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    vision: Towers | None = None
+    """Whose vision tower it has. Rotary frequencies are then shared among time, height and width."""
 
 
 LLAMA = Family(
@@ -59,5 +63,10 @@ QWEN3 = Family(
     sliding_window="by layer",
     defaults={"max_position_embeddings": 32768, "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
 )
+QWEN2_VL = replace(QWEN2, architecture="Qwen2VLForConditionalGeneration", vision="qwen2_vl")
+QWEN2_5_VL = replace(QWEN2, architecture="Qwen2_5_VLForConditionalGeneration", vision="qwen2_5_vl")
+QWEN3_VL = replace(QWEN3, architecture="Qwen3VLForConditionalGeneration", sliding_window="none", vision="qwen3_vl")
 
-FAMILIES = {family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+FAMILIES = {
+    family.architecture: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL)
+}

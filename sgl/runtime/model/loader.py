@@ -22,6 +22,7 @@ from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
 from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.ranks import Ranks
+from sgl.runtime.model.seen import Eyes
 from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weights import Weights, allocate_weights, checkpoint_tensors
 
@@ -42,6 +43,12 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 _LM_HEAD = "lm_head.weight"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+OF_TOWERS = ("model.visual.", "visual.")
+_OF_TEXTS = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head": "lm_head",
+}
 _ROPE = "rotary_emb.inv_freq"  # old checkpoints hold rope frequencies, which follow from the config
 
 
@@ -55,13 +62,14 @@ def load_decoder(
     seed: int = 0,
     quantization: Literal["fp8"] | None = None,
     ranks: Ranks | None = None,
+    eyes: Eyes | None = None,
 ) -> Decoder:
     """The model of a config with its weights on the device. Raises WeightsError, and ConfigError for another
     load_format or a model that cannot be cut.
 
     load_format: dummy draws random weights, equal for the same seed and kind of device; otherwise the checkpoint's are
     read. max_positions: see `Decoder`. quantization: see `Weights.quantize`. ranks: among which the model is
-    cut; only this one's part is read.
+    cut; only this one's part is read. eyes: see `Decoder`.
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
@@ -79,7 +87,7 @@ def load_decoder(
         if device.type == "cuda":
             torch.cuda.empty_cache()  # return the old matrices' memory, for KV pages
     weights.pack()
-    return Decoder(config, weights, max_positions, ranks)
+    return Decoder(config, weights, max_positions, ranks, eyes)
 
 
 def resolve_dtype(config: HasDtype, dtype: Literal["auto"] | DtypeName, device: torch.device) -> torch.dtype:
@@ -133,7 +141,10 @@ def num_weights(config: ModelConfig) -> int:
 
 def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> Weights:
     folder = Path(config.path)
-    entries, quantized = read_quantized(read_headers(folder), config.scheme)
+    headers = read_headers(folder)
+    if config.media is not None:
+        headers = {_text_name(name): entry for name, entry in headers.items() if not name.startswith(OF_TOWERS)}
+    entries, quantized = read_quantized(headers, config.scheme)
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     shapes = _shapes(config, tied=tied)
@@ -153,7 +164,9 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                     part = shard.part(name, config)
                     is_quantized = name in quantized.shapes
                     target.copy_(
-                        quantized.dequantized(name, part) if is_quantized else read(tensors, name, file, part)
+                        quantized.dequantized(name, part)
+                        if is_quantized
+                        else read(tensors, entries[name].name, file, part)
                     )
     if quantized.shapes:
         logger.info("%s: %d matrices dequantised to %s", config.scheme, len(quantized.shapes), dtype_name(dtype))
@@ -162,11 +175,20 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     return weights
 
 
+def _text_name(name: str) -> str:
+    """A tensor of a language model beside a vision tower, by its name in a model for texts."""
+    for prefix, without in _OF_TEXTS.items():
+        if name.startswith(prefix):
+            return without + name.removeprefix(prefix)
+    return name
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A tensor in a file."""
 
     file: Path
+    name: str  # there
     shape: tuple[int, ...]
     dtype: str
 
@@ -180,7 +202,7 @@ def read_headers(folder: Path) -> dict[str, Entry]:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 if placed.get(name, file.name) == file.name:
                     header = tensors.get_slice(name)
-                    entries[name] = Entry(file, tuple(header.get_shape()), str(header.get_dtype()))
+                    entries[name] = Entry(file, name, tuple(header.get_shape()), str(header.get_dtype()))
     for name, file_name in placed.items():
         if name not in entries:
             message = f"{folder / file_name} lacks the tensor {name}, which {_INDEX} places there"
@@ -198,12 +220,12 @@ def read_quantized(
     def read_whole(name: str) -> torch.Tensor:
         file = entries[name].file
         files[file] = files.get(file) or opened(file)
-        return read(files[file], name, file)
+        return read(files[file], entries[name].name, file)
 
     quantized = QuantizedCheckpoint(scheme, entries, read_whole)
     dense = {name: entry for name, entry in entries.items() if name not in quantized.others}
     return dense | {
-        name: Entry(quantized.file(name), shape, "F32") for name, shape in quantized.shapes.items()
+        name: Entry(quantized.file(name), name, shape, "F32") for name, shape in quantized.shapes.items()
     }, quantized
 
 

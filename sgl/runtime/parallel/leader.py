@@ -42,6 +42,11 @@ class LeadingRunner:
         """See ModelRunner; only this rank's device works masks out."""
         self._own.enable_device_masks(vocabulary, example, self.launch)
 
+    @property
+    def num_encoded(self) -> int:
+        """See ModelRunner."""
+        return self._own.num_encoded
+
     def close(self) -> None:
         """See ModelRunner; before its group ends, which the graphs are of."""
         self._own.close()

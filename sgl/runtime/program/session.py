@@ -225,7 +225,7 @@ class ProgramSession(Interpreter[Stream]):
         """The stream's tokens, how many of them no choice changes, and each choice's tokens from there."""
         extend = self._services.encoder.extend
         tokens = extend(stream.tokens, stream.unencoded)
-        self._services.builder.prompt_ids(
+        self._services.builder.prompt(
             GenerateRequest(input_ids=tokens.ids, sampling_params=_SCORE)
         )  # it fits, or raises now
         wholes = [extend(tokens, [(choice, False)]).ids for choice in choices]

@@ -9,6 +9,7 @@ from types import GenericAlias
 from typing import Any, TypedDict
 
 from sgl.errors import InvalidRequest, nearest_name
+from sgl.runtime.media.layout import Layout
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import Pooling
 
@@ -18,6 +19,11 @@ Params = SamplingParams | Mapping[str, Any]
 class GenerateOptions(TypedDict, total=False):
     """The keyword arguments of Engine.generate, for type checkers. A list holds one value for each prompt."""
 
+    image_data: Any
+    """Images of the prompt: a path, URL, base64, bytes or Pillow image, or a list of them; for several prompts, a list
+    with one of these, or None, for each."""
+    video_data: Any
+    """Videos likewise, each a list of frames, which are images."""
     return_logprob: bool | Sequence[bool]
     logprob_start_len: int | Sequence[int] | None
     """First prompt position with input logprobs; -1: none."""
@@ -51,6 +57,10 @@ class GenerateRequest:
 
     prompt: str | None = field(default=None, metadata=_each())
     input_ids: Any = field(default=None, metadata=_each(list[int]))
+    image_data: Any = field(default=None, metadata=_each())
+    video_data: Any = field(default=None, metadata=_each())
+    layout: Layout | None = None
+    """Of images in input_ids; it takes the place of image_data."""
     sampling_params: Params | None = field(default=None, metadata=_each(dict[str, Any]))
     return_logprob: bool = field(default=False, metadata=_each(bool))
     logprob_start_len: int | None = field(default=None, metadata=_each(int))

@@ -7,7 +7,8 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,10 @@ from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints.request_matcher import Constraints
 from sgl.runtime.loop.submission import Submission
+from sgl.runtime.media.config import MediaConfig
+from sgl.runtime.media.item import MediaItem
+from sgl.runtime.media.layout import ImageNumbers, Layout, lay_out
+from sgl.runtime.media.read import MediaReader
 from sgl.runtime.requests.arguments import GenerateRequest, Params, is_list, requests_of, too_many
 from sgl.runtime.requests.results import Header, NativeResult
 from sgl.runtime.sampling_params import SamplingParams, checked_seconds, integer
@@ -47,9 +52,10 @@ class RequestBuilder:
         *,
         vocab_size: int,
         eos_ids: frozenset[int],
+        media: MediaConfig | None = None,
         is_launching: Callable[[], bool],
     ) -> None:
-        """is_launching: see `ModelRunner`."""
+        """media: how the model takes images, if it does. is_launching: see `ModelRunner`."""
         assert config.context_length is not None, "options were resolved"
         self._config = config
         self._tokenizer = tokenizer
@@ -65,6 +71,8 @@ class RequestBuilder:
             on_device=self.masks_on_device,
             is_launching=is_launching,
         )
+        self.reader = None if media is None else MediaReader(media, config.image_urls)
+        self._numbers = ImageNumbers()
         self._uids = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -106,7 +114,7 @@ class RequestBuilder:
         """A submission and an empty result for each sample. Starts compiling the constraint, whose GrammarError
         ends the request."""
         params = self._params(wanted.sampling_params)
-        prompt_ids = self.prompt_ids(wanted)
+        prompt_ids, layout = self.prompt(wanted)
         logprob_start = _logprob_start(wanted, len(prompt_ids))
         scored = None if logprob_start is None else prompt_ids[logprob_start:]
         top_logprobs = self._top_logprobs(wanted)
@@ -122,7 +130,8 @@ class RequestBuilder:
                 raise InvalidRequest(f"{name} may have {MAX_NAME_CHARACTERS} characters at most", param=name)
         matchers = self._constraints.matchers(params)
         now = time.monotonic()
-        key = prompt_ids.tobytes()
+        key = prompt_ids.tobytes() if layout is None else layout.key_ids.tobytes()
+        room = self._context_length - len(prompt_ids) - (0 if layout is None else max(0, layout.offset))
         token_text = None
         if wanted.return_text_in_logprobs and self._tokenizer is not None:
             token_text = self._tokenizer.token_text
@@ -135,8 +144,9 @@ class RequestBuilder:
                 prompt_ids=prompt_ids,
                 params=params,
                 seed=_mix_seed(params.seed if params.seed is not None else self._seed + uid, sample),
-                max_new_tokens=min(params.max_new_tokens, self._context_length - len(prompt_ids)),
+                max_new_tokens=min(params.max_new_tokens, room),
                 pooling=wanted.pooling,
+                layout=layout,
                 stop_ids=(frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids),
                 priority=priority,
                 namespace=wanted.extra_key,
@@ -162,8 +172,8 @@ class RequestBuilder:
         """End compiling."""
         self._constraints.close()
 
-    def prompt_ids(self, wanted: GenerateRequest) -> Int32Array:
-        """The prompt's tokens, int32 [n >= 1], checked against vocabulary and context."""
+    def prompt(self, wanted: GenerateRequest) -> tuple[Int32Array, Layout | None]:
+        """The prompt's tokens, int32 [n >= 1], and its images, checked against vocabulary and context."""
         if (wanted.prompt is None) == (wanted.input_ids is None):
             what = "both" if wanted.prompt is not None else "neither"
             raise InvalidRequest(f"give either prompt or input_ids, not {what}", param="prompt")
@@ -173,9 +183,39 @@ class RequestBuilder:
             ids, param = _token_ids("input_ids", wanted.input_ids, self._vocab_size), "input_ids"
         if not len(ids):
             raise InvalidRequest("the prompt is empty: it needs at least one token", param=param)
-        if len(ids) >= self._context_length + (self._params(wanted.sampling_params).max_new_tokens == 0):
-            raise ContextTooLong.of(len(ids), self._context_length, param=param)
-        return ids
+        layout = wanted.layout
+        if layout is None and (wanted.image_data is not None or wanted.video_data is not None):
+            layout = self.lay_out(ids, self._items(wanted))
+        elif layout is None and self.reader is not None and wanted.prompt is not None:
+            layout = self.lay_out(ids, [])  # which says what is missing
+        num_places = len(ids)
+        if layout is not None:
+            ids, num_places = layout.ids, len(layout.ids) + max(0, layout.offset)
+        if num_places >= self._context_length + (self._params(wanted.sampling_params).max_new_tokens == 0):
+            raise ContextTooLong.of(num_places, self._context_length, param=param)
+        return ids, layout
+
+    def lay_out(self, ids: Int32Array, items: Sequence[MediaItem]) -> Layout | None:
+        """Put items into a prompt; None without any. Raises InvalidRequest if placeholders and items differ."""
+        if self.reader is None:
+            if items:
+                raise no_images()
+            return None
+        return lay_out(
+            self.reader.config, ids, items, self._numbers, partial(self._encoded, add_special_tokens=False)
+        )
+
+    def _items(self, wanted: GenerateRequest) -> list[MediaItem]:
+        if self.reader is not None:
+            return self.reader.items(wanted.image_data, wanted.video_data)
+        if _is_nothing(wanted.image_data) and _is_nothing(wanted.video_data):
+            return []
+        raise no_images("image_data" if wanted.image_data is not None else "video_data")
+
+    def _encoded(self, text: str, **options: Any) -> Int32Array:
+        if self._tokenizer is None:
+            raise InvalidRequest("this model writes times between a video's frames, which needs a tokenizer")
+        return self._tokenizer.encode(text, **options)
 
     def encode(self, text: str) -> Int32Array:
         """Tokens of a text prompt. Raises InvalidRequest if it is empty or there is no tokenizer."""
@@ -231,6 +271,15 @@ class RequestBuilder:
                 param="token_ids_logprob",
             )
         return _token_ids("token_ids_logprob", wanted.token_ids_logprob, self._vocab_size)
+
+
+def no_images(param: str = "image_data") -> InvalidRequest:
+    """The error of images for a model that takes texts only."""
+    return InvalidRequest(f"this model takes no {param.removesuffix('_data')}s", param=param)
+
+
+def _is_nothing(given: Any) -> bool:
+    return given is None or (isinstance(given, list | tuple) and all(each is None for each in given))
 
 
 def num_logprobs(request: Request, *, streams: bool = False) -> int:

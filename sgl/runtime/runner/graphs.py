@@ -62,12 +62,13 @@ class DecodeGraphs:
 
     def run(self, batch: Batch, pages: Int32Array) -> Replayed | None:
         """Replay the step; results are valid until the next run. None if it has several tokens in a row, scored
-        positions, or too many rows. Never waits for the device.
+        positions, images, or too many rows. Never waits for the device.
 
         pages: the batch's rows of the page table, [B, max_pages].
         """
         num_rows = len(batch)
-        is_plain = num_rows == len(batch.token_ids) and bool(batch.samples.all()) and not batch.score_targets
+        is_plain = num_rows == len(batch.token_ids) and bool(batch.samples.all())
+        is_plain = is_plain and not (batch.score_targets or batch.places)
         if num_rows > self._buckets[-1] or not is_plain:
             return None
         kv_lens = batch.kv_lens
@@ -85,7 +86,10 @@ class DecodeGraphs:
             self._next_tokens.index_copy_(0, index, ids)
         rows, after = np.full(bucket, len(self._next_tokens) - 1, np.int64), kv_lens.astype(np.int64)
         rows[:num_rows] = batch.rows
-        inputs = rows, after - 1, _slots(after - 1, pages, self._kv.page_size), after
+        positions = after - 1
+        if batch.offsets is not None:
+            positions[:num_rows] += batch.offsets
+        inputs = rows, positions, _slots(after - 1, pages, self._kv.page_size), after
         step = AttentionStep(np.ones(bucket, np.int32), kv_lens, pages)
         placed = self._attention.plan_decode(step, variant, inputs)
         self._graphs[bucket, variant].replay()

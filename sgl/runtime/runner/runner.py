@@ -23,9 +23,10 @@ from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.seen import Seen
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
-from sgl.runtime.runner.pack import pack
+from sgl.runtime.runner.pack import pack, pack_places
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, pool, score_inputs
 from sgl.runtime.runner.sampler import Sampler
@@ -64,6 +65,7 @@ class _Inputs:
     slots: torch.Tensor  # int64 [T]
     last: torch.Tensor  # int64 [S]: tokens to sample after
     wanted: torch.Tensor | None  # int64 [N]: tokens whose hidden states are wanted; None: all
+    seen: Seen | None = None
 
     @property
     def num_wanted(self) -> int:
@@ -241,6 +243,11 @@ class ModelRunner:
         since = self._launching_since
         return since is not None and monotonic() - since < _LONGEST_LAUNCH
 
+    @property
+    def num_encoded(self) -> int:
+        """Images that the model's vision tower has embedded."""
+        return 0 if self._model.eyes is None else self._model.eyes.num_runs
+
     def prepare(self, num_tokens: int) -> None:
         """Capture graphs and load the kernels of steps with prompts of num_tokens in all, with all ranks."""
         for graphs in (self._graphs, self._prompt_graphs):
@@ -277,12 +284,12 @@ class ModelRunner:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
         of sampled ones, [S, hidden_size]."""
         graphs, num_tokens = self._prompt_graphs, int(batch.q_lens.sum())
-        if graphs is not None and not graphs.holds(num_tokens):
+        if graphs is not None and (batch.places or not graphs.holds(num_tokens)):
             graphs = None
         inputs = self._inputs(batch, pages, self._uploader.upload if graphs is None else graphs.place)
         if graphs is None:
             tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
-            hidden = self._model.forward(inputs.token_ids, *tensors)
+            hidden = self._model.forward(inputs.token_ids, *tensors, seen=inputs.seen)
         else:
             hidden = graphs.run(num_tokens, inputs.wanted)
         if len(inputs.last) == len(hidden):
@@ -297,7 +304,12 @@ class ModelRunner:
             token_ids.index_copy_(0, from_device, self._sampler.next_tokens.index_select(0, from_rows))
         self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens, pages))
         is_every_token_wanted = bool(batch.score_targets or batch.pool_from) or len(last) == len(token_ids)
-        return _Inputs(token_ids, positions, slots, last, None if is_every_token_wanted else last)
+        seen = None
+        if batch.places:
+            assert self._model.eyes is not None, "only a model that sees is given images"
+            (places,) = self._uploader.upload(pack_places(batch, packed.positions))
+            seen = self._model.eyes.see(places, batch.media)
+        return _Inputs(token_ids, positions, slots, last, None if is_every_token_wanted else last, seen)
 
 
 def _idle_batch(q_lens: list[int], temperature: float) -> Batch:

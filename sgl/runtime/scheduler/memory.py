@@ -94,6 +94,7 @@ class RowMemory:
         request.row = self.rows.take()
         self.running[request.row] = request
         self.rows.kv_len[request.row] = match.length
+        self.rows.offset[request.row] = 0 if request.layout is None else request.layout.offset
         request.node, request.tree_len, request.match = match.node, match.length, None
         if match.length:
             self._page_writes.append(self.rows.append(request.row, match.pages))

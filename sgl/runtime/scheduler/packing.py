@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,6 +66,7 @@ def assemble(
         top_logprobs=np.full(len(rows), -1, np.int32),
         setups=setups,
     )
+    _place(table, batch, chunks, len(decodes))
     for b, chunk in enumerate(chunks, len(decodes)):
         request = chunk.request
         wants_next = request.max_new_tokens > 0 or request.top_logprobs >= 0
@@ -83,6 +84,21 @@ def assemble(
             if request.token_ids_logprob is not None:
                 batch.token_ids_logprob[b] = request.token_ids_logprob
     return batch
+
+
+def _place(table: RowTable, batch: Batch, chunks: list[Chunk], num_decodes: int) -> None:
+    """Images in these chunks, and positions behind images."""
+    offsets = table.offset[batch.rows]
+    if not offsets.any() and not any(chunk.request.layout is not None for chunk in chunks):
+        return
+    batch.offsets = offsets
+    start = num_decodes
+    for b, chunk in enumerate(chunks, num_decodes):
+        layout = chunk.request.layout
+        if layout is not None and chunk.start < layout.end:
+            batch.places[b], runs = layout.part(chunk.start, chunk.end)
+            batch.media += [replace(run, start=start + run.start) for run in runs]
+        start += chunk.end - chunk.start
 
 
 def _score(batch: Batch, b: int, chunk: Chunk) -> None:

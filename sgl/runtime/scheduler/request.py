@@ -12,6 +12,7 @@ import numpy as np
 
 from sgl.runtime.batch import Float32Array, Int32Array, Logprobs
 from sgl.runtime.cache.radix import Match, Node
+from sgl.runtime.media.layout import Layout
 from sgl.runtime.sampling_params import SamplingParams
 
 Pooling = Literal["last", "mean"]
@@ -59,6 +60,7 @@ class Request:
     top_logprobs: int = -1  # as in Batch
     token_ids_logprob: Int32Array | None = None
     pooling: Pooling | None = None  # which hidden states of the prompt are summed up; None: none
+    layout: Layout | None = None  # of images in the prompt
 
     phase: Phase = Phase.WAITING
     finish_reason: FinishReason | None = None
@@ -131,9 +133,10 @@ class Request:
         return np.concatenate((self.prompt_ids, np.array(self.output_ids, np.int32)))
 
     def key(self) -> bytes:
-        """The known tokens as a cache key."""
+        """The known tokens as a cache key; see `Layout.key_ids`."""
         if len(self.known) != 4 * self.num_known:
-            self.known = self.known_ids().tobytes()
+            prompt = self.prompt_ids if self.layout is None else self.layout.key_ids
+            self.known = prompt.tobytes() + np.array(self.output_ids, np.int32).tobytes()
         return self.known
 
     @property

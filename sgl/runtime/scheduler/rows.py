@@ -15,6 +15,7 @@ class RowTable:
         self.kv_len: Int32Array = np.zeros(num_rows, np.int32)  # tokens in KV, launched steps included
         self.num_pages: Int32Array = np.zeros(num_rows, np.int32)
         self.samples_left: Int32Array = np.zeros(num_rows, np.int32)  # tokens still to be launched
+        self.offset: Int32Array = np.zeros(num_rows, np.int32)  # of positions behind images
         self.pages: Int32Array = np.zeros((num_rows, max_pages), np.int32)
         self._free = list(range(num_rows - 1, -1, -1))
 

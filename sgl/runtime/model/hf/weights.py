@@ -43,11 +43,22 @@ _OLD_OPTIONS: dict[str, Any] = (  # of older versions
 
 
 def load(
-    module: Any, folder: Path, dtype: torch.dtype, device: torch.device, scheme: QuantScheme | None = None
+    module: Any,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    scheme: QuantScheme | None = None,
+    prefixes: tuple[str, ...] = ("",),
 ) -> None:
-    """Read a checkpoint's tensors into a module that is on the meta device; quantised ones are dequantised. Raises
-    WeightsError."""
-    entries, quantized = read_quantized(read_headers(folder), scheme)
+    """Read a checkpoint's tensors into a module that is on the meta device: those with one of these prefixes, without
+    it; quantised ones are dequantised. Raises WeightsError."""
+    found_entries = {
+        name.removeprefix(prefix): entry
+        for name, entry in read_headers(folder).items()
+        for prefix in prefixes
+        if name.startswith(prefix)
+    }
+    entries, quantized = read_quantized(found_entries, scheme)
     entries = {name: entry for name, entry in entries.items() if not quantized.adds_nothing(name)}
     meta = torch.device("meta")
     empty = {name: torch.empty(entry.shape, dtype=dtype, device=meta) for name, entry in entries.items()}
@@ -60,7 +71,9 @@ def load(
     entries = {name: entry for name, entry in entries.items() if name not in others}
     files = {file: opened(file) for file in sorted({entry.file for entry in entries.values()})}
     tensors = {
-        name: _Matrix(quantized, name) if name in quantized.shapes else _Tensor(files[entry.file], name, entry.file)
+        name: _Matrix(quantized, name)
+        if name in quantized.shapes
+        else _Tensor(files[entry.file], entry.name, entry.file)
         for name, entry in entries.items()
     }
     if quantized.shapes:

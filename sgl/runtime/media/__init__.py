@@ -1,0 +1,1 @@
+"""Images and videos on their way into a prompt: read, sized and placed, without torch."""

@@ -1,0 +1,88 @@
+"""Models that see, against transformers: the same tokens and logprobs, however prompts with images are cut, cached,
+forked or retracted."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from sgl.runtime.engine import Engine
+from tests.tiny_vision import VISION, Oracle, picture, place, tiny_vision, words
+
+MAX_NEW = 8
+GREEDY = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "skip_tokenizer_init": True,
+    "max_running_requests": 8,
+    "max_total_tokens": 1024,
+    "schedule_conservativeness": 0.01,
+    "check_ledger": True,
+}
+Prompt = tuple[list[int], list[Image.Image]]
+
+
+def made_prompts() -> list[Prompt]:
+    """With none, one and several images; some share beginnings that end within an image or behind it."""
+    rng = random.Random(0)
+    stem, red, wide = words(rng, 11), picture(1), picture(2, 60, 17)
+    twin = picture(3)  # as large as red
+    return [
+        ([*stem, *place(), *words(rng, 9)], [red]),
+        ([*stem, *place(), *words(rng, 4)], [red]),
+        ([*stem, *place(), *words(rng, 9)], [twin]),
+        ([*stem, *place(), *words(rng, 3), *place(), *words(rng, 2)], [red, wide]),
+        ([*place(), *place(), 5], [wide, wide]),
+        (words(rng, 30), []),
+    ]
+
+
+@pytest.mark.parametrize("architecture", VISION)
+def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    path = tiny_vision(tmp_path, architecture)
+    oracle, prompts = Oracle(path, architecture), made_prompts()
+    expected = [oracle.greedy(*prompt, MAX_NEW) for prompt in prompts]
+    logprobs = [oracle.logprobs(*prompt) for prompt in prompts]
+
+    def check(engine: Engine, rows: list[int]) -> None:
+        results = engine.generate(
+            input_ids=[prompts[row][0] for row in rows],
+            image_data=[prompts[row][1] for row in rows],
+            sampling_params=GREEDY,
+            return_logprob=True,
+            logprob_start_len=0,
+        )
+        for row, result in zip(rows, results, strict=True):
+            given = torch.tensor([each[0] for each in result["meta_info"]["input_token_logprobs"][1:]])
+            torch.testing.assert_close(given, logprobs[row], atol=1e-4, rtol=0)
+            assert result["output_ids"] == expected[row]
+
+    def check_tokens(engine: Engine, rows: list[int]) -> None:
+        for row in rows:
+            ids, images = prompts[row]
+            assert (
+                engine.generate(input_ids=ids, image_data=images, sampling_params=GREEDY)["output_ids"]
+                == expected[row]
+            )
+
+    every = list(range(len(prompts)))
+    ways: list[tuple[dict[str, Any], list[int]]] = [
+        ({"chunked_prefill_size": -1}, every),
+        ({"chunked_prefill_size": 1, "page_size": 4}, [0, 3]),
+        ({"chunked_prefill_size": 7, "page_size": 1}, every),
+        ({"chunked_prefill_size": 64, "page_size": 4, "max_total_tokens": 80}, every),
+    ]
+    for options, rows in ways:
+        with Engine(str(path), **{**OPTIONS, **options}) as engine:
+            check(engine, rows)
+            if "max_total_tokens" in options:
+                assert engine.get_server_info()["internal_states"][0]["retractions"] > 0
+            check_tokens(engine, rows[::-1])  # cached
+            ids, images = prompts[3]
+            forked = engine.generate(input_ids=ids, image_data=images, sampling_params={**GREEDY, "n": 2})
+            assert [result["output_ids"] for result in forked] == [expected[3]] * 2
