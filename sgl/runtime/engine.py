@@ -26,6 +26,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.thread import EngineThread
+from sgl.runtime.model.choice import media_of
 from sgl.runtime.profile import StepProfiler
 from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
@@ -84,7 +85,7 @@ class Engine:
             started.tokenizer,
             vocab_size=started.model_config.vocab_size,
             eos_ids=started.eos_ids,
-            media=started.model_config.media,
+            media=media_of(started.model_config),
             is_launching=started.runner.is_launching,
         )
         if self._builder.masks_on_device:

@@ -20,7 +20,7 @@ from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
 from sgl.runtime.model.base import Config, Model
-from sgl.runtime.model.choice import count_weights, load_model, read_config
+from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.kv_cache import KVCache
@@ -80,7 +80,7 @@ class Started:
             "architecture": self.model_config.architecture,
             "checkpoint_format": self.model_config.checkpoint_format,
             "hidden_size": self.model_config.hidden_size,
-            "has_image_understanding": self.model_config.media is not None,
+            "has_image_understanding": media_of(self.model_config) is not None,
             "num_weights": self.num_weights,
             "weight_bytes": self.weight_bytes,
             "kv_bytes": self.kv_bytes,
@@ -164,7 +164,7 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
             option="context_length",
         )
     check_kv_dtype(config, device)
-    if model_config.media is not None and config.num_ranks > 1:
+    if media_of(model_config) is not None and config.num_ranks > 1:
         raise ConfigError(
             f"tp_size={config.tp_size}, pp_size={config.pp_size}: a model that takes images "
             f"({model_config.architecture}) is not cut among ranks yet; dp_size serves several copies of it",
@@ -250,7 +250,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         eos_ids,
         kv_bytes=num_pages * config.page_size * _token_bytes(config, model),
         weight_bytes=_weight_bytes(model),
-        num_weights=count_weights(model_config) + (0 if model.eyes is None else model.eyes.num_weights),
+        num_weights=count_weights(model_config) + (0 if (eyes := eyes_of(model)) is None else eyes.num_weights),
         group=group,
     )
 
@@ -328,7 +328,8 @@ def _attention_shape(config: EngineConfig, model: Model) -> AttentionShape:
 
 def _weight_bytes(model: Model) -> int:
     """With a vision tower's, and the embeddings that it may keep."""
-    return sum(its.nbytes for its in model.weights.tensors()) + (0 if model.eyes is None else model.eyes.num_bytes)
+    eyes = eyes_of(model)
+    return sum(its.nbytes for its in model.weights.tensors()) + (0 if eyes is None else eyes.num_bytes)
 
 
 def _token_bytes(config: EngineConfig, model: Model) -> int:

@@ -12,10 +12,8 @@ import torch
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.collectives import Collectives, Links
-from sgl.runtime.media.config import MediaConfig
 from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.kv_cache import KVCache, KVLayout
-from sgl.runtime.model.seen import Eyes, Seen
 
 
 class Config(KVLayout, Protocol):
@@ -53,10 +51,6 @@ class Config(KVLayout, Protocol):
     def checkpoint_format(self) -> str:
         """How its weights are stored."""
 
-    @property
-    def media(self) -> MediaConfig | None:
-        """How it takes images, if it does."""
-
 
 class Weights(Protocol):
     """A model's weights on the device."""
@@ -86,8 +80,6 @@ class Model(Protocol):
     """To the ranks with other layers."""
     most_layers: int
     """Of any stage."""
-    eyes: Eyes | None
-    """Its vision tower."""
     captures: bool
     """Whether `forward` with `captured` can be captured in a CUDA graph."""
 
@@ -112,13 +104,11 @@ class Model(Protocol):
         attention: AttentionBackend,
         wanted: torch.Tensor | None = None,
         captured: bool = False,
-        seen: Seen | None = None,
     ) -> torch.Tensor:
         """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
 
         input_ids, positions, slots (of their keys and values in kv): int64 [T] on the device. attention: planned
         for this step. wanted: int64 [N], the tokens to return, [N, hidden]; None: all. captured: for a CUDA graph.
-        seen: of images among the tokens; None: there are none.
         """
         ...
 

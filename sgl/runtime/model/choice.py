@@ -9,14 +9,17 @@ import torch
 
 from sgl.errors import ConfigError, UnsupportedModel
 from sgl.runtime.gguf import is_gguf
+from sgl.runtime.media.config import MediaConfig
 from sgl.runtime.model.base import Config, Model
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.config import DtypeName, ModelConfig
+from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.loader import LoadFormat, load_decoder, num_weights
 from sgl.runtime.model.mla.config import LatentConfig, is_latent
 from sgl.runtime.model.mla.loader import load_latent, num_latent_weights
 from sgl.runtime.model.ranks import Ranks
+from sgl.runtime.model.seen import Eyes
 
 ModelImpl = Literal["auto", "sgl", "transformers"]
 
@@ -92,6 +95,16 @@ def load_model(
     return load_transformers(
         config, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions
     )
+
+
+def media_of(config: Config) -> MediaConfig | None:
+    """How a model takes images, if it does."""
+    return config.media if isinstance(config, ModelConfig) else None
+
+
+def eyes_of(model: Model) -> Eyes | None:
+    """A model's vision tower."""
+    return model.eyes if isinstance(model, Decoder) else None
 
 
 def count_weights(config: Config) -> int:

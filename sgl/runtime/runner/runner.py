@@ -21,6 +21,7 @@ from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask, TokenMasks
 from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.base import Model
+from sgl.runtime.model.choice import eyes_of
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.seen import Seen
@@ -90,6 +91,7 @@ class ModelRunner:
         max_graph_tokens: int = 0,
     ) -> None:
         self._model = model
+        self._eyes = eyes_of(model)
         self._kv = kv
         self._attention = attention
         self._current = current(device)
@@ -246,7 +248,7 @@ class ModelRunner:
     @property
     def num_encoded(self) -> int:
         """Images that the model's vision tower has embedded."""
-        return 0 if self._model.eyes is None else self._model.eyes.num_runs
+        return 0 if self._eyes is None else self._eyes.num_runs
 
     def prepare(self, num_tokens: int) -> None:
         """Capture graphs and load the kernels of steps with prompts of num_tokens in all, with all ranks."""
@@ -289,7 +291,8 @@ class ModelRunner:
         inputs = self._inputs(batch, pages, self._uploader.upload if graphs is None else graphs.place)
         if graphs is None:
             tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
-            hidden = self._model.forward(inputs.token_ids, *tensors, seen=inputs.seen)
+            seen: dict[str, Any] = {} if inputs.seen is None else {"seen": inputs.seen}
+            hidden = self._model.forward(inputs.token_ids, *tensors, **seen)
         else:
             hidden = graphs.run(num_tokens, inputs.wanted)
         if len(inputs.last) == len(hidden):
@@ -306,9 +309,9 @@ class ModelRunner:
         is_every_token_wanted = bool(batch.score_targets or batch.pool_from) or len(last) == len(token_ids)
         seen = None
         if batch.places:
-            assert self._model.eyes is not None, "only a model that sees is given images"
+            assert self._eyes is not None, "only a model that sees is given images"
             (places,) = self._uploader.upload(pack_places(batch, packed.positions))
-            seen = self._model.eyes.see(places, batch.media)
+            seen = self._eyes.see(places, batch.media)
         return _Inputs(token_ids, positions, slots, last, None if is_every_token_wanted else last, seen)
 
 

@@ -53,7 +53,6 @@ class TransformersConfig:
     """Numbers of a cached key or value, if more than the layers'."""
     checkpoint_format: str = "safetensors"
     scheme: QuantScheme | None = None  # of a quantised checkpoint
-    media: None = None  # it is given texts only
 
     @property
     def num_layers(self) -> int:

@@ -24,7 +24,6 @@ from sgl.runtime.model.hf.fuse import Logits, Product, fuse
 from sgl.runtime.model.hf.rotary import fix_frequencies
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
-from sgl.runtime.model.seen import Eyes, Seen
 from sgl.runtime.model.weights import matrix_tensors
 
 _FEW = 4  # tokens to compare replaced parts with
@@ -96,7 +95,6 @@ class TransformersModel:
 
     collectives: Collectives | None = None
     links: Links | None = None
-    eyes: Eyes | None = None
 
     def __init__(
         self,
@@ -180,7 +178,6 @@ class TransformersModel:
         attention: AttentionBackend,
         wanted: torch.Tensor | None = None,
         captured: bool = False,
-        seen: Seen | None = None,
     ) -> torch.Tensor:
         """See `Model`."""
         self._step[:] = [Step(slots, kv, attention)]
