@@ -212,12 +212,11 @@ def _gated(
         inside = (row < size)[:, None] & (following + columns < width)[None, :]
         gate_weights = tl.load(gate_at + following, mask=inside, other=0.0)
         up_weights = tl.load(up_at + following, mask=inside, other=0.0)
-    gate = tl.sum(gates, 1)
-    up = tl.sum(ups, 1)
-    if has_norm:
+    scale = 1.0
+    if has_norm:  # before the other sums: behind them, the product took an H200 a quarter longer
         scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / width + eps)
-        gate *= scale
-        up *= scale
+    gate = tl.sum(gates, 1) * scale
+    up = tl.sum(ups, 1) * scale
     if has_scales:
         gate *= tl.load(scales + row, mask=row < size, other=0.0)
         up *= tl.load(scales + size + row, mask=row < size, other=0.0)
