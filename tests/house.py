@@ -143,6 +143,7 @@ MOST_LINES = {
     "grammar": 15_600,
     "kernels": 5_200,
     "kernels.latent": 60,
+    "kernels.moe": 800,
     "lang": 9_700,
     "runtime": 14_300,  # without the server and what follows
     "runtime.media": 780,

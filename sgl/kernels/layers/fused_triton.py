@@ -192,6 +192,8 @@ def _rms_norm(
     inside = columns < width
     scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    if num_parts > 1:
+        values = values.to(tl.float32)
     for part in tl.static_range(1, num_parts):
         values += tl.load(x + part * part_stride + row * x_stride + columns, mask=inside, other=0.0)
     if has_residual:

@@ -37,7 +37,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Add x to residual in place, and return the normalised sum; x, residual: [..., n], contiguous.
 
-    x may also be float32 [parts, ..., n] to sum, or None, as `linear.linear_add` returns.
+    x may also be [parts, ..., n] to sum, as float32 of `linear.linear_add`, or None.
     """
     if x is None:
         return rms_norm(residual, weight, eps)

@@ -26,10 +26,16 @@ _WARPS = 4
 
 
 def project(
-    x: torch.Tensor, norm: torch.Tensor | None, eps: float, matrix: Matrix, bias: torch.Tensor | None
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    eps: float,
+    matrix: Matrix,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """A matrix [n, k] times x [1, k], normed first where a norm [k] is given, plus the bias [n]: [1, n]."""
-    out = x.new_empty(1, len(_values(matrix)[0]))
+    """A matrix [n, k] times x [1, k], normed first where a norm [k] is given, plus the bias [n]: [1, n] in x's dtype,
+    or in `dtype`."""
+    out = x.new_empty(1, len(_values(matrix)[0]), dtype=dtype or x.dtype)
     _launch(x, norm, eps, matrix, bias, out, adds=False)
     return out
 

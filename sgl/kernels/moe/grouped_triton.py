@@ -1,0 +1,380 @@
+"""A mixture of experts in Triton: twin of mixture.py for several tokens.
+
+Each expert multiplies the tokens that chose it, in blocks of rows: counts and lists by expert stay on the device, and
+as many programs are launched as blocks may be needed, of which the last have nothing to do. Few tokens are bound by
+reading the weights of the chosen experts, each once; many by the products. Imported only where Triton is.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.moe.experts import Experts
+
+
+class Tiles(NamedTuple):
+    """A program's tile sizes and launch options."""
+
+    tokens: int
+    rows: int  # of the matrix; of gate_up, as many gates and as many ups
+    columns: int
+    warps: int
+    stages: int
+
+
+class Plan(NamedTuple):
+    """The tiles of both products."""
+
+    gate_up: Tiles
+    down: Tiles
+
+
+# By the most pairs of a token and its expert for each expert, on average.
+PLANS = {
+    8: Plan(Tiles(16, 64, 128, 4, 3), Tiles(16, 128, 128, 4, 3)),
+    24: Plan(Tiles(32, 64, 128, 4, 3), Tiles(32, 128, 128, 4, 3)),
+    64: Plan(Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 4, 4)),
+}
+MANY = Plan(Tiles(128, 128, 64, 8, 3), Tiles(128, 256, 64, 8, 3))
+_WIDE = Plan(Tiles(16, 32, 32, 4, 2), Tiles(16, 32, 32, 4, 2))  # in float32, which only tests are
+_FEW_TOKENS = 256  # of the router's product
+_ROUTER_FEW, _ROUTER_MANY = Tiles(16, 16, 256, 4, 3), Tiles(64, 64, 64, 4, 3)
+_ROUTER_WIDE = Tiles(16, 16, 64, 4, 2)
+
+
+def mixture(
+    x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = None, plan: Plan | None = None
+) -> torch.Tensor:
+    """`mixture.mixture` for contiguous x: [top_k, T, hidden] in x's dtype, with a shared expert [top_k + 1, T, hidden].
+
+    plan: the tiles, if not those of PLANS."""
+    num_tokens, hidden = x.shape
+    num_experts, _, size = experts.down.shape
+    top_k, num_pairs = experts.top_k, num_tokens * experts.top_k
+    out = x.new_empty(top_k + (shared is not None), num_tokens, hidden)
+    logits, counts = _scores(x, experts.router, num_experts)
+    weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=x.device)
+    lists = torch.empty(num_experts, num_tokens, dtype=torch.int32, device=x.device)
+    options = overlap(x.device)
+    num_padded = triton.next_power_of_2(num_experts)
+    _select[(num_tokens,)](
+        logits,
+        weights,
+        counts,
+        lists,
+        num_tokens,
+        num_experts,
+        logits.stride(0),
+        top_k=top_k,
+        normalises=experts.normalises,
+        num_padded=num_padded,
+        num_slots=triton.next_power_of_2(top_k),
+        num_warps=min(4, max(1, num_padded // 128)),
+        **options,
+    )
+    plan = plan or choose(num_pairs / num_experts, x.dtype.itemsize)
+    gated = x.new_empty(num_pairs, size)
+    tiles = plan.gate_up
+    grid = (most_blocks(num_pairs, num_experts, tiles.tokens) * triton.cdiv(size, tiles.rows),)
+    _gate_up[grid](
+        x,
+        experts.gate_up,
+        counts,
+        lists,
+        gated,
+        num_tokens,
+        num_experts,
+        size,
+        width=hidden,
+        top_k=top_k,
+        num_padded=num_padded,
+        block_tokens=tiles.tokens,
+        block_rows=tiles.rows,
+        block_columns=tiles.columns,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **options,
+    )
+    tiles = plan.down
+    grid = (most_blocks(num_pairs, num_experts, tiles.tokens) * triton.cdiv(hidden, tiles.rows),)
+    _down[grid](
+        gated,
+        experts.down,
+        weights,
+        counts,
+        lists,
+        out,
+        num_tokens,
+        num_experts,
+        hidden,
+        width=size,
+        top_k=top_k,
+        num_padded=num_padded,
+        block_tokens=tiles.tokens,
+        block_rows=tiles.rows,
+        block_columns=tiles.columns,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **options,
+    )
+    if shared is not None:
+        torch.mul(shared, logits[:, num_experts:].sigmoid(), out=out[top_k])
+    return out
+
+
+def choose(pairs_per_expert: float, itemsize: int) -> Plan:
+    """The tiles for so many pairs of a token and its expert, of numbers of so many bytes."""
+    if itemsize == 4:
+        return _WIDE
+    return next((plan for most, plan in PLANS.items() if pairs_per_expert <= most), MANY)
+
+
+def most_blocks(num_pairs: int, num_experts: int, block: int) -> int:
+    """As many blocks as num_pairs may fill, each of one expert's pairs."""
+    most_used = min(num_experts, num_pairs)
+    return most_used + (num_pairs - most_used) // block
+
+
+def _scores(x: torch.Tensor, router: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float32 logits [T, rows of the router], and int32 zeros [num_experts]."""
+    num_tokens, width = x.shape
+    logits = torch.empty(num_tokens, len(router), dtype=torch.float32, device=x.device)
+    counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
+    tiles = _ROUTER_FEW if num_tokens <= _FEW_TOKENS else _ROUTER_MANY
+    if x.dtype.itemsize == 4:
+        tiles = _ROUTER_WIDE
+    _router[triton.cdiv(len(router), tiles.rows), triton.cdiv(num_tokens, tiles.tokens)](
+        x,
+        router,
+        logits,
+        counts,
+        num_tokens,
+        num_experts,
+        len(router),
+        width=width,
+        num_padded=triton.next_power_of_2(num_experts),
+        block_tokens=tiles.tokens,
+        block_rows=tiles.rows,
+        block_columns=tiles.columns,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+        **overlap(x.device),
+    )
+    return logits, counts
+
+
+@triton.jit
+def _multiplied(
+    at_x,
+    at,
+    width: tl.constexpr,
+    block_tokens: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+):
+    """Sums [block_tokens, block_rows] of rows at at_x with rows at `at`, [block, block_columns], width columns."""
+    columns = tl.arange(0, block_columns)
+    sums = tl.zeros([block_tokens, block_rows], tl.float32)
+    for start in range(0, width, block_columns):
+        if width % block_columns == 0:
+            inputs = tl.load(at_x + start)
+            weights = tl.load(at + start)
+        else:
+            inside = (columns + start < width)[None, :]
+            inputs = tl.load(at_x + start, mask=inside, other=0.0)
+            weights = tl.load(at + start, mask=inside, other=0.0)
+        sums = tl.dot(inputs, tl.trans(weights), sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _router(
+    x,
+    matrix,
+    logits,
+    counts,
+    num_tokens,
+    num_experts,
+    size,
+    width: tl.constexpr,
+    num_padded: tl.constexpr,
+    block_tokens: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    overlaps: tl.constexpr,
+):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        index = tl.arange(0, num_padded)
+        tl.store(counts + index, tl.zeros([num_padded], tl.int32), mask=index < num_experts)
+    rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    tokens = tl.program_id(1) * block_tokens + tl.arange(0, block_tokens)
+    columns = tl.arange(0, block_columns)
+    at_x = x + tl.minimum(tokens, num_tokens - 1).to(tl.int64)[:, None] * width + columns[None, :]
+    at = matrix + tl.minimum(rows, size - 1).to(tl.int64)[:, None] * width + columns[None, :]
+    sums = _multiplied(at_x, at, width, block_tokens, block_rows, block_columns)
+    to = logits + tokens.to(tl.int64)[:, None] * size + rows[None, :]
+    tl.store(to, sums, mask=(tokens < num_tokens)[:, None] & (rows < size)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _select(
+    logits,
+    weights,
+    counts,
+    lists,
+    num_tokens,
+    num_experts,
+    logits_stride,
+    top_k: tl.constexpr,
+    normalises: tl.constexpr,
+    num_padded: tl.constexpr,
+    num_slots: tl.constexpr,
+    overlaps: tl.constexpr,
+):
+    """The best experts of one token, each another one whatever the logits are, and their lists of pairs."""
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0)
+    index, slots = tl.arange(0, num_padded), tl.arange(0, num_slots)
+    is_left = index < num_experts
+    scores = tl.load(logits + token.to(tl.int64) * logits_stride + index, mask=is_left, other=float("-inf"))
+    scores = tl.where(scores == scores, scores, float("-inf"))
+    largest = tl.max(scores, 0)
+    total = tl.sum(tl.exp(scores - largest), 0)
+    ids = tl.zeros([num_slots], tl.int32)
+    shares = tl.zeros([num_slots], tl.float32)
+    for slot in tl.static_range(top_k):
+        best = tl.max(tl.where(is_left, scores, float("-inf")), 0)
+        chosen = tl.min(tl.where(is_left & (scores == best), index, num_padded - 1), 0)
+        ids = tl.where(slots == slot, chosen, ids)
+        shares = tl.where(slots == slot, tl.exp(best - largest), shares)
+        is_left = is_left & (index != chosen)
+    if normalises:
+        total = tl.sum(shares, 0)
+    is_slot = slots < top_k
+    tl.store(weights + token * top_k + slots, shares / total, mask=is_slot)
+    place = tl.atomic_add(counts + ids, 1, mask=is_slot, sem="relaxed")
+    tl.store(lists + ids.to(tl.int64) * num_tokens + place, token * top_k + slots, mask=is_slot)
+
+
+@triton.jit
+def _find(counts, block, num_experts, num_padded: tl.constexpr, block_tokens: tl.constexpr):
+    """A block's expert, its first row among the expert's pairs, how many those are, and how many are before."""
+    index = tl.arange(0, num_padded)
+    its = tl.load(counts + index, mask=index < num_experts, other=0)
+    blocks = (its + block_tokens - 1) // block_tokens
+    ends = tl.cumsum(blocks, 0)
+    expert = tl.sum((ends <= block).to(tl.int32), 0)
+    is_before = index < expert
+    first = (block - tl.sum(tl.where(is_before, blocks, 0), 0)) * block_tokens
+    count = tl.sum(tl.where(index == expert, its, 0), 0)
+    return expert, first, count, tl.sum(tl.where(is_before, its, 0), 0)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _gate_up(
+    x,
+    matrix,
+    counts,
+    lists,
+    out,
+    num_tokens,
+    num_experts,
+    size,
+    width: tl.constexpr,
+    top_k: tl.constexpr,
+    num_padded: tl.constexpr,
+    block_tokens: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    overlaps: tl.constexpr,
+):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    num_tiles = tl.cdiv(size, block_rows)
+    expert, first, count, before = _find(
+        counts, tl.program_id(0) // num_tiles, num_experts, num_padded, block_tokens
+    )
+    if expert >= num_experts:
+        return
+    places = first + tl.arange(0, block_tokens)
+    is_pair = places < count
+    pairs = tl.load(lists + expert.to(tl.int64) * num_tokens + places, mask=is_pair, other=0)
+    columns = tl.arange(0, block_columns)
+    at_x = x + (pairs // top_k).to(tl.int64)[:, None] * width + columns[None, :]
+    rows = (tl.program_id(0) % num_tiles) * block_rows + tl.arange(0, block_rows)
+    row = expert.to(tl.int64) * 2 * size + tl.minimum(rows, size - 1)
+    at = matrix + row[:, None] * width + columns[None, :]
+    at_up = at + tl.cast(size, tl.int64) * width
+    gates = tl.zeros([block_tokens, block_rows], tl.float32)
+    ups = tl.zeros([block_tokens, block_rows], tl.float32)
+    for start in range(0, width, block_columns):
+        if width % block_columns == 0:
+            inputs = tl.load(at_x + start)
+            gate_weights = tl.load(at + start)
+            up_weights = tl.load(at_up + start)
+        else:
+            inside = (columns + start < width)[None, :]
+            inputs = tl.load(at_x + start, mask=inside, other=0.0)
+            gate_weights = tl.load(at + start, mask=inside, other=0.0)
+            up_weights = tl.load(at_up + start, mask=inside, other=0.0)
+        gates = tl.dot(inputs, tl.trans(gate_weights), gates, input_precision="ieee")
+        ups = tl.dot(inputs, tl.trans(up_weights), ups, input_precision="ieee")
+    gated = gates / (1.0 + tl.exp(-gates)) * ups
+    to = out + (before + places).to(tl.int64)[:, None] * size + rows[None, :]
+    tl.store(to, gated.to(out.dtype.element_ty), mask=is_pair[:, None] & (rows < size)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _down(
+    gated,
+    matrix,
+    weights,
+    counts,
+    lists,
+    out,
+    num_tokens,
+    num_experts,
+    size,
+    width: tl.constexpr,
+    top_k: tl.constexpr,
+    num_padded: tl.constexpr,
+    block_tokens: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    overlaps: tl.constexpr,
+):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    num_tiles = tl.cdiv(size, block_rows)
+    expert, first, count, before = _find(
+        counts, tl.program_id(0) // num_tiles, num_experts, num_padded, block_tokens
+    )
+    if expert >= num_experts:
+        return
+    places = first + tl.arange(0, block_tokens)
+    is_pair = places < count
+    pairs = tl.load(lists + expert.to(tl.int64) * num_tokens + places, mask=is_pair, other=0)
+    shares = tl.load(weights + pairs, mask=is_pair, other=0.0)
+    columns = tl.arange(0, block_columns)
+    at_x = gated + (before + tl.minimum(places, count - 1)).to(tl.int64)[:, None] * width + columns[None, :]
+    rows = (tl.program_id(0) % num_tiles) * block_rows + tl.arange(0, block_rows)
+    row = expert.to(tl.int64) * size + tl.minimum(rows, size - 1)
+    at = matrix + row[:, None] * width + columns[None, :]
+    sums = _multiplied(at_x, at, width, block_tokens, block_rows, block_columns) * shares[:, None]
+    to = out + ((pairs % top_k) * num_tokens + pairs // top_k).to(tl.int64)[:, None] * size + rows[None, :]
+    tl.store(to, sums.to(out.dtype.element_ty), mask=is_pair[:, None] & (rows < size)[None, :])

@@ -1,0 +1,56 @@
+"""The mixture of experts of a feed-forward layer: plain torch, which defines it and serves CPUs, and its Triton twin.
+
+A router scores the experts for each token. The best ones compute it, each as a gated feed-forward network of its own,
+and their results are added with the weights of the router.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.moe.experts import Experts
+
+
+def mixture(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = None) -> torch.Tensor:
+    """The sum of what the experts make of x [T, hidden], in x's dtype: [T, hidden], or [parts, T, hidden] to sum.
+
+    shared: what an expert for all tokens makes of x, [T, hidden], added with the sigmoid of its gate. On a GPU, nothing
+    waits for the device, and all shapes follow from T.
+    """
+    if x.is_cuda:
+        from sgl.kernels.moe import grouped_triton
+
+        return grouped_triton.mixture(x, experts, shared)
+    logits = functional.linear(x, experts.router).float()
+    num_experts = len(experts.gate_up)
+    weights, ids = route(logits[:, :num_experts], experts.top_k, experts.normalises)
+    out = _summed(x, experts, weights, ids)
+    if shared is not None:
+        out += shared * logits[:, num_experts:].sigmoid()
+    return out.to(x.dtype)
+
+
+def route(logits: torch.Tensor, top_k: int, normalises: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best experts by float32 logits [T, num_experts], best first: float32 weights and int64 ids [T, top_k]."""
+    weights, ids = logits.softmax(-1).topk(top_k, dim=-1)
+    return (weights / weights.sum(-1, keepdim=True) if normalises else weights), ids
+
+
+def _summed(x: torch.Tensor, experts: Experts, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """float32 [T, hidden]. Each expert computes its tokens at once; experts without tokens cost nothing."""
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    flat = ids.flatten()
+    pairs = flat.argsort(stable=True)
+    tokens, scales = pairs // experts.top_k, weights.flatten()[pairs].unsqueeze(1)
+    counts = torch.bincount(flat, minlength=len(experts.gate_up)).tolist()
+    end = 0
+    for expert, count in enumerate(counts):
+        if not count:
+            continue
+        start, end = end, end + count
+        its = tokens[start:end]
+        gated = silu_and_mul(functional.linear(x[its], experts.gate_up[expert]))
+        out.index_add_(0, its, functional.linear(gated, experts.down[expert]).float() * scales[start:end])
+    return out

@@ -1,0 +1,198 @@
+"""Mixtures of experts: the plain torch reference against an expert after the other and against torch's grouped
+products, the Triton kernels (interpreted where there is no GPU) against the reference."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from torch.nn import functional
+
+import tests.interpreter  # noqa: F401 - mends it
+from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.layers.norm import add_rms_norm, rms_norm
+from sgl.kernels.moe.experts import Experts
+from sgl.kernels.moe.mixture import mixture, route
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
+from sgl.kernels.layers import fused_triton
+from sgl.kernels.moe import grouped_triton, single_triton
+from sgl.kernels.moe.grouped_triton import Plan, Tiles
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = Plan(Tiles(16, 16, 32, 4, 2), Tiles(16, 32, 16, 4, 2))
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    """On the CPU, where the reference runs."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def made(
+    num_experts: int,
+    hidden: int,
+    size: int,
+    top_k: int,
+    *,
+    normalises: bool = True,
+    has_shared: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> Experts:
+    """Random experts."""
+    router = draw(num_experts + has_shared, hidden) / hidden**0.5 * 3
+    gate_up, down = draw(num_experts, 2 * size, hidden) / hidden**0.5, draw(num_experts, hidden, size) / size**0.5
+    return Experts(router.to(dtype), gate_up.to(dtype), down.to(dtype), top_k, normalises)
+
+
+def moved(experts: Experts) -> Experts:
+    its = (tensor.to(DEVICE) for tensor in (experts.router, experts.gate_up, experts.down))
+    return Experts(*its, experts.top_k, experts.normalises)
+
+
+def one_by_one(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None) -> torch.Tensor:
+    """Each token by each of its experts, in float64."""
+    num_experts, rows = len(experts.down), []
+    for index, row in enumerate(x.double()):
+        scores = experts.router.double() @ row
+        shares = scores[:num_experts].softmax(0)
+        chosen = sorted(range(num_experts), key=lambda its: -shares[its])[: experts.top_k]
+        total = sum(shares[its] for its in chosen) if experts.normalises else 1.0
+        out = torch.zeros_like(row)
+        for its in chosen:
+            gate, up = (experts.gate_up[its].double() @ row).chunk(2)
+            out += shares[its] / total * (experts.down[its].double() @ (functional.silu(gate) * up))
+        if shared is not None:
+            out += shared[index].double() * scores[num_experts].sigmoid()
+        rows.append(out)
+    return torch.stack(rows)
+
+
+def check(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    assert actual.shape == expected.shape
+    error = (actual.cpu().double() - expected.double()).norm() / expected.double().norm()
+    assert error < tolerance
+
+
+CASES = {  # tokens, experts, hidden, intermediate, top_k, normalises, has_shared
+    "one token": (1, 8, 64, 32, 2, True, False),
+    "few tokens": (5, 8, 64, 32, 2, False, False),
+    "no multiples": (19, 6, 72, 40, 3, True, True),
+    "all experts": (7, 4, 32, 16, 4, False, True),
+    "empty experts": (3, 40, 32, 16, 2, True, False),
+    "one expert": (21, 1, 32, 16, 1, False, False),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_reference_adds_what_each_expert_makes_of_its_tokens(case: str) -> None:
+    num_tokens, num_experts, hidden, size, top_k, normalises, has_shared = CASES[case]
+    experts = made(num_experts, hidden, size, top_k, normalises=normalises, has_shared=has_shared)
+    x, shared = draw(num_tokens, hidden), draw(num_tokens, hidden, seed=1) if has_shared else None
+    check(mixture(x, experts, shared), one_by_one(x, experts, shared), 1e-6)
+    assert mixture(x[:0], experts, None if shared is None else shared[:0]).shape == (0, hidden)
+
+
+@pytest.mark.skipif(not hasattr(functional, "grouped_mm"), reason="needs torch 2.10 or newer")
+def test_the_reference_equals_grouped_products() -> None:
+    experts, x = made(8, 64, 32, 2), draw(50, 64)
+    weights, ids = route(functional.linear(x, experts.router), 2, True)
+    order = ids.flatten().argsort(stable=True)
+    ends = torch.bincount(ids.flatten(), minlength=8).cumsum(0).to(torch.int32)
+
+    def products(its: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+        rounded = its.bfloat16(), matrices.bfloat16().transpose(1, 2)
+        return functional.grouped_mm(*rounded, offs=ends).float()
+
+    gated = silu_and_mul(products(x[order // 2], experts.gate_up))
+    scaled = products(gated, experts.down) * weights.flatten()[order, None]
+    check(mixture(x, experts), torch.zeros_like(x).index_add_(0, order // 2, scaled), 2e-2)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_grouped_kernels_equal_the_reference(case: str, dtype: torch.dtype) -> None:
+    """In float16 where 16 bits are meant: Triton's interpreter multiplies no bfloat16."""
+    num_tokens, num_experts, hidden, size, top_k, normalises, has_shared = CASES[case]
+    experts = made(num_experts, hidden, size, top_k, normalises=normalises, has_shared=has_shared, dtype=dtype)
+    x = draw(num_tokens, hidden).to(dtype)
+    shared = draw(num_tokens, hidden, seed=1).to(dtype) if has_shared else None
+    on_device = None if shared is None else shared.to(DEVICE)
+    parts = grouped_triton.mixture(x.to(DEVICE), moved(experts), on_device, SMALL)
+    assert parts.dtype == dtype
+    assert parts.shape == (top_k + has_shared, num_tokens, hidden)
+    expected = one_by_one(x, experts, shared)
+    check(parts.double().sum(0), expected, 1e-5 if dtype == torch.float32 else 5e-3)
+
+
+@pytest.mark.parametrize("num_tokens", [40, 17])
+def test_all_tokens_may_choose_one_expert(num_tokens: int) -> None:
+    experts = made(5, 32, 16, 1)
+    experts.router[3] = 100.0
+    x = draw(num_tokens, 32).abs()
+    parts = grouped_triton.mixture(x.to(DEVICE), moved(experts), None, SMALL)
+    check(parts[0], one_by_one(x, experts, None), 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_block_is_of_one_expert_and_all_have_a_program(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for num_experts, num_pairs in ((1, 40), (7, 33), (16, 5)):
+        chosen = torch.randint(0, num_experts, (num_pairs,), generator=generator)
+        needed = sum(-(-its // 8) for its in chosen.bincount(minlength=num_experts).tolist())
+        assert needed <= grouped_triton.most_blocks(num_pairs, num_experts, 8)
+
+
+def test_scores_that_are_no_numbers_choose_each_expert_once() -> None:
+    """So that no list grows beyond its place."""
+    experts, x = made(4, 32, 16, 3), draw(6, 32)
+    x[1], x[2, 0] = float("nan"), float("inf")
+    parts = grouped_triton.mixture(x.to(DEVICE), moved(experts), None, SMALL)
+    kept = [0, 3, 4, 5]
+    check(parts.double().sum(0)[kept], one_by_one(x[kept], experts, None), 1e-5)
+
+
+@pytest.mark.parametrize("pairs_per_expert", [1, 20, 50, 500])
+def test_every_plan_is_made_of_powers_of_two(pairs_per_expert: int) -> None:
+    for tiles in grouped_triton.choose(pairs_per_expert, 2):
+        assert all(size & (size - 1) == 0 and size >= 16 for size in tiles[:3])
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(
+    ("num_experts", "hidden", "size", "top_k", "normalises", "has_shared"),
+    [
+        (8, 64, 32, 2, True, False),
+        (6, 72, 40, 3, False, True),
+        (1, 32, 16, 1, False, False),
+        (140, 32, 256, 8, True, False),
+    ],
+)
+def test_a_single_token_equals_the_reference(
+    num_experts: int, hidden: int, size: int, top_k: int, normalises: bool, has_shared: bool, has_norm: bool
+) -> None:
+    experts = made(num_experts, hidden, size, top_k, normalises=normalises, has_shared=has_shared)
+    residual, norm = draw(1, hidden), draw(hidden, seed=3) if has_norm else None
+    x = residual if norm is None else rms_norm(residual, norm, 1e-5)
+    matrices, shared = None, None
+    if has_shared:
+        gate_up, down = draw(96, hidden) / 8, draw(hidden, 48) / 7
+        shared = functional.linear(silu_and_mul(functional.linear(x, gate_up)), down)
+        matrices = gate_up.to(DEVICE), down.to(DEVICE)
+    expected = residual.double() + one_by_one(x, experts, shared)
+    on_device = residual.to(DEVICE, copy=True)
+    norm = None if norm is None else norm.to(DEVICE)
+    single_triton.mixture_add_(on_device, norm, 1e-5, moved(experts), matrices, on_device)
+    check(on_device, expected, 1e-5)
+
+
+def test_parts_are_summed_by_the_next_norm() -> None:
+    parts, residual, weight = draw(3, 5, 48).bfloat16(), draw(5, 48).bfloat16(), draw(48).bfloat16()
+    summed = residual.float() + parts.float().sum(0)
+    for module in (fused_triton, None):
+        on_device = residual.to(DEVICE, copy=True)
+        add = add_rms_norm if module is None else module.add_rms_norm
+        normed = add(parts.to(DEVICE), on_device, weight.to(DEVICE), 1e-5)
+        check(on_device, summed, 1e-2)
+        check(normed, rms_norm(summed, weight.float(), 1e-5), 2e-2)
