@@ -58,6 +58,27 @@ MODELS: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "mixtral": {"family": "mixtral"},
+    "mixtral-window": {"family": "mixtral", "sliding_window": 24, "num_local_experts": 3, "num_experts_per_tok": 3},
+    "qwen2-moe": {"family": "qwen2-moe"},
+    "qwen2-moe-some": {
+        "family": "qwen2-moe",
+        "mlp_only_layers": [0],
+        "qkv_bias": False,
+        "norm_topk_prob": True,
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "max_window_layers": 2,
+    },
+    "qwen3-moe": {"family": "qwen3-moe"},
+    "qwen3-moe-some": {
+        "family": "qwen3-moe",
+        "decoder_sparse_step": 2,
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 20,
+    },
 }
 REAL = ["stories260K", "stories260K-qwen2", "babyllama-105"]
 

@@ -14,11 +14,17 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 CLASSES: dict[str, tuple[Any, Any]] = {
@@ -26,6 +32,9 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "qwen2-moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "qwen3-moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
 }
 TINY: dict[str, Any] = {
     "vocab_size": 384,
@@ -40,7 +49,14 @@ TINY: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-FAMILY_TINY: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": None}, "qwen3": {"head_dim": 16}}
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+FAMILY_TINY: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "qwen3": {"head_dim": 16},
+    "mixtral": {"num_local_experts": 4},
+    "qwen2-moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
+    "qwen3-moe": {**EXPERTS, "head_dim": 16, "norm_topk_prob": True},
+}
 
 
 def tiny_checkpoint(
@@ -50,6 +66,7 @@ def tiny_checkpoint(
     seed: int = 0,
     with_tokenizer: bool = False,
     max_shard_size: str = "1GB",
+    fused_experts: bool = False,
     **overrides: Any,
 ) -> Path:
     """Write config.json, generation_config.json and float32 safetensors (and a tokenizer) to path, and return it.
@@ -66,8 +83,8 @@ def tiny_checkpoint(
             if parameter.dim() == 1:
                 parameter.copy_(0.3 * noise + (1.0 if "norm" in name else 0.0))
             else:
-                parameter.copy_(noise * parameter.shape[1] ** -0.5 * (8.0 if "embed" in name else 1.5))
-    model.save_pretrained(path, max_shard_size=max_shard_size)
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5 * (8.0 if "embed" in name else 1.5))
+    model.save_pretrained(path, max_shard_size=max_shard_size, save_original_format=not fused_experts)
     if with_tokenizer:
         byte_tokenizer(config.vocab_size).save_pretrained(path)
     return path

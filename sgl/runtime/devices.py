@@ -73,6 +73,11 @@ def check_quantization(config: EngineConfig, model: Config, device: torch.device
             f"{model.architecture} here",
             option="quantization",
         )
+    if model.experts is not None:
+        raise ConfigError(
+            f"quantization='fp8' is for dense layers, and {model.path} has mixtures of experts: leave it out",
+            option="quantization",
+        )
     _check_fp8("quantization", config.quantization, device)
     dtype = resolve_dtype(model, config.dtype, device)
     if dtype != torch.bfloat16:

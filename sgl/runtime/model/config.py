@@ -13,7 +13,7 @@ from sgl.errors import ModelError, UnsupportedModel
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.media.config import MediaConfig, Towers
 from sgl.runtime.model.checkpoint import find_checkpoint
-from sgl.runtime.model.families import FAMILIES, Family
+from sgl.runtime.model.families import FAMILIES, ExpertNames, Family
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.scheme import QuantScheme
 
@@ -39,6 +39,18 @@ class RopeConfig:
     truncate: bool
     axes: tuple[int, ...] = ()
     """[head_dim / 2] which position each frequency turns by: 0 time, 1 height, 2 width; none: there is one position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """The mixtures of experts of a model."""
+
+    num_experts: int
+    top_k: int  # experts of a token
+    intermediate_size: int  # of an expert
+    shared_size: int | None  # intermediate size of the expert for all tokens
+    normalises: bool  # the weights of a token's experts, to a sum of one
+    layers: tuple[bool, ...]  # [num_layers] whether a layer has one; others have a dense feed-forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +82,20 @@ class ModelConfig:
     checkpoint_format: str = "safetensors"  # with the types of a GGUF file's tensors, or the scheme
     scheme: QuantScheme | None = None  # of a quantised checkpoint
     media: MediaConfig | None = None  # of a model that sees images
+    experts: ExpertsConfig | None = None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer's feed-forward is a mixture of experts."""
+        return self.experts is not None and self.experts.layers[layer]
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Elements that a token takes at most within a feed-forward."""
+        dense = 3 * self.intermediate_size
+        if self.experts is None:
+            return dense
+        its = self.experts
+        return max(dense, its.top_k * (its.intermediate_size + self.hidden_size) + 3 * (its.shared_size or 0))
 
     @property
     def latent_dim(self) -> int:
@@ -96,7 +122,7 @@ class ModelConfig:
         family = FAMILIES[name]
         whole = fields.data
         fields = Fields(path, {**family.defaults, **_text_fields(whole)}, architecture=name)
-        _refuse_unsupported(fields)
+        _refuse_unsupported(fields, family)
         config = _model_config(fields, family, special_tokens(folder, fields.data))
         if family.vision is not None:
             config = replace(config, media=MediaConfig.read(folder, family.vision, whole))
@@ -120,6 +146,9 @@ def _model_config(fields: Fields, family: Family, special: tuple[int | None, tup
     num_layers = fields.integer("num_hidden_layers")
     rope = read_rope(fields, family.vision, head_dim)
     context_length = read_context_length(fields, rope)
+    has_qkv_bias = family.attention_bias == "qkv" or (
+        family.attention_bias == "qkv option" and fields.flag("qkv_bias", default=True)
+    )
     configured_bias = family.attention_bias == "configured" and fields.flag("attention_bias")
     return ModelConfig(
         path=fields.path,
@@ -138,7 +167,7 @@ def _model_config(fields: Fields, family: Family, special: tuple[int | None, tup
             None if window is None or window >= context_length else window
             for window in _windows(fields, family, num_layers)
         ),
-        qkv_bias=family.attention_bias == "qkv" or configured_bias,
+        qkv_bias=has_qkv_bias or configured_bias,
         output_bias=configured_bias,
         mlp_bias=family.has_mlp_bias_option and fields.flag("mlp_bias"),
         qk_norm=family.has_qk_norm,
@@ -147,6 +176,7 @@ def _model_config(fields: Fields, family: Family, special: tuple[int | None, tup
         dtype=read_dtype(fields),
         bos_token_id=special[0],
         eos_token_ids=special[1],
+        experts=None if family.experts is None else _experts(fields, family.experts, num_layers),
     )
 
 
@@ -213,12 +243,32 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_unsupported(fields: Fields, family: Family) -> None:
     if fields.data.get("hidden_act") not in (None, "silu"):
         raise fields.unsupported(f"activation {fields.data['hidden_act']!r}")
     for key in ("num_experts", "num_local_experts"):
-        if fields.data.get(key):
+        if fields.data.get(key) and family.experts is None:
             raise fields.unsupported(f"a mixture of experts ({key})")
+
+
+def _experts(fields: Fields, names: ExpertNames, num_layers: int) -> ExpertsConfig:
+    """The number of experts by its old or new name."""
+    key = "num_local_experts" if fields.data.get("num_local_experts") else "num_experts"
+    num_experts, top_k = fields.integer(key), fields.integer("num_experts_per_tok")
+    if top_k > num_experts:
+        raise fields.error(f"num_experts_per_tok {top_k} is more than {key} {num_experts}")
+    dense = fields.data.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise fields.error(f"'mlp_only_layers' is {dense!r}, not a list of layers")
+    step = fields.integer("decoder_sparse_step", default=1)
+    return ExpertsConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        intermediate_size=fields.integer(names.size),
+        shared_size=fields.integer("shared_expert_intermediate_size") if names.has_shared else None,
+        normalises=names.always_normalises or fields.flag("norm_topk_prob"),
+        layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
+    )
 
 
 def _text_fields(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -297,17 +347,23 @@ def read_context_length(fields: Fields, rope: RopeConfig) -> int:
 
 def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None]:
     window = fields.data.get("sliding_window")
-    if family.sliding_window == "by layer" and not fields.flag("use_sliding_window"):
+    is_optional = family.sliding_window in ("if used", "by layer", "every other")
+    if is_optional and not fields.flag("use_sliding_window"):
         window = None
     if window is not None:
         window = fields.integer("sliding_window")
     if family.sliding_window == "none":
         return [None] * num_layers
-    if family.sliding_window == "all layers":
+    if family.sliding_window in ("all layers", "if used"):
         return [window] * num_layers
     layer_types = fields.data.get("layer_types")
     if layer_types is None:
         first = fields.data.get("max_window_layers")
+        if family.sliding_window == "every other":
+            return [
+                window if first is not None and layer < first and not layer % 2 else None
+                for layer in range(num_layers)
+            ]
         return [window if first is not None and layer >= first else None for layer in range(num_layers)]
     for layer_type in layer_types:
         if layer_type not in ("full_attention", "sliding_attention"):

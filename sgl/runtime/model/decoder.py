@@ -15,6 +15,8 @@ from sgl.kernels.layers.linear import Matrix, launches_overlap, linear, linear_a
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows, rotary_rows_by_axis
+from sgl.kernels.moe.experts import Experts
+from sgl.kernels.moe.mixture import mixture
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.ranks import Ranks
@@ -210,10 +212,23 @@ class Decoder:
         layer = self.weights.layers[index]
         rest = self._added(x.flatten(1), layer.output, layer.output_bias, state.residual, captured=captured)
         x = self._normed(rest, state.residual, layer.post_attention_norm)
-        x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-        state.rest = self._added(x, layer.down, layer.down_bias, state.residual, captured=captured)
+        if layer.experts is not None:
+            state.rest = self._mixture(x, layer, layer.experts)
+        else:
+            assert layer.gate_up is not None
+            assert layer.down is not None
+            x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
+            state.rest = self._added(x, layer.down, layer.down_bias, state.residual, captured=captured)
         if state.seen is not None:
             state.seen.add(index, state.residual)
+
+    def _mixture(self, x: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
+        """What experts make of x; of several ranks, this one's part, [T, hidden]."""
+        shared = None
+        if layer.gate_up is not None and layer.down is not None:
+            shared = linear(silu_and_mul(linear(x, layer.gate_up, None)), layer.down, None)
+        parts = mixture(x, experts, shared)
+        return parts if self.collectives is None or parts.dim() == x.dim() else parts.sum(0)
 
     def _added(
         self, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
@@ -272,9 +287,38 @@ class Decoder:
             query = rotate_and_store(qkv, num_heads, state.rotary, qk_norm, eps, keys, values, state.slots)
             x = self._attend(index, state, query, kv, attention).flatten(1)
             x, norm = added(x, layer.output, layer.output_bias, layer.post_attention_norm)
+            if layer.experts is not None:
+                x, norm = self._single_mixture(x, norm, layer, layer.experts, residual, next_norm)
+                continue
+            assert layer.gate_up is not None
+            assert layer.down is not None
             x = project_gated(x, norm, eps, layer.gate_up, layer.gate_up_bias)
             x, norm = added(x, layer.down, layer.down_bias, next_norm)
         return x if norm is None else rms_norm(x, norm, eps)
+
+    def _single_mixture(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor | None,
+        layer: LayerWeights,
+        experts: Experts,
+        residual: torch.Tensor,
+        next_norm: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`added` of `_forward_single` for experts."""
+        # imported only where a Triton kernel runs
+        from sgl.kernels.moe.single_triton import mixture_add_
+
+        eps, ranks = self.config.rms_norm_eps, self.collectives
+        shared = None
+        if layer.gate_up is not None and layer.down is not None:
+            shared = layer.gate_up, layer.down
+        if ranks is None:
+            mixture_add_(x, norm, eps, experts, shared, residual)
+            return residual, next_norm
+        part = torch.zeros_like(residual)
+        mixture_add_(x, norm, eps, experts, shared, part)
+        return ranks.add_rms_norm(part, residual, next_norm, eps), None
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -301,16 +345,18 @@ class Decoder:
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
         """Run a layer's products with almost every number of tokens, and the output's with up to most_rows, so that
         cuBLAS loads its kernels now. Loading one later blocks the host until the GPU is idle."""
-        config, layer = self.config, self.weights.layers[0]
+        config, layers = self.config, self.weights.layers
+        kinds = {layer.experts is None: index for index, layer in reversed(list(enumerate(layers)))}
         nothing = torch.empty(0, device=self.device)
         for num_tokens in warm_up_sizes(most_rows, most_tokens):
             hidden, attended = (
                 torch.zeros(num_tokens, width, dtype=self.dtype, device=self.device)
                 for width in (config.hidden_size, config.num_heads * config.head_dim)
             )
-            linear(hidden, layer.qkv, layer.qkv_bias)
-            state = LayerState(hidden, (nothing, nothing), nothing)
-            self.after_attention(0, state, attended.unsqueeze(1), captured=False)
+            linear(hidden, layers[0].qkv, layers[0].qkv_bias)
+            for index in kinds.values():
+                state = LayerState(hidden, (nothing, nothing), nothing)
+                self.after_attention(index, state, attended.unsqueeze(1), captured=False)
             if self.is_first and num_tokens <= most_rows:
                 self.logits(hidden)
 

@@ -23,7 +23,7 @@ from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
 from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.seen import Eyes
-from sgl.runtime.model.shard import WHOLE, Shard
+from sgl.runtime.model.shard import GATE_UP, WHOLE, Shard
 from sgl.runtime.model.weights import Weights, allocate_weights, checkpoint_tensors
 
 
@@ -128,10 +128,11 @@ def _random_weights(
     return weights
 
 
-def _shapes(config: ModelConfig, *, tied: bool) -> dict[str, tuple[int, ...]]:
-    """Of every tensor of a checkpoint."""
+def _shapes(config: ModelConfig, *, tied: bool, fused: bool = False) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of a checkpoint; see `checkpoint_tensors`."""
     weights = allocate_weights(config, torch.float32, torch.device("meta"), tied=tied)
-    return {name: tuple(tensor.shape) for name, tensor in checkpoint_tensors(config, weights).items()}
+    tensors = checkpoint_tensors(config, weights, fused=fused)
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def num_weights(config: ModelConfig) -> int:
@@ -147,27 +148,29 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     entries, quantized = read_quantized(headers, config.scheme)
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
-    shapes = _shapes(config, tied=tied)
+    fused = any(name.endswith(GATE_UP) for name in entries)
+    shapes = _shapes(config, tied=tied, fused=fused)
     check_tensors(
         {name: its for name, its in entries.items() if name in shapes or not quantized.adds_nothing(name)},
         shapes,
         folder,
     )
     weights = allocate_weights(config, dtype, device, tied=tied, shard=shard)
-    targets = checkpoint_tensors(config, weights, shard)
+    targets = checkpoint_tensors(config, weights, shard, fused=fused)
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as tensors:
             for name, target in targets.items():
                 if not shard.adds(name):
                     target.zero_()
                 elif entries[name].file == file:
-                    part = shard.part(name, config)
                     is_quantized = name in quantized.shapes
-                    target.copy_(
+                    parts = [
                         quantized.dequantized(name, part)
                         if is_quantized
                         else read(tensors, entries[name].name, file, part)
-                    )
+                        for part in shard.parts(name, config)
+                    ]
+                    target.copy_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
     if quantized.shapes:
         logger.info("%s: %d matrices dequantised to %s", config.scheme, len(quantized.shapes), dtype_name(dtype))
     if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):

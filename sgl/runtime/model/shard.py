@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from sgl.errors import ConfigError
 from sgl.runtime.model.config import ModelConfig
 
+GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
+"""The ends of the names of a layer's fused experts in a checkpoint."""
 _WORD = 32  # tokens: packed masks are cut between words
 
 
@@ -37,14 +39,22 @@ class Shard:
 
     def check(self, config: ModelConfig) -> None:
         """Raise ConfigError for a model that cannot be cut into so many parts."""
-        size, kv = self.size, config.num_kv_heads
+        size, kv, experts = self.size, config.num_kv_heads, config.experts
+        sizes = (
+            {}
+            if experts is not None and all(experts.layers)
+            else {"an intermediate_size": config.intermediate_size}
+        )
+        if experts is not None:
+            sizes |= {"experts with an intermediate size": experts.intermediate_size}
+            sizes |= {"a shared expert with an intermediate size": experts.shared_size or 0}
         wrong = None
         if config.num_heads % size:
             wrong = f"{config.num_heads} attention heads"
         elif kv % size and size % kv:
             wrong = f"{kv} key-value heads"
-        elif config.intermediate_size % size:
-            wrong = f"an intermediate_size of {config.intermediate_size}"
+        elif uncut := [name for name, its in sizes.items() if its % size]:
+            wrong = f"{uncut[0]} of {sizes[uncut[0]]}"
         elif len(Shard(size - 1, size).vocabulary(config.vocab_size)) < 1:
             wrong = f"a vocabulary of {config.vocab_size}"
         if wrong:
@@ -62,7 +72,14 @@ class Shard:
         """The config of this part; hidden size and vocabulary stay the model's."""
         if self.size == self.stages == 1:
             return config
-        layers = self.layers(config)
+        layers, experts = self.layers(config), config.experts
+        if experts is not None:
+            experts = replace(
+                experts,
+                layers=experts.layers[layers.start : layers.stop],
+                intermediate_size=experts.intermediate_size // self.size,
+                shared_size=None if experts.shared_size is None else experts.shared_size // self.size,
+            )
         return replace(
             config,
             num_layers=len(layers),
@@ -70,6 +87,7 @@ class Shard:
             num_heads=config.num_heads // self.size,
             num_kv_heads=max(1, config.num_kv_heads // self.size),
             intermediate_size=config.intermediate_size // self.size,
+            experts=experts,
         )
 
     def layers(self, config: ModelConfig) -> range:
@@ -88,25 +106,46 @@ class Shard:
         """Token ids of each part but the last, which may have fewer."""
         return -(-vocab_size // (_WORD * self.size)) * _WORD if self.size > 1 else vocab_size
 
+    def parts(self, name: str, config: ModelConfig) -> list[tuple[slice, ...]]:
+        """Where this part lies in a checkpoint's tensor, to be joined along the second dimension: fused experts have
+        gates, and then ups. config: the whole model's."""
+        part = self.part(name, config)
+        if not name.endswith(GATE_UP) or config.experts is None:
+            return [part]
+        every, gates = part
+        size = config.experts.intermediate_size
+        return [part, (every, slice(gates.start + size, gates.stop + size))]
+
     def part(self, name: str, config: ModelConfig) -> tuple[slice, ...]:
-        """Where this part lies in a checkpoint's tensor. config: the whole model's."""
+        """Where this part lies in a checkpoint's tensor, the first of `parts`. config: the whole model's."""
         *_, module, _ = name.split(".")
         local, dim = self.local(config), config.head_dim
+        if module in ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "experts"):
+            return self._feed_forward_part(name, module, local)
         if module == "q_proj":
             return (_nth(self.rank, local.num_heads * dim),)
         if module in ("k_proj", "v_proj"):
             first = self.rank * config.num_kv_heads // self.size
             return (slice(first * dim, (first + local.num_kv_heads) * dim),)
-        if module in ("gate_proj", "up_proj"):
-            return (_nth(self.rank, local.intermediate_size),)
         if module in ("embed_tokens", "lm_head"):
             its = self.vocabulary(config.vocab_size)
             return (slice(its.start, its.stop),)
         if name.endswith("o_proj.weight"):
             return slice(None), _nth(self.rank, local.num_heads * dim)
-        if name.endswith("down_proj.weight"):
-            return slice(None), _nth(self.rank, local.intermediate_size)
         return ()
+
+    def _feed_forward_part(self, name: str, module: str, local: ModelConfig) -> tuple[slice, ...]:
+        size = local.intermediate_size
+        if local.experts is not None and ".experts." in name:
+            size = local.experts.intermediate_size
+        elif local.experts is not None and ".shared_expert." in name:
+            size = local.experts.shared_size or 0
+        its, every = _nth(self.rank, size), slice(None)
+        if module == "experts":
+            return (every, its) if name.endswith(GATE_UP) else (every, every, its)
+        if module in ("gate_proj", "up_proj", "w1", "w3"):
+            return (its,)
+        return (every, its) if name.endswith(".weight") else ()
 
     def adds(self, name: str) -> bool:
         """Whether this part holds a tensor's values, or zeros: biases of what is summed up count once."""

@@ -11,8 +11,10 @@ from dataclasses import dataclass, fields
 import torch
 
 from sgl.kernels.layers.linear import Fp8Matrix, Matrix, PackedMatrix, prepare
+from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.shard import WHOLE, Shard
+from sgl.runtime.model.families import FAMILIES, ExpertNames
+from sgl.runtime.model.shard import DOWN, GATE_UP, WHOLE, Shard
 
 _MATRICES = ("qkv", "output", "gate_up", "down")
 _LEAST_PACKED = 1 << 16  # elements: a oneDNN call takes 10 µs, others as little as one
@@ -21,7 +23,9 @@ MAX_HELD_TWICE = 1 << 26  # bytes of a tied head that is packed beside the embed
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer. Matrices are [out, in]; biases that the family lacks are None."""
+    """One layer. Matrices are [out, in]; biases that the family lacks are None.
+
+    Beside experts, gate_up and down are those of the shared expert, or None."""
 
     input_norm: torch.Tensor  # [hidden]
     qkv: Matrix  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
@@ -31,10 +35,18 @@ class LayerWeights:
     output: Matrix  # [hidden, num_heads * head_dim]
     output_bias: torch.Tensor | None
     post_attention_norm: torch.Tensor  # [hidden]
-    gate_up: Matrix  # [2 * intermediate, hidden]
+    gate_up: Matrix | None  # [2 * intermediate, hidden]
     gate_up_bias: torch.Tensor | None
-    down: Matrix  # [hidden, intermediate]
+    down: Matrix | None  # [hidden, intermediate]
     down_bias: torch.Tensor | None
+    experts: Experts | None = None
+
+    def matrices(self) -> Iterator[tuple[str, Matrix]]:
+        """Those that all tokens are multiplied with, but the router, by their fields."""
+        for name in _MATRICES:
+            matrix: Matrix | None = getattr(self, name)
+            if matrix is not None:
+                yield name, matrix
 
 
 @dataclass(slots=True)
@@ -59,33 +71,36 @@ class Weights:
 
     @property
     def num_multiplied(self) -> int:
-        """Elements of the matrices that every token is multiplied with."""
-        matrices = [getattr(layer, name) for layer in self.layers for name in _MATRICES]
-        return sum(next(matrix_tensors(matrix)).numel() for matrix in [*matrices, self.lm_head])
+        """Elements of the matrices that a token is multiplied with; of experts, as many as are chosen."""
+        matrices = [matrix for layer in self.layers for _, matrix in layer.matrices()]
+        of_experts = sum(layer.experts.num_multiplied for layer in self.layers if layer.experts is not None)
+        return of_experts + sum(next(matrix_tensors(matrix)).numel() for matrix in [*matrices, self.lm_head])
 
     def quantize(self) -> None:
-        """Quantise the layers' matrices to 8 bits; embedding and head stay."""
+        """Quantise the layers' matrices to 8 bits; embedding and head stay. Not for experts."""
         for layer in self.layers:
-            for name in _MATRICES:
-                matrix = getattr(layer, name)
-                if not isinstance(matrix, Fp8Matrix):
+            assert layer.experts is None, "startup refuses them"
+            for name, matrix in layer.matrices():
+                if isinstance(matrix, torch.Tensor):
                     setattr(layer, name, Fp8Matrix.of(matrix))
 
     def pack(self) -> None:
         """Pack matrices for the CPU where possible. A packed matrix replaces its original, unless that is small; a
         large tied head stays unpacked."""
         for layer in self.layers:
-            for name in _MATRICES:
-                matrix = getattr(layer, name)
+            for name, matrix in layer.matrices():
                 setattr(layer, name, packed(matrix))
         if self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
             self.lm_head = packed(self.lm_head)
 
     def prepare(self, most_rows: int) -> None:
-        """See `linear.prepare`; all layers have the same shapes."""
-        layer = self.layers[0]
-        for name in _MATRICES:
-            prepare(getattr(layer, name), getattr(layer, f"{name}_bias"), most_rows)
+        """See `linear.prepare`; once for each shape."""
+        prepared = set()
+        for layer in self.layers:
+            for name, matrix in layer.matrices():
+                if (shape := next(matrix_tensors(matrix)).shape) not in prepared:
+                    prepared.add(shape)
+                    prepare(matrix, getattr(layer, f"{name}_bias"), most_rows)
         prepare(self.lm_head, None, most_rows)
 
 
@@ -96,13 +111,13 @@ def packed(matrix: Matrix) -> Matrix:
     return matrix
 
 
-def matrix_tensors(matrix: Matrix) -> Iterator[torch.Tensor]:
+def matrix_tensors(matrix: Matrix | Experts) -> Iterator[torch.Tensor]:
     """That hold it."""
     if isinstance(matrix, torch.Tensor):
         yield matrix
     else:
-        tensors = (getattr(matrix, field.name) for field in fields(matrix))
-        yield from (tensor for tensor in tensors if tensor is not None)
+        values = (getattr(matrix, field.name) for field in fields(matrix))
+        yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
 def allocate_weights(
@@ -117,12 +132,15 @@ def allocate_weights(
         return tensor(size) if wanted else None
 
     num_tokens, config = len(shard.vocabulary(config.vocab_size)), shard.local(config)
-    hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    hidden, head_dim = config.hidden_size, config.head_dim
     q_size = config.num_heads * head_dim
     qkv_size = q_size + 2 * config.num_kv_heads * head_dim
     embedding = tensor(num_tokens, hidden)
-    layers = [
-        LayerWeights(
+    layers = []
+    for layer in range(config.num_layers):
+        experts = config.experts if config.has_experts(layer) else None
+        intermediate = config.intermediate_size if experts is None else experts.shared_size
+        its = LayerWeights(
             input_norm=tensor(hidden),
             qkv=tensor(qkv_size, hidden),
             qkv_bias=bias(config.qkv_bias, qkv_size),
@@ -131,24 +149,36 @@ def allocate_weights(
             output=tensor(hidden, q_size),
             output_bias=bias(config.output_bias, hidden),
             post_attention_norm=tensor(hidden),
-            gate_up=tensor(2 * intermediate, hidden),
-            gate_up_bias=bias(config.mlp_bias, 2 * intermediate),
-            down=tensor(hidden, intermediate),
+            gate_up=None if intermediate is None else tensor(2 * intermediate, hidden),
+            gate_up_bias=None if intermediate is None else bias(config.mlp_bias, 2 * intermediate),
+            down=None if intermediate is None else tensor(hidden, intermediate),
             down_bias=bias(config.mlp_bias, hidden),
         )
-        for _ in range(config.num_layers)
-    ]
+        if experts is not None:
+            its.experts = Experts(
+                router=tensor(experts.num_experts + (experts.shared_size is not None), hidden),
+                gate_up=tensor(experts.num_experts, 2 * experts.intermediate_size, hidden),
+                down=tensor(experts.num_experts, hidden, experts.intermediate_size),
+                top_k=experts.top_k,
+                normalises=experts.normalises,
+            )
+        layers.append(its)
     lm_head = embedding if tied else tensor(num_tokens, hidden)
     return Weights(embedding, layers, tensor(hidden if shard.is_last else 0), lm_head)
 
 
-def checkpoint_tensors(config: ModelConfig, weights: Weights, shard: Shard = WHOLE) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(
+    config: ModelConfig, weights: Weights, shard: Shard = WHOLE, *, fused: bool = False
+) -> dict[str, torch.Tensor]:
     """Every tensor of a Hugging Face checkpoint as the view of the weights that it, or a part of it, fills. Only before
-    `Weights.quantize` and `Weights.pack`. config: of the whole model."""
+    `Weights.quantize` and `Weights.pack`. config: of the whole model. fused: of a checkpoint that holds a layer's
+    experts as one tensor, as transformers itself does."""
+    names = FAMILIES[config.architecture].experts
     first, config = shard.layers(config).start, shard.local(config)
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     tensors: dict[str, Matrix | None] = {"model.embed_tokens.weight": weights.embedding}
     for index, layer in enumerate(weights.layers, first):
+        mlp = "mlp" if layer.experts is None else "mlp.shared_expert"
         parts: dict[str, Matrix | None] = {
             "input_layernorm.weight": layer.input_norm,
             "self_attn.q_norm.weight": layer.q_norm,
@@ -156,7 +186,7 @@ def checkpoint_tensors(config: ModelConfig, weights: Weights, shard: Shard = WHO
             "self_attn.o_proj.weight": layer.output,
             "self_attn.o_proj.bias": layer.output_bias,
             "post_attention_layernorm.weight": layer.post_attention_norm,
-            "mlp.down_proj.weight": layer.down,
+            f"{mlp}.down_proj.weight": layer.down,
             "mlp.down_proj.bias": layer.down_bias,
         }
         for kind, qkv, gate_up in (
@@ -169,9 +199,28 @@ def checkpoint_tensors(config: ModelConfig, weights: Weights, shard: Shard = WHO
                 parts[f"self_attn.k_proj.{kind}"] = key
                 parts[f"self_attn.v_proj.{kind}"] = value
             if isinstance(gate_up, torch.Tensor):
-                parts[f"mlp.gate_proj.{kind}"], parts[f"mlp.up_proj.{kind}"] = gate_up.chunk(2)
+                parts[f"{mlp}.gate_proj.{kind}"], parts[f"{mlp}.up_proj.{kind}"] = gate_up.chunk(2)
+        if layer.experts is not None and names is not None:
+            parts |= _expert_tensors(layer.experts, names, fused=fused)
         tensors |= {f"model.layers.{index}.{name}": part for name, part in parts.items()}
     tensors["model.norm.weight"] = weights.norm
     if weights.lm_head is not weights.embedding:
         tensors["lm_head.weight"] = weights.lm_head
     return {name: its for name, its in tensors.items() if isinstance(its, torch.Tensor) and its.numel()}
+
+
+def _expert_tensors(experts: Experts, names: ExpertNames, *, fused: bool) -> dict[str, torch.Tensor]:
+    """A layer's experts and routers by their names in it."""
+    block = "mlp" if fused else names.block
+    num_experts, _, size = experts.down.shape
+    parts = {
+        f"{block}.gate.weight": experts.router[:num_experts],
+        f"{block}.shared_expert_gate.weight": experts.router[num_experts:],
+    }
+    if fused:
+        return parts | {f"{block}.{GATE_UP}": experts.gate_up, f"{block}.{DOWN}": experts.down}
+    for index, (gate_up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
+        expert = f"{block}.experts.{index}"
+        parts[f"{expert}.{names.gate}.weight"], parts[f"{expert}.{names.up}.weight"] = gate_up.split(size)
+        parts[f"{expert}.{names.down}.weight"] = down
+    return parts

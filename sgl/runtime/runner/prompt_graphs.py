@@ -41,7 +41,7 @@ def token_buckets(num_weights: int, most: int) -> list[int]:
 def that_fit(sizes: list[int], config: ModelConfig, itemsize: int, free_bytes: int) -> list[int]:
     """The first sizes whose graphs fit into a quarter of the free memory; at least one."""
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
-    of_token = itemsize * (3 * config.intermediate_size + 6 * config.hidden_size + heads * config.head_dim)
+    of_token = itemsize * (config.feed_forward_width + 6 * config.hidden_size + heads * config.head_dim)
     num_fit = 1
     while num_fit < len(sizes):
         num_bytes = sizes[num_fit] * of_token + (num_fit + 1) * config.num_layers * _GRAPH_BYTES
