@@ -25,7 +25,8 @@ from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import SchedulePolicy
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import FinishReason, Request
-from sgl.runtime.scheduler.scheduler import Limits, Scheduler
+from sgl.runtime.scheduler.scheduler import Scheduler
+from sgl.runtime.scheduler.step import Limits
 
 ROWS, PAGE, SHARED, OWN = 128, 16, 64, 32  # tokens
 PICKS = 200

@@ -17,6 +17,7 @@
     ├─ ModelError                   the checkpoint or its tokenizer cannot be loaded            .path
     │  ├─ UnsupportedModel          .architecture .supported
     │  ├─ WeightsError              a weight file is missing, truncated or of the wrong shape   .tensor
+    │  ├─ AdapterError              a LoRA adapter cannot be loaded                             .tensor
     │  └─ TokenizerError            the tokenizer does not fit the model
     ├─ QueueFull                    too many requests are waiting already                       .limit
     └─ EngineDead(RuntimeError)     the engine loop stopped; the cause is chained
@@ -205,6 +206,17 @@ class UnsupportedModel(ModelError):
 
 class WeightsError(ModelError):
     """A weight file is missing, truncated, or holds a tensor of an unexpected name or shape."""
+
+    def __init__(self, message: str, *, path: str | None = None, tensor: str | None = None) -> None:
+        super().__init__(message, path=path)
+        self.tensor = tensor
+
+
+class AdapterError(ModelError):
+    """The LoRA adapter at `path` cannot be loaded: its files are missing or wrong, ask for what is not supported, or do
+    not fit the model or the engine's options."""
+
+    http_status, code = 400, "invalid_adapter"
 
     def __init__(self, message: str, *, path: str | None = None, tensor: str | None = None) -> None:
         super().__init__(message, path=path)

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
 
 
 class EngineOptions(TypedDict, total=False):
@@ -54,6 +56,11 @@ class EngineOptions(TypedDict, total=False):
     json_additional_properties: Literal["closed", "schema"]
     grammar_backend: Literal["sgl", "outlines", "llguidance"]
     constraint_timeout: float
+    enable_lora: bool | None
+    lora_paths: Mapping[str, str | PathLike[str]] | Sequence[str | Mapping[str, Any]] | None
+    max_loras_per_batch: int
+    max_lora_rank: int | None
+    lora_target_modules: Sequence[str] | None
     random_seed: int | None
     check_ledger: bool
 

@@ -44,6 +44,7 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.runtime.parallel",
         "sgl.runtime.text",
         "sgl.runtime.attention_choice",
+        "sgl.runtime.adapter_choice",
         "sgl.runtime.devices",
         "sgl.machine_limits",
         "sgl.native_code",
@@ -51,6 +52,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.devices": ("sgl.runtime.model", "sgl.machine_limits"),
     "sgl.runtime.parallel": ("sgl.runtime.runner", "sgl.child"),
     "sgl.runtime.attention_choice": ("sgl.kernels", "sgl.runtime.config"),
+    "sgl.runtime.adapter_choice": ("sgl.runtime.model", "sgl.runtime.config"),
     "sgl.runtime.loop": ("sgl.runtime.scheduler", "sgl.runtime.runner", "sgl.runtime.constraints"),
     "sgl.machine_limits": (),
     "sgl.runtime.constraints": (
@@ -143,20 +145,21 @@ MOST_LINES = {
     "grammar": 15_600,
     "kernels": 5_200,
     "kernels.latent": 60,
+    "kernels.lora": 480,
     "kernels.moe": 800,
     "lang": 9_700,
-    "runtime": 14_600,  # without the server and what follows
+    "runtime": 15_850,  # without the server and what follows
     "runtime.media": 780,
     "runtime.model.hf": 1_340,
     "runtime.model.mla": 820,
     "runtime.model.quantized": 600,
-    "runtime.parallel": 1_050,
+    "runtime.parallel": 1_080,
     "runtime.server": 9_300,
-    "cli": 1_950,
+    "cli": 2_000,
     "bench": 900,
     "compat": 500,
     "formats": 1_300,
-    "": 800,
+    "": 820,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""
 

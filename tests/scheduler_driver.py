@@ -13,7 +13,8 @@ import pytest
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
-from sgl.runtime.scheduler.scheduler import Limits, Scheduler, Step
+from sgl.runtime.scheduler.scheduler import Scheduler
+from sgl.runtime.scheduler.step import Limits, Step
 from tests.mock_runner import MockPending, MockRunner, expected_output, expected_score, prefix_totals
 
 STOPS = frozenset({3, 50})

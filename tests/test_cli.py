@@ -130,7 +130,7 @@ def test_what_follows_the_file_is_its_own(called: Any) -> None:
 
 
 def test_flags_are_what_was_given_and_nothing_else(called: Any) -> None:
-    given = {"api_key": ()}
+    given = {"api_key": (), "lora_paths": (), "lora_target_modules": ()}
     assert called("serve") == given
     assert called("serve", "m", "--port=4", "--port", "5") == given | {"model": "m", "port": "5"}
     assert called("serve", "--attention-backend", "none") == given | {"attention_backend": "none"}

@@ -14,7 +14,7 @@ import pytest
 from sgl.cli import bench_serving, entry, launch_server
 from sgl.cli.options import configs
 from sgl.errors import ConfigError
-from sgl.runtime.config import EngineConfig, ServerConfig
+from sgl.runtime.config import LORA_TARGETS, EngineConfig, LoraPath, ServerConfig
 from sgl.runtime.engine import Engine
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
@@ -74,6 +74,19 @@ def launched(line: str) -> tuple[EngineConfig, ServerConfig]:
         ("--mem_fraction_static 0.5", {"mem_fraction_static": 0.5}),
         ("--constrained-json-disable-any-whitespace", {"json_whitespace": "compact"}),
         ("--check-ledger", {"check_ledger": True}),
+        ("--enable-lora --max-lora-rank 64", {"enable_lora": True, "max_lora_rank": 64, "max_loras_per_batch": 8}),
+        (
+            "--lora-paths a=/x b=/y --max-loras-per-batch 2 --lora-target-modules q_proj v_proj",
+            {
+                "lora_paths": (LoraPath("a", "/x"), LoraPath("b", "/y")),
+                "max_loras_per_batch": 2,
+                "lora_target_modules": ("q_proj", "v_proj"),
+            },
+        ),
+        (
+            '--lora-paths /x {"lora_name":"b","lora_path":"/y","pinned":true} --lora-target-modules all',
+            {"lora_paths": (LoraPath("/x", "/x"), LoraPath("b", "/y", True)), "lora_target_modules": LORA_TARGETS},
+        ),
     ],
 )
 def test_flags_of_the_server_are_ours_or_neutral(line: str, expected: dict[str, Any]) -> None:
@@ -90,8 +103,8 @@ def test_flags_of_the_server_are_ours_or_neutral(line: str, expected: dict[str, 
         ("--enable-dp-attention", "more than one GPU"),
         ("--ep", "--ep: there is no such thing here yet (mixtures of experts): leave it out, or give 1"),
         ("--tp", "takes one value, and has none"),
-        ("--enable-lora", "LoRA"),
-        ("--lora-paths a b", "LoRA"),
+        ("--max-loaded-loras 4", "LoRA"),
+        ("--lora-backend torch", "LoRA"),
         ("--speculative-algorithm EAGLE --speculative-num-steps 3", "speculative decoding"),
         ("--disaggregation-mode prefill", "servers for prefill or decode alone"),
         ("--enable-hierarchical-cache", "KV caches beyond the device"),
@@ -106,7 +119,7 @@ def test_flags_of_the_server_are_ours_or_neutral(line: str, expected: dict[str, 
         ('--json-model-override-args {"a":1}', "give {}"),
         ("--tokenizer-pth x", "did you mean '--tokenizer-path'"),
         ("--frobnicate", "there is no --frobnicate here"),
-        ("--max 3", "may mean --max-queued-requests, --max-request-bytes, --max-requests-per-call"),
+        ("--max 3", "may mean --max-lora-rank, --max-loras-per-batch, --max-queued-requests, --max-request-bytes"),
         ("--context-length", "takes one value, and has none"),
         ("--context-length 3 4", "takes one value, and has 3 4"),
         ("--disable-radix-cache yes", "is a switch"),
@@ -126,8 +139,11 @@ def test_a_file_of_options_comes_before_the_flags(tmp_path: Path) -> None:
     )
     engine, server = launched(f"--config {file} --port 32000")
     assert (engine.model_path, engine.disable_radix_cache, server.port) == ("some/model", False, 32000)
-    file.write_text("enable-lora: true\n")
-    with pytest.raises(ConfigError, match="LoRA"):
+    file.write_text("lora-paths: [a=/x, b=/y]\nenable-lora: true\n")
+    engine, _ = launched(f"--config {file}")
+    assert engine.lora_paths == (LoraPath("a", "/x"), LoraPath("b", "/y"))
+    file.write_text("enable-hierarchical-cache: true\n")
+    with pytest.raises(ConfigError, match="KV caches"):
         launched(f"--config {file}")
 
 

@@ -18,7 +18,8 @@ from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.thread import EngineThread
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import Request
-from sgl.runtime.scheduler.scheduler import Limits, Scheduler
+from sgl.runtime.scheduler.scheduler import Scheduler
+from sgl.runtime.scheduler.step import Limits
 from sgl.runtime.text.detokenizer import ByteDetokenizer
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher

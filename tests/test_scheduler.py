@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sgl.errors import QueueFull
 from sgl.runtime.scheduler.admission import OutputLengths
 from sgl.runtime.scheduler.request import Phase, Request
-from sgl.runtime.scheduler.scheduler import Limits
+from sgl.runtime.scheduler.step import Limits
 from tests.mock_runner import expected_output
 from tests.scheduler_driver import Driver, Setting, assert_right, make_request, random_request
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import rich_click as click
 
-from sgl.cli.options import Option, field_options
+from sgl.cli.options import Option, field_options, spread
 from sgl.cli.title import hide
 from sgl.errors import ConfigError, SglError, nearest_name, needs_extra
 
@@ -88,7 +88,7 @@ class _Command(click.RichCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, spread(args))
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # some have none
             raise
@@ -175,6 +175,7 @@ def _engine() -> Parameters:
         "request_timeout": "Time limits and streams",
         "image_urls": "Images",
         "disable_jump_forward": "Constrained outputs",
+        "enable_lora": "LoRA adapters",
         "random_seed": "Reproducing and debugging",
     }
     return field_options(EngineConfig, groups)

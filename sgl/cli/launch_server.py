@@ -27,6 +27,8 @@ _FIELDS = {
     for field in dataclasses.fields(cls)
 }
 """Our flags, and whether they are switches."""
+_SEVERAL = words_of("lora-paths lora-target-modules")
+"""Those with several values."""
 _VALUES = {
     "dtype": {"half": "float16", "float": "float32"},
     "attention-backend": {"torch_native": "torch"},
@@ -47,7 +49,7 @@ _NEUTRAL = neutral_values(
     load-balance-method=auto ep-num-redundant-experts=0 init-expert-location=trivial moe-a2a-backend=none
     moe-runner-backend=auto deepep-mode=auto eplb-algorithm=auto eplb-rebalance-num-iterations=1000
     expert-balancedness-report-mode=off cpu-offload-gb=0 offload-group-size=-1 offload-num-in-group=1
-    offload-prefetch-step=1 offload-mode=cpu max-loras-per-batch=8 lora-eviction-policy=lru lora-backend=csgmv
+    offload-prefetch-step=1 offload-mode=cpu lora-eviction-policy=lru lora-backend=csgmv
     max-lora-chunk-size=16 radix-eviction-policy=lru hicache-size=0 hicache-host-memory-mode=cache
     hicache-host-memory-fraction=0.8 hicache-write-policy=write_through hicache-io-backend=kernel
     hicache-mem-layout=page_first hicache-storage-prefetch-policy=timeout disaggregation-mode=null
@@ -115,6 +117,8 @@ def translated(words: list[str]) -> list[str] | None:
     for flag, values in given:
         if flag in _TRANSLATED:
             found += _TRANSLATED[flag](values)
+        elif flag in _SEVERAL and values:
+            found += [word for value in values for word in (f"--{flag}", value)]
         elif flag in _FIELDS:
             texts = [] if _FIELDS[flag] and not values else [one(flag, values)]
             if _FIELDS[flag] and texts:

@@ -8,6 +8,7 @@ import difflib
 import functools
 import inspect
 import os
+import re
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace, UnionType
@@ -23,6 +24,30 @@ _SYNONYMS = {
     "dp_size": ("--dp", "--data-parallel-size"),
 }
 """The original's other flags for a field."""
+
+
+_SEVERAL = {
+    "--lora-paths": re.compile(r"[^-].*=.*|\{.*\}"),
+    "--lora-target-modules": re.compile(r"[a-z]+_proj|all|all-linear"),
+}
+"""Flags that take several values at once, as the original's do, and what those behind the first look like."""
+
+
+def spread(words: list[str]) -> list[str]:
+    """A command line with such a flag before each of its values."""
+    found: list[str] = []
+    flag, number = "", 0
+    for word in words:
+        if word.startswith("--"):
+            flag, number = word, 0
+        elif flag in _SEVERAL:
+            number += 1
+            if number > 1 and _SEVERAL[flag].fullmatch(word):
+                found.append(flag)
+            elif number > 1:
+                flag = ""
+        found.append(word)
+    return found
 
 
 class Option(click.RichOption):

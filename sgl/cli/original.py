@@ -12,7 +12,7 @@ Given = list[tuple[str, list[str]]]
 """Flags without dashes, in order, and the values behind each."""
 
 _FEATURES = {
-    r"lora": "LoRA adapters",
+    r"lora": "that option of LoRA adapters",
     r"speculative|spec-|eagle": "speculative decoding",
     r"disagg|^encoder-|pd-|pdmux|^(language|encoder)-|decode-tokens|sm-group": "servers for prefill or decode alone",
     r"hicache|hierarchical|hisparse|lmcache|flexkv|external-linker|radix-cache-backend": "KV caches beyond the device",

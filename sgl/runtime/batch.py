@@ -64,6 +64,10 @@ class Batch:
     score_from: Int32Array  # [B] first query index whose logits score the next input token; -1: none
     top_logprobs: Int32Array  # [B] -1: no logprobs; 0: of the sampled token; k: also of the k likeliest
     setups: list[RowSetup] = field(default_factory=list)
+    adapters: Int32Array | None = None
+    """[B] the slot of each row's LoRA adapter, or -1; None: no row has one."""
+    adapter_writes: list[tuple[int, int]] = field(default_factory=list)
+    """(slot, number of an adapter), to copy in before the step."""
     score_targets: dict[int, Int32Array] = field(default_factory=dict)
     """By b: the tokens after query indices score_from[b] onwards, [n <= q_len - score_from[b]]. Exactly n positions
     are scored."""

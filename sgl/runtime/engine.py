@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any, Unpack
@@ -31,10 +31,12 @@ from sgl.runtime.profile import StepProfiler
 from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.tokens import Encoder
+from sgl.runtime.requests.adapters import Adapters, LoraUpdate
 from sgl.runtime.requests.arguments import GenerateOptions, Params, check_options, has_list_of_prompts
 from sgl.runtime.requests.builder import RequestBuilder
 from sgl.runtime.requests.candidates import CandidateScore, candidate_ids
 from sgl.runtime.requests.embeddings import check_dimensions, embedding_arguments, finished
+from sgl.runtime.requests.events import Events
 from sgl.runtime.requests.images import pool_for
 from sgl.runtime.requests.results import PreparedCall, Rid, failure_of
 from sgl.runtime.requests.router import AsyncSink, OutputRouter, Sink, ThreadSink
@@ -80,6 +82,7 @@ class Engine:
             stream_interval=self.config.stream_interval,
             check_ledger=self.config.check_ledger,
         )
+        self._adapters = Adapters(self.config, started.runner, started.scheduler, self._loop)
         self._builder = RequestBuilder(
             self.config,
             started.tokenizer,
@@ -87,6 +90,7 @@ class Engine:
             eos_ids=started.eos_ids,
             media=media_of(started.model_config),
             is_launching=started.runner.is_launching,
+            adapters=self._adapters,
         )
         if self._builder.masks_on_device:
             try:
@@ -103,6 +107,11 @@ class Engine:
         if started.group is not None:
             started.group.on_failure(self._loop.fail)
         self._finalizer = weakref.finalize(self, _stop, self._loop, self._pool, self._builder, started, is_frozen)
+        try:
+            self._adapters.load_all(self.config.lora_paths or ())
+        except BaseException:
+            self.shutdown()
+            raise
 
     # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,7 +146,7 @@ class Engine:
                 raise RequestTimeout(message, seconds=seconds)
             sink = ThreadSink(self._loop)
             self.submit(call, sink)
-            return _Events(call, sink, self.abandon)
+            return Events(call, sink, self.abandon)
         return self._collected(call)
 
     async def async_generate(
@@ -296,6 +305,20 @@ class Engine:
         memory = self._scheduler.memory
         return HeldPrefixes(memory.leases, memory.pool.num_pages // 4, self.config.program_lease_ttl)
 
+    def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> LoraUpdate:
+        """Load a LoRA adapter from a folder as peft saves it; requests name it by lora_path=lora_name. pinned: once on
+        the device, it stays there. Raises InvalidRequest for a name in use, and AdapterError."""
+        self._home.check()
+        self._adapters.load(lora_name, os.fspath(lora_path), pinned=pinned)
+        return self._adapters.update()
+
+    def unload_lora_adapter(self, lora_name: str) -> LoraUpdate:
+        """Refuse new requests with this adapter, wait until those that have it end, and free it with all that is cached
+        of it. Raises InvalidRequest for an unknown name, and EngineDead."""
+        self._home.check()
+        self._adapters.unload(lora_name)
+        return self._adapters.update()
+
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer. Raises InvalidRequest without one."""
         if self.tokenizer is None:
@@ -410,31 +433,6 @@ class Engine:
                 yield await call.async_event(output.uid)
         finally:
             self.abandon(call)
-
-
-class _Events(Iterator[Result]):
-    """The events of a call. Exhausting, closing or dropping it abandons the call."""
-
-    def __init__(self, call: PreparedCall, sink: ThreadSink, abandon: Callable[[PreparedCall], None]) -> None:
-        self._call = call
-        self._sink = sink
-        self._finalizer = weakref.finalize(self, abandon, call)
-
-    def __next__(self) -> Result:
-        if not self._call.unfinished or not self._finalizer.alive:
-            self.close()
-            raise StopIteration
-        try:
-            output = self._sink.get()
-            self._call.absorb(output)
-            return self._call.event(output.uid)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Abort unfinished requests. Idempotent."""
-        self._finalizer()
 
 
 def _stop(

@@ -72,6 +72,10 @@ def _follow(end: End, rank: int) -> NoReturn:
                     runner.relay(frame.batch)
                 else:
                     launched.append((runner.forward if ranks.links is None else runner.enter)(frame.batch))
+            elif isinstance(frame, wire.AddAdapter):
+                runner.add_adapter(frame.number, runner.read_adapter(frame.path))
+            elif isinstance(frame, wire.DropAdapter):
+                runner.drop_adapter(frame.number)
             elif not isinstance(frame, wire.Sample):
                 _stop()
             elif not shard.stage:  # only the first stage samples

@@ -15,6 +15,7 @@ import torch
 from sgl.errors import ConfigError, MissingExtra
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.machine_limits import address_space_left, memory_limit, num_processors
+from sgl.runtime.adapter_choice import adapter_slots, choose_adapters, slot_bytes
 from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
@@ -32,7 +33,8 @@ from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.parallel.leader import LeadingRunner
 from sgl.runtime.parallel.wire import Build
 from sgl.runtime.runner.runner import ModelRunner, current
-from sgl.runtime.scheduler.scheduler import Limits, Scheduler
+from sgl.runtime.scheduler.scheduler import Scheduler
+from sgl.runtime.scheduler.step import Limits
 from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -212,7 +214,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     is_native = isinstance(model_config, ModelConfig | LatentConfig)
     layers = "sgl's own layers" if is_native else "transformers' modules, with sgl's attention and cache"
     logger.info("%s: %s by %s", config.model_name, model_config.architecture, layers)
-    config = replace(config, model_impl="sgl" if is_native else "transformers")
+    config = choose_adapters(replace(config, model_impl="sgl" if is_native else "transformers"), model_config)
     model = load(config, model_config, device, None if group is None else group.ranks)
     config, num_pages = _plan_memory(config, model)
     config, attention = choose_attention(config, _attention_shape(config, model))
@@ -238,6 +240,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         max_queued_requests=config.max_queued_requests,
         schedule_policy=config.schedule_policy,
         conservativeness=config.schedule_conservativeness,
+        adapter_slots=config.max_loras_per_batch if config.enable_lora else 0,
     )
     pool = PagePool(num_pages, config.page_size)
     scheduler = Scheduler(limits, pool, share=not config.disable_radix_cache, depth=config.pp_size)
@@ -296,6 +299,7 @@ def build_runner(
         eos_ids=eos_ids,
         max_graph_rows=config.cuda_graph_max_bs or 0,
         max_graph_tokens=max_tokens,
+        lora=adapter_slots(config, model),
     )
     if model.device.type == "cuda":
         runner.prepare(max_tokens)
@@ -353,7 +357,7 @@ def _plan_memory(config: EngineConfig, model: Model) -> tuple[EngineConfig, int]
     """The number of KV pages including the dummy page, and the limits that follow."""
     device, context, token_bytes = model.device, model.max_positions, _token_bytes(config, model)
     page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
-    weight_bytes = _weight_bytes(model)
+    weight_bytes = _weight_bytes(model) + slot_bytes(config, model)
     rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
     page_bytes = token_bytes * page_size
     total_memory, memory_name = _total_memory(device, config.num_ranks // config.nnodes * config.dp_size)

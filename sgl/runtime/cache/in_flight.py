@@ -10,7 +10,7 @@ from bisect import bisect_left
 from operator import itemgetter
 from typing import NamedTuple
 
-from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix
+from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace, common_prefix
 
 
 class Pending(NamedTuple):
@@ -28,8 +28,8 @@ class InFlight:
 
     def __init__(self, page_size: int) -> None:
         self._page_bytes = page_size * TOKEN_BYTES
-        self._key_of: dict[int, tuple[str | None, bytes]] = {}
-        self._sorted: dict[str | None, list[tuple[bytes, int]]] = {}
+        self._key_of: dict[int, tuple[Namespace, bytes]] = {}
+        self._sorted: dict[Namespace, list[tuple[bytes, int]]] = {}
 
     def __len__(self) -> int:
         return len(self._key_of)
@@ -37,7 +37,7 @@ class InFlight:
     def __contains__(self, owner: int) -> bool:
         return owner in self._key_of
 
-    def begin(self, owner: int, key: bytes, namespace: str | None = None) -> None:
+    def begin(self, owner: int, key: bytes, namespace: Namespace = None) -> None:
         """`owner` starts to compute `key` and inserts whole pages as they are done."""
         assert owner not in self._key_of, f"request {owner} has announced a key already"
         self._key_of[owner] = (namespace, key)
@@ -55,7 +55,7 @@ class InFlight:
         if not keys:
             del self._sorted[namespace]
 
-    def find(self, asker: int, key: bytes, cached_len: int, namespace: str | None = None) -> Pending | None:
+    def find(self, asker: int, key: bytes, cached_len: int, namespace: Namespace = None) -> Pending | None:
         """The other owner with the longest common prefix, if longer than `cached_len` tokens."""
         keys = self._sorted.get(namespace)
         if keys is None:

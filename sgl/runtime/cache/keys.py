@@ -7,6 +7,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+Namespace = str | tuple[int, str | None] | None
+"""Only requests of the same one share prefixes: of the same key, and with the same LoRA adapter, by its number."""
+
 TOKEN_BYTES: Final = 4
 
 _FIRST_STRIDE: Final = 64

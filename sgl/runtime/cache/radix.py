@@ -24,10 +24,10 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from sgl.runtime.batch import Int32Array
-from sgl.runtime.cache.keys import TOKEN_BYTES, common_prefix
+from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace, common_prefix
 from sgl.runtime.cache.pages import PagePool
 
-Edge = bytes | tuple[str | None, bytes]
+Edge = bytes | tuple[Namespace, bytes]
 """The child's first page of tokens; below the root with the namespace."""
 
 _NO_PAGES: Final[Int32Array] = np.empty(0, np.int32)
@@ -71,7 +71,7 @@ class Match(NamedTuple):
 
     node: Node  # lock it before anything may evict
     length: int  # tokens, a multiple of the page size
-    namespace: str | None
+    namespace: Namespace
     next_edge: Edge | None  # a child under this edge would lengthen the match; None: the key has no further page
 
     @property
@@ -130,7 +130,7 @@ class RadixCache:
 
     # ── lookup ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def match(self, key: bytes, namespace: str | None = None) -> Match:
+    def match(self, key: bytes, namespace: Namespace = None) -> Match:
         """The longest stored prefix of `key` in whole pages. May split a node; otherwise changes only access times."""
         return self._match_from(self.root, key, namespace)
 
@@ -146,12 +146,12 @@ class RadixCache:
         start = match.node if match.node.length else self.root
         return self._match_from(start, key, match.namespace)
 
-    def _match_from(self, start: Node, key: bytes, namespace: str | None) -> Match:
+    def _match_from(self, start: Node, key: bytes, namespace: Namespace) -> Match:
         node = self._walk(start, key, start.length * TOKEN_BYTES, namespace)
         self._touch(node)
         return Match(node, node.length, namespace, self._edge(node, key, node.length * TOKEN_BYTES, namespace))
 
-    def _walk(self, node: Node, key: bytes, start: int, namespace: str | None) -> Node:
+    def _walk(self, node: Node, key: bytes, start: int, namespace: Namespace) -> Node:
         """Descend along `key[start:]` as far as whole pages are stored, and split there."""
         edge = self._edge(node, key, start, namespace)
         while edge is not None and (child := node.children.get(edge)) is not None:
@@ -162,7 +162,7 @@ class RadixCache:
             edge = self._edge(node, key, start, namespace)
         return node
 
-    def _edge(self, node: Node, key: bytes, start: int, namespace: str | None) -> Edge | None:
+    def _edge(self, node: Node, key: bytes, start: int, namespace: Namespace) -> Edge | None:
         """The edge that continues `key` at byte `start`; None without a whole page."""
         page = key[start : start + self._page_bytes]
         if len(page) < self._page_bytes:
@@ -172,7 +172,7 @@ class RadixCache:
     # ── growth ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def insert(
-        self, key: bytes, pages: Int32Array, namespace: str | None = None, after: Node | None = None
+        self, key: bytes, pages: Int32Array, namespace: Namespace = None, after: Node | None = None
     ) -> Inserted:
         """Store `key`, whose KV lies in `pages` (int32, one for each page of `key`), below the root or `after`.
 
@@ -199,7 +199,7 @@ class RadixCache:
         self._touch(node)
         return Inserted(node, matched_len, canonical, duplicates)
 
-    def _add_leaf(self, parent: Node, key: bytes, pages: Int32Array, namespace: str | None) -> Node:
+    def _add_leaf(self, parent: Node, key: bytes, pages: Int32Array, namespace: Namespace) -> Node:
         edge = self._edge(parent, key, 0, namespace)
         assert edge is not None, "a leaf spans at least one page"
         leaf = Node(self._new_id(), parent, edge, key, pages, parent.length + len(key) // TOKEN_BYTES)
@@ -319,6 +319,30 @@ class RadixCache:
         """Evict everything that nobody holds. Returns how many pages remain locked."""
         self.evict(self.evictable_pages)
         return self.locked_pages
+
+    def forget(self, adapter: int) -> int:
+        """Evict what nobody holds of an adapter's namespaces. Returns how many pages that freed."""
+        found = [
+            child
+            for edge, child in self.root.children.items()
+            if isinstance(edge, tuple) and isinstance(edge[0], tuple) and edge[0][0] == adapter
+        ]
+        for node in found:  # parents before children
+            found += node.children.values()
+        freed = [node.pages for node in found if not node.lock_ref]
+        for node in reversed(found):
+            if not node.lock_ref:
+                if self.end_watcher is not None:
+                    self.end_watcher.cut(node)
+                self._remove(node)
+        if not freed:
+            return 0
+        pages = np.concatenate(freed)
+        self.pool.release(pages)
+        self.evictable_pages -= len(pages)
+        self.evicted_pages += len(pages)
+        self.version += 1
+        return len(pages)
 
     def _shorten(self, leaf: Node, num_pages: int) -> None:
         leaf.length -= (len(leaf.pages) - num_pages) * self.pool.page_size

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout, SglError
+from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestAborted, RequestTimeout, SglError
 from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.matching.jump import ForcedText, Jump, cut
 from sgl.runtime.batch import PendingStep, Runner, TokenMask, TokenMasks
@@ -38,7 +38,8 @@ from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.thread import EngineThread, settle
 from sgl.runtime.loop.timers import Timers
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
-from sgl.runtime.scheduler.scheduler import Scheduler, Step
+from sgl.runtime.scheduler.scheduler import Scheduler
+from sgl.runtime.scheduler.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -119,21 +120,22 @@ class EngineLoop:
         output, after which its pages are free. `then` runs on the loop's thread when all have ended and must not
         raise. Raises EngineDead."""
         chosen = None if uids is None else frozenset(uids)
-        self.post(lambda: self._abort(chosen, then))
+        self.post(lambda: self._slices.begin(self._end_all(chosen, then)))
 
     def abort_and_wait(self, uids: Collection[int] | None) -> None:
         """`abort`, and wait until all have ended. Raises EngineDead."""
         ended: Future[None] = Future()
         self.abort(uids, partial(ended.set_result, None))
-        self._result_of(ended)
+        self.result_of(ended)
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function between two steps and return its result. Raises EngineDead."""
         future: Future[T] = Future()
         self.post(lambda: settle(future, function))
-        return self._result_of(future)
+        return self.result_of(future)
 
-    def _result_of(self, future: Future[T]) -> T:
+    def result_of(self, future: Future[T]) -> T:
+        """Wait for what the loop's thread sets. Raises EngineDead."""
         while not wait([future], 0.5).done:
             if self.has_ended and not future.done():
                 raise EngineDead("the engine stopped") from self._death
@@ -373,7 +375,7 @@ class EngineLoop:
             request.waits_for_grammar = matcher is not None
             try:
                 self.scheduler.add(request)
-            except QueueFull as error:
+            except (QueueFull, InvalidRequest) as error:
                 self._end(submission, FinishReason("abort", error=error))
                 continue
             submission.has_entered = True
@@ -398,9 +400,6 @@ class EngineLoop:
             self._end(submission, FinishReason("abort", error=error))
         else:
             self.scheduler.grammar_is_ready(submission.request)
-
-    def _abort(self, uids: frozenset[int] | None, then: Callable[[], None] | None) -> None:
-        self._slices.begin(self._end_all(uids, then))
 
     def _end_all(self, uids: frozenset[int] | None, then: Callable[[], None] | None) -> Iterator[None]:
         chosen = list(self._live) if uids is None else list(uids)

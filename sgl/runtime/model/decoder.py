@@ -19,6 +19,7 @@ from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.mixture import mixture
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.lora import LoraStep
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.seen import Eyes, Seen
@@ -42,6 +43,7 @@ class LayerState:
     rest: torch.Tensor | None = None  # not yet added to the residual
     overlaps: bool = False  # attention may start while the previous kernel runs
     seen: Seen | None = None  # images among them
+    lora: LoraStep | None = None  # of tokens with adapters
 
 
 def warm_up_sizes(most_rows: int, most_tokens: int) -> list[int]:
@@ -66,6 +68,7 @@ class Decoder:
         """config: the whole model's. max_positions: positions it may be asked for (default: the context). ranks: among
         which the model is cut. eyes: of a model that sees images."""
         shard = WHOLE if ranks is None else ranks.shard
+        self.whole_config, self.shard = config, shard
         self.config = shard.local(config)
         self.vocabulary = shard.vocabulary(config.vocab_size)
         """The tokens whose logits it computes."""
@@ -110,19 +113,21 @@ class Decoder:
         wanted: torch.Tensor | None = None,
         captured: bool = False,
         seen: Seen | None = None,
+        lora: LoraStep | None = None,
     ) -> torch.Tensor:
         """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
 
         input_ids, positions, slots (of their keys and values in kv): int64 [T] on the device. attention: planned
         for this step. wanted: int64 [N], the tokens to return, [N, hidden]; None: all. The last layer computes only
-        keys and values of others. captured: for a CUDA graph. seen: of images among the tokens.
+        keys and values of others. captured: for a CUDA graph. seen: of images among the tokens. lora: of tokens with
+        adapters.
         """
         if seen is not None:
-            return self._last_layers(
-                self._embed_seen(input_ids, slots, seen), kv, attention, wanted, captured=captured
-            )
-        state = self.embed(input_ids, positions, slots)
-        if len(input_ids) == 1 and self.device.type == "cuda":
+            state = self._embed_seen(input_ids, slots, seen)
+        else:
+            state = self.embed(input_ids, positions, slots)
+        state.lora = lora
+        if len(input_ids) == 1 and self.device.type == "cuda" and seen is None and lora is None:
             state.overlaps = captured and launches_overlap(self.device)
             return self._forward_single(state, kv, attention)
         return self._last_layers(state, kv, attention, wanted, captured=captured)
@@ -135,6 +140,7 @@ class Decoder:
         slots: torch.Tensor,
         attention: AttentionBackend,
         wanted: torch.Tensor | None = None,
+        lora: LoraStep | None = None,
     ) -> torch.Tensor:
         """`forward` of a stage. before: input_ids in the first one, in others what the stage before returned. Returns
         [T, hidden] for the next stage; in the last one what `forward` does."""
@@ -142,6 +148,7 @@ class Decoder:
             state = self.embed(before, positions, slots)
         else:
             state = LayerState(before, rotary_rows(self._rotary_table, positions, self.dtype), slots)
+        state.lora = lora
         if self.is_last:
             return self._last_layers(state, kv, attention, wanted, captured=False)
         for index in range(self.config.num_layers):
@@ -199,26 +206,39 @@ class Decoder:
         config, layer = self.config, self.weights.layers[index]
         x = self._normed(state.rest, state.residual, layer.input_norm)
         state.rest = None
-        qkv = linear_overlapped(x, layer.qkv, layer.qkv_bias) if captured else None
+        lora, shrunk = state.lora, None
+        if lora is not None:
+            shrunk = lora.shrink(index, "qkv", x)
+        qkv = linear_overlapped(x, layer.qkv, layer.qkv_bias) if captured and shrunk is None else None
         state.overlaps = qkv is not None
         if qkv is None:
             qkv = linear(x, layer.qkv, layer.qkv_bias)
+        if lora is not None and shrunk is not None:
+            lora.expand_(index, "qkv", shrunk, qkv)
         qkv = qkv.view(len(x), -1, config.head_dim)
         norm, eps, keys, values = self._qk_norms[index], config.rms_norm_eps, kv.keys[index], kv.values[index]
         return rotate_and_store(qkv, config.num_heads, state.rotary, norm, eps, keys, values, state.slots, out)
 
     def after_attention(self, index: int, state: LayerState, x: torch.Tensor, *, captured: bool) -> None:
         """A layer from its attention's output x [T, num_heads, head_dim]."""
-        layer = self.weights.layers[index]
+        layer, lora = self.weights.layers[index], state.lora
+        shrunk = None if lora is None else lora.shrink(index, "output", x.flatten(1))
         rest = self._added(x.flatten(1), layer.output, layer.output_bias, state.residual, captured=captured)
+        if lora is not None and shrunk is not None:
+            lora.expand_(index, "output", shrunk, _sum_of(rest, state.residual))
         x = self._normed(rest, state.residual, layer.post_attention_norm)
         if layer.experts is not None:
             state.rest = self._mixture(x, layer, layer.experts)
         else:
             assert layer.gate_up is not None
             assert layer.down is not None
-            x = silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
+            shrunk = None if lora is None else lora.shrink(index, "gate_up", x)
+            x = linear(x, layer.gate_up, layer.gate_up_bias)
+            x = silu_and_mul(x) if lora is None or shrunk is None else lora.gated(index, shrunk, x)
+            shrunk = None if lora is None else lora.shrink(index, "down", x)
             state.rest = self._added(x, layer.down, layer.down_bias, state.residual, captured=captured)
+            if lora is not None and shrunk is not None:
+                lora.expand_(index, "down", shrunk, _sum_of(state.rest, state.residual))
         if state.seen is not None:
             state.seen.add(index, state.residual)
 
@@ -251,6 +271,7 @@ class Decoder:
         if wanted is not None:
             state.residual, x = state.residual.index_select(0, wanted), x.index_select(0, wanted)
             state.seen = None if state.seen is None else state.seen.of(wanted)
+            state.lora = None if state.lora is None else state.lora.for_wanted()
         self.after_attention(self.config.num_layers - 1, state, x, captured=captured)
         return self._normed(state.rest, state.residual, self.weights.norm)
 
@@ -366,3 +387,8 @@ class Decoder:
             return None
         q_rows = layer.q_norm.expand(self.config.num_heads, -1)
         return torch.cat((q_rows, layer.k_norm.expand(self.config.num_kv_heads, -1)))
+
+
+def _sum_of(rest: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+    """Where to add to a product: what `linear_add` left of it, unless that is parts to sum, or the residual."""
+    return rest if rest is not None and rest.dim() == 2 else residual

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.runtime.batch import Batch, PendingStep, StepResult, TokenMasks
+from sgl.runtime.model.lora import Adapter
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.runner.cut_vocabulary import outline
@@ -46,6 +47,20 @@ class LeadingRunner:
     def num_encoded(self) -> int:
         """See ModelRunner."""
         return self._own.num_encoded
+
+    def read_adapter(self, path: str) -> Adapter:
+        """See ModelRunner; the others read it when it is added."""
+        return self._own.read_adapter(path)
+
+    def add_adapter(self, number: int, adapter: Adapter) -> None:
+        """See ModelRunner."""
+        self._group.send(wire.AddAdapter(number, adapter.path))
+        self._own.add_adapter(number, adapter)
+
+    def drop_adapter(self, number: int) -> None:
+        """See ModelRunner."""
+        self._group.send(wire.DropAdapter(number))
+        self._own.drop_adapter(number)
 
     def close(self) -> None:
         """See ModelRunner; before its group ends, which the graphs are of."""

@@ -6,6 +6,7 @@ A frame is one of
     Build    what rank 0 decided of "auto" options, once its weights are loaded
     Forward  a batch
     Sample   what the others need of its masks
+    AddAdapter, DropAdapter   a LoRA adapter, by its number and folder
     Stop     the end
 """
 
@@ -56,12 +57,29 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class AddAdapter:
+    """Read a LoRA adapter's folder and keep it under this number."""
+
+    number: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropAdapter:
+    """Free an adapter."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End."""
 
 
-Frame = Load | Build | Forward | Sample | Stop
-_KINDS: dict[str, type[Frame]] = {kind.__name__: kind for kind in (Load, Build, Forward, Sample, Stop)}
+Frame = Load | Build | Forward | Sample | AddAdapter | DropAdapter | Stop
+_KINDS: dict[str, type[Frame]] = {
+    kind.__name__: kind for kind in (Load, Build, Forward, Sample, AddAdapter, DropAdapter, Stop)
+}
 
 
 def packed(frame: Frame) -> bytes:

@@ -16,6 +16,7 @@ from sgl.errors import EngineDead, RequestTimeout, SglError
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat_template import ChatTemplate
 from sgl.lang.ir.interpreter import Quota, SharedQuota, Steps, Turns
+from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.timers import Timer
@@ -116,7 +117,7 @@ class Machine(Turns[Stream]):
             yield
         return future.result()
 
-    def lease(self, stream: Stream, namespace: str | None) -> None:
+    def lease(self, stream: Stream, namespace: Namespace) -> None:
         """Lease the pages of the stream's tokens, instead of its old lease."""
         lease = self._services.leases.take(stream.tokens.ids.tobytes(), namespace)
         self.release(stream)

@@ -36,6 +36,8 @@ class GenerateOptions(TypedDict, total=False):
     priority: int
     extra_key: str | None
     """Only requests with the same key share cached prefixes."""
+    lora_path: str | Sequence[str | None] | None
+    """The name of a loaded LoRA adapter. None: the model alone."""
     timeout: float | None
     """Seconds until RequestTimeout; in a list, only the late ones end, with finish_reason "abort"."""
     stream: bool
@@ -71,6 +73,7 @@ class GenerateRequest:
     owner: str | None = None
     priority: int = field(default=0, metadata=_one(int))
     extra_key: str | None = field(default=None, metadata=_one(str))
+    lora_path: str | None = field(default=None, metadata=_each(str | None))
     timeout: float | None = field(default=None, metadata=_one(float))
     stream: bool = field(default=False, metadata=_one(bool))
     pooling: Pooling | None = None

@@ -25,6 +25,7 @@ from sgl.runtime.media.config import MediaConfig
 from sgl.runtime.media.item import MediaItem
 from sgl.runtime.media.layout import ImageNumbers, Layout, lay_out
 from sgl.runtime.media.read import MediaReader
+from sgl.runtime.requests.adapters import Adapters
 from sgl.runtime.requests.arguments import GenerateRequest, Params, is_list, requests_of, too_many
 from sgl.runtime.requests.results import Header, NativeResult
 from sgl.runtime.sampling_params import SamplingParams, checked_seconds, integer
@@ -54,6 +55,7 @@ class RequestBuilder:
         eos_ids: frozenset[int],
         media: MediaConfig | None = None,
         is_launching: Callable[[], bool],
+        adapters: Adapters,
     ) -> None:
         """media: how the model takes images, if it does. is_launching: see `ModelRunner`."""
         assert config.context_length is not None, "options were resolved"
@@ -61,6 +63,7 @@ class RequestBuilder:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
+        self._adapters = adapters
         self._context_length = config.context_length
         self._seed = secrets.randbits(63) if config.random_seed is None else config.random_seed
         self._constraints = Constraints(
@@ -128,6 +131,7 @@ class RequestBuilder:
                 raise InvalidRequest(f"{name} must be a string, not {value!r}", param=name)
             if value is not None and len(value) > MAX_NAME_CHARACTERS:
                 raise InvalidRequest(f"{name} may have {MAX_NAME_CHARACTERS} characters at most", param=name)
+        adapter = self._adapters.number_of(wanted.lora_path)
         matchers = self._constraints.matchers(params)
         now = time.monotonic()
         key = prompt_ids.tobytes() if layout is None else layout.key_ids.tobytes()
@@ -149,7 +153,8 @@ class RequestBuilder:
                 layout=layout,
                 stop_ids=(frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids),
                 priority=priority,
-                namespace=wanted.extra_key,
+                namespace=(adapter, wanted.extra_key) if adapter else wanted.extra_key,
+                adapter=adapter,
                 deadline=None if timeout is None else wanted.arrived + timeout,
                 queue_deadline=None if self._config.queue_timeout is None else now + self._config.queue_timeout,
                 logprob_start=logprob_start,

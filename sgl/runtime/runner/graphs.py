@@ -13,10 +13,13 @@ import numpy as np
 import torch
 
 from sgl.kernels.attention.base import MAX_INPUTS, AttentionStep, GraphAttention
-from sgl.kernels.staging import Uploader
+from sgl.kernels.lora.rows import NO_ADAPTER, AdapterRows, block_of, most_tiles, tiled
+from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
 from sgl.runtime.model.base import Model
+from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.lora import LoraSlots, LoraStep
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
 
@@ -50,14 +53,21 @@ class DecodeGraphs:
         attention: GraphAttention,
         next_tokens: torch.Tensor,
         max_rows: int,
+        lora: LoraSlots | None = None,
     ) -> None:
+        """lora: steps with adapters are replayed, too, by graphs of their own."""
         self._model = model
         self._kv = kv
         self._attention = attention
         self._next_tokens = next_tokens
         self._buckets = buckets(max_rows)
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and attention variant
+        # by rows, attention variant, and whether there are adapters
+        self._graphs: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
         self._uploader = Uploader(model.device)
+        self._lora = lora
+        if lora is not None:
+            num_bytes = 4 * max_rows + 12 * self._num_tiles(max_rows, lora) + 2 * ALIGNMENT
+            self._adapters = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)
         self._logits = torch.empty(max_rows, len(model.vocabulary), dtype=torch.float32, device=model.device)
 
     def run(self, batch: Batch, pages: Int32Array) -> Replayed | None:
@@ -92,7 +102,9 @@ class DecodeGraphs:
         inputs = rows, positions, _slots(after - 1, pages, self._kv.page_size), after
         step = AttentionStep(np.ones(bucket, np.int32), kv_lens, pages)
         placed = self._attention.plan_decode(step, variant, inputs)
-        self._graphs[bucket, variant].replay()
+        if batch.adapters is not None:
+            self._place_adapters(np.concatenate((batch.adapters, np.full(padding, NO_ADAPTER, np.int32))))
+        self._graphs[bucket, variant, batch.adapters is not None].replay()
         return Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows])
 
     @torch.inference_mode()
@@ -105,17 +117,38 @@ class DecodeGraphs:
                 nothing = (np.zeros(bucket, np.int64),) * MAX_INPUTS
                 for variant in self._attention.variants(bucket):
                     inputs = self._attention.plan_decode(step, variant, nothing)
-                    self._forward(inputs)  # compiles and loads what a capture may not
-                    graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_MODE):
-                        self._forward(inputs)
-                    self._graphs[bucket, variant] = graph
+                    for with_adapters in (False, True)[: 1 + (self._lora is not None)]:
+                        lora = self._place_adapters(np.zeros(bucket, np.int32)) if with_adapters else None
+                        self._forward(inputs, lora)  # compiles and loads what a capture may not
+                        graph = torch.cuda.CUDAGraph()
+                        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_MODE):
+                            self._forward(inputs, lora)
+                        self._graphs[bucket, variant, with_adapters] = graph
 
-    def _forward(self, inputs: list[torch.Tensor]) -> None:
+    def _forward(self, inputs: list[torch.Tensor], lora: LoraStep | None) -> None:
         rows, positions, slots, _ = inputs
         token_ids = self._next_tokens.index_select(0, rows)
-        hidden = self._model.forward(token_ids, positions, self._kv, slots, self._attention, captured=True)
+        tensors = token_ids, positions, self._kv, slots, self._attention
+        if lora is None:
+            hidden = self._model.forward(*tensors, captured=True)
+        else:
+            assert isinstance(self._model, Decoder), "other models have no adapters"
+            hidden = self._model.forward(*tensors, captured=True, lora=lora)
         self._model.logits(hidden, out=self._logits[: len(hidden)])
+
+    def _place_adapters(self, slots: Int32Array) -> LoraStep:
+        """Copy which rows use which adapter to where graphs read it. slots: int32 [bucket]."""
+        assert self._lora is not None, "there are adapters"
+        num_rows = len(slots)
+        block = block_of(num_rows)
+        arrays = tiled(slots, block, self._num_tiles(num_rows, self._lora))
+        self._uploader.upload_into(self._adapters, *arrays)
+        order, tiles = views_into(self._adapters, arrays)
+        return LoraStep(self._lora, AdapterRows(order, tiles, block))
+
+    @staticmethod
+    def _num_tiles(num_rows: int, lora: LoraSlots) -> int:
+        return most_tiles(num_rows, lora.num_slots, block_of(num_rows))
 
 
 def _slots(positions: Int64Array, pages: Int32Array, page_size: int) -> Int64Array:

@@ -24,7 +24,9 @@ from sgl.runtime.model.base import Model
 from sgl.runtime.model.choice import eyes_of
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.lora import Adapter, LoraSlots, LoraStep
 from sgl.runtime.model.seen import Seen
+from sgl.runtime.runner.adapters import Adapters
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.pack import pack, pack_places
@@ -67,6 +69,7 @@ class _Inputs:
     last: torch.Tensor  # int64 [S]: tokens to sample after
     wanted: torch.Tensor | None  # int64 [N]: tokens whose hidden states are wanted; None: all
     seen: Seen | None = None
+    lora: LoraStep | None = None  # of tokens with adapters
 
     @property
     def num_wanted(self) -> int:
@@ -89,6 +92,7 @@ class ModelRunner:
         eos_ids: Collection[int] = (),
         max_graph_rows: int = 0,
         max_graph_tokens: int = 0,
+        lora: LoraSlots | None = None,
     ) -> None:
         self._model = model
         self._eyes = eyes_of(model)
@@ -109,11 +113,12 @@ class ModelRunner:
         if device.type == "cpu":
             self._threads = StepThreads(model.weights.num_multiplied)
             self._threads.prepare(model.weights.prepare)
+        self._adapters = None if lora is None else Adapters(lora, self._uploader)
         self._graphs: DecodeGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
         if max_graph_rows and model.captures:
             graph_attention = cast(GraphAttention, attention)
-            self._graphs = DecodeGraphs(model, kv, graph_attention, self._sampler.next_tokens, max_graph_rows)
+            self._graphs = DecodeGraphs(model, kv, graph_attention, self._sampler.next_tokens, max_graph_rows, lora)
             if model.collectives is not None:  # NCCL's own launches are too slow to replay in pieces
                 max_graph_tokens = min(max_graph_tokens, model.collectives.fused_tokens)
             if max_graph_tokens > 1 and isinstance(model, Decoder):
@@ -125,6 +130,7 @@ class ModelRunner:
         with self._current, self._on_threads():
             self._choose_threads(batch)
             self._sampler.setup(batch.setups)
+            self._write_adapters(batch)
             pages = self._pages(batch)
             replayed = None if self._graphs is None else self._graphs.run(batch, pages)
             if replayed is not None:
@@ -166,6 +172,7 @@ class ModelRunner:
         assert links is not None, "there are several stages"
         with self._current, self._on_threads(is_last=True):
             self._choose_threads(batch)
+            self._write_adapters(batch)
             inputs = self._inputs(batch, self._pages(batch))
             links.send(self._through_stage(inputs.token_ids, inputs))
             return Launched(batch, None, awaited=(inputs.num_wanted, inputs.last))
@@ -177,6 +184,7 @@ class ModelRunner:
         assert links is not None, "there are several stages"
         with self._current, self._on_threads(is_last=True):
             self._choose_threads(batch)
+            self._write_adapters(batch)
             inputs = self._inputs(batch, self._pages(batch))
             before = torch.empty(len(inputs.token_ids), width, dtype=self._model.dtype, device=self._model.device)
             done = self._through_stage(links.receive(before), inputs)
@@ -186,7 +194,7 @@ class ModelRunner:
     def _through_stage(self, before: torch.Tensor, inputs: _Inputs) -> torch.Tensor:
         tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
         assert isinstance(self._model, Decoder), "other models are not cut"
-        return self._model.forward_stage(before, *tensors)
+        return self._model.forward_stage(before, *tensors, inputs.lora)
 
     def _arrived(self, launched: Launched) -> Launched:
         """With the hidden states that the last stage sends back."""
@@ -215,6 +223,10 @@ class ModelRunner:
         num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
         return self._page_table[batch.rows, :num_pages]
 
+    def _write_adapters(self, batch: Batch) -> None:
+        if self._adapters is not None:
+            self._adapters.write(batch.adapter_writes)
+
     def _choose_threads(self, batch: Batch) -> None:
         if self._threads is not None:
             self._threads.choose(int(batch.q_lens.sum()), is_streamed=batch.is_streamed)
@@ -233,6 +245,21 @@ class ModelRunner:
         finally:
             if self._threads is not None and (is_last or not worked):
                 self._threads.done(worked=worked)
+
+    def read_adapter(self, path: str) -> Adapter:
+        """A LoRA adapter's folder. Raises AdapterError. Safe from any thread."""
+        assert self._adapters is not None, "LoRA is enabled"
+        return self._adapters.read(path)
+
+    def add_adapter(self, number: int, adapter: Adapter) -> None:
+        """Keep an adapter for later steps."""
+        assert self._adapters is not None, "LoRA is enabled"
+        self._adapters.add(number, adapter)
+
+    def drop_adapter(self, number: int) -> None:
+        """Free an adapter that no step needs any more."""
+        assert self._adapters is not None, "LoRA is enabled"
+        self._adapters.drop(number)
 
     def close(self) -> None:
         """Let go of the graphs, after the last step."""
@@ -268,6 +295,8 @@ class ModelRunner:
         for q_lens in ([1] * min(64, num_rows), prompts, [1]):
             for temperature in (0.0, 1.0):
                 launch(_idle_batch(q_lens, temperature)).wait()
+            if self._adapters is not None:
+                launch(_idle_batch(q_lens, 0.0, adapter=0)).wait()
         for q_len in _SHORT_PROMPTS:
             if q_len <= min(most, num_tokens):
                 launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
@@ -286,13 +315,15 @@ class ModelRunner:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
         of sampled ones, [S, hidden_size]."""
         graphs, num_tokens = self._prompt_graphs, int(batch.q_lens.sum())
-        if graphs is not None and (batch.places or not graphs.holds(num_tokens)):
+        is_plain = not batch.places and batch.adapters is None
+        if graphs is not None and not (is_plain and graphs.holds(num_tokens)):
             graphs = None
         inputs = self._inputs(batch, pages, self._uploader.upload if graphs is None else graphs.place)
         if graphs is None:
             tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
-            seen: dict[str, Any] = {} if inputs.seen is None else {"seen": inputs.seen}
-            hidden = self._model.forward(inputs.token_ids, *tensors, **seen)
+            more: dict[str, Any] = {"seen": inputs.seen, "lora": inputs.lora}  # only the decoder's
+            more = {name: its for name, its in more.items() if its is not None}
+            hidden = self._model.forward(inputs.token_ids, *tensors, **more)
         else:
             hidden = graphs.run(num_tokens, inputs.wanted)
         if len(inputs.last) == len(hidden):
@@ -312,11 +343,14 @@ class ModelRunner:
             assert self._eyes is not None, "only a model that sees is given images"
             (places,) = self._uploader.upload(pack_places(batch, packed.positions))
             seen = self._eyes.see(places, batch.media)
-        return _Inputs(token_ids, positions, slots, last, None if is_every_token_wanted else last, seen)
+        lora = None
+        if self._adapters is not None and batch.adapters is not None:
+            lora = self._adapters.step(batch, None if is_every_token_wanted else packed.last)
+        return _Inputs(token_ids, positions, slots, last, None if is_every_token_wanted else last, seen, lora)
 
 
-def _idle_batch(q_lens: list[int], temperature: float) -> Batch:
-    """Prompts of token 0 on the dummy page, for warming up."""
+def _idle_batch(q_lens: list[int], temperature: float, adapter: int | None = None) -> Batch:
+    """Prompts of token 0 on the dummy page, for warming up. adapter: slot of the first row's."""
     params = SamplingParams(temperature=temperature)
     empty = np.empty(0, np.int32)
     return Batch(
@@ -329,4 +363,5 @@ def _idle_batch(q_lens: list[int], temperature: float) -> Batch:
         score_from=np.full(len(q_lens), -1, np.int32),
         top_logprobs=np.full(len(q_lens), -1, np.int32),
         setups=[RowSetup(row, params, 0, empty, empty) for row in range(len(q_lens))],
+        adapters=None if adapter is None else np.array([adapter, *[-1] * (len(q_lens) - 1)], np.int32),
     )

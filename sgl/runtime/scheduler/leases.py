@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.cache.radix import Node, RadixCache
 
 
@@ -40,7 +41,7 @@ class Leases:
         """One node for each lease, for the ledger."""
         return (lease.node for lease in self._leases)
 
-    def take(self, key: bytes, namespace: str | None) -> Lease | None:
+    def take(self, key: bytes, namespace: Namespace) -> Lease | None:
         """Lock a key's cached prefix; None if there is none."""
         match = self._cache.match(key, namespace)
         if not match.length:
@@ -99,7 +100,7 @@ class HeldPrefixes:
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def hold(self, name: str, key: bytes, namespace: str | None, now: float) -> None:
+    def hold(self, name: str, key: bytes, namespace: Namespace, now: float) -> None:
         """Hold what is cached of a key under a name, instead of what it held."""
         self.release(name)
         lease = self._leases.take(key, namespace)

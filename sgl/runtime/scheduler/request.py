@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sgl.runtime.batch import Float32Array, Int32Array, Logprobs
+from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.cache.radix import Match, Node
 from sgl.runtime.media.layout import Layout
 from sgl.runtime.sampling_params import SamplingParams
@@ -52,7 +53,8 @@ class Request:
     max_new_tokens: int  # params.max_new_tokens, cut to the context
     stop_ids: frozenset[int] = frozenset()
     priority: int = 0
-    namespace: str | None = None
+    namespace: Namespace = None
+    adapter: int = 0  # number of its LoRA adapter; 0: none
     call: Hashable | None = None  # shared by the requests of one call; None: it was alone
     deadline: float | None = None  # monotonic seconds, for the whole request
     queue_deadline: float | None = None  # monotonic seconds, for its first admission

@@ -8,47 +8,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 
 from sgl.errors import QueueFull
-from sgl.runtime.batch import Batch, Int32Array, RowSetup, StepResult
+from sgl.runtime.batch import Int32Array, RowSetup, StepResult
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.config import SchedulePolicy
+from sgl.runtime.scheduler.adapters import AdapterSlots
 from sgl.runtime.scheduler.admission import OutputLengths, ReleaseSimulation
 from sgl.runtime.scheduler.counters import Counters
 from sgl.runtime.scheduler.deadlines import MAX_EXPIRED, Deadlines
 from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.packing import Chunk, assemble, share_of
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
+from sgl.runtime.scheduler.step import Limits, Step
 from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
 _MAX_BYPASSED = 16  # requests found not to fit before a round ends
+_MAX_WITHOUT_SLOT = 256  # requests whose adapter has no slot, likewise
 _UNLIMITED = 1 << 40  # tokens a step
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of a scheduler; lengths in tokens."""
-
-    max_running_requests: int
-    context_length: int
-    step_tokens: int | None  # at most; None: prompts are never split
-    max_queued_requests: int | None = None
-    schedule_policy: SchedulePolicy = "lpm"
-    conservativeness: float = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """One batch and the requests in its rows."""
-
-    batch: Batch
-    requests: list[Request]
-    num_decodes: int  # the first rows are decodes
-    dropped: set[int] = field(default_factory=set)  # uids of requests whose sampled token is ignored
 
 
 class Scheduler:
@@ -74,6 +53,7 @@ class Scheduler:
         self.memory = RowMemory(pool, num_rows, max_pages, share=share, num_checkpoints=num_checkpoints)
         self.queue = WaitingQueue(limits.schedule_policy, self.memory)
         self.memory.cache.watcher = self.queue
+        self.adapters = AdapterSlots(limits.adapter_slots)
         self._running = self.memory.running
         self._rows = self.memory.rows
         self._clock = clock
@@ -87,10 +67,11 @@ class Scheduler:
     # ── requests come and go ────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises QueueFull."""
+        """Queue a request. Raises QueueFull, and InvalidRequest if its adapter is gone."""
         limit = self.limits.max_queued_requests
         if limit is not None and len(self.queue) >= limit:
             raise QueueFull(f"{limit} requests are waiting already; try again later", limit=limit)
+        self.adapters.enter(request.adapter)
         request.tick = self._tick
         request.scored_len = request.logprob_start or 0
         self.queue.add(request)
@@ -107,6 +88,7 @@ class Scheduler:
         request.phase = Phase.DONE
         request.finish_reason = reason
         request.match = None
+        self.adapters.leave(request.adapter)
         self._deadlines.end(request)
         if reason.type == "abort":
             self.counters.aborted += 1
@@ -291,11 +273,16 @@ class Scheduler:
         if tokens_left <= 0 or not self._rows.num_free or not len(self.queue):
             return chunks
         simulation = self._simulation()
-        bypassed = 0
+        bypassed = without_slot = 0
         with closing(self.queue.candidates()) as candidates:
             for request in candidates:
                 if request.num_retractions and any(request in step.requests for step in self._in_flight):
                     continue  # its own token is pending
+                if not self.adapters.has_room(request.adapter):
+                    without_slot += 1
+                    if self.queue.is_aged(request) or without_slot > _MAX_WITHOUT_SLOT:
+                        break
+                    continue
                 if not self._give_row(request, simulation):
                     bypassed += 1
                     if self.queue.is_aged(request) or bypassed > _MAX_BYPASSED:
@@ -341,6 +328,7 @@ class Scheduler:
             memory.cache.unlock(match.node)
             return False
         memory.enter(request)
+        self._rows.adapter[request.row] = self.adapters.take(request.adapter)
         self.queue.admitted(request)
         request.phase = Phase.PREFILL
         request.target_len = request.num_known
@@ -379,6 +367,7 @@ class Scheduler:
         batch = assemble(self._rows, decodes, decode_rows, chunks, setups, page_writes)
         if self.memory.states is not None:
             batch.state_loads, batch.state_saves = self.memory.states.copies(decode_rows, chunks)
+        self.adapters.note(batch, self._rows.adapter)
         requests = decodes + [chunk.request for chunk in chunks]
         for chunk in chunks:
             if chunk.is_last:
@@ -400,6 +389,7 @@ class Scheduler:
 
     def _leave(self, request: Request) -> None:
         self.memory.leave(request)
+        self.adapters.give_back(request.adapter)
         self._decodes = None
 
     def _break_deadlock(self) -> bool:

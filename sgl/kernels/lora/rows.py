@@ -1,0 +1,52 @@
+"""Which tokens of a step use which adapter, as kernels and the host read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Int32Array = npt.NDArray[np.int32]
+
+NO_ADAPTER = -1
+SMALL, LARGE = 16, 64  # rows of a tile: a tensor core's least, and what many tokens of one adapter deserve
+_MANY = 1024  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """T tokens, those of one adapter side by side, cut into tiles."""
+
+    order: torch.Tensor  # int32 [T] token indices
+    tiles: torch.Tensor  # int32 [n, 3] slot or NO_ADAPTER, first place in `order`, number of tokens; 0: unused
+    block: int  # tokens of a tile at most
+
+
+def block_of(num_tokens: int) -> int:
+    """Tokens of a tile at most, on a GPU."""
+    return SMALL if num_tokens < _MANY else LARGE
+
+
+def most_tiles(num_tokens: int, num_slots: int, block: int) -> int:
+    """That so many tokens can make."""
+    return min(num_tokens, num_slots + 1) + num_tokens // block
+
+
+def tiled(slots: Int32Array, block: int | None, num_tiles: int | None = None) -> tuple[Int32Array, Int32Array]:
+    """`order` and `tiles` of tokens with these slots, int32 [T]. block: None: as many as there are. num_tiles: to pad
+    to."""
+    order = np.argsort(slots, kind="stable").astype(np.int32)
+    found, counts = np.unique(slots, return_counts=True)
+    firsts = np.cumsum(counts) - counts
+    size = block or max(1, len(slots))
+    numbers = -(-counts // size)
+    of_group = np.repeat(np.arange(len(found)), numbers)
+    place = np.arange(len(of_group)) - np.repeat(np.cumsum(numbers) - numbers, numbers)  # of a tile in its group
+    tiles = np.zeros((len(of_group) if num_tiles is None else num_tiles, 3), np.int32)
+    used = tiles[: len(of_group)]
+    used[:, 0] = found[of_group]
+    used[:, 1] = firsts[of_group] + place * size
+    used[:, 2] = np.minimum(size, counts[of_group] - place * size)
+    return order, tiles

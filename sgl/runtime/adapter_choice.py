@@ -1,0 +1,105 @@
+"""Decides what room LoRA adapters get: the options that are left open, and the slots."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+
+from sgl.errors import ConfigError
+from sgl.runtime.config import LORA_TARGETS, EngineConfig
+from sgl.runtime.model.adapter import LoraConfig, check_room
+from sgl.runtime.model.base import Config, Model
+from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.families import FAMILIES
+from sgl.runtime.model.lora import LoraSlots
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_RANK = 16
+
+
+def choose_adapters(config: EngineConfig, model_config: Config) -> EngineConfig:
+    """With every option for LoRA decided. Raises ConfigError and AdapterError."""
+    paths = config.lora_paths or ()
+    enabled = bool(paths) if config.enable_lora is None else config.enable_lora
+    if not enabled:
+        if paths:
+            raise ConfigError(
+                "enable_lora=False, and lora_paths names adapters: leave one out", option="enable_lora"
+            )
+        return replace(config, enable_lora=False)
+    if not isinstance(model_config, ModelConfig):
+        raise ConfigError(
+            f"LoRA adapters are for {', '.join(FAMILIES)}, and this is {model_config.architecture}",
+            option="enable_lora",
+        )
+    if config.nnodes > 1:
+        raise ConfigError(f"LoRA adapters are served on one host, and nnodes={config.nnodes}", option="enable_lora")
+    num_pinned = sum(path.pinned for path in paths)
+    if num_pinned >= config.max_loras_per_batch:
+        raise ConfigError(
+            f"{num_pinned} adapters are pinned, and max_loras_per_batch={config.max_loras_per_batch} must leave a slot "
+            "for others",
+            option="max_loras_per_batch",
+        )
+    found = [LoraConfig.read(path.lora_path) for path in paths]
+    modules = [lora.modules(model_config) for lora in found]
+    rank = config.max_lora_rank or max((max(its.values()) for its in modules), default=_DEFAULT_RANK)
+    used = {module.rpartition(".")[2] for its in modules for module in its}
+    targets = config.lora_target_modules or tuple(name for name in LORA_TARGETS if name in used or not used)
+    for lora in found:
+        check_room(lora, model_config, rank, targets)
+    return replace(config, enable_lora=True, max_lora_rank=rank, lora_target_modules=targets)
+
+
+def slot_bytes(config: EngineConfig, model: Model) -> int:
+    """That the slots of adapters take beside the weights."""
+    if not config.enable_lora:
+        return 0
+    assert isinstance(model, Decoder), "others have no adapters"
+    assert config.max_lora_rank is not None, "options were resolved"
+    assert config.lora_target_modules is not None, "options were resolved"
+    return LoraSlots.num_bytes(
+        model.whole_config,
+        model.shard,
+        num_slots=config.max_loras_per_batch,
+        rank=config.max_lora_rank,
+        targets=config.lora_target_modules,
+        dtype=model.dtype,
+        device=model.device,
+    )
+
+
+def adapter_slots(config: EngineConfig, model: Model) -> LoraSlots | None:
+    """The slots, unless there are none. Raises ConfigError if they do not fit."""
+    if not config.enable_lora:
+        return None
+    assert isinstance(model, Decoder), "others have no adapters"
+    assert config.max_lora_rank is not None, "options were resolved"
+    assert config.lora_target_modules is not None, "options were resolved"
+    logger.info(
+        "LoRA: %d slots of rank %d for %s, %.2f GiB",
+        config.max_loras_per_batch,
+        config.max_lora_rank,
+        ", ".join(config.lora_target_modules),
+        slot_bytes(config, model) / 2**30,
+    )
+    try:
+        return LoraSlots(
+            model.whole_config,
+            model.shard,
+            num_slots=config.max_loras_per_batch,
+            rank=config.max_lora_rank,
+            targets=config.lora_target_modules,
+            dtype=model.dtype,
+            device=model.device,
+        )
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ConfigError(
+            f"max_loras_per_batch={config.max_loras_per_batch} adapters of rank {config.max_lora_rank} do not fit: "
+            f"{error}",
+            option="max_loras_per_batch",
+        ) from error

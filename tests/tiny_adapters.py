@@ -1,0 +1,92 @@
+"""LoRA adapters with random weights, as peft writes them, and a model with their weights merged: the oracle."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+ALL = (*ATTENTION, *MLP)
+
+
+def tiny_adapter(
+    path: Path,
+    checkpoint: Path,
+    *,
+    seed: int = 0,
+    rank: int = 4,
+    targets: tuple[str, ...] = ALL,
+    ranks: dict[str, int] | None = None,
+    dtype: torch.dtype = torch.float32,
+    **config: Any,
+) -> Path:
+    """Write an adapter for a checkpoint to path, and return it. targets: the modules that get matrices, by their last
+    names. ranks: of modules whose names a key ends. config: other fields of adapter_config.json."""
+    modules = _linears(checkpoint)
+    generator = torch.Generator().manual_seed(1000 + seed)
+    tensors = {}
+    for name, (wide, deep) in modules.items():
+        if name.rpartition(".")[2] not in targets:
+            continue
+        own = next((its for key, its in (ranks or {}).items() if name.endswith(key)), rank)
+        for which, shape, size in (("A", (own, deep), deep**-0.5), ("B", (wide, own), own**-0.5)):
+            drawn = torch.randn(shape, generator=generator) * size
+            tensors[f"base_model.model.{name}.lora_{which}.weight"] = drawn.to(dtype)
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(targets), "bias": "none"}
+    (path / "adapter_config.json").write_text(json.dumps({**fields, **config}))
+    return path
+
+
+def merged(checkpoint: Path, adapter: Path | None) -> Any:
+    """transformers' model with an adapter's weights added to its own, float32."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    if adapter is None:
+        return model.eval()
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    with torch.no_grad():
+        for name in [each for each in tensors if ".lora_A." in each]:
+            a, b = tensors[name].float(), tensors[name.replace("lora_A", "lora_B")].float()
+            module = re.fullmatch(r"base_model\.model\.(.+)\.lora_A\.weight", name)
+            assert module is not None
+            alphas = config.get("alpha_pattern", {}).items()
+            alpha = next((its for key, its in alphas if module[1].endswith(key)), config["lora_alpha"])
+            scale = alpha / (len(a) ** 0.5 if config.get("use_rslora") else len(a))
+            model.get_submodule(module[1]).weight += scale * b @ a
+    return model.eval()
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens one by one."""
+    ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def logprobs(model: Any, ids: list[int]) -> list[float]:
+    """Of each token after the first."""
+    with torch.inference_mode():
+        rows = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    return rows[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].tolist()
+
+
+def _linears(checkpoint: Path) -> dict[str, tuple[int, int]]:
+    with torch.device("meta"):
+        from transformers import AutoConfig
+
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            found[name] = tuple(module.weight.shape)
+    return found
