@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.gpu import __main__ as everything
 from benchmarks.gpu import peers, throughput, versions
-from benchmarks.gpu.workloads import Figure
+from benchmarks.gpu.workloads import Figure, Multiplied
+from sgl.runtime.model.config import ModelConfig
 
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -123,3 +125,32 @@ def test_a_folder_without_the_package_is_no_version(
     with pytest.raises(SystemExit):
         versions.main()
     assert f"{tmp_path} is no checkout of sgl: it has no folder sgl" in capsys.readouterr().err
+
+
+def test_floors_count_the_experts_that_tokens_choose(tmp_path: Path) -> None:
+    dense = Multiplied.of(config_of(tmp_path, TINY_LLAMA))
+    assert dense.by_token == dense.read(1) == dense.read(100) == 512 * 8 + 8 * 4 * 8 + 3 * 8 * 8
+    shape = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "max_position_embeddings": 40_960,
+    }
+    mixture = Multiplied.of(config_of(tmp_path, shape))
+    assert mixture.by_token == mixture.read(1)
+    assert 3.0e9 < mixture.by_token < 3.1e9
+    assert 1.9 * mixture.read(1) < mixture.read(2) + mixture.all_tokens < 2.1 * mixture.read(1)
+    assert 30.1e9 < mixture.read(10_000) < 30.4e9
+
+
+def config_of(folder: Path, fields: dict[str, Any]) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(fields))
+    return ModelConfig.from_pretrained(folder)

@@ -185,9 +185,12 @@ def forwarded(decoder: Decoder, forward: Any) -> torch.Tensor:
 def test_layers_without_experts_are_those_that_the_config_names(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, "qwen3-moe", mlp_only_layers=[1], num_hidden_layers=6, decoder_sparse_step=2)
     config = ModelConfig.from_pretrained(path)
+    assert config.experts is not None
     assert [config.has_experts(layer) for layer in range(6)] == [False, False, False, True, False, True]
     assert [Shard(stage=1, stages=2).local(config).has_experts(layer) for layer in range(3)] == [True, False, True]
-    assert load_decoder(config).weights.layers[1].experts is None
+    decoder = load_decoder(config)
+    assert [layer.experts is not None for layer in decoder.weights.layers] == list(config.experts.layers)
+    assert decoder.first_layers() == [0, 3]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,41 @@ def _multiplied(size: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Multiplied:
+    """Weights that tokens are multiplied with."""
+
+    all_tokens: int  # whatever they are
+    expert: int  # one expert of a layer
+    num_experts: int
+    top_k: int
+    num_mixtures: int  # layers that have experts
+
+    @staticmethod
+    def of(config: ModelConfig) -> Multiplied:
+        """Of a model of ours."""
+        hidden, experts = config.hidden_size, config.experts
+        layer = hidden * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+        weights = config.num_layers * layer + config.vocab_size * hidden
+        if experts is None:
+            return Multiplied(weights + config.num_layers * 3 * hidden * config.intermediate_size, 0, 1, 1, 0)
+        num_mixtures = sum(experts.layers)
+        weights += (config.num_layers - num_mixtures) * 3 * hidden * config.intermediate_size
+        weights += num_mixtures * hidden * (experts.num_experts + 3 * (experts.shared_size or 0))
+        expert = 3 * hidden * experts.intermediate_size
+        return Multiplied(weights, expert, experts.num_experts, experts.top_k, num_mixtures)
+
+    @property
+    def by_token(self) -> int:
+        """What one token is multiplied with."""
+        return self.all_tokens + self.num_mixtures * self.top_k * self.expert
+
+    def read(self, num_tokens: int) -> float:
+        """What a step of so many tokens reads, each choosing experts at random."""
+        share = 1 - (1 - self.top_k / self.num_experts) ** num_tokens
+        return self.all_tokens + self.num_mixtures * self.num_experts * share * self.expert
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One measurement: what, how much, in what unit, and what the machine could do at best."""
 
@@ -84,9 +119,7 @@ class Workloads:
         self._load = load
         self._rng = random.Random(1234)
         config = ModelConfig.from_pretrained(model)
-        layer = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-        layer += 3 * config.hidden_size * config.intermediate_size
-        self._weights = config.num_layers * layer + config.vocab_size * config.hidden_size
+        self._weights = Multiplied.of(config)
         self._kv_bytes = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim  # a token, bf16
 
     def run(self, names: list[str]) -> Iterator[Figure]:
@@ -125,7 +158,7 @@ class Workloads:
         rates = []
         for _ in range(self._reps):
             rates.append(sum(outputs) / self._timed([self._tokens(n) for n in lengths], outputs))
-        floor = sum(lengths) * 2 * self._weights / self._machine.matrix_rate
+        floor = sum(lengths) * 2 * self._weights.by_token / self._machine.matrix_rate
         for step in range(max(outputs)):
             alive = [length + step for length, output in zip(lengths, outputs, strict=True) if step < output]
             floor += self._step_floor(len(alive), sum(alive))
@@ -153,7 +186,7 @@ class Workloads:
             "W3 TTFT",
             [1e3 * value for value in first],
             "ms",
-            1e3 * 512 * 2 * self._weights / self._machine.matrix_rate,
+            1e3 * self._products_floor(512),
         )
         steps = [1e3 * (value - prompt) / 255 for value in whole]
         yield _figure("W3 TPOT", steps, "ms", 1e3 * self._step_floor(1, 640))
@@ -171,7 +204,7 @@ class Workloads:
     def prefill(self) -> Iterator[Figure]:
         """W5: 64 prompts of 2048 tokens, one token out."""
         rates = [64 * 2048 / self._timed(self._prompts(64, 2048), [1] * 64) for _ in range(self._reps)]
-        yield _figure("W5 prefill", rates, "tok/s", self._machine.matrix_rate / (2 * self._weights))
+        yield _figure("W5 prefill", rates, "tok/s", self._machine.matrix_rate / (2 * self._weights.by_token))
 
     def forks(self) -> Iterator[Figure]:
         """W9: branches of a prefix that is cached, 16 own tokens in and 128 out: how many times faster than when each
@@ -221,10 +254,14 @@ class Workloads:
 
     def _step_floor(self, rows: int, kv_tokens: int) -> float:
         """Seconds of a decode step: weights read or products computed, then keys and values read."""
-        products = max(
-            2 * self._weights / self._machine.bandwidth, 2 * self._weights * rows / self._machine.matrix_rate
+        return self._products_floor(rows) + kv_tokens * self._kv_bytes / self._machine.bandwidth
+
+    def _products_floor(self, num_tokens: int) -> float:
+        """Seconds of a step's products: weights read, or products computed."""
+        return max(
+            2 * self._weights.read(num_tokens) / self._machine.bandwidth,
+            2 * self._weights.by_token * num_tokens / self._machine.matrix_rate,
         )
-        return products + kv_tokens * self._kv_bytes / self._machine.bandwidth
 
     def _timed(self, prompts: list[list[int]], outputs: list[int], *, flush: bool = True) -> float:
         if flush:

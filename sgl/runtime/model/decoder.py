@@ -367,7 +367,6 @@ class Decoder:
         """Run a layer's products with almost every number of tokens, and the output's with up to most_rows, so that
         cuBLAS loads its kernels now. Loading one later blocks the host until the GPU is idle."""
         config, layers = self.config, self.weights.layers
-        kinds = {layer.experts is None: index for index, layer in reversed(list(enumerate(layers)))}
         nothing = torch.empty(0, device=self.device)
         for num_tokens in warm_up_sizes(most_rows, most_tokens):
             hidden, attended = (
@@ -375,11 +374,16 @@ class Decoder:
                 for width in (config.hidden_size, config.num_heads * config.head_dim)
             )
             linear(hidden, layers[0].qkv, layers[0].qkv_bias)
-            for index in kinds.values():
+            for index in self.first_layers():
                 state = LayerState(hidden, (nothing, nothing), nothing)
                 self.after_attention(index, state, attended.unsqueeze(1), captured=False)
             if self.is_first and num_tokens <= most_rows:
                 self.logits(hidden)
+
+    def first_layers(self) -> list[int]:
+        """The first layer of each kind: dense, and with experts."""
+        kinds = [layer.experts is None for layer in self.weights.layers]
+        return sorted({kinds.index(kind) for kind in kinds})
 
     def _qk_norm(self, layer: LayerWeights) -> torch.Tensor | None:
         """[num_heads + num_kv_heads, head_dim], to normalise queries and keys together."""

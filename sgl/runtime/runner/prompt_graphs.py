@@ -112,7 +112,8 @@ class PromptGraphs:
     def _capture(self, bucket: int, pool: Any) -> None:
         inputs = views_into(self._inputs, (np.empty(bucket, np.int64),) * _NUM_INPUTS)
         state = self._enter(inputs)
-        for index in range(min(2, self._model.config.num_layers)):  # compiles and loads what a capture may not
+        num_varied = self._model.first_layers()[-1] + 2
+        for index in range(min(num_varied, self._model.config.num_layers)):  # compiles what a capture may not
             self._piece(index, state)
         pieces = []
         for index in range(self._model.config.num_layers):

@@ -1,0 +1,243 @@
+"""A layer's mixture of experts on one GPU: microseconds by number of tokens, beside the machine's floor and beside
+torch's grouped products.
+
+    python -m benchmarks.gpu.moe [MODEL] [--tokens 1,8,64] [--kernels] [--sweep]
+
+MODEL is a folder with a config.json; without, the shape of Qwen3-30B-A3B. The floor is what it takes to read the
+experts that the tokens chose, or to compute their products, whichever is longer. Layers follow each other in a CUDA
+graph, so that none finds its weights in the cache. --kernels says what each kernel takes; --sweep tries other tiles
+than those that sgl.kernels.moe chooses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from benchmarks.gpu.workloads import Machine
+from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.layers.norm import add_rms_norm, rms_norm
+from sgl.kernels.moe import grouped_triton, single_triton
+from sgl.kernels.moe.experts import Experts
+from sgl.kernels.moe.grouped_triton import Plan, Tiles
+from sgl.kernels.moe.mixture import mixture, route
+from sgl.kernels.moe.single_triton import Shape
+from sgl.runtime.model.config import ModelConfig
+
+TOKENS = "1,2,8,64,256,2048,8192"
+EPS = 1e-6
+NUM_LAYERS = 4
+REPLAYS = 11
+Work = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, Experts], torch.Tensor | None]
+"""A layer, of the residual, what the one before left to be added to it, and a norm; returns what it leaves."""
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--tokens", default=TOKENS)
+    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--sweep", action="store_true")
+    arguments = parser.parse_args()
+    layers = made(arguments.model)
+    machine = Machine.measure()
+    print(f"{machine.bandwidth / 1e12:.2f} TB/s copied, {machine.matrix_rate / 1e12:.0f} TFLOP/s bf16")
+    print(f"{'tokens':>7} {'experts':>8} {'µs':>9} {'floor':>9} {'of floor':>9} {'grouped_mm':>11} {'ratio':>6}")
+    for num_tokens in map(int, arguments.tokens.split(",")):
+        x = torch.randn(num_tokens, layers[0].router.shape[1], dtype=torch.bfloat16, device="cuda")
+        used, floor = floor_of(x, layers, machine)
+        work = single() if num_tokens == 1 else several()
+        ours = timed(x, layers, work)
+        theirs = timed(x, layers, grouped)
+        print(
+            f"{num_tokens:7} {used:8.0f} {ours:9.1f} {floor:9.1f} {floor / ours:9.0%} {theirs:11.1f} "
+            f"{theirs / ours:6.2f}",
+            flush=True,
+        )
+        if arguments.kernels:
+            for name, took in kernels(x, layers, work):
+                print(f"{'':16} {took:9.1f} {name}")
+        if arguments.sweep:
+            found = sorted(single_shapes(x, layers) if num_tokens == 1 else plans(x, layers))
+            for took, what in found[:6]:
+                print(f"{'':16} {took:9.1f} {what}", flush=True)
+
+
+def made(model: Path | None) -> list[Experts]:
+    """Layers of random experts."""
+    num_experts, hidden, size, top_k, normalises = 128, 2048, 768, 8, True
+    if model is not None:
+        config = ModelConfig.from_pretrained(model)
+        if config.experts is None:
+            raise SystemExit(f"{model} has no experts")
+        experts, hidden = config.experts, config.hidden_size
+        num_experts, size, top_k, normalises = (
+            experts.num_experts,
+            experts.intermediate_size,
+            experts.top_k,
+            experts.normalises,
+        )
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, shape[-1] ** -0.5)
+
+    return [
+        Experts(
+            draw(num_experts, hidden),
+            draw(num_experts, 2 * size, hidden),
+            draw(num_experts, hidden, size),
+            top_k,
+            normalises,
+        )
+        for _ in range(NUM_LAYERS)
+    ]
+
+
+def floor_of(x: torch.Tensor, layers: list[Experts], machine: Machine) -> tuple[float, float]:
+    """Experts that are used in a layer, and microseconds that it takes at least."""
+    used = 0.0
+    for experts in layers:
+        logits = functional.linear(normed(x), experts.router).float()
+        used += len(route(logits, experts.top_k, experts.normalises)[1].unique()) / len(layers)
+    expert = layers[0].gate_up[0].numel() + layers[0].down[0].numel()
+    flops = 2 * len(x) * layers[0].top_k * expert
+    return used, 1e6 * max(2 * used * expert / machine.bandwidth, flops / machine.matrix_rate)
+
+
+def normed(x: torch.Tensor) -> torch.Tensor:
+    """By a norm of ones."""
+    return rms_norm(x, torch.ones_like(x[0]), EPS)
+
+
+def single(gate_up: Shape = single_triton.GATE_UP, down: Shape = single_triton.DOWN) -> Work:
+    """One token, with the norm before and the sum after."""
+
+    def work(residual: torch.Tensor, rest: torch.Tensor | None, norm: torch.Tensor, experts: Experts) -> None:
+        single_triton.mixture_add_(residual, norm, EPS, experts, None, residual, (gate_up, down))
+
+    return work
+
+
+def several(plan: Plan | None = None) -> Work:
+    """Several tokens, of which the next norm adds the parts."""
+
+    def work(
+        residual: torch.Tensor, rest: torch.Tensor | None, norm: torch.Tensor, experts: Experts
+    ) -> torch.Tensor:
+        x = add_rms_norm(rest, residual, norm, EPS)
+        return mixture(x, experts) if plan is None else grouped_triton.mixture(x, experts, None, plan)
+
+    return work
+
+
+def grouped(
+    residual: torch.Tensor, rest: torch.Tensor | None, norm: torch.Tensor, experts: Experts
+) -> torch.Tensor:
+    """The same by torch's grouped products, in shapes that follow from the number of tokens."""
+    x = add_rms_norm(rest, residual, norm, EPS)
+    weights, ids = route(functional.linear(x, experts.router).float(), experts.top_k, experts.normalises)
+    flat = ids.flatten()
+    order = flat.argsort()
+    index = torch.arange(len(experts.down), device=x.device)
+    ends = torch.searchsorted(flat[order], index, right=True).to(torch.int32)
+    tokens = order // experts.top_k
+    gated = silu_and_mul(functional.grouped_mm(x[tokens], experts.gate_up.transpose(1, 2), offs=ends))
+    products = functional.grouped_mm(gated, experts.down.transpose(1, 2), offs=ends)
+    placed = torch.empty_like(products)
+    placed[order] = products * weights.flatten()[order, None].to(x.dtype)
+    return placed.view(len(x), experts.top_k, -1).sum(1)
+
+
+def captured(x: torch.Tensor, layers: list[Experts], work: Work) -> torch.cuda.CUDAGraph:
+    """All layers, one after the other, as a decoder runs them."""
+    norm = torch.ones_like(x[0])
+
+    def run() -> None:
+        residual, rest = x.clone(), None
+        for experts in layers:
+            rest = work(residual, rest, norm, experts)
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
+def timed(x: torch.Tensor, layers: list[Experts], work: Work) -> float:
+    """Microseconds a layer, the median of some replays."""
+    graph = captured(x, layers, work)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPLAYS)]
+    for _ in range(3):
+        graph.replay()
+    for before, after in events:
+        before.record()
+        graph.replay()
+        after.record()
+    torch.cuda.synchronize()
+    took = statistics.median(before.elapsed_time(after) for before, after in events)
+    return 1e3 * took / len(layers)
+
+
+def kernels(x: torch.Tensor, layers: list[Experts], work: Work) -> Iterator[tuple[str, float]]:
+    """Kernels by name, and the microseconds of each in a layer."""
+    graph = captured(x, layers, work)
+    graph.replay()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        for _ in range(REPLAYS):
+            graph.replay()
+        torch.cuda.synchronize()
+    total: Counter[str] = Counter()
+    for event in profiled.events():
+        total[event.name] += int(1e3 * event.device_time_total)
+    for name, took in total.most_common(8):
+        yield name[:60], took / 1e3 / REPLAYS / len(layers)
+
+
+def plans(x: torch.Tensor, layers: list[Experts]) -> Iterator[tuple[float, str]]:
+    """Other tiles for one product, beside those that are chosen for the other one."""
+    pairs = len(x) * layers[0].top_k / len(layers[0].down)
+    chosen = grouped_triton.choose(pairs, 2)
+    heights = [size for size in (16, 32, 64, 128) if size <= max(16, 4 * pairs) and size >= min(128, pairs) / 4]
+    for tokens in heights:
+        for rows, columns, warps, stages in (
+            *((64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3), (64, 128, 4, 4), (32, 128, 4, 4), (32, 256, 4, 3)),
+            *((128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3)),
+        ):
+            tiles = Tiles(tokens, rows, columns, warps, stages)
+            wide = tiles._replace(rows=2 * rows)
+            for name, plan in (("gate_up", Plan(tiles, chosen.down)), ("down", Plan(chosen.gate_up, wide))):
+                if (took := tried(x, layers, several(plan))) is not None:
+                    yield took, f"{name} {getattr(plan, name)}"
+
+
+def single_shapes(x: torch.Tensor, layers: list[Experts]) -> Iterator[tuple[float, str]]:
+    """Other cuts of one product of a single token, beside those that are chosen for the other one."""
+    for tile, programs, warps in product((4096, 8192, 16_384), (2, 3, 4, 6, 8), (4, 8)):
+        for name, block in (("gate_up", 1024), ("gate_up", 2048), ("down", 256), ("down", 1024)):
+            shape = Shape(tile, programs, block, warps)
+            if (took := tried(x, layers, single(**{name: shape}))) is not None:
+                yield took, f"{name} {shape}"
+
+
+def tried(x: torch.Tensor, layers: list[Experts], work: Work) -> float | None:
+    """`timed`, where the GPU has what it takes."""
+    try:
+        return timed(x, layers, work)
+    except RuntimeError as error:  # Triton's, too
+        if "shared memory" not in str(error) and "resource" not in str(error):
+            raise
+        return None
+
+
+if __name__ == "__main__":
+    main()
