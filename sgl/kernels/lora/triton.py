@@ -11,11 +11,16 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.lora.rows import SMALL, AdapterRows
 
 _WHOLE_RANK = 64  # columns of A x that a program works out at once
 _WIDTH = 128  # input columns at a time
+_SHRINK: dict[str, int] = {"num_warps": 4, "num_stages": 4}
+_EXPAND: dict[str, int] = {"num_warps": 4}
+_NARROW, _WIDE = 64, 128  # output columns of a program
 _RUN, _MOST_SPLITS = 1024, 8  # columns of a program at least, and programs side by side, for few tokens
 
 
@@ -45,6 +50,8 @@ def shrink(x: torch.Tensor, a: torch.Tensor, rows: AdapterRows, num_parts: int) 
         rank=rank,
         block=_WIDTH,
         precision=_precision(x),
+        **_SHRINK,
+        **overlap(x.device),
     )
     return shrunk
 
@@ -54,7 +61,7 @@ def expand_(
 ) -> None:
     """See `ops.expand_`."""
     first, second, third = (*parts, 0, 0)[:3]
-    block = 128 if max(parts) >= 8192 else 64
+    block = _columns(max(parts), rows)
     numbers = [triton.cdiv(each, block) for each in parts]
     rank = b.shape[2]
     _expand[sum(numbers), len(rows.tiles)](
@@ -76,6 +83,8 @@ def expand_(
         splits=shrunk.shape[0],
         block=block,
         precision=_precision(b),
+        **_EXPAND,
+        **overlap(b.device),
     )
 
 
@@ -85,7 +94,7 @@ def expand_silu_and_mul(
     """See `ops.expand_silu_and_mul`."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(num_tokens, width, dtype=gate_up.dtype, device=gate_up.device)
-    block = 128 if width >= 8192 and rows.block == SMALL else 64
+    block = _columns(width, rows)
     rank = b.shape[2]
     _expand_silu_and_mul[triton.cdiv(width, block), len(rows.tiles)](
         shrunk,
@@ -105,8 +114,15 @@ def expand_silu_and_mul(
         splits=shrunk.shape[0],
         block=block,
         precision=_precision(b),
+        **_EXPAND,
+        **overlap(b.device),
     )
     return out
+
+
+def _columns(width: int, rows: AdapterRows) -> int:
+    """Of an output, in a program."""
+    return _WIDE if width >= 8192 and rows.block == SMALL else _NARROW
 
 
 def _precision(x: torch.Tensor) -> str:
@@ -130,7 +146,11 @@ def _shrink(
     rank: tl.constexpr,
     block: tl.constexpr,
     precision: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
     tile = tl.program_id(0)
     slot, first, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if (slot < 0) | (count == 0):
@@ -209,7 +229,11 @@ def _expand(
     splits: tl.constexpr,
     block: tl.constexpr,
     precision: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
     tile = tl.program_id(1)
     slot, first, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if (slot < 0) | (count == 0):
@@ -268,7 +292,11 @@ def _expand_silu_and_mul(
     splits: tl.constexpr,
     block: tl.constexpr,
     precision: tl.constexpr,
+    overlaps: tl.constexpr,
 ):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
     tile = tl.program_id(1)
     slot, first, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if count == 0:

@@ -209,7 +209,7 @@ class Decoder:
         lora, shrunk = state.lora, None
         if lora is not None:
             shrunk = lora.shrink(index, "qkv", x)
-        qkv = linear_overlapped(x, layer.qkv, layer.qkv_bias) if captured and shrunk is None else None
+        qkv = linear_overlapped(x, layer.qkv, layer.qkv_bias) if captured else None
         state.overlaps = qkv is not None
         if qkv is None:
             qkv = linear(x, layer.qkv, layer.qkv_bias)

@@ -149,30 +149,49 @@ class LoraSlots:
 class LoraStep:
     """A step in which some tokens have adapters: what its layers add to their products."""
 
-    def __init__(self, slots: LoraSlots, rows: AdapterRows, wanted: AdapterRows | None = None) -> None:
-        """rows: of all tokens. wanted: of those that the last layer goes on with, None: all."""
-        self._slots, self._rows, self._wanted = slots, rows, wanted
+    def __init__(
+        self,
+        slots: LoraSlots,
+        rows: AdapterRows,
+        wanted: AdapterRows | None = None,
+        aside: torch.cuda.Stream | None = None,
+    ) -> None:
+        """rows: of all tokens. wanted: of those that the last layer goes on with, None: all. aside: where `shrink` runs
+        beside the product; None: before it."""
+        self._slots, self._rows, self._wanted, self._aside = slots, rows, wanted, aside
 
     def for_wanted(self) -> LoraStep:
         """The same, of the tokens that the last layer goes on with."""
-        return self if self._wanted is None else LoraStep(self._slots, self._wanted)
+        return self if self._wanted is None else LoraStep(self._slots, self._wanted, aside=self._aside)
 
     def shrink(self, layer: int, name: str, x: torch.Tensor) -> Shrunk | None:
-        """The first half of what is added to a product with x [T, in]."""
+        """The first half of what is added to a product with x [T, in], before it is launched."""
         stacked = self._slots.product(layer, name)
-        return None if stacked is None else shrink(x, stacked.a, self._rows, len(stacked.parts))
+        if stacked is None:
+            return None
+        if self._aside is None:
+            return shrink(x, stacked.a, self._rows, len(stacked.parts))
+        self._aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._aside):
+            return shrink(x, stacked.a, self._rows, len(stacked.parts))
 
     def expand_(self, layer: int, name: str, shrunk: Shrunk | None, out: torch.Tensor) -> None:
-        """The second half, added to out [T, out]."""
+        """The second half, added to out [T, out], behind the product."""
         stacked = self._slots.product(layer, name)
         if stacked is not None and shrunk is not None:
+            self._join()
             expand_(shrunk, stacked.b, out, self._rows, stacked.parts)
 
     def gated(self, layer: int, shrunk: Shrunk, gate_up: torch.Tensor) -> torch.Tensor:
         """`expand_` to gate_up [T, 2n], then silu(gate) * up: [T, n]."""
         stacked = self._slots.product(layer, "gate_up")
         assert stacked is not None, "it was shrunk"
+        self._join()
         return expand_silu_and_mul(shrunk, stacked.b, gate_up, self._rows)
+
+    def _join(self) -> None:
+        if self._aside is not None:
+            torch.cuda.current_stream().wait_stream(self._aside)
 
 
 def padded_rank(rank: int, device: torch.device) -> int:

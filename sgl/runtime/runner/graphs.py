@@ -22,6 +22,9 @@ from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import LoraSlots, LoraStep
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
+SHRINKS_ASIDE = False
+"""Whether the first halves of adapters' products run beside the model's."""
+
 
 class Replayed(NamedTuple):
     """float32 logits [B, len(vocabulary)]; int64 [B] request rows and positions of the next tokens."""
@@ -65,6 +68,9 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
         self._uploader = Uploader(model.device)
         self._lora = lora
+        self._aside: torch.cuda.Stream | None = None
+        if lora is not None and SHRINKS_ASIDE:
+            self._aside = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]  # torch leaves it so
         if lora is not None:
             num_bytes = 4 * max_rows + 12 * self._num_tiles(max_rows, lora) + 2 * ALIGNMENT
             self._adapters = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)
@@ -144,7 +150,7 @@ class DecodeGraphs:
         arrays = tiled(slots, block, self._num_tiles(num_rows, self._lora))
         self._uploader.upload_into(self._adapters, *arrays)
         order, tiles = views_into(self._adapters, arrays)
-        return LoraStep(self._lora, AdapterRows(order, tiles, block))
+        return LoraStep(self._lora, AdapterRows(order, tiles, block), aside=self._aside)
 
     @staticmethod
     def _num_tiles(num_rows: int, lora: LoraSlots) -> int:
