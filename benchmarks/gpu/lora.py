@@ -1,11 +1,12 @@
 """LoRA adapters on one GPU: decode steps of 64 rows with 0, 1, 4 and 16 adapters of rank 16, and their ratio to the
 model alone.
 
-    python -m benchmarks.gpu.lora CONFIG [--targets all-linear] [--reps 5] [--rows 64] [--aside] [--kernels]
+    python -m benchmarks.gpu.lora CONFIG [--targets q_proj,v_proj] [--reps 3] [--rows 64] [--quick]
 
-CONFIG is a folder with a config.json; weights and adapters are random. All steps alternate in one engine, medians are
-told. First an engine without adapters runs, to compare the model alone in both. --aside: the first halves of adapters'
-products run on a stream of their own. --kernels: microseconds of each kernel of a layer alone, by its parameters.
+CONFIG is a folder with a config.json; weights and adapters are random. Steps of all kinds alternate in one engine, and
+medians are told. First an engine without adapters runs, to compare the model alone in both. Unless --quick, microseconds
+follow of each kernel of a layer by its parameters, and the steps where the first halves of adapters' products have a
+stream of their own.
 """
 
 from __future__ import annotations
@@ -44,41 +45,45 @@ def main() -> None:
     parser.add_argument("--targets", default=_ALL, help="names of modules, separated by commas")
     parser.add_argument("--adapters", default="1,4,16")
     parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--reps", type=int, default=5)
-    parser.add_argument("--aside", action="store_true")
-    parser.add_argument("--kernels", action="store_true")
-    parser.add_argument("--only-kernels", action="store_true")
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     config = ModelConfig.from_pretrained(arguments.model)
-    if arguments.kernels or arguments.only_kernels:
-        _kernels(config, arguments.rows)
-    if arguments.only_kernels:
-        return
-    graphs.SHRINKS_ASIDE = arguments.aside
-    numbers = [int(each) for each in arguments.adapters.split(",")]
     targets = arguments.targets.split(",")
     with tempfile.TemporaryDirectory() as folder:
         adapter = _adapter(Path(folder), config, targets)
-        common: dict[str, Any] = {
-            "load_format": "dummy",
-            "skip_tokenizer_init": True,
-            "context_length": 2048,
-            "cuda_graph_max_bs": arguments.rows,
-        }
-        with Engine(arguments.model, **common) as engine:
+        with Engine(arguments.model, **_options(arguments)) as engine:
             alone = _steps(engine, arguments, [0])[0]
-        most = max(numbers)
-        began = time.perf_counter()
-        paths = {f"adapter{i}": adapter for i in range(most)}
-        with Engine(arguments.model, lora_paths=paths, max_loras_per_batch=most, **common) as engine:
-            print(f"ready with {most} adapters after {time.perf_counter() - began:.1f} s", flush=True)
-            steps = _steps(engine, arguments, [0, *numbers])
-        base = steps[0]
         print(f"{arguments.rows} rows, adapters of rank {_RANK} for {', '.join(targets)}")
-        print(f"{'the model, without LoRA enabled':34} {alone:7.3f} ms")
-        print(f"{'the model, with LoRA enabled':34} {base:7.3f} ms, {alone / base:.3f}x the throughput")
-        for number in numbers:
-            print(f"{f'{number} adapters':34} {steps[number]:7.3f} ms, {base / steps[number]:.3f}x the throughput")
+        print(f"{'the model, without LoRA enabled':34} {alone:7.3f} ms", flush=True)
+        _compare(arguments, adapter, alone)
+        if not arguments.quick:
+            _kernels(config, arguments.rows)
+            graphs.SHRINKS_ASIDE = True
+            print("the first halves on a stream of their own:", flush=True)
+            _compare(arguments, adapter, alone)
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "context_length": 2048,
+        "cuda_graph_max_bs": arguments.rows,
+    }
+
+
+def _compare(arguments: argparse.Namespace, adapter: str, alone: float) -> None:
+    numbers = [int(each) for each in arguments.adapters.split(",")]
+    began, most = time.perf_counter(), max(numbers)
+    paths = {f"adapter{i}": adapter for i in range(most)}
+    with Engine(arguments.model, lora_paths=paths, max_loras_per_batch=most, **_options(arguments)) as engine:
+        print(f"ready with {most} adapters after {time.perf_counter() - began:.1f} s", flush=True)
+        steps = _steps(engine, arguments, [0, *numbers])
+    print(f"{'the model, with LoRA enabled':34} {steps[0]:7.3f} ms, {alone / steps[0]:.3f}x the throughput")
+    for number in numbers:
+        text = f"{f'{number} adapters':34} {steps[number]:7.3f} ms, {steps[0] / steps[number]:.3f}x the throughput"
+        print(text, flush=True)
 
 
 def _steps(engine: Engine, arguments: argparse.Namespace, numbers: list[int]) -> dict[int, float]:

@@ -24,7 +24,7 @@ def shrink(x: torch.Tensor, a: torch.Tensor, rows: AdapterRows, num_parts: int) 
 
         return kernels.shrink(x, a, rows, num_parts)
     shrunk = x.new_zeros(len(x), a.shape[1])
-    for slot, tokens in _groups(rows):
+    for slot, tokens in rows.groups:
         shrunk[tokens] = functional.linear(x[tokens], a[slot])
     return shrunk
 
@@ -37,7 +37,7 @@ def expand_(shrunk: Shrunk, b: torch.Tensor, out: torch.Tensor, rows: AdapterRow
 
         kernels.expand_(shrunk, b, out, rows, parts)
         return
-    for slot, tokens in _groups(rows):
+    for slot, tokens in rows.groups:
         out[tokens] += _expanded(shrunk[tokens], b[slot], parts)
 
 
@@ -55,10 +55,3 @@ def expand_silu_and_mul(shrunk: Shrunk, b: torch.Tensor, gate_up: torch.Tensor, 
 def _expanded(shrunk: torch.Tensor, b: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:
     pairs = zip(shrunk.chunk(len(parts), dim=1), torch.split(b, list(parts)), strict=True)
     return torch.cat([functional.linear(x, matrix) for x, matrix in pairs], dim=1)
-
-
-def _groups(rows: AdapterRows) -> list[tuple[int, torch.Tensor]]:
-    """Each tile's slot and its tokens, int64, of those with adapter."""
-    tiles = rows.tiles.tolist()
-    order = rows.order.long()
-    return [(slot, order[first : first + count]) for slot, first, count in tiles if slot >= 0 and count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +16,23 @@ SMALL, LARGE = 16, 64  # rows of a tile: a tensor core's least, and what many to
 _MANY = 1024  # tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AdapterRows:
     """T tokens, those of one adapter side by side, cut into tiles."""
 
     order: torch.Tensor  # int32 [T] token indices
     tiles: torch.Tensor  # int32 [n, 3] slot or NO_ADAPTER, first place in `order`, number of tokens; 0: unused
     block: int  # tokens of a tile at most
+
+    @cached_property
+    def groups(self) -> list[tuple[int, torch.Tensor | slice]]:
+        """Each tile's slot and its tokens, int64, of those with adapter. Waits for the device."""
+        order, tiles = self.order.long(), self.tiles.tolist()
+        if len(tiles) == 1 and tiles[0][0] != NO_ADAPTER:
+            return [(tiles[0][0], slice(None))]
+        return [
+            (slot, order[first : first + count]) for slot, first, count in tiles if slot != NO_ADAPTER and count
+        ]
 
 
 def block_of(num_tokens: int) -> int:
