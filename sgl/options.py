@@ -20,7 +20,7 @@ class EngineOptions(TypedDict, total=False):
     device: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     kv_cache_dtype: Literal["auto", "fp8_e4m3"]
-    quantization: Literal["fp8"] | None
+    quantization: Literal["fp8", "int4"] | None
     tp_size: int
     pp_size: int
     rank_timeout: float

@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from sgl.errors import ModelError, UnsupportedModel, WeightsError
+from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
+from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.runtime.engine import Engine
+from sgl.runtime.model import loader, weights
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.loader import load_decoder
-from sgl.runtime.model.quantized.codes import dequantize_mxfp4
+from sgl.runtime.model.quantized.codes import Codes, dequantize_mxfp4
+from sgl.runtime.model.quantized.pack import grouped
+from sgl.runtime.model.shard import Shard
 from tests.test_hf_models import OPTIONS, Reference
 from tests.test_models import Paged, at_once, check, mixed, random_sequences, reference_logits
-from tests.tiny_models import edit_json
+from tests.tiny_models import edit_json, tiny_checkpoint
 from tests.tiny_quantized import (
     AWQ,
     CONFIGS,
@@ -51,6 +55,91 @@ def test_quantized_checkpoints_equal_transformers_with_dequantized_weights(
     expected = reference_logits(dense, sequences)
     check(Paged(decoder, sequences, page_size=16).run(at_once(sequences)), expected)
     check(Paged(decoder, sequences, page_size=4).run(mixed(sequences)), expected)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_matrices_stay_packed_where_kernels_multiply_with_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, and cut among ranks. test_grouped_matrices.py has the kernels."""
+    folder, dense = tiny_quantized(tmp_path, name, num_hidden_layers=1, intermediate_size=192)
+    monkeypatch.setattr(loader, "keeps_groups", lambda device: True)
+    config, plain = (ModelConfig.from_pretrained(path) for path in (folder, dense))
+    for shard in (Shard(), Shard(0, 2), Shard(1, 2)):
+        ours, theirs = (
+            loader._load_weights(its, torch.float32, torch.device("cpu"), shard).layers[0]
+            for its in (config, plain)
+        )
+        for matrix in weights.MATRICES:
+            packed, expected = getattr(ours, matrix), getattr(theirs, matrix)
+            if not isinstance(packed, torch.Tensor):
+                assert packed.shape == expected.shape
+                packed = packed.dequantized(torch.float32)
+            elif shard.size == 1:
+                assert name == "fp8-block", "blocks of 40 columns have no whole units"
+            assert torch.equal(packed, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_quantized_checkpoints_on_a_gpu(name: str, tmp_path: Path) -> None:
+    """Single tokens, several, and graphs."""
+    folder, dense = tiny_quantized(tmp_path, name, max_position_embeddings=2048)
+    sequences = random_sequences(384)
+    expected = reference_logits(dense, sequences)
+    decoder = load_decoder(ModelConfig.from_pretrained(folder), device="cuda", dtype="float32")
+    actual = Paged(decoder, sequences, page_size=16).run(mixed(sequences))
+    torch.testing.assert_close(torch.cat(actual), torch.cat(expected), atol=1e-3, rtol=1e-5)
+    kinds = {type(getattr(layer, name)) for layer in decoder.weights.layers for name in weights.MATRICES}
+    assert kinds == ({torch.Tensor} if name == "fp8-block" else {GroupedMatrix})
+    options = {"skip_tokenizer_init": True, "dtype": "float32", "max_total_tokens": 4096}
+    prompts = [sequence[:20] for sequence in sequences if len(sequence) > 20]
+    params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
+    tokens = {}
+    for device in ("cuda", "cpu"):
+        with Engine(str(folder), device=device, **options) as engine:
+            tokens[device] = [engine.generate(input_ids=prompts[0], sampling_params=params)["output_ids"]]
+            tokens[device] += [
+                each["output_ids"] for each in engine.generate(input_ids=prompts, sampling_params=params)
+            ]
+    assert tokens["cuda"] == tokens["cpu"]
+
+
+def test_columns_in_different_orders_make_no_common_matrix() -> None:
+    parts = [
+        Codes(
+            torch.zeros(4, 64, dtype=torch.uint8), torch.ones(4, 2), torch.zeros(4, 2, dtype=torch.uint8), groups, 4
+        )
+        for groups in (torch.arange(64) // 32, torch.arange(64) % 2, torch.arange(63, -1, -1) // 32)
+    ]
+    assert all(grouped([part]) is not None for part in parts)
+    assert grouped(parts) is None
+    assert grouped([parts[0], parts[0].part(slice(1), slice(None))]) is not None
+    assert grouped([parts[0].part(slice(None), slice(16, 48))]) is None, "a unit has one scale"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_are_rounded_to_four_bits(family: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family, intermediate_size=192)
+    config = ModelConfig.from_pretrained(folder)
+    plain = load_decoder(config).weights
+    plain.quantize("int4")
+    rounded = load_decoder(config, quantization="int4").weights
+    for ours, theirs in zip(rounded.tensors(), plain.tensors(), strict=True):
+        assert torch.equal(ours, theirs)
+    with Engine(str(folder), **{**OPTIONS, "model_impl": "auto"}, quantization="int4") as engine:
+        assert engine.get_server_info()["quantization"] == "int4"
+        assert engine.generate(input_ids=[5, 6], sampling_params={"max_new_tokens": 3})["output_ids"]
+
+
+def test_quantizing_what_is_quantized_is_refused(tmp_path: Path) -> None:
+    folder, _ = tiny_quantized(tmp_path, "awq")
+    for options in ({"quantization": "int4"}, {"quantization": "fp8"}):
+        with pytest.raises(ConfigError, match=r"is quantised already \(AWQ, 4 bits, groups of 32, zero points"):
+            Engine(str(folder), **{**OPTIONS, "model_impl": "auto"}, **options)
+    odd = tiny_checkpoint(tmp_path / "odd", intermediate_size=80)
+    with pytest.raises(ConfigError, match="multiples of 32"):
+        Engine(str(odd), **{**OPTIONS, "model_impl": "auto"}, quantization="int4")
 
 
 @pytest.mark.slow

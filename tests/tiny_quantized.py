@@ -62,7 +62,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "int8-zeros": compressed(weights_of(8, "channel", **ASYMMETRIC), "int-quantized"),
     "float8": compressed(weights_of(8, "channel", **FLOAT), "float-quantized"),
     "float8-tensor": compressed(weights_of(8, "tensor", **FLOAT), "float-quantized"),
-    "float8-block": compressed(weights_of(8, "block", block_structure=[32, 48], **FLOAT), "float-quantized"),
+    "float8-block": compressed(weights_of(8, "block", block_structure=[48, 32], **FLOAT), "float-quantized"),
     "fp8-block": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [24, 40]},
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
     "fp8-tensor": {"quant_method": "fp8", "activation_scheme": "static"},
@@ -96,11 +96,10 @@ def quantize_folder(
     shutil.copytree(dense, folder)
     source = load_file(dense / "model.safetensors")
     written: Tensors = {}
-    random = np.random.default_rng(0)
     for tensor_name, tensor in source.items():
         module = tensor_name.removesuffix(".weight")
         if module.endswith(PROJECTIONS) and tensor_name.endswith("weight") and is_quantized(module):
-            parts, read = quantize(tensor.numpy(), CONFIGS[name], random)
+            parts, read = quantize(tensor.numpy(), CONFIGS[name])
             if f"{module}.bias" in source:
                 parts.pop("bias", None)
             written |= {f"{module}.{part}": values.contiguous() for part, values in parts.items()}
@@ -128,7 +127,7 @@ def quantize_mxfp4(experts: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"blocks": blocks.contiguous(), "scales": (exponents + 127).to(torch.uint8)}, read
 
 
-def quantize(matrix: Array, config: dict[str, Any], random: np.random.Generator) -> tuple[Tensors, Array]:
+def quantize(matrix: Array, config: dict[str, Any]) -> tuple[Tensors, Array]:
     """The tensors of a matrix [n, k], and what they say in float32."""
     method = config["quant_method"]
     if method == "fp8":
@@ -148,7 +147,7 @@ def quantize(matrix: Array, config: dict[str, Any], random: np.random.Generator)
     size = k if size == -1 else size
     groups = np.arange(k) // size
     if has_index:
-        groups = random.permutation(groups)
+        groups = np.random.default_rng(k).permutation(groups)  # it follows from the inputs, which q, k and v share
     codes, scales, zeros = round_to_codes(matrix, groups, bits, is_symmetric)
     read = (codes - zeros[:, groups]).astype(np.float32) * scales.astype(np.float32)[:, groups]
     middle = 1 << (bits - 1)

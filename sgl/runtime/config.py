@@ -134,9 +134,10 @@ class EngineConfig:
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"
     """auto: the model's. fp8_e4m3: half as many bytes, without scales; needs flashinfer or triton, and a GPU of
     compute capability 8.9 or above."""
-    quantization: Literal["fp8"] | None = None
+    quantization: Literal["fp8", "int4"] | None = None
     """fp8: the layers' matrices in e4m3 with a scale for each row, activations rounded alike on the way; needs
-    bfloat16 and a GPU of compute capability 8.9 or above."""
+    bfloat16 and a GPU of compute capability 8.9 or above. int4: the matrices rounded to four bits in groups of 128, 64
+    or 32 columns; on a CPU, the rounded numbers in dtype. Checkpoints that are quantised already need neither."""
     tp_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Tensor parallelism: processes that each hold a part of every layer. On a CPU only so far."""
     pp_size: Annotated[int, Field(ge=1, le=64)] = 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sgl.errors import ConfigError
+from sgl.kernels.layers.grouped import UNIT
 from sgl.machine_limits import num_processors
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.base import Config
@@ -67,28 +68,38 @@ def check_quantization(config: EngineConfig, model: Config, device: torch.device
     """Raise ConfigError if the device or the model does not suit the quantisation."""
     if config.quantization is None:
         return
+    option = f"quantization={config.quantization!r}"
     if not isinstance(model, ModelConfig):
         raise ConfigError(
-            f"quantization='fp8' is for the layers of {', '.join(FAMILIES)}, and not for those that serve "
-            f"{model.architecture} here",
+            f"{option} is for the layers of {', '.join(FAMILIES)}, and not for those that serve {model.architecture} "
+            "here",
             option="quantization",
         )
     if model.experts is not None:
         raise ConfigError(
-            f"quantization='fp8' is for dense layers, and {model.path} has mixtures of experts: leave it out",
+            f"{option} is for dense layers, and {model.path} has mixtures of experts: leave it out",
             option="quantization",
         )
-    _check_fp8("quantization", config.quantization, device)
-    dtype = resolve_dtype(model, config.dtype, device)
-    if dtype != torch.bfloat16:
+    if model.scheme is not None:
         raise ConfigError(
-            f"quantization='fp8' multiplies into bfloat16, and dtype is {dtype_name(dtype)}: set dtype='bfloat16'",
+            f"{option}: {model.path} is quantised already ({model.scheme}), and served so without this option",
             option="quantization",
         )
+    side = 16
+    if config.quantization == "int4":
+        side = UNIT
+    else:
+        _check_fp8("quantization", config.quantization, device)
+        dtype = resolve_dtype(model, config.dtype, device)
+        if dtype != torch.bfloat16:
+            raise ConfigError(
+                f"{option} multiplies into bfloat16, and dtype is {dtype_name(dtype)}: set dtype='bfloat16'",
+                option="quantization",
+            )
     widths = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
-    if any(width % 16 for width in (*widths, model.num_kv_heads * model.head_dim)):
+    if any(width % side for width in (*widths, model.num_kv_heads * model.head_dim)):
         raise ConfigError(
-            f"quantization='fp8' needs matrices whose sides are multiples of 16; {model.path} has {widths}",
+            f"{option} needs matrices whose sides are multiples of {side}; {model.path} has {widths}",
             option="quantization",
         )
 

@@ -1,4 +1,4 @@
-"""Products with weight matrices, plain, in 8 bits, or packed for a CPU.
+"""Products with weight matrices, plain, in 8 bits, in 4 or 8 bits by groups, or packed for a CPU.
 
 An 8-bit matrix is e4m3 values with a scale for each row. Inputs are scaled by their largest element and rounded to
 e4m3 alike: in plain torch here, on a GPU by a Triton twin and torch's 8-bit product.
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from sgl.kernels.layers.grouped import GroupedMatrix
+
 E4M3_MAX = 448.0
 # oneDNN keeps half a megabyte for each combination of matrix shape, rows and threads. The number of rows is
 # therefore rounded up where that costs little, and large products are cut.
@@ -20,6 +22,7 @@ _PARTS = (512,)  # rows of a product's parts except the last; more are hardly fa
 _RARE_PARTS = (512, 64)  # with one of several threads, which is rare for many rows: up to a fifth slower
 _HAS_THREADS = torch.get_num_threads() > 1
 MOST_PLAIN = 1 << 17  # elements of a packed matrix that is also kept plain
+_MANY_ROWS = 1024  # that are worth a dequantised copy of a matrix in groups
 _LEAST_SCALE = 1e-12  # of a row of zeros
 
 
@@ -60,7 +63,7 @@ class PackedMatrix:
         return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(matrix, None), matrix if is_kept else None)
 
 
-Matrix = torch.Tensor | Fp8Matrix | PackedMatrix
+Matrix = torch.Tensor | Fp8Matrix | PackedMatrix | GroupedMatrix
 
 
 def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
@@ -77,6 +80,8 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
         padded = functional.pad(x, (0, 0, 0, num_padding)) if num_padding else x
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(padded, matrix.values, bias, "none", [], "")
         return product[:num_rows]
+    if isinstance(matrix, GroupedMatrix):
+        return _grouped(x, matrix, bias)
     values, scales = quantize_rows(x)
     if x.is_cuda:
         return torch._scaled_mm(
@@ -89,6 +94,16 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
         )
     wide = functional.linear(values.float(), matrix.values.float()) * scales * matrix.scales.t()
     return (wide if bias is None else wide + bias.float()).to(x.dtype)
+
+
+def _grouped(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
+    if not x.is_cuda:
+        return functional.linear(x, matrix.dequantized(x.dtype), bias)
+    from sgl.kernels.layers import grouped_triton
+
+    if len(x) < _MANY_ROWS:
+        return grouped_triton.linear(x, matrix, bias)
+    return functional.linear(x, grouped_triton.dequantized(matrix, x.dtype), bias)
 
 
 def _rounded(num_rows: int) -> int:

@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sgl.kernels.layers import grouped_triton
 from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.kernels.layers.linear import Fp8Matrix, Matrix
 
 _TILE = 8192  # matrix elements a program holds at a time: 128 bytes in flight for each of 128 threads
@@ -35,6 +37,10 @@ def project(
 ) -> torch.Tensor:
     """A matrix [n, k] times x [1, k], normed first where a norm [k] is given, plus the bias [n]: [1, n] in x's dtype,
     or in `dtype`."""
+    if isinstance(matrix, GroupedMatrix):
+        out = x.new_empty(1, len(matrix.values), dtype=dtype or x.dtype)
+        grouped_triton.project(x, norm, eps, matrix, bias, out, adds=False)
+        return out
     out = x.new_empty(1, len(_values(matrix)[0]), dtype=dtype or x.dtype)
     _launch(x, norm, eps, matrix, bias, out, adds=False)
     return out
@@ -44,6 +50,10 @@ def project_gated(
     x: torch.Tensor, norm: torch.Tensor | None, eps: float, gate_up: Matrix, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """silu(gate) * up of a matrix [2n, k], gates first, times x [1, k] as in `project`: [1, n]."""
+    if isinstance(gate_up, GroupedMatrix):
+        out = x.new_empty(1, len(gate_up.values) // 2)
+        grouped_triton.project(x, norm, eps, gate_up, bias, out, adds=False, is_gated=True)
+        return out
     values, scales = _values(gate_up)
     size, width = len(values) // 2, values.shape[1]
     out = x.new_empty(1, size)
@@ -72,6 +82,9 @@ def project_gated(
 
 def project_add_(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor) -> None:
     """Add a matrix [n, k] times x [1, k], plus the bias [n], to residual [1, n], in place."""
+    if isinstance(matrix, GroupedMatrix):
+        grouped_triton.project(x, None, 0.0, matrix, bias, residual, adds=True)
+        return
     _launch(x, None, 0.0, matrix, bias, residual, adds=True)
 
 

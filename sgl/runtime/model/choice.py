@@ -60,7 +60,7 @@ def load_model(
     dtype: Literal["auto"] | DtypeName,
     load_format: LoadFormat,
     max_positions: int,
-    quantization: Literal["fp8"] | None,
+    quantization: Literal["fp8", "int4"] | None,
     ranks: Ranks | None,
     image_cache_bytes: int,
 ) -> Model:

@@ -15,16 +15,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sgl.errors import ConfigError, WeightsError
+from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
+from sgl.runtime.model.quantized.pack import grouped
 from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.seen import Eyes
 from sgl.runtime.model.shard import GATE_UP, WHOLE, Shard
-from sgl.runtime.model.weights import Weights, allocate_weights, checkpoint_tensors
+from sgl.runtime.model.weights import MATRICES, Weights, allocate_weights, checkpoint_tensors, keeps_groups
 
 
 class HasDtype(Protocol):
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+_CPU = torch.device("cpu")
 _LM_HEAD = "lm_head.weight"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -60,7 +63,7 @@ def load_decoder(
     load_format: LoadFormat = "auto",
     max_positions: int | None = None,
     seed: int = 0,
-    quantization: Literal["fp8"] | None = None,
+    quantization: Literal["fp8", "int4"] | None = None,
     ranks: Ranks | None = None,
     eyes: Eyes | None = None,
 ) -> Decoder:
@@ -80,10 +83,12 @@ def load_decoder(
         raise ConfigError(f"load_format={load_format!r}: {config.path} is {found}", option="load_format")
     if load_format == "dummy":
         weights = _random_weights(config, torch_dtype, device, seed, shard)
+        if config.scheme is not None:
+            logger.warning("random weights are not quantised as the checkpoint is (%s)", config.scheme)
     else:
         weights = _load_weights(config, torch_dtype, device, shard)
-    if quantization == "fp8":
-        weights.quantize()
+    if quantization is not None:
+        weights.quantize(quantization)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # return the old matrices' memory, for KV pages
     weights.pack()
@@ -145,7 +150,7 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     headers = read_headers(folder)
     if config.media is not None:
         headers = {_text_name(name): entry for name, entry in headers.items() if not name.startswith(OF_TOWERS)}
-    entries, quantized = read_quantized(headers, config.scheme)
+    entries, quantized = read_quantized(headers, config.scheme, device)
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     fused = any(name.endswith(GATE_UP) for name in entries)
@@ -155,7 +160,13 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
         shapes,
         folder,
     )
-    weights = allocate_weights(config, dtype, device, tied=tied, shard=shard)
+    packed = _packed_matrices(config, quantized, shard) if keeps_groups(device) else {}
+    weights = allocate_weights(config, dtype, device, tied=tied, shard=shard, without=packed.keys())
+    for (layer, name), modules in packed.items():
+        codes = [quantized.codes(module, shard.part(module, config)) for module in modules]
+        dense = getattr(weights.layers[layer], name)
+        matrix = grouped(codes) or torch.empty_like(dense, device=device)
+        setattr(weights.layers[layer], name, matrix)
     targets = checkpoint_tensors(config, weights, shard, fused=fused)
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as tensors:
@@ -172,7 +183,7 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                     ]
                     target.copy_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
     if quantized.shapes:
-        logger.info("%s: %d matrices dequantised to %s", config.scheme, len(quantized.shapes), dtype_name(dtype))
+        _say_packed(weights, config.scheme, dtype)
     if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
     return weights
@@ -184,6 +195,25 @@ def _text_name(name: str) -> str:
         if name.startswith(prefix):
             return without + name.removeprefix(prefix)
     return name
+
+
+def _packed_matrices(
+    config: ModelConfig, quantized: QuantizedCheckpoint, shard: Shard
+) -> dict[tuple[int, str], list[str]]:
+    """A part's matrices whose modules are all quantised, by layer there and name, with their tensors' names."""
+    modules = {
+        (layer, name): [f"model.layers.{index}.{module}.weight" for module in MATRICES[name]]
+        for layer, index in enumerate(shard.layers(config))
+        for name in MATRICES
+    }
+    return {key: names for key, names in modules.items() if all(name in quantized.shapes for name in names)}
+
+
+def _say_packed(weights: Weights, scheme: QuantScheme | None, dtype: torch.dtype) -> None:
+    matrices = [matrix for layer in weights.layers for _, matrix in layer.matrices()]
+    num_packed = sum(isinstance(matrix, GroupedMatrix) for matrix in matrices)
+    message = "%s: of the layers' %d matrices, %d stay as they are, and the others are in %s"
+    logger.info(message, scheme, len(matrices), num_packed, dtype_name(dtype))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,16 +244,16 @@ def read_headers(folder: Path) -> dict[str, Entry]:
 
 
 def read_quantized(
-    entries: dict[str, Entry], scheme: QuantScheme | None
+    entries: dict[str, Entry], scheme: QuantScheme | None, device: torch.device = _CPU
 ) -> tuple[dict[str, Entry], QuantizedCheckpoint]:
-    """A checkpoint's tensors with matrices in place of what they are quantised to, and what reads those. Raises
-    WeightsError."""
+    """A checkpoint's tensors with matrices in place of what they are quantised to, and what reads those to the
+    device. Raises WeightsError."""
     files: dict[Path, Any] = {}
 
     def read_whole(name: str) -> torch.Tensor:
         file = entries[name].file
         files[file] = files.get(file) or opened(file)
-        return read(files[file], entries[name].name, file)
+        return read(files[file], entries[name].name, file).to(device)
 
     quantized = QuantizedCheckpoint(scheme, entries, read_whole)
     dense = {name: entry for name, entry in entries.items() if name not in quantized.others}

@@ -5,18 +5,27 @@ Maps checkpoint tensors to weights; the loader fills them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import torch
 
+from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.kernels.layers.linear import Fp8Matrix, Matrix, PackedMatrix, prepare
 from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES, ExpertNames
 from sgl.runtime.model.shard import DOWN, GATE_UP, WHOLE, Shard
 
-_MATRICES = ("qkv", "output", "gate_up", "down")
+MATRICES = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""Those of a dense layer, and the modules that each has the rows of."""
 _LEAST_PACKED = 1 << 16  # elements: a oneDNN call takes 10 µs, others as little as one
 MAX_HELD_TWICE = 1 << 26  # bytes of a tied head that is packed beside the embedding
 
@@ -43,7 +52,7 @@ class LayerWeights:
 
     def matrices(self) -> Iterator[tuple[str, Matrix]]:
         """Those that all tokens are multiplied with, but the router, by their fields."""
-        for name in _MATRICES:
+        for name in MATRICES:
             matrix: Matrix | None = getattr(self, name)
             if matrix is not None:
                 yield name, matrix
@@ -74,15 +83,16 @@ class Weights:
         """Elements of the matrices that a token is multiplied with; of experts, as many as are chosen."""
         matrices = [matrix for layer in self.layers for _, matrix in layer.matrices()]
         of_experts = sum(layer.experts.num_multiplied for layer in self.layers if layer.experts is not None)
-        return of_experts + sum(next(matrix_tensors(matrix)).numel() for matrix in [*matrices, self.lm_head])
+        return of_experts + sum(_count(matrix) for matrix in [*matrices, self.lm_head])
 
-    def quantize(self) -> None:
-        """Quantise the layers' matrices to 8 bits; embedding and head stay. Not for experts."""
+    def quantize(self, kind: Literal["fp8", "int4"]) -> None:
+        """Quantise the layers' matrices to 8 or 4 bits; embedding and head stay. On a CPU, which has no kernel for 4
+        bits, the rounded numbers stay in the matrices' dtype. Not for experts."""
         for layer in self.layers:
             assert layer.experts is None, "startup refuses them"
             for name, matrix in layer.matrices():
                 if isinstance(matrix, torch.Tensor):
-                    setattr(layer, name, Fp8Matrix.of(matrix))
+                    setattr(layer, name, _rounded(matrix, kind))
 
     def pack(self) -> None:
         """Pack matrices for the CPU where possible. A packed matrix replaces its original, unless that is small; a
@@ -104,6 +114,23 @@ class Weights:
         prepare(self.lm_head, None, most_rows)
 
 
+def keeps_groups(device: torch.device) -> bool:
+    """Whether kernels there multiply with a `GroupedMatrix`."""
+    return device.type == "cuda"
+
+
+def _rounded(matrix: torch.Tensor, kind: Literal["fp8", "int4"]) -> Matrix:
+    if kind == "fp8":
+        return Fp8Matrix.of(matrix)
+    rounded = GroupedMatrix.rounded(matrix)
+    return rounded if keeps_groups(matrix.device) else rounded.dequantized(matrix.dtype)
+
+
+def _count(matrix: Matrix) -> int:
+    """Its elements."""
+    return math.prod(matrix.shape if isinstance(matrix, GroupedMatrix) else next(matrix_tensors(matrix)).shape)
+
+
 def packed(matrix: Matrix) -> Matrix:
     """For the CPU, if that is worth it."""
     if isinstance(matrix, torch.Tensor) and matrix.numel() >= _LEAST_PACKED and PackedMatrix.can_hold(matrix):
@@ -121,12 +148,22 @@ def matrix_tensors(matrix: Matrix | Experts) -> Iterator[torch.Tensor]:
 
 
 def allocate_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, *, tied: bool, shard: Shard = WHOLE
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    tied: bool,
+    shard: Shard = WHOLE,
+    without: Set[tuple[int, str]] = frozenset(),
 ) -> Weights:
-    """Uninitialised weights of a part of the model of this config."""
+    """Uninitialised weights of a part of the model of this config. without: matrices, by layer and name, that get no
+    memory."""
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
+
+    def matrix(layer: int, name: str, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta" if (layer, name) in without else device)
 
     def bias(wanted: bool, size: int) -> torch.Tensor | None:
         return tensor(size) if wanted else None
@@ -142,16 +179,16 @@ def allocate_weights(
         intermediate = config.intermediate_size if experts is None else experts.shared_size
         its = LayerWeights(
             input_norm=tensor(hidden),
-            qkv=tensor(qkv_size, hidden),
+            qkv=matrix(layer, "qkv", qkv_size, hidden),
             qkv_bias=bias(config.qkv_bias, qkv_size),
             q_norm=bias(config.qk_norm, head_dim),
             k_norm=bias(config.qk_norm, head_dim),
-            output=tensor(hidden, q_size),
+            output=matrix(layer, "output", hidden, q_size),
             output_bias=bias(config.output_bias, hidden),
             post_attention_norm=tensor(hidden),
-            gate_up=None if intermediate is None else tensor(2 * intermediate, hidden),
+            gate_up=None if intermediate is None else matrix(layer, "gate_up", 2 * intermediate, hidden),
             gate_up_bias=None if intermediate is None else bias(config.mlp_bias, 2 * intermediate),
-            down=None if intermediate is None else tensor(hidden, intermediate),
+            down=None if intermediate is None else matrix(layer, "down", hidden, intermediate),
             down_bias=bias(config.mlp_bias, hidden),
         )
         if experts is not None:

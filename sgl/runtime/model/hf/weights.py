@@ -58,7 +58,7 @@ def load(
         for prefix in prefixes
         if name.startswith(prefix)
     }
-    entries, quantized = read_quantized(found_entries, scheme)
+    entries, quantized = read_quantized(found_entries, scheme, device)
     entries = {name: entry for name, entry in entries.items() if not quantized.adds_nothing(name)}
     meta = torch.device("meta")
     empty = {name: torch.empty(entry.shape, dtype=dtype, device=meta) for name, entry in entries.items()}
@@ -77,7 +77,7 @@ def load(
         for name, entry in entries.items()
     }
     if quantized.shapes:
-        logger.info("%s: %d matrices dequantised to %s", scheme, len(quantized.shapes), dtype_name(dtype))
+        logger.info("%s: %d matrices, dequantised to %s", scheme, len(quantized.shapes), dtype_name(dtype))
     found = _converted(module, tensors, dtype, device)
     if found.conversion_errors or found.mismatched_keys:
         raise WeightsError(f"cannot convert the weights of {folder}: {found.conversion_errors}", path=str(folder))

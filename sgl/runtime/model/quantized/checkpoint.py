@@ -88,14 +88,14 @@ class QuantizedCheckpoint:
         stem, _, last = name.rpartition(".")
         return last == "bias" and f"{stem}.weight" in self._modules and not self._read(name).any()
 
-    def codes(self, name: str) -> Codes | None:
-        """A matrix [n, k] as it is stored; None: it is not quantised, or has another form. Raises WeightsError."""
-        module = self._modules.get(name)
-        if module is None:
-            return None
+    def codes(self, name: str, part: tuple[slice, ...] = ()) -> Codes:
+        """A matrix [n, k] of `shapes`, none of experts in one tensor, as it is stored, or a part of it. Raises
+        WeightsError."""
+        module = self._modules[name]
         tensors = {last: self._read(whole) for last, whole in module.parts.items()}
+        rows, columns = (*part, slice(None), slice(None))[:2]
         try:
-            return unpack(module.layout, tensors, module.shape)
+            return unpack(module.layout, tensors, module.shape).part(rows, columns)
         except ValueError as error:
             self._fail(next(whole for last, whole in module.parts.items() if last.endswith("g_idx")), str(error))
 
@@ -108,10 +108,7 @@ class QuantizedCheckpoint:
                 if blocks.dim() == 4
                 else [dequantize_mxfp4(blocks, scales).t()]
             )[part]
-        codes = self.codes(name)
-        assert codes is not None, "it is one of `shapes`"
-        rows, columns = (*part, slice(None), slice(None))[:2]
-        return codes.part(rows, columns).dequantized()
+        return self.codes(name, part).dequantized()
 
     def _is_first(self, layout: Layout, stem: str, last: str) -> bool:
         if layout.kind in _FIRST:

@@ -22,10 +22,12 @@ class Codes:
     scales: torch.Tensor  # a float [n, groups]
     zeros: torch.Tensor  # uint8 [n, groups]; of floats [n, 0]: there are none
     groups: torch.Tensor  # int64 [k], the group of each column
+    bits: int  # of a code
 
     def part(self, rows: slice, columns: slice) -> Codes:
         """Some of it."""
-        return Codes(self.codes[rows, columns], self.scales[rows], self.zeros[rows], self.groups[columns])
+        part = self.codes[rows, columns], self.scales[rows], self.zeros[rows], self.groups[columns]
+        return Codes(*part, self.bits)
 
     def dequantized(self) -> torch.Tensor:
         """float32 [n, k]."""
@@ -43,7 +45,7 @@ def unpack(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int
     if layout.kind == "fp8":
         scale = tensors["weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"]
         scales, groups = _blocks(scale.float(), shape, layout.block)
-        return Codes(tensors["weight"], scales, torch.empty(n, 0, dtype=torch.uint8), groups)
+        return Codes(tensors["weight"], scales, scales.new_empty(n, 0, dtype=torch.uint8), groups, 8)
     if layout.kind == "awq":
         codes = _awq(tensors["qweight"]).t()
         scales = tensors["scales"].t()
@@ -72,12 +74,12 @@ def unpack(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int
         if layout.has_zeros:
             stored = tensors["weight_zero_point"].to(torch.int8).view(torch.uint8) ^ 0x80
             zeros = (stored.reshape(-1, 1) if layout.group is None else stored).expand(n, -1)
-    zeros = torch.full(scales.shape, middle, dtype=torch.uint8) if zeros is None else zeros
+    zeros = torch.full_like(scales, middle, dtype=torch.uint8) if zeros is None else zeros
     index = next((tensors[name] for name in ("g_idx", "weight_g_idx") if name in tensors), None)
-    groups = torch.arange(k) // (k // scales.shape[1]) if index is None else index
+    groups = torch.arange(k, device=scales.device) // (k // scales.shape[1]) if index is None else index
     if int(groups.min()) < 0 or int(groups.max()) >= scales.shape[1]:
         raise ValueError(f"names the group {int(groups.max())} of {scales.shape[1]}")
-    return Codes(codes.contiguous(), scales.contiguous(), zeros.contiguous(), groups.long())
+    return Codes(codes.contiguous(), scales.contiguous(), zeros.contiguous(), groups.long(), layout.bits)
 
 
 def _bytes(packed: torch.Tensor, bits: int) -> torch.Tensor:
@@ -100,8 +102,11 @@ def _blocks(
     """A scale for each row and group of columns, and the columns' groups, of one scale, one a row or one a block."""
     n, k = shape
     if block is None:
-        return scale.reshape(-1, 1).expand(n, 1).contiguous(), torch.zeros(k, dtype=torch.int64)
-    return scale.repeat_interleave(block[0], 0)[:n].contiguous(), torch.arange(k) // block[1]
+        return scale.reshape(-1, 1).expand(n, 1).contiguous(), torch.zeros(
+            k, dtype=torch.int64, device=scale.device
+        )
+    groups = torch.arange(k, device=scale.device) // block[1]
+    return scale.repeat_interleave(block[0], 0)[:n].contiguous(), groups
 
 
 def dequantize_mxfp4(
