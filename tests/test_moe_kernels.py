@@ -13,7 +13,7 @@ import tests.interpreter  # noqa: F401 - mends it
 from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.moe.experts import Experts
-from sgl.kernels.moe.mixture import mixture, route
+from sgl.kernels.moe.mixture import mixture, mixture_of, route
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
@@ -142,6 +142,35 @@ def test_each_block_is_of_one_expert_and_all_have_a_program(seed: int) -> None:
         chosen = torch.randint(0, num_experts, (num_pairs,), generator=generator)
         needed = sum(-(-its // 8) for its in chosen.bincount(minlength=num_experts).tolist())
         assert needed <= grouped_triton.most_blocks(num_pairs, num_experts, 8)
+
+
+def test_experts_that_others_chose_are_mixed() -> None:
+    experts, x = made(6, 32, 16, 3), draw(300, 32)
+    ids = torch.stack([torch.randperm(6)[:3] for _ in x])
+    weights = draw(len(x), 3).abs()
+    expected = torch.zeros(len(x), 32)
+    for slot in range(3):
+        up = torch.einsum("th,tih->ti", x, experts.gate_up[ids[:, slot]])
+        expected += weights[:, slot, None] * torch.einsum(
+            "ti,thi->th", silu_and_mul(up), experts.down[ids[:, slot]]
+        )
+    check(mixture_of(x, weights, ids, experts.gate_up, experts.down), expected, 1e-5)
+    its = moved(experts)
+    parts = grouped_triton.mixture_of(x.to(DEVICE), weights.to(DEVICE), ids.to(DEVICE), its.gate_up, its.down)
+    check(parts.sum(0), expected, 1e-5)
+
+
+def test_a_shared_expert_without_a_gate_is_added_as_it_is() -> None:
+    experts, x = made(6, 32, 16, 2), draw(5, 32)
+    shared = draw(5, 32, seed=1)
+    expected = mixture(x, experts) + shared
+    check(mixture(x, experts, shared), expected, 1e-6)
+    check(grouped_triton.mixture(x.to(DEVICE), moved(experts), shared.to(DEVICE), SMALL).sum(0), expected, 1e-5)
+    gate_up, down, row = draw(48, 32) / 8, draw(32, 24) / 5, x[:1].to(DEVICE, copy=True)
+    expected = x[:1] + mixture(x[:1], experts)
+    expected += functional.linear(silu_and_mul(functional.linear(x[:1], gate_up)), down)
+    single_triton.mixture_add_(row, None, 1e-5, moved(experts), (gate_up.to(DEVICE), down.to(DEVICE)), row)
+    check(row, expected, 1e-5)
 
 
 def test_scores_that_are_no_numbers_choose_each_expert_once() -> None:

@@ -45,6 +45,7 @@ PLANS = {
 }
 MANY = Plan(Tiles(128, 128, 64, 8, 3), Tiles(128, 256, 64, 8, 3))
 _WIDE = Plan(Tiles(16, 32, 32, 4, 2), Tiles(16, 32, 32, 4, 2))  # in float32, which only tests are
+_ENLISTED = 256  # pairs of a program
 _FEW_TOKENS = 256  # of the router's product
 _ROUTER_FEW, _ROUTER_MANY = Tiles(16, 16, 256, 4, 3), Tiles(64, 64, 64, 4, 3)
 _ROUTER_WIDE = Tiles(16, 16, 64, 4, 2)
@@ -57,13 +58,11 @@ def mixture(
 
     plan: the tiles, if not those of PLANS."""
     num_tokens, hidden = x.shape
-    num_experts, _, size = experts.down.shape
-    top_k, num_pairs = experts.top_k, num_tokens * experts.top_k
+    num_experts, top_k = len(experts.down), experts.top_k
     out = x.new_empty(top_k + (shared is not None), num_tokens, hidden)
     logits, counts = _scores(x, experts.router, num_experts)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=x.device)
     lists = torch.empty(num_experts, num_tokens, dtype=torch.int32, device=x.device)
-    options = overlap(x.device)
     num_padded = triton.next_power_of_2(num_experts)
     _select[(num_tokens,)](
         logits,
@@ -78,56 +77,66 @@ def mixture(
         num_padded=num_padded,
         num_slots=triton.next_power_of_2(top_k),
         num_warps=min(4, max(1, num_padded // 128)),
-        **options,
+        **overlap(x.device),
     )
+    _multiply(x, experts.gate_up, experts.down, weights, counts, lists, out, plan)
+    if shared is not None and experts.has_gate:
+        torch.mul(shared, logits[:, num_experts:].sigmoid(), out=out[top_k])
+    elif shared is not None:
+        out[top_k] = shared
+    return out
+
+
+def mixture_of(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """`mixture.mixture_of` for contiguous x and weights: [top_k, T, hidden] in x's dtype."""
+    num_tokens, top_k = ids.shape
+    counts = torch.zeros(len(down), dtype=torch.int32, device=x.device)
+    lists = torch.empty(len(down), num_tokens, dtype=torch.int32, device=x.device)
+    _enlist[(triton.cdiv(ids.numel(), _ENLISTED),)](
+        ids.contiguous(), counts, lists, num_tokens, top_k=top_k, block=_ENLISTED, num_warps=4, **overlap(x.device)
+    )
+    out = x.new_empty(top_k, *x.shape)
+    _multiply(x, gate_up, down, weights, counts, lists, out, None)
+    return out
+
+
+def _multiply(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    counts: torch.Tensor,
+    lists: torch.Tensor,
+    out: torch.Tensor,
+    plan: Plan | None,
+) -> None:
+    """Fill out [top_k, T, hidden], by pair of a token and its expert, from the lists of pairs by expert."""
+    num_experts, hidden, size = down.shape
+    num_tokens, top_k = weights.shape
+    num_pairs, options = num_tokens * top_k, overlap(x.device)
     plan = plan or choose(num_pairs / num_experts, x.dtype.itemsize)
     gated = x.new_empty(num_pairs, size)
-    tiles = plan.gate_up
-    grid = (most_blocks(num_pairs, num_experts, tiles.tokens) * triton.cdiv(size, tiles.rows),)
-    _gate_up[grid](
-        x,
-        experts.gate_up,
-        counts,
-        lists,
-        gated,
-        num_tokens,
-        num_experts,
-        size,
-        width=hidden,
-        top_k=top_k,
-        num_padded=num_padded,
-        block_tokens=tiles.tokens,
-        block_rows=tiles.rows,
-        block_columns=tiles.columns,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-        **options,
-    )
-    tiles = plan.down
-    grid = (most_blocks(num_pairs, num_experts, tiles.tokens) * triton.cdiv(hidden, tiles.rows),)
-    _down[grid](
-        gated,
-        experts.down,
-        weights,
-        counts,
-        lists,
-        out,
-        num_tokens,
-        num_experts,
-        hidden,
-        width=size,
-        top_k=top_k,
-        num_padded=num_padded,
-        block_tokens=tiles.tokens,
-        block_rows=tiles.rows,
-        block_columns=tiles.columns,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-        **options,
-    )
-    if shared is not None:
-        torch.mul(shared, logits[:, num_experts:].sigmoid(), out=out[top_k])
-    return out
+    for is_down, tiles in enumerate(plan):
+        num_rows = hidden if is_down else size
+        blocks = most_blocks(num_pairs, num_experts, tiles.tokens)
+        tensors = (gated, down, weights, counts, lists, out) if is_down else (x, gate_up, counts, lists, gated)
+        (_down if is_down else _gate_up)[(blocks * triton.cdiv(num_rows, tiles.rows),)](
+            *tensors,
+            num_tokens,
+            num_experts,
+            num_rows,
+            width=size if is_down else hidden,
+            top_k=top_k,
+            num_padded=triton.next_power_of_2(num_experts),
+            block_tokens=tiles.tokens,
+            block_rows=tiles.rows,
+            block_columns=tiles.columns,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **options,
+        )
 
 
 def choose(pairs_per_expert: float, itemsize: int) -> Plan:
@@ -267,6 +276,19 @@ def _select(
     tl.store(weights + token * top_k + slots, shares / total, mask=is_slot)
     place = tl.atomic_add(counts + ids, 1, mask=is_slot, sem="relaxed")
     tl.store(lists + ids.to(tl.int64) * num_tokens + place, token * top_k + slots, mask=is_slot)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _enlist(ids, counts, lists, num_tokens, top_k: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr):
+    """The lists of pairs by expert, of experts that are chosen."""
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    pairs = tl.program_id(0) * block + tl.arange(0, block)
+    is_pair = pairs < num_tokens * top_k
+    experts = tl.load(ids + pairs, mask=is_pair, other=0).to(tl.int64)
+    place = tl.atomic_add(counts + experts, 1, mask=is_pair, sem="relaxed")
+    tl.store(lists + experts * num_tokens + place, pairs, mask=is_pair)
 
 
 @triton.jit

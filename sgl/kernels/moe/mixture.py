@@ -16,8 +16,8 @@ from sgl.kernels.moe.experts import Experts
 def mixture(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = None) -> torch.Tensor:
     """The sum of what the experts make of x [T, hidden], in x's dtype: [T, hidden], or [parts, T, hidden] to sum.
 
-    shared: what an expert for all tokens makes of x, [T, hidden], added with the sigmoid of its gate. On a GPU, nothing
-    waits for the device, and all shapes follow from T.
+    shared: what an expert for all tokens makes of x, [T, hidden], added with the sigmoid of its gate if it has one.
+    Nothing waits for a GPU, and all shapes follow from T.
     """
     if x.is_cuda:
         from sgl.kernels.moe import grouped_triton
@@ -26,10 +26,23 @@ def mixture(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = Non
     logits = functional.linear(x, experts.router).float()
     num_experts = len(experts.gate_up)
     weights, ids = route(logits[:, :num_experts], experts.top_k, experts.normalises)
-    out = _summed(x, experts, weights, ids)
+    out = _summed(x, experts.gate_up, experts.down, weights, ids)
     if shared is not None:
-        out += shared * logits[:, num_experts:].sigmoid()
+        out += shared * logits[:, num_experts:].sigmoid() if experts.has_gate else shared
     return out.to(x.dtype)
+
+
+def mixture_of(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """`mixture` of experts that something else than `route` has chosen.
+
+    weights, ids: float32 and int64 [T, top_k]; no token has an expert twice. gate_up, down: see Experts."""
+    if x.is_cuda:
+        from sgl.kernels.moe import grouped_triton
+
+        return grouped_triton.mixture_of(x, weights, ids, gate_up, down)
+    return _summed(x, gate_up, down, weights, ids).to(x.dtype)
 
 
 def route(logits: torch.Tensor, top_k: int, normalises: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,19 +51,21 @@ def route(logits: torch.Tensor, top_k: int, normalises: bool) -> tuple[torch.Ten
     return (weights / weights.sum(-1, keepdim=True) if normalises else weights), ids
 
 
-def _summed(x: torch.Tensor, experts: Experts, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _summed(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+) -> torch.Tensor:
     """float32 [T, hidden]. Each expert computes its tokens at once; experts without tokens cost nothing."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     flat = ids.flatten()
     pairs = flat.argsort(stable=True)
-    tokens, scales = pairs // experts.top_k, weights.flatten()[pairs].unsqueeze(1)
-    counts = torch.bincount(flat, minlength=len(experts.gate_up)).tolist()
+    tokens, scales = pairs // ids.shape[1], weights.flatten()[pairs].unsqueeze(1)
+    counts = torch.bincount(flat, minlength=len(down)).tolist()
     end = 0
     for expert, count in enumerate(counts):
         if not count:
             continue
         start, end = end, end + count
         its = tokens[start:end]
-        gated = silu_and_mul(functional.linear(x[its], experts.gate_up[expert]))
-        out.index_add_(0, its, functional.linear(gated, experts.down[expert]).float() * scales[start:end])
+        gated = silu_and_mul(functional.linear(x[its], gate_up[expert]))
+        out.index_add_(0, its, functional.linear(gated, down[expert]).float() * scales[start:end])
     return out

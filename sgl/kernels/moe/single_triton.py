@@ -34,7 +34,7 @@ class Shape(NamedTuple):
     warps: int
 
 
-GATE_UP = Shape(8192, 3, 2048, 4)
+GATE_UP = Shape(8192, 4, 2048, 4)
 DOWN = Shape(8192, 4, 512, 4)
 
 
@@ -55,7 +55,8 @@ def mixture_add_(
     of_shared = None
     if shared is not None:
         of_shared = project_gated(x, norm, eps, shared[0], None)
-        of_shared *= logits[:, num_experts:].sigmoid()
+        if experts.has_gate:
+            of_shared *= logits[:, num_experts:].sigmoid()
     gated = _gated_experts(x, norm, eps, experts, logits, shapes[0])
     _add_down_(gated, experts, logits, residual, shapes[1])
     if shared is not None and of_shared is not None:
