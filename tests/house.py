@@ -45,10 +45,11 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.runtime.text",
         "sgl.runtime.attention_choice",
         "sgl.runtime.adapter_choice",
-        "sgl.runtime.devices",
+        "sgl.runtime.memory_plan",
         "sgl.machine_limits",
         "sgl.native_code",
     ),
+    "sgl.runtime.memory_plan": ("sgl.runtime.devices",),
     "sgl.runtime.devices": ("sgl.runtime.model", "sgl.machine_limits"),
     "sgl.runtime.parallel": ("sgl.runtime.runner", "sgl.child"),
     "sgl.runtime.attention_choice": ("sgl.kernels", "sgl.runtime.config"),
@@ -144,12 +145,14 @@ MAX_LINES = 450
 MOST_LINES = {
     "grammar": 15_600,
     "kernels": 5_750,
+    "kernels.gdn": 800,
     "kernels.latent": 60,
     "kernels.lora": 480,
     "kernels.moe": 800,
     "lang": 9_700,
-    "runtime": 15_850,  # without the server and what follows
+    "runtime": 15_950,  # without the server and what follows
     "runtime.media": 780,
+    "runtime.model.gdn": 1_020,
     "runtime.model.hf": 1_340,
     "runtime.model.mla": 820,
     "runtime.model.quantized": 660,
