@@ -37,6 +37,7 @@ class EngineOptions(TypedDict, total=False):
     page_size: int | None
     mem_fraction_static: float | None
     max_total_tokens: int | None
+    state_checkpoints: int | None
     max_running_requests: int | None
     max_queued_requests: int | None
     max_requests_per_call: int

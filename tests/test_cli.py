@@ -79,7 +79,7 @@ def test_the_options_of_a_server_are_shown_in_groups(shown: Any) -> None:
     assert code == 0
     found = groups(out)
     assert list(found)[:3] == ["Arguments", "Options", "Where the server listens"]
-    assert found["Memory"] == ["--page-size", "--mem-fraction-static", "--max-total-tokens"]
+    assert found["Memory"] == ["--page-size", "--mem-fraction-static", "--max-total-tokens", "--state-checkpoints"]
     listed = [flag for flags in found.values() for flag in flags]
     for cls in (ServerConfig, EngineConfig):
         for field in dataclasses.fields(cls):

@@ -35,7 +35,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "MambaForCausalLM": ({}, "recurrent layers"),
     "MiniMaxForCausalLM": ({"num_local_experts": 4}, "recurrent layers (linear_attention)"),
     "OpenAIGPTLMHeadModel": ({"n_positions": 64}, "attention that does not go through"),
-    "Qwen3NextForCausalLM": ({"num_experts": 4}, "recurrent layers (linear_attention)"),
+    "Qwen3NextForCausalLM": ({"num_experts": 4}, "a model with only linear_attention layers"),
     "RwkvForCausalLM": ({"context_length": 64, "attention_hidden_size": 64}, "recurrent layers"),
 }
 

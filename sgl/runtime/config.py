@@ -174,8 +174,11 @@ class EngineConfig:
     it. None: 0.88 on a GPU, 0.3 on a CPU."""
     max_total_tokens: PositiveInt | None = None
     """Tokens of KV to allocate. None: what mem_fraction_static leaves, and no more than can be used."""
+    state_checkpoints: NonNegativeInt | None = None
+    """Recurrent states to keep beside cached prefixes, of a model that has any. None: up to two for each request in a
+    step, of half of the memory."""
     max_running_requests: PositiveInt | None = None
-    """Requests in one step. None: 512 on a GPU, 128 on a CPU, fewer where KV is short."""
+    """Requests in one step. None: 512 on a GPU, 128 on a CPU, fewer where memory is short."""
     max_queued_requests: PositiveInt | None = None
     """Requests waiting for a row; one more is refused with QueueFull, and so is a call of more. None: no limit."""
     max_requests_per_call: PositiveInt = 65_536

@@ -14,18 +14,19 @@ import torch
 
 from sgl.errors import ConfigError, MissingExtra
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
-from sgl.machine_limits import address_space_left, memory_limit, num_processors
-from sgl.runtime.adapter_choice import adapter_slots, choose_adapters, slot_bytes
+from sgl.machine_limits import memory_limit, num_processors
+from sgl.runtime.adapter_choice import adapter_slots, choose_adapters
 from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
+from sgl.runtime.memory_plan import gib, held_bytes, plan_memory, token_bytes
 from sgl.runtime.model.base import Config, Model
 from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
+from sgl.runtime.model.gdn.config import HybridConfig
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.model.loader import dtype_name
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
@@ -39,20 +40,11 @@ from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_ROWS = {"cuda": 512, "cpu": 128}
-_CPU_STEP_TOKENS = 2048
-_TILE_TOKENS = 64  # for each multiprocessor: most products then fill whole waves of tiles
-_LARGE_MODEL = 8_000_000_000  # weights; smaller models take more tiles: launching would take as long as the step
-_MAX_TILES = 4  # for each multiprocessor
-_DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
-_DEFAULT_PAGE_SIZE = {"cuda": 16, "cpu": 8}
 _GRAMMAR_PACKAGES: dict[GrammarBackend, tuple[str, tuple[str, ...]]] = {  # extra and modules
     "sgl": ("", ()),
     "outlines": ("engine", ("outlines_core", "interegular")),
     "llguidance": ("ebnf", ("llguidance",)),
 }
-_ADDRESS_FRACTION = 0.5  # of what `ulimit -v` leaves after loading weights, for KV
-_MIN_TOKENS_A_ROW = 64  # by default fewer rows, rather than less KV for each
 
 
 @dataclass(slots=True)
@@ -144,7 +136,7 @@ def device_of(config: EngineConfig, rank: int) -> Iterator[torch.device]:
 def _out_of_memory(what: str) -> ConfigError:
     limit = memory_limit()
     return ConfigError(
-        f"the model does not fit into memory: {what}; there are {_gib(limit.num_bytes)} ({limit.what})",
+        f"the model does not fit into memory: {what}; there are {gib(limit.num_bytes)} ({limit.what})",
         option="mem_fraction_static",
     )
 
@@ -171,6 +163,11 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
             f"tp_size={config.tp_size}, pp_size={config.pp_size}: a model that takes images "
             f"({model_config.architecture}) is not cut among ranks yet; dp_size serves several copies of it",
             option="tp_size" if config.tp_size > 1 else "pp_size",
+        )
+    if config.state_checkpoints is not None and not isinstance(model_config, HybridConfig):
+        raise ConfigError(
+            f"state_checkpoints={config.state_checkpoints}: {model_config.architecture} has no recurrent layers",
+            option="state_checkpoints",
         )
     if isinstance(model_config, ModelConfig):
         shard = Shard(size=config.tp_size, stages=config.pp_size)
@@ -211,12 +208,12 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     tokenizer = None
     if not config.skip_tokenizer_init:
         tokenizer = Tokenizer.load(config.tokenizer_path or model_config.path, vocab_size=model_config.vocab_size)
-    is_native = isinstance(model_config, ModelConfig | LatentConfig)
+    is_native = isinstance(model_config, ModelConfig | LatentConfig | HybridConfig)
     layers = "sgl's own layers" if is_native else "transformers' modules, with sgl's attention and cache"
     logger.info("%s: %s by %s", config.model_name, model_config.architecture, layers)
     config = choose_adapters(replace(config, model_impl="sgl" if is_native else "transformers"), model_config)
     model = load(config, model_config, device, None if group is None else group.ranks)
-    config, num_pages = _plan_memory(config, model)
+    config, num_pages = plan_memory(config, model)
     config, attention = choose_attention(config, _attention_shape(config, model))
     eos_ids = frozenset(model_config.eos_token_ids)
     if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
@@ -243,7 +240,8 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         adapter_slots=config.max_loras_per_batch if config.enable_lora else 0,
     )
     pool = PagePool(num_pages, config.page_size)
-    scheduler = Scheduler(limits, pool, share=not config.disable_radix_cache, depth=config.pp_size)
+    share, checkpoints = not config.disable_radix_cache, config.state_checkpoints
+    scheduler = Scheduler(limits, pool, share=share, depth=config.pp_size, num_checkpoints=checkpoints)
     return Started(
         config,
         model_config,
@@ -251,8 +249,8 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         runner,
         scheduler,
         eos_ids,
-        kv_bytes=num_pages * config.page_size * _token_bytes(config, model),
-        weight_bytes=_weight_bytes(model),
+        kv_bytes=num_pages * config.page_size * token_bytes(config, model),
+        weight_bytes=held_bytes(model),
         num_weights=count_weights(model_config) + (0 if (eyes := eyes_of(model)) is None else eyes.num_weights),
         group=group,
     )
@@ -280,10 +278,10 @@ def build_runner(
         kv = KVCache(model.config, num_pages, page_size, kv_dtype(config) or model.dtype, model.device)
     except MemoryError as error:
         limit = memory_limit()
-        kv_bytes = num_pages * page_size * _token_bytes(config, model)
+        kv_bytes = num_pages * page_size * token_bytes(config, model)
         raise ConfigError(
-            f"KV pages for {num_pages * page_size} tokens take {_gib(kv_bytes)}, and there are "
-            f"{_gib(limit.num_bytes)} in all ({limit.what}): set a lower max_total_tokens or mem_fraction_static",
+            f"KV pages for {num_pages * page_size} tokens take {gib(kv_bytes)}, and there are "
+            f"{gib(limit.num_bytes)} in all ({limit.what}): set a lower max_total_tokens or mem_fraction_static",
             option="max_total_tokens" if config.max_total_tokens is not None else "mem_fraction_static",
         ) from error
     if model.collectives is not None:
@@ -300,6 +298,7 @@ def build_runner(
         max_graph_rows=config.cuda_graph_max_bs or 0,
         max_graph_tokens=max_tokens,
         lora=adapter_slots(config, model),
+        num_checkpoints=config.state_checkpoints or 0,
     )
     if model.device.type == "cuda":
         runner.prepare(max_tokens)
@@ -330,18 +329,6 @@ def _attention_shape(config: EngineConfig, model: Model) -> AttentionShape:
     return model.attention_shape(config.page_size, kv_dtype(config))
 
 
-def _weight_bytes(model: Model) -> int:
-    """With a vision tower's, and the embeddings that it may keep."""
-    eyes = eyes_of(model)
-    return sum(its.nbytes for its in model.weights.tensors()) + (0 if eyes is None else eyes.num_bytes)
-
-
-def _token_bytes(config: EngineConfig, model: Model) -> int:
-    """Of the stage with the most layers: all have the same pages."""
-    num_bytes = KVCache.bytes_per_token(model.config, kv_dtype(config) or model.dtype)
-    return num_bytes // model.config.num_layers * model.most_layers
-
-
 def freeze(started: Started) -> bool:
     """Exclude a GPU engine's objects from garbage collections, which would stop all threads for 100 to 300 ms.
     Returns whether it did."""
@@ -351,80 +338,3 @@ def freeze(started: Started) -> bool:
     gc.collect()
     gc.freeze()
     return True
-
-
-def _plan_memory(config: EngineConfig, model: Model) -> tuple[EngineConfig, int]:
-    """The number of KV pages including the dummy page, and the limits that follow."""
-    device, context, token_bytes = model.device, model.max_positions, _token_bytes(config, model)
-    page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
-    weight_bytes = _weight_bytes(model) + slot_bytes(config, model)
-    rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
-    page_bytes = token_bytes * page_size
-    total_memory, memory_name = _total_memory(device, config.num_ranks // config.nnodes * config.dp_size)
-    fraction = config.mem_fraction_static or _DEFAULT_FRACTION[device.type]
-    if config.max_total_tokens is not None:
-        num_pages = -(-config.max_total_tokens // page_size)
-    else:
-        available = total_memory * fraction - weight_bytes
-        if device.type == "cpu" and (left := address_space_left()) is not None:
-            available = min(available, left * _ADDRESS_FRACTION)  # threads and compilers need some, too
-        num_pages = min(int(available // page_bytes), rows * -(-context // page_size))
-    if num_pages < 1:
-        raise ConfigError(
-            f"no memory is left for KV pages, of which one takes {_gib(page_bytes)}: weights take "
-            f"{_gib(weight_bytes)} of the {_gib(total_memory * fraction)} that "
-            f"mem_fraction_static={fraction} allows of {memory_name}",
-            option="mem_fraction_static",
-        )
-    if config.max_running_requests is None:
-        rows = max(1, min(rows, num_pages * page_size // _MIN_TOKENS_A_ROW))
-    resolved = replace(
-        config,
-        device=str(device),
-        dtype=dtype_name(model.dtype),
-        page_size=page_size,
-        context_length=min(context, num_pages * page_size),
-        max_running_requests=rows,
-        max_total_tokens=num_pages * page_size,
-        mem_fraction_static=fraction,
-        chunked_prefill_size=config.chunked_prefill_size or _default_step_tokens(model),
-        disable_overlap_schedule=(
-            device.type == "cpu" if config.disable_overlap_schedule is None else config.disable_overlap_schedule
-        ),
-    )
-    logger.info(
-        "%s (%s) on %s in %s: weights %s, KV %s (%d tokens in pages of %d), context %d, at most %d requests at once",
-        config.model_name,
-        model.config.checkpoint_format,
-        resolved.device,
-        resolved.dtype,
-        _gib(weight_bytes),
-        _gib(num_pages * page_bytes),
-        num_pages * page_size,
-        page_size,
-        resolved.context_length,
-        rows,
-    )
-    return resolved, num_pages + 1
-
-
-def _default_step_tokens(model: Model) -> int:
-    if model.device.type == "cpu":
-        return _CPU_STEP_TOKENS
-    processors = int(torch.cuda.get_device_properties(model.device).multi_processor_count)
-    tiles = min(_MAX_TILES, max(1, _LARGE_MODEL // model.weights.num_multiplied))
-    return _TILE_TOKENS * processors * tiles
-
-
-def _total_memory(device: torch.device, sharing: int) -> tuple[int, str]:
-    """Bytes for each of the processes that share a CPU's memory, and of what."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory), "the device's memory"
-    limit = memory_limit()
-    if sharing > 1:
-        return limit.num_bytes // sharing, f"{limit.what}, shared by {sharing} processes"
-    return limit.num_bytes, limit.what
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,18 +1,20 @@
 """What the engine needs of a model.
 
-`Decoder` serves the families that sgl knows; `hf.model.TransformersModel` any other decoder of transformers.
+`Decoder` serves the families that sgl knows, `gdn.model.Hybrid` hybrids of gated delta nets and attention,
+`hf.model.TransformersModel` any other decoder of transformers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.collectives import Collectives, Links
 from sgl.runtime.model.config import DtypeName
+from sgl.runtime.model.gdn.states import StateCache, StateStep
 from sgl.runtime.model.kv_cache import KVCache, KVLayout
 
 
@@ -126,3 +128,29 @@ class Model(Protocol):
 
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
         """Load the kernels of products with up to most_tokens tokens, and of logits with up to most_rows."""
+
+
+@runtime_checkable
+class RecurrentModel(Model, Protocol):
+    """A model with recurrent layers, whose sequences have states besides keys and values."""
+
+    state_bytes: int
+    """Of one sequence's states."""
+
+    def new_states(self, num_slots: int) -> StateCache:
+        """So many empty states."""
+        ...
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KVCache,
+        slots: torch.Tensor,
+        attention: AttentionBackend,
+        wanted: torch.Tensor | None = None,
+        captured: bool = False,
+        states: StateStep | None = None,
+    ) -> torch.Tensor:
+        """`Model.forward`. states: those that the tokens change; never None."""
+        ...

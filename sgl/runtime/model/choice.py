@@ -1,5 +1,5 @@
 """Which implementation serves a checkpoint: the decoder of the families that sgl knows, the one with latent attention,
-or transformers' modules."""
+the one with gated delta nets, or transformers' modules."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
+from sgl.runtime.model.gdn.config import HYBRIDS, HybridConfig
+from sgl.runtime.model.gdn.model import load_hybrid
+from sgl.runtime.model.gdn.weights import num_weights as num_hybrid_weights
 from sgl.runtime.model.loader import LoadFormat, load_decoder, num_weights
 from sgl.runtime.model.mla.config import LatentConfig, is_latent
 from sgl.runtime.model.mla.loader import load_latent, num_latent_weights
@@ -39,6 +42,8 @@ def read_config(path: str, model_impl: ModelImpl) -> Config:
         try:
             return LatentConfig.from_pretrained(path) if is_latent(path) else ModelConfig.from_pretrained(path)
         except UnsupportedModel as error:
+            if error.architecture in HYBRIDS:
+                return HybridConfig.from_pretrained(path)
             if model_impl == "sgl":
                 raise
             refusal = error
@@ -88,6 +93,8 @@ def load_model(
     assert ranks is None, "startup refuses them"
     if isinstance(config, LatentConfig):
         return load_latent(config, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions)
+    if isinstance(config, HybridConfig):
+        return load_hybrid(config, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions)
     from sgl.runtime.model.hf.config import TransformersConfig
     from sgl.runtime.model.hf.model import load_transformers
 
@@ -113,6 +120,8 @@ def count_weights(config: Config) -> int:
         return num_weights(config)
     if isinstance(config, LatentConfig):
         return num_latent_weights(config)
+    if isinstance(config, HybridConfig):
+        return num_hybrid_weights(config)
     from sgl.runtime.model.hf.config import TransformersConfig
 
     assert isinstance(config, TransformersConfig), "there is no other"

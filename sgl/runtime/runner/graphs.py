@@ -7,7 +7,7 @@ positions and slots to the graphs' fixed addresses with its plan, in stream orde
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,11 +16,12 @@ from sgl.kernels.attention.base import MAX_INPUTS, AttentionStep, GraphAttention
 from sgl.kernels.lora.rows import NO_ADAPTER, AdapterRows, block_of, most_tiles, tiled
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
-from sgl.runtime.model.base import Model
+from sgl.runtime.model.base import Model, RecurrentModel
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import LoraSlots, LoraStep
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
+from sgl.runtime.runner.states import RowStates
 
 SHRINKS_ASIDE = False
 """Whether the first halves of adapters' products run beside the model's."""
@@ -46,7 +47,7 @@ class DecodeGraphs:
     """Decode steps of at most `max_rows` rows. Capture before the first step.
 
     next_tokens: int64 [request rows + 1], each row's last sampled token, which graphs read; tokens known better by
-    the host are written there first. The last row is padding.
+    the host are written there first. The last row is padding. states: of a RecurrentModel.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class DecodeGraphs:
         next_tokens: torch.Tensor,
         max_rows: int,
         lora: LoraSlots | None = None,
+        states: RowStates | None = None,
     ) -> None:
         """lora: steps with adapters are replayed, too, by graphs of their own."""
         self._model = model
+        self._states = states
         self._kv = kv
         self._attention = attention
         self._next_tokens = next_tokens
@@ -135,7 +138,10 @@ class DecodeGraphs:
         rows, positions, slots, _ = inputs
         token_ids = self._next_tokens.index_select(0, rows)
         tensors = token_ids, positions, self._kv, slots, self._attention
-        if lora is None:
+        if self._states is not None:
+            states = self._states.decodes(rows)
+            hidden = cast(RecurrentModel, self._model).forward(*tensors, captured=True, states=states)
+        elif lora is None:
             hidden = self._model.forward(*tensors, captured=True)
         else:
             assert isinstance(self._model, Decoder), "other models have no adapters"

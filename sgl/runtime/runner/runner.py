@@ -20,7 +20,7 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAtt
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask, TokenMasks
 from sgl.runtime.batch import PendingStep as AnyStep
-from sgl.runtime.model.base import Model
+from sgl.runtime.model.base import Model, RecurrentModel
 from sgl.runtime.model.choice import eyes_of
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
@@ -33,6 +33,7 @@ from sgl.runtime.runner.pack import pack, pack_places
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, pool, score_inputs
 from sgl.runtime.runner.sampler import Sampler
+from sgl.runtime.runner.states import RowStates
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.sampling_params import SamplingParams
 
@@ -93,9 +94,14 @@ class ModelRunner:
         max_graph_rows: int = 0,
         max_graph_tokens: int = 0,
         lora: LoraSlots | None = None,
+        num_checkpoints: int = 0,
     ) -> None:
+        """num_checkpoints: of a RecurrentModel's states."""
         self._model = model
         self._eyes = eyes_of(model)
+        self._states: RowStates | None = None
+        if isinstance(model, RecurrentModel):
+            self._states = RowStates(model, max_rows, num_checkpoints)
         self._kv = kv
         self._attention = attention
         self._current = current(device)
@@ -118,7 +124,8 @@ class ModelRunner:
         self._prompt_graphs: PromptGraphs | None = None
         if max_graph_rows and model.captures:
             graph_attention = cast(GraphAttention, attention)
-            self._graphs = DecodeGraphs(model, kv, graph_attention, self._sampler.next_tokens, max_graph_rows, lora)
+            samples = self._sampler.next_tokens
+            self._graphs = DecodeGraphs(model, kv, graph_attention, samples, max_graph_rows, lora, self._states)
             if model.collectives is not None:  # NCCL's own launches are too slow to replay in pieces
                 max_graph_tokens = min(max_graph_tokens, model.collectives.fused_tokens)
             if max_graph_tokens > 1 and isinstance(model, Decoder):
@@ -131,15 +138,20 @@ class ModelRunner:
             self._choose_threads(batch)
             self._sampler.setup(batch.setups)
             self._write_adapters(batch)
-            pages = self._pages(batch)
+            pages, states = self._pages(batch), self._states
+            if states is not None:
+                states.load(batch)
             replayed = None if self._graphs is None else self._graphs.run(batch, pages)
+            if replayed is None:
+                self._launching_since = monotonic()
+                try:
+                    hidden, sampling = self._forward(batch, pages)
+                finally:
+                    self._launching_since = None
+            if states is not None:
+                states.save(batch)
             if replayed is not None:
                 return Launched(batch, replayed.logits, replayed=replayed)
-            self._launching_since = monotonic()
-            try:
-                hidden, sampling = self._forward(batch, pages)
-            finally:
-                self._launching_since = None
             return self._computed(batch, hidden, sampling)
 
     @torch.inference_mode()
@@ -279,6 +291,8 @@ class ModelRunner:
 
     def prepare(self, num_tokens: int) -> None:
         """Capture graphs and load the kernels of steps with prompts of num_tokens in all, with all ranks."""
+        if self._states is not None:
+            self._states.warm_up()
         for graphs in (self._graphs, self._prompt_graphs):
             if graphs is not None:
                 graphs.capture()
@@ -319,8 +333,11 @@ class ModelRunner:
         if graphs is not None and not (is_plain and graphs.holds(num_tokens)):
             graphs = None
         inputs = self._inputs(batch, pages, self._uploader.upload if graphs is None else graphs.place)
-        if graphs is None:
-            tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
+        tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
+        if self._states is not None:
+            states = self._states.step(batch)
+            hidden = cast(RecurrentModel, self._model).forward(inputs.token_ids, *tensors, states=states)
+        elif graphs is None:
             more: dict[str, Any] = {"seen": inputs.seen, "lora": inputs.lora}  # only the decoder's
             more = {name: its for name, its in more.items() if its is not None}
             hidden = self._model.forward(inputs.token_ids, *tensors, **more)

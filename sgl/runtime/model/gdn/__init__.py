@@ -1,0 +1,1 @@
+"""Hybrids of gated delta nets and attention (Qwen3-Next, Qwen3.5)."""

@@ -1,0 +1,223 @@
+"""A hybrid of gated delta nets and attention. Knows weights, caches and kernels but no requests."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch.nn import functional
+
+from sgl.errors import ConfigError
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape
+from sgl.kernels.collectives import Collectives, Links
+from sgl.kernels.gdn.ops import convolve, delta_rule, gated_norm, sigmoid_gated
+from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.layers.linear import linear
+from sgl.kernels.layers.norm import add_rms_norm
+from sgl.kernels.layers.qkv import rotate_and_store
+from sgl.kernels.layers.rope import rotary_rows
+from sgl.runtime.model.config import DtypeName
+from sgl.runtime.model.gdn import weights
+from sgl.runtime.model.gdn.config import HybridConfig
+from sgl.runtime.model.gdn.experts import sparse_mlp
+from sgl.runtime.model.gdn.states import StateCache, StateStep
+from sgl.runtime.model.gdn.weights import (
+    AttentionWeights,
+    DeltaWeights,
+    DenseWeights,
+    HybridWeights,
+    SparseWeights,
+)
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.loader import LoadFormat, resolve_dtype
+from sgl.runtime.model.rotary import rotary_table
+from sgl.runtime.model.weights import matrix_tensors
+
+_EACH_WARM, _MOST_WARM = 512, 16_384  # tokens of products to warm up: each number, then every 32nd, up to these
+
+
+def load_hybrid(
+    config: HybridConfig,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: Literal["auto"] | DtypeName = "auto",
+    load_format: LoadFormat = "auto",
+    max_positions: int | None = None,
+    seed: int = 0,
+) -> Hybrid:
+    """The model of a config with its weights on the device; arguments as for `load_decoder`. Raises WeightsError, and
+    ConfigError for another load_format."""
+    device = torch.device(device)
+    torch_dtype = resolve_dtype(config, dtype, device)
+    if load_format not in ("auto", "dummy", "safetensors"):
+        raise ConfigError(f"load_format={load_format!r}: {config.path} is safetensors", option="load_format")
+    if load_format == "dummy":
+        its = weights.fill(config, torch_dtype, device, seed)
+    else:
+        its = weights.load(config, torch_dtype, device)
+    its.pack()
+    return Hybrid(config, its, max_positions)
+
+
+class Hybrid:
+    """A loaded `RecurrentModel`."""
+
+    collectives: Collectives | None = None
+    links: Links | None = None
+
+    def __init__(self, config: HybridConfig, weights: HybridWeights, max_positions: int | None = None) -> None:
+        """max_positions: positions it may be asked for (default: the context)."""
+        self.config = config
+        self.weights = weights
+        self.device = weights.embedding.device
+        self.dtype = weights.embedding.dtype
+        self.max_positions = max_positions or config.context_length
+        self.vocabulary = range(config.vocab_size)
+        self.most_layers = config.num_layers
+        self.captures = config.experts is None  # their loop asks the device who is chosen
+        self._rotary_table = _partial_table(config, self.max_positions, self.device)
+        self.state_bytes = _state_bytes(config, self.dtype)
+        self._places = [sum(config.attends[:layer]) for layer in range(len(config.attends))]  # in the KV cache
+
+    def new_states(self, num_slots: int) -> StateCache:
+        """See `RecurrentModel`."""
+        config = self.config
+        return StateCache(
+            (config.value_heads, config.key_dim, config.value_dim),
+            (config.conv_width - 1, config.conv_channels),
+            len(config.attends) - config.num_layers,
+            num_slots,
+            self.dtype,
+            self.device,
+        )
+
+    def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
+        """See `Model`."""
+        config = self.config
+        return AttentionShape(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            page_size=page_size,
+            scale=config.head_dim**-0.5,
+            dtype=self.dtype,
+            device=self.device,
+            kv_dtype=kv_dtype,
+        )
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KVCache,
+        slots: torch.Tensor,
+        attention: AttentionBackend,
+        wanted: torch.Tensor | None = None,
+        captured: bool = False,
+        states: StateStep | None = None,
+    ) -> torch.Tensor:
+        """See `RecurrentModel`."""
+        assert states is not None, "its runner has states"
+        eps, config = self.config.rms_norm_eps, self.config
+        rotary = rotary_rows(self._rotary_table, positions, self.dtype)
+        residual = functional.embedding(input_ids, self.weights.embedding)
+        rest: torch.Tensor | None = None
+        for index, layer in enumerate(self.weights.layers):
+            x = add_rms_norm(rest, residual, layer.input_norm, eps)
+            place = self._places[index]
+            if isinstance(layer.mixer, AttentionWeights):
+                cache = kv.keys[place], kv.values[place]
+                x = self._attend(layer.mixer, x, rotary, cache, slots, attention)
+            else:
+                x = self._mix(layer.mixer, x, index - place, states)
+            if wanted is not None and index == len(config.attends) - 1:
+                residual, x = residual.index_select(0, wanted), x.index_select(0, wanted)
+            x = add_rms_norm(
+                linear(x, layer.mixer.output, _output_bias(layer.mixer)), residual, layer.post_norm, eps
+            )
+            rest = self._mlp(layer.mlp, x)
+        return add_rms_norm(rest, residual, self.weights.norm, eps)
+
+    def _attend(
+        self,
+        layer: AttentionWeights,
+        x: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        cache: tuple[torch.Tensor, torch.Tensor],
+        slots: torch.Tensor,
+        attention: AttentionBackend,
+    ) -> torch.Tensor:
+        """Attention before its output projection, [T, num_heads * head_dim]."""
+        config = self.config
+        width = config.num_heads * config.head_dim
+        qkvg = linear(x, layer.qkvg, layer.qkvg_bias)
+        qkv = torch.unflatten(qkvg[:, :-width], 1, (-1, config.head_dim))
+        if not qkv.is_cuda:
+            qkv = qkv.contiguous()
+        query = rotate_and_store(qkv, config.num_heads, rotary, layer.norm, config.rms_norm_eps, *cache, slots)
+        return sigmoid_gated(attention.run(query, *cache).flatten(1), qkvg[:, -width:])
+
+    def _mix(self, layer: DeltaWeights, x: torch.Tensor, index: int, states: StateStep) -> torch.Tensor:
+        """A delta net before its output projection, [T, value_heads * value_dim]."""
+        config, cache, rows = self.config, states.cache, states.rows
+        heads = config.value_heads
+        sizes = [config.conv_channels, heads * config.value_dim, heads, heads]
+        qkv, gate, beta, decay = torch.split(linear(x, layer.inputs, None), sizes, 1)
+        qkv = convolve(qkv, layer.convolution, cache.of_convolution[index], rows)
+        read = delta_rule(qkv, (beta, decay), layer.a_log, layer.dt_bias, cache.of_rule[index], rows)
+        return gated_norm(read, gate, layer.norm, config.rms_norm_eps)
+
+    def _mlp(self, layer: DenseWeights | SparseWeights, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(layer, DenseWeights):
+            return linear(silu_and_mul(linear(x, layer.gate_up, None)), layer.down, None)
+        assert self.config.experts is not None, "it has sparse layers"
+        return sparse_mlp(x, layer, self.config.experts)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Model`."""
+        head = self.weights.lm_head
+        if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
+            # neither rounded to the weights' dtype nor written twice
+            return torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
+        logits = linear(hidden, head, None)
+        return logits.float() if out is None else out.copy_(logits)
+
+    def whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Model`."""
+        return self.logits(hidden)
+
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """See `Model`."""
+        return logits
+
+    @torch.inference_mode()
+    def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
+        """See `Model`."""
+        last = min(max(most_rows, most_tokens), _MOST_WARM)
+        sizes = {most_rows, most_tokens, *range(1, min(most_rows, _EACH_WARM) + 1), *range(32, last, 32)}
+        for num_tokens in sorted(sizes, reverse=True):  # the largest first: smaller ones reuse its memory
+            for matrix in self.weights.distinct_matrices():
+                width = next(matrix_tensors(matrix)).shape[1]
+                linear(torch.zeros(num_tokens, width, dtype=self.dtype, device=self.device), matrix, None)
+            if num_tokens <= most_rows:
+                self.logits(torch.zeros(num_tokens, self.config.hidden_size, dtype=self.dtype, device=self.device))
+
+
+def _state_bytes(config: HybridConfig, dtype: torch.dtype) -> int:
+    rule = config.value_heads * config.key_dim * config.value_dim * 4
+    inputs = (config.conv_width - 1) * config.conv_channels * dtype.itemsize
+    return (len(config.attends) - config.num_layers) * (rule + inputs)
+
+
+def _output_bias(mixer: AttentionWeights | DeltaWeights) -> torch.Tensor | None:
+    return mixer.output_bias if isinstance(mixer, AttentionWeights) else None
+
+
+def _partial_table(config: HybridConfig, num_positions: int, device: torch.device) -> torch.Tensor:
+    """`rotary_table` for whole heads, in `weights.rotary_order`: the rest of a head turns by nothing."""
+    table = rotary_table(config.rope, config.rotary_dim, num_positions, device)
+    cos, sin = table.chunk(2, -1)
+    rest = (config.head_dim - config.rotary_dim) // 2
+    return torch.cat((functional.pad(cos, (0, rest), value=1.0), functional.pad(sin, (0, rest))), -1)

@@ -1,0 +1,417 @@
+"""A hybrid's weights, with projections of the same input fused into one matrix, and what fills them.
+
+Heads' dimensions are reordered so that those that rotate together lie half a head apart (`qkv.rotate_and_store`), and
+norms hold 1 + w.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+
+from sgl.errors import WeightsError
+from sgl.kernels.layers.linear import Matrix, prepare
+from sgl.runtime.model.gdn.config import ExpertsConfig, HybridConfig
+from sgl.runtime.model.loader import Entry, check_dtype, named, opened, read, read_headers
+from sgl.runtime.model.weights import MAX_HELD_TWICE, matrix_tensors, packed
+
+_HEAD = "lm_head.weight"
+_IGNORED = ("mtp.", "model.visual.", "visual.")  # drafts of further tokens, and eyes
+
+
+@dataclass(slots=True)
+class AttentionWeights:
+    """Attention. Matrices are [out, in]."""
+
+    qkvg: Matrix  # queries, keys, values and gates of heads [(2 num_heads + 2 num_kv_heads) * head_dim, hidden]
+    qkvg_bias: torch.Tensor | None
+    norm: torch.Tensor  # float32 [num_heads + num_kv_heads, head_dim] of queries and keys
+    output: Matrix  # [hidden, num_heads * head_dim]
+    output_bias: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class DeltaWeights:
+    """A gated delta net."""
+
+    inputs: Matrix  # [conv_channels + value_heads * (value_dim + 2), hidden] to qkv, output gates, beta and decay
+    convolution: torch.Tensor  # [width, conv_channels]
+    a_log: torch.Tensor  # float32 [value_heads]
+    dt_bias: torch.Tensor  # float32 [value_heads]
+    norm: torch.Tensor  # [value_dim]
+    output: Matrix  # [hidden, value_heads * value_dim]
+
+
+@dataclass(slots=True)
+class DenseWeights:
+    """A SwiGLU MLP."""
+
+    gate_up: Matrix  # [2 * intermediate, hidden]
+    down: Matrix  # [hidden, intermediate]
+
+
+@dataclass(slots=True)
+class SparseWeights:
+    """An MLP of experts, with one that all tokens take."""
+
+    router: torch.Tensor  # [num_experts, hidden]
+    gate_up: torch.Tensor  # [num_experts, 2 * intermediate, hidden]
+    down: torch.Tensor  # [num_experts, hidden, intermediate]
+    shared: DenseWeights
+    shared_gate: torch.Tensor  # [1, hidden]
+
+
+@dataclass(slots=True)
+class HybridLayer:
+    """One layer."""
+
+    input_norm: torch.Tensor  # float32 [hidden]
+    mixer: AttentionWeights | DeltaWeights
+    post_norm: torch.Tensor  # float32 [hidden]
+    mlp: DenseWeights | SparseWeights
+
+
+@dataclass(slots=True)
+class HybridWeights:
+    """All weights. A `base.Weights`."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: list[HybridLayer]
+    norm: torch.Tensor  # float32 [hidden]
+    lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
+    num_chosen: int = 0  # experts of a token
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Every tensor once."""
+        yield self.embedding
+        yield self.norm
+        for part in self._parts():
+            for field in fields(part):
+                value = getattr(part, field.name)
+                if value is not None and not isinstance(value, DenseWeights):
+                    yield from matrix_tensors(value)
+        for layer in self.layers:
+            yield layer.input_norm
+            yield layer.post_norm
+        yield from (tensor for tensor in matrix_tensors(self.lm_head) if tensor is not self.embedding)
+
+    @property
+    def num_multiplied(self) -> int:
+        """Elements of the matrices that a token is multiplied with."""
+        total = next(matrix_tensors(self.lm_head)).numel()
+        for part in self._parts():
+            if isinstance(part, SparseWeights):
+                total += self.num_chosen * (part.gate_up[0].numel() + part.down[0].numel())
+            else:
+                total += sum(next(matrix_tensors(getattr(part, name))).numel() for name in _matrices(part))
+        return total
+
+    def pack(self) -> None:
+        """Pack matrices for the CPU where possible; see `weights.Weights.pack`."""
+        for part in self._parts():
+            for name in _matrices(part):
+                setattr(part, name, packed(getattr(part, name)))
+        if self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
+            self.lm_head = packed(self.lm_head)
+
+    def prepare(self, most_rows: int) -> None:
+        """See `linear.prepare`."""
+        for matrix in [*self.distinct_matrices(), self.lm_head]:
+            prepare(matrix, None, most_rows)
+
+    def distinct_matrices(self) -> list[Matrix]:
+        """One of each shape in the layers."""
+        matrices = [getattr(part, name) for part in self._parts() for name in _matrices(part)]
+        return list({next(matrix_tensors(matrix)).shape: matrix for matrix in matrices}.values())
+
+    def _parts(self) -> Iterator[AttentionWeights | DeltaWeights | DenseWeights | SparseWeights]:
+        for layer in self.layers:
+            yield layer.mixer
+            yield layer.mlp
+            if isinstance(layer.mlp, SparseWeights):
+                yield layer.mlp.shared
+
+
+def _matrices(part: object) -> list[str]:
+    """That are packed."""
+    names = {
+        AttentionWeights: ["qkvg", "output"],
+        DeltaWeights: ["inputs", "output"],
+        DenseWeights: ["gate_up", "down"],
+    }
+    return names.get(type(part), [])
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """What becomes of a checkpoint's tensor."""
+
+    shape: tuple[int, ...]
+    put: Callable[[torch.Tensor], object]
+
+
+def load(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> HybridWeights:
+    """The checkpoint's. Raises WeightsError."""
+    folder = Path(config.path)
+    entries = {
+        name: entry for name, entry in read_headers(folder).items() if not name.startswith(_IGNORED)
+    }  # a tied checkpoint may hold the head, too
+    tied = config.tie_word_embeddings and _HEAD not in entries
+    weights = allocate(config, dtype, device, tied=tied)
+    slots = _slots(config, weights, fused=any(name.endswith("experts.gate_up_proj") for name in entries))
+    _check(entries, slots, folder)
+    for file in sorted({entry.file for entry in entries.values()}):
+        with opened(file) as tensors:
+            for name, slot in slots.items():
+                if entries[name].file == file:
+                    slot.put(read(tensors, name, file))
+    if (
+        config.tie_word_embeddings
+        and not tied
+        and torch.equal(next(matrix_tensors(weights.lm_head)), weights.embedding)
+    ):
+        weights.lm_head = weights.embedding
+    return weights
+
+
+def fill(config: HybridConfig, dtype: torch.dtype, device: torch.device, seed: int) -> HybridWeights:
+    """Random ones, initialised like transformers'."""
+    weights = allocate(config, dtype, device, tied=config.tie_word_embeddings)
+    generator = torch.Generator(device).manual_seed(seed)
+    for tensor in weights.tensors():
+        if tensor.dim() > 1 and tensor.dtype == dtype:
+            tensor.normal_(0.0, config.initializer_range, generator=generator)
+        else:
+            tensor.fill_(1.0)
+    for layer in weights.layers:
+        if isinstance(layer.mixer, AttentionWeights):
+            layer.mixer.norm.fill_(1.0)
+            for bias in (layer.mixer.qkvg_bias, layer.mixer.output_bias):
+                if bias is not None:
+                    bias.zero_()
+        else:
+            layer.mixer.a_log.uniform_(0.01, 16.0, generator=generator).log_()
+        for norm in (layer.input_norm, layer.post_norm):
+            norm.fill_(1.0)
+    return weights
+
+
+def num_weights(config: HybridConfig) -> int:
+    """Of the whole model."""
+    weights = allocate(config, torch.float32, torch.device("meta"), tied=config.tie_word_embeddings)
+    return sum(math.prod(slot.shape) for slot in _slots(config, weights, fused=True).values())
+
+
+def allocate(config: HybridConfig, dtype: torch.dtype, device: torch.device, *, tied: bool) -> HybridWeights:
+    """Uninitialised weights."""
+
+    def tensor(*shape: int, wide: bool = False) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32 if wide else dtype, device=device)
+
+    def dense(intermediate: int) -> DenseWeights:
+        return DenseWeights(tensor(2 * intermediate, hidden), tensor(hidden, intermediate))
+
+    def sparse(experts: ExpertsConfig) -> SparseWeights:
+        return SparseWeights(
+            router=tensor(experts.num_experts, hidden),
+            gate_up=tensor(experts.num_experts, 2 * experts.intermediate_size, hidden),
+            down=tensor(experts.num_experts, hidden, experts.intermediate_size),
+            shared=dense(experts.shared_size),
+            shared_gate=tensor(1, hidden),
+        )
+
+    def attention() -> AttentionWeights:
+        size = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+        return AttentionWeights(
+            qkvg=tensor(size, hidden),
+            qkvg_bias=tensor(size) if config.attention_bias else None,
+            norm=tensor(config.num_heads + config.num_kv_heads, config.head_dim, wide=True),
+            output=tensor(hidden, config.num_heads * config.head_dim),
+            output_bias=tensor(hidden) if config.attention_bias else None,
+        )
+
+    def delta() -> DeltaWeights:
+        heads, values = config.value_heads, config.value_heads * config.value_dim
+        return DeltaWeights(
+            inputs=tensor(config.conv_channels + values + 2 * heads, hidden),
+            convolution=tensor(config.conv_width, config.conv_channels),
+            a_log=tensor(heads, wide=True),
+            dt_bias=tensor(heads, wide=True),
+            norm=tensor(config.value_dim),
+            output=tensor(hidden, values),
+        )
+
+    hidden = config.hidden_size
+    layers = [
+        HybridLayer(
+            input_norm=tensor(hidden, wide=True),
+            mixer=attention() if attends else delta(),
+            post_norm=tensor(hidden, wide=True),
+            mlp=sparse(config.experts) if is_sparse and config.experts else dense(config.intermediate_size),
+        )
+        for attends, is_sparse in zip(config.attends, config.is_sparse, strict=True)
+    ]
+    embedding = tensor(config.vocab_size, hidden)
+    lm_head = embedding if tied else tensor(config.vocab_size, hidden)
+    num_chosen = config.experts.num_chosen if config.experts else 0
+    return HybridWeights(embedding, layers, tensor(hidden, wide=True), lm_head, num_chosen)
+
+
+def rotary_order(head_dim: int, rotary_dim: int) -> list[int]:
+    """The dimensions of a head so that those that rotate together lie half a head apart."""
+    half, rest = rotary_dim // 2, (head_dim + rotary_dim) // 2
+    return [*range(half), *range(rotary_dim, rest), *range(half, rotary_dim), *range(rest, head_dim)]
+
+
+def _slots(config: HybridConfig, weights: HybridWeights, *, fused: bool) -> dict[str, _Slot]:
+    """Every tensor of a checkpoint. fused: experts are stored together."""
+    slots = {f"{config.prefix}embed_tokens.weight": _into(weights.embedding)}
+    for index, layer in enumerate(weights.layers):
+        parts = {
+            "input_layernorm.weight": _one_more(layer.input_norm),
+            "post_attention_layernorm.weight": _one_more(layer.post_norm),
+        }
+        if isinstance(layer.mixer, AttentionWeights):
+            parts |= _attention_slots(config, layer.mixer)
+        else:
+            parts |= _delta_slots(config, layer.mixer)
+        if isinstance(layer.mlp, SparseWeights):
+            parts |= _sparse_slots(layer.mlp, fused=fused)
+        else:
+            parts |= _dense_slots("mlp", layer.mlp)
+        slots |= {f"{config.prefix}layers.{index}.{name}": slot for name, slot in parts.items()}
+    slots[f"{config.prefix}norm.weight"] = _one_more(weights.norm)
+    if weights.lm_head is not weights.embedding:
+        slots[_HEAD] = _into(_plain(weights.lm_head))
+    return slots
+
+
+def _attention_slots(config: HybridConfig, its: AttentionWeights) -> dict[str, _Slot]:
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    order = rotary_order(dim, config.rotary_dim)
+    sizes = [heads * dim, kv_heads * dim, kv_heads * dim, heads * dim]
+    slots = {"self_attn.o_proj.weight": _into(_plain(its.output))}
+    both = [("weight", _plain(its.qkvg))]
+    if its.qkvg_bias is not None and its.output_bias is not None:
+        slots["self_attn.o_proj.bias"] = _into(its.output_bias)
+        both.append(("bias", its.qkvg_bias))
+    for kind, whole in both:
+        queries, keys, values, gates = (torch.unflatten(part, 0, (-1, dim)) for part in torch.split(whole, sizes))
+
+        def put_queries(given: torch.Tensor, queries: torch.Tensor = queries, gates: torch.Tensor = gates) -> None:
+            query, gate = torch.unflatten(given, 0, (heads, 2, dim)).unbind(1)
+            queries.copy_(query[:, order])
+            gates.copy_(gate)
+
+        def put_keys(given: torch.Tensor, keys: torch.Tensor = keys) -> None:
+            keys.copy_(torch.unflatten(given, 0, (-1, dim))[:, order])
+
+        rest = tuple(whole.shape[1:])
+        slots[f"self_attn.q_proj.{kind}"] = _Slot((2 * heads * dim, *rest), put_queries)
+        slots[f"self_attn.k_proj.{kind}"] = _Slot((kv_heads * dim, *rest), put_keys)
+        slots[f"self_attn.v_proj.{kind}"] = _into(values.flatten(0, 1))
+    queries, keys = torch.split(its.norm, [heads, kv_heads])
+    for name, part in (("q_norm", queries), ("k_norm", keys)):
+        slots[f"self_attn.{name}.weight"] = _one_more(part, order)
+    return slots
+
+
+def _delta_slots(config: HybridConfig, its: DeltaWeights) -> dict[str, _Slot]:
+    keys, shared = config.key_heads * config.key_dim, config.value_heads // config.key_heads
+    values, heads = config.value_heads * config.value_dim, config.value_heads
+    whole = _plain(its.inputs)
+    hidden = whole.shape[1]
+    slots = {
+        "linear_attn.conv1d.weight": _Slot(
+            (config.conv_channels, 1, config.conv_width), lambda given: its.convolution.copy_(given[:, 0].t())
+        ),
+        "linear_attn.A_log": _into(its.a_log),
+        "linear_attn.dt_bias": _into(its.dt_bias),
+        "linear_attn.norm.weight": _into(its.norm),
+        "linear_attn.out_proj.weight": _into(_plain(its.output)),
+    }
+    if config.is_grouped:
+
+        def put_main(given: torch.Tensor) -> None:
+            """Of one key head after the other: its query, key, values and gates."""
+            sizes = [config.key_dim, config.key_dim, shared * config.value_dim, shared * config.value_dim]
+            parts = torch.split(torch.unflatten(given, 0, (config.key_heads, -1)), sizes, 1)
+            torch.cat([part.flatten(0, 1).to(whole) for part in parts], out=whole[: config.conv_channels + values])
+
+        def put_gates(given: torch.Tensor) -> None:
+            parts = torch.split(torch.unflatten(given, 0, (config.key_heads, -1)), [shared, shared], 1)
+            whole[-2 * heads :].copy_(torch.cat([part.flatten(0, 1) for part in parts]))
+
+        slots["linear_attn.in_proj_qkvz.weight"] = _Slot((2 * keys + 2 * values, hidden), put_main)
+        slots["linear_attn.in_proj_ba.weight"] = _Slot((2 * heads, hidden), put_gates)
+        return slots
+    for name, part in zip(
+        ("qkv", "z", "b", "a"), torch.split(whole, [config.conv_channels, values, heads, heads]), strict=True
+    ):
+        slots[f"linear_attn.in_proj_{name}.weight"] = _into(part)
+    return slots
+
+
+def _dense_slots(name: str, its: DenseWeights) -> dict[str, _Slot]:
+    gate, up = _plain(its.gate_up).chunk(2)
+    parts = {"gate_proj": gate, "up_proj": up, "down_proj": _plain(its.down)}
+    return {f"{name}.{part}.weight": _into(tensor) for part, tensor in parts.items()}
+
+
+def _sparse_slots(its: SparseWeights, *, fused: bool) -> dict[str, _Slot]:
+    slots = {
+        "mlp.gate.weight": _into(its.router),
+        "mlp.shared_expert_gate.weight": _into(its.shared_gate),
+        **_dense_slots("mlp.shared_expert", its.shared),
+    }
+    if fused:
+        return {
+            **slots,
+            "mlp.experts.gate_up_proj": _into(its.gate_up),
+            "mlp.experts.down_proj": _into(its.down),
+        }
+    for expert, (gate_up, down) in enumerate(zip(its.gate_up, its.down, strict=True)):
+        slots |= _dense_slots(f"mlp.experts.{expert}", DenseWeights(gate_up, down))
+    return slots
+
+
+def _into(target: torch.Tensor) -> _Slot:
+    return _Slot(tuple(target.shape), target.copy_)
+
+
+def _one_more(target: torch.Tensor, order: list[int] | None = None) -> _Slot:
+    """Into each row of the target, in this order."""
+    return _Slot(
+        tuple(target.shape[-1:]),
+        lambda given: target.copy_((given if order is None else given[order]).float() + 1.0),
+    )
+
+
+def _plain(matrix: Matrix) -> torch.Tensor:
+    assert isinstance(matrix, torch.Tensor), "matrices are packed when they are filled"
+    return matrix
+
+
+def _check(entries: dict[str, Entry], slots: dict[str, _Slot], folder: Path) -> None:
+    """Raise WeightsError unless the checkpoint has exactly the needed tensors and shapes."""
+    for what, missing in (
+        ("lacks {} that its config.json calls for: {}", {n: s.shape for n, s in slots.items() if n not in entries}),
+        (
+            "has {} that its config.json has no place for: {}",
+            {n: e.shape for n, e in entries.items() if n not in slots},
+        ),
+    ):
+        if missing:
+            raise WeightsError(
+                f"{folder} {what.format(*named(missing))}", path=str(folder), tensor=next(iter(missing))
+            )
+    for name, slot in slots.items():
+        entry = entries[name]
+        if entry.shape != slot.shape:
+            wrong = f"{list(entry.shape)}; its config.json makes it {list(slot.shape)}"
+            raise WeightsError(f"{name} in {entry.file} is {wrong}", path=str(entry.file), tensor=name)
+        check_dtype(name, entry)
