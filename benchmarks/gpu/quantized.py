@@ -70,21 +70,9 @@ def microseconds(products: list[Product], x: torch.Tensor) -> float:
 
 def humming_product(matrix: GroupedMatrix) -> Product:
     """The same matrix in humming-kernels. Raises ImportError, and what it raises for matrices that it does not take."""
-    from humming.layer import HummingLayer
+    from sgl.kernels.layers.grouped_humming import HummingProduct
 
-    n, k = matrix.shape
-    layer = HummingLayer(
-        shape_n=n,
-        shape_k=k,
-        weight_config={"dtype": "uint4", "group_size": matrix.group},
-        torch_dtype=torch.bfloat16,
-    ).cuda()
-    pairs = matrix.values.view(torch.uint8).view(n, k // 32, 4, 4)
-    codes = torch.stack((pairs & 15, pairs >> 4), -1).view(n, k // 32, 4, 8).transpose(2, 3).reshape(n, k)
-    words = (codes[:, ::2] | codes[:, 1::2] << 4).contiguous().view(torch.int32)
-    layer.load_from_tensors({"weight": words, "weight_scale": matrix.scales})
-    layer.transform()
-    return lambda x: layer(x)
+    return HummingProduct(matrix, torch.bfloat16)
 
 
 def copies(matrix: GroupedMatrix) -> list[GroupedMatrix]:

@@ -3,13 +3,25 @@ they are packed for kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 UNIT = 32
 """Columns that groups are multiples of."""
 _LANES = 4  # words of a unit in four bits
+
+
+class Product(Protocol):
+    """A matrix [n, k] as a library holds it."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, k] times it: [T, n]."""
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """That hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,7 @@ class GroupedMatrix:
     scales: torch.Tensor  # a float [n, k / group]
     zeros: torch.Tensor | None  # uint8 [n, k / group]; None: the middle of the codes, or 0 for floats
     order: torch.Tensor | None = None  # int32 [k]: which columns of an input the matrix's are
+    of_several: Product | None = None  # a library's product with more than one token
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -61,7 +74,7 @@ class GroupedMatrix:
         n, k = codes.shape
         places = codes.view(n, k // UNIT, 8, _LANES).transpose(2, 3)
         pairs = places[..., ::2] | places[..., 1::2] << 4
-        words = pairs.contiguous().view(torch.int32).view(n, k // 8)
+        words = pairs.flatten().view(torch.int32).view(n, k // 8)
         return GroupedMatrix(words, scales.contiguous(), zeros, order)
 
     @staticmethod
@@ -75,14 +88,19 @@ class GroupedMatrix:
         codes = (groups / scales.float()[..., None]).round_().clamp_(-7, 7).add_(8).to(torch.uint8)
         return GroupedMatrix.of(codes.view(n, k), scales, None, bits=4)
 
+    def codes(self) -> torch.Tensor:
+        """uint8 or float8_e4m3fn [n, k], as `of` takes them."""
+        if self.bits == 8:
+            return self.values
+        n, k = self.shape
+        pairs = self.values.view(torch.uint8).view(n, k // UNIT, _LANES, 4)
+        places = torch.stack((pairs & 15, pairs >> 4), -1).view(n, k // UNIT, _LANES, 8)
+        return places.transpose(2, 3).reshape(n, k)
+
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """[n, k], in the order of inputs."""
         n, k = self.shape
-        codes = self.values
-        if self.bits == 4:
-            pairs = codes.view(torch.uint8).view(n, k // UNIT, _LANES, 4)
-            codes = torch.stack((pairs & 15, pairs >> 4), -1).view(n, k // UNIT, _LANES, 8).transpose(2, 3)
-        wide = codes.reshape(n, self.scales.shape[1], -1).float()
+        wide = self.codes().view(n, self.scales.shape[1], -1).float()
         wide -= self.middle if self.zeros is None else self.zeros.float()[..., None]
         matrix = (wide * self.scales.float()[..., None]).to(dtype).view(n, k)
         if self.order is None:

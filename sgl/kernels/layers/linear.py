@@ -99,6 +99,9 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
 def _grouped(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
     if not x.is_cuda:
         return functional.linear(x, matrix.dequantized(x.dtype), bias)
+    if len(x) > 1 and matrix.of_several is not None:
+        product = matrix.of_several(x)
+        return product if bias is None else product.add_(bias)
     from sgl.kernels.layers import grouped_triton
 
     if len(x) < _MANY_ROWS:

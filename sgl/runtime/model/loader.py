@@ -21,6 +21,7 @@ from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
+from sgl.runtime.model.quantized.library import multiply_by_library
 from sgl.runtime.model.quantized.pack import grouped
 from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.ranks import Ranks
@@ -92,6 +93,8 @@ def load_decoder(
         if device.type == "cuda":
             torch.cuda.empty_cache()  # return the old matrices' memory, for KV pages
     weights.pack()
+    if keeps_groups(device):
+        multiply_by_library(weights, torch_dtype)
     return Decoder(config, weights, max_positions, ranks, eyes)
 
 

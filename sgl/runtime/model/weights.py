@@ -145,6 +145,8 @@ def matrix_tensors(matrix: Matrix | Experts) -> Iterator[torch.Tensor]:
     else:
         values = (getattr(matrix, field.name) for field in fields(matrix))
         yield from (value for value in values if isinstance(value, torch.Tensor))
+        if isinstance(matrix, GroupedMatrix) and matrix.of_several is not None:
+            yield from matrix.of_several.tensors()
 
 
 def allocate_weights(
