@@ -46,10 +46,41 @@ def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_weight", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 48), (5, 300)])
+def test_norms_of_what_is_added(rows: int, width: int, has_weight: bool, dtype: torch.dtype) -> None:
+    """By weights in float32, as Gemma's, or of the same dtype; and of parts of each row."""
+    x, residual = (draw(rows, width, dtype=dtype, seed=i) for i in range(2))
+    for of_weights in {torch.float32, dtype}:
+        before, weight = (draw(width, dtype=of_weights, seed=i) for i in range(2, 4))
+        on_device, expected = residual.to(DEVICE, copy=True), residual.clone()
+        last = weight if has_weight else None
+        last_ = None if last is None else last.to(DEVICE)
+        out = fused_triton.add_rms_norm(x.to(DEVICE), on_device, last_, 1e-5, before.to(DEVICE))
+        check(out, norm.add_rms_norm(x, expected, last, 1e-5, before))
+        check(on_device, expected)
+    sizes = (width - width // 3, width // 3)
+    if sizes[1]:
+        parts, factors = draw(rows, width + 7, dtype=dtype), draw(width, dtype=dtype)
+        on_device = parts.to(DEVICE, copy=True)
+        fused_triton.norm_parts_(on_device, factors.to(DEVICE), sizes, 1e-5)
+        norm.norm_parts_(parts, factors, sizes, 1e-5)
+        check(on_device, parts)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 40), (2, 1030)])
-def test_silu_and_mul(rows: int, width: int, dtype: torch.dtype) -> None:
+def test_gates(rows: int, width: int, dtype: torch.dtype) -> None:
     gate_up = draw(rows, 2 * width, dtype=dtype) * 4
     check(fused_triton.silu_and_mul(gate_up.to(DEVICE)), activation.silu_and_mul(gate_up))
+    check(fused_triton.silu_and_mul(gate_up.to(DEVICE), is_gelu=True), activation.gelu_and_mul(gate_up))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 700)])
+def test_soft_caps(shape: tuple[int, int]) -> None:
+    x = draw(*shape) * 40
+    found = fused_triton.cap_(x.to(DEVICE, copy=True), 30.0)
+    torch.testing.assert_close(found.cpu(), activation.cap_(x.clone(), 30.0), rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 1500])
@@ -180,6 +211,8 @@ def test_products_of_a_single_token(size: int, width: int, has_bias: bool, dtype
     check_sum(single_triton.project(x_, weight_, 1e-5, matrix_, bias_), product(x, weight, matrix, bias))
     expected = activation.silu_and_mul(product(x, weight, matrix, bias))
     check_sum(single_triton.project_gated(x_, weight_, 1e-5, matrix_, bias_), expected)
+    expected = activation.gelu_and_mul(product(x, weight, matrix, bias))
+    check_sum(single_triton.project_gated(x_, weight_, 1e-5, matrix_, bias_, is_gelu=True), expected)
     check_sum(single_triton.project(x_, None, 1e-5, matrix_, bias_), linear.linear(x, matrix, bias))
     expected = activation.silu_and_mul(linear.linear(x, matrix, bias))
     check_sum(single_triton.project_gated(x_, None, 1e-5, matrix_, bias_), expected)

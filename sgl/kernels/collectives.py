@@ -122,6 +122,15 @@ class Collectives:
             return self._fused.add_rms_norm(x, residual, weight, eps)
         return add_rms_norm(self.sum(x), residual, weight, eps)
 
+    def norm_parts_(self, x: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, int], eps: float) -> None:
+        """`norm.norm_parts_` of rows of which other ranks have as many columns again."""
+        parts = torch.split(x[:, : sum(sizes)], list(sizes), -1)
+        squares = torch.stack([part.float().square().mean(-1) for part in parts], -1)
+        scales = (self.sum(squares) / self.size).add_(eps).rsqrt_()
+        factors = torch.split(weight, list(sizes))
+        for part, scale, its in zip(parts, torch.split(scales, 1, -1), factors, strict=True):
+            part.copy_((part.float() * scale).to(part.dtype) * its)
+
     def largest_(self, x: torch.Tensor) -> torch.Tensor:
         """The largest of all ranks for each element of x, int64 [n], in place."""
         if self._fused is not None and self._fused.largest_(x):

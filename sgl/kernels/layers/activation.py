@@ -1,4 +1,5 @@
-"""The gate of a SwiGLU feed-forward layer: plain torch reference, with GPU and CPU twins."""
+"""The gate of a SwiGLU or GeGLU feed-forward layer, and the soft cap of logits: plain torch reference, with GPU and CPU
+twins."""
 
 from __future__ import annotations
 
@@ -18,3 +19,22 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
         return cpu.silu_and_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
+
+
+def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up, by tanh, as `silu_and_mul`."""
+    if gate_up.is_cuda and gate_up.is_contiguous():
+        from sgl.kernels.layers import fused_triton
+
+        return fused_triton.silu_and_mul(gate_up, is_gelu=True)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+def cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap) of float32 x, in place."""
+    if x.is_cuda and x.is_contiguous():
+        from sgl.kernels.layers import fused_triton
+
+        return fused_triton.cap_(x, cap)
+    return x.div_(cap).tanh_().mul_(cap)

@@ -29,19 +29,41 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return out
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    before: torch.Tensor | None = None,
+) -> torch.Tensor:
     """`norm.add_rms_norm` for contiguous x and residual."""
-    out = torch.empty_like(residual)
-    _norm(x, residual, weight, out, eps, has_residual=True)
+    out = residual if weight is None else torch.empty_like(residual)
+    _norm(x, residual, weight, out, eps, has_residual=True, before=before)
     return out
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """`activation.silu_and_mul` for a contiguous gate_up."""
+def norm_parts_(x: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, int], eps: float) -> None:
+    """`norm.norm_parts_` for contiguous x."""
+    block = triton.next_power_of_2(max(sizes))
+    num_warps = min(16, max(1, block // 128))
+    options = overlap(x.device)
+    _norm_parts[(len(x), 2)](x, weight, x.shape[1], *sizes, eps, block=block, num_warps=num_warps, **options)
+
+
+def cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """`activation.cap_` for contiguous x."""
+    grid = (triton.cdiv(x.numel(), _ACTIVATION_BLOCK),)
+    _cap[grid](x, x.numel(), cap, block=_ACTIVATION_BLOCK, num_warps=4, **overlap(x.device))
+    return x
+
+
+def silu_and_mul(gate_up: torch.Tensor, *, is_gelu: bool = False) -> torch.Tensor:
+    """`activation.silu_and_mul`, or `gelu_and_mul`, for a contiguous gate_up."""
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
     grid = (out.numel() // width, triton.cdiv(width, _ACTIVATION_BLOCK))
-    _silu_and_mul[grid](gate_up, out, width, block=_ACTIVATION_BLOCK, num_warps=4, **overlap(out.device))
+    options = overlap(out.device)
+    _silu_and_mul[grid](gate_up, out, width, is_gelu=is_gelu, block=_ACTIVATION_BLOCK, num_warps=4, **options)
     return out
 
 
@@ -142,11 +164,12 @@ def overlap(device: torch.device) -> dict[str, Any]:
 def _norm(
     x: torch.Tensor,
     residual: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     out: torch.Tensor,
     eps: float,
     *,
     has_residual: bool,
+    before: torch.Tensor | None = None,
 ) -> None:
     width = x.shape[-1]
     block = triton.next_power_of_2(width)
@@ -155,6 +178,7 @@ def _norm(
     _rms_norm[(num_rows,)](
         x,
         residual,
+        before,
         weight,
         out,
         x.stride(-2) if x.dim() > 1 else width,
@@ -163,6 +187,8 @@ def _norm(
         eps,
         num_parts=x.numel() // out.numel(),
         has_residual=has_residual,
+        has_before=before is not None,
+        has_weight=weight is not None,
         block=block,
         num_warps=num_warps,
         **overlap(x.device),
@@ -173,6 +199,7 @@ def _norm(
 def _rms_norm(
     x,
     residual,
+    before,
     weight,
     out,
     x_stride,
@@ -181,6 +208,8 @@ def _rms_norm(
     eps,
     num_parts: tl.constexpr,
     has_residual: tl.constexpr,
+    has_before: tl.constexpr,
+    has_weight: tl.constexpr,
     block: tl.constexpr,
     overlaps: tl.constexpr,
 ):
@@ -190,20 +219,57 @@ def _rms_norm(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     inside = columns < width
-    scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if has_weight:
+        scales = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
     if num_parts > 1:
         values = values.to(tl.float32)
     for part in tl.static_range(1, num_parts):
         values += tl.load(x + part * part_stride + row * x_stride + columns, mask=inside, other=0.0)
+    if has_before:
+        factors = tl.load(before + columns, mask=inside, other=0.0)
+        values = _normed(values.to(tl.float32), factors, width, eps).to(out.dtype.element_ty)
     if has_residual:
-        before = tl.load(residual + row * width + columns, mask=inside, other=0.0)
-        values = (values.to(tl.float32) + before.to(tl.float32)).to(out.dtype.element_ty)
+        summed = tl.load(residual + row * width + columns, mask=inside, other=0.0)
+        values = (values.to(tl.float32) + summed.to(tl.float32)).to(out.dtype.element_ty)
         tl.store(residual + row * width + columns, values, mask=inside)
-    wide = values.to(tl.float32)
+    if has_weight:
+        wide = values.to(tl.float32)
+        scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
+        normed = (wide * scale).to(weight.dtype.element_ty).to(tl.float32)
+        tl.store(out + row * width + columns, (normed * scales).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _normed(wide, factors, width, eps):
+    """float32, of a row of so many numbers with zeros behind, rounded to the factors' dtype before they scale it."""
     scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 0) / width + eps)
-    normed = (wide * scale).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * width + columns, (normed * scales).to(out.dtype.element_ty), mask=inside)
+    return (wide * scale).to(factors.dtype).to(tl.float32) * factors.to(tl.float32)
+
+
+@triton.jit
+def _norm_parts(x, weight, stride, first, second, eps, block: tl.constexpr, overlaps: tl.constexpr):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    start = tl.program_id(1) * first
+    width = tl.where(start > 0, second, first)
+    columns = tl.arange(0, block)
+    inside = columns < width
+    at = x + tl.program_id(0).to(tl.int64) * stride + start + columns
+    wide = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    factors = tl.load(weight + start + columns, mask=inside, other=0.0)
+    tl.store(at, _normed(wide, factors, width, eps).to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _cap(x, size, cap, block: tl.constexpr, overlaps: tl.constexpr):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    values = tl.load(x + at, mask=at < size, other=0.0)
+    tl.store(x + at, cap - 2.0 * cap / (1.0 + tl.exp(2.0 / cap * values)), mask=at < size)
 
 
 @triton.jit
@@ -224,7 +290,16 @@ def _embedding_part(token_ids, embedding, out, first, num_rows, width, block: tl
 
 
 @triton.jit
-def _silu_and_mul(gate_up, out, width, block: tl.constexpr, overlaps: tl.constexpr):
+def activated(gate, is_gelu: tl.constexpr):
+    """silu, or gelu by tanh, of float32."""
+    turned = gate
+    if is_gelu:
+        turned = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-turned))
+
+
+@triton.jit
+def _silu_and_mul(gate_up, out, width, is_gelu: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr):
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
@@ -233,7 +308,7 @@ def _silu_and_mul(gate_up, out, width, block: tl.constexpr, overlaps: tl.constex
     inside = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
-    gated = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
+    gated = activated(gate, is_gelu).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + columns, (gated * up).to(out.dtype.element_ty), mask=inside)
 
 
@@ -316,8 +391,9 @@ def _rotate_and_store(
         is_normed = inside & is_rotated
         low_weight = tl.load(weights, mask=is_normed, other=0.0).to(tl.float32)
         high_weight = tl.load(weights + half, mask=is_normed, other=0.0).to(tl.float32)
-        x = ((low * scale[:, None]).to(dtype).to(tl.float32) * low_weight).to(dtype).to(tl.float32)
-        y = ((high * scale[:, None]).to(dtype).to(tl.float32) * high_weight).to(dtype).to(tl.float32)
+        narrow = norm.dtype.element_ty
+        x = ((low * scale[:, None]).to(narrow).to(tl.float32) * low_weight).to(dtype).to(tl.float32)
+        y = ((high * scale[:, None]).to(narrow).to(tl.float32) * high_weight).to(dtype).to(tl.float32)
     low = tl.where(is_rotated, x * cosine - y * sine, low).to(dtype)
     high = tl.where(is_rotated, y * cosine + x * sine, high).to(dtype)
     is_query = inside & (heads < num_heads)

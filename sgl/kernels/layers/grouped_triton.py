@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.fused_triton import activated, overlap
 from sgl.kernels.layers.grouped import GroupedMatrix
 
 _ROWS = 8  # of a program, at most: each thread has 16 bytes of each in flight
@@ -39,9 +39,10 @@ def project(
     *,
     adds: bool,
     is_gated: bool = False,
+    is_gelu: bool = False,
 ) -> None:
     """A matrix times x [1, k], normed first where a norm [k] is given, plus the bias, to out [1, n], or added to it.
-    is_gated: out is silu(gate) * up of a matrix [2n, k], gates first."""
+    is_gated: out is silu(gate), or is_gelu: gelu by tanh, * up of a matrix [2n, k], gates first."""
     (size, width), lanes = matrix.shape, _LANES[matrix.bits]
     size = size // 2 if is_gated else size
     num_units = width // (lanes * 32 // matrix.bits if matrix.bits == 4 else lanes)
@@ -69,6 +70,7 @@ def project(
         has_bias=bias is not None,
         adds=adds,
         is_gated=is_gated,
+        is_gelu=is_gelu,
         rows=rows,
         units=units,
         lanes=lanes,
@@ -217,6 +219,7 @@ def _project(
     has_bias: tl.constexpr,
     adds: tl.constexpr,
     is_gated: tl.constexpr,
+    is_gelu: tl.constexpr,
     rows: tl.constexpr,
     units: tl.constexpr,
     lanes: tl.constexpr,
@@ -265,7 +268,7 @@ def _project(
         pairs = tl.reshape(product, [2, rows // 2])
         is_gate = (tl.arange(0, 2) == 0)[:, None]
         gate = tl.sum(tl.where(is_gate, pairs, 0.0), 0)
-        product = gate / (1.0 + tl.exp(-gate)) * tl.sum(tl.where(is_gate, 0.0, pairs), 0)
+        product = activated(gate, is_gelu) * tl.sum(tl.where(is_gate, 0.0, pairs), 0)
         result = tl.program_id(0) * (rows // 2) + tl.arange(0, rows // 2)
     if adds:
         product += tl.load(out + result, mask=result < size, other=0.0).to(tl.float32)

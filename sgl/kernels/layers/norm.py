@@ -15,8 +15,8 @@ from sgl.kernels import cpu
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise the last dimension of x [..., n] to a root mean square of 1, then scale by weight.
 
-    weight: [n], or anything that broadcasts against x, such as [heads, n]. The mean is in float32; x is rounded to
-    its dtype before scaling. Returns a new tensor of x's shape and dtype.
+    weight: [n], or anything that broadcasts against x, such as [heads, n]. The mean is in float32; x is rounded to the
+    weight's dtype before scaling. Returns a new tensor of x's shape and dtype.
     """
     if x.is_cuda and weight.dim() == 1 and x.is_contiguous():
         from sgl.kernels.layers import fused_triton
@@ -31,21 +31,44 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return functional.rms_norm(x, width, None, eps).mul_(weight)
     wide = x.float()
     scale = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return wide.mul_(scale).to(x.dtype).mul_(weight)
+    return wide.mul_(scale).to(weight.dtype).mul_(weight).to(x.dtype)
 
 
-def add_rms_norm(x: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_rms_norm(
+    x: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    before: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Add x to residual in place, and return the normalised sum; x, residual: [..., n], contiguous.
 
-    x may also be [parts, ..., n] to sum, as float32 of `linear.linear_add`, or None.
+    x may also be [parts, ..., n] to sum, as float32 of `linear.linear_add`, or None. weight: None returns the residual.
+    before: the weight of a norm of x, [..., n], before it is added.
     """
     if x is None:
-        return rms_norm(residual, weight, eps)
+        return residual if weight is None else rms_norm(residual, weight, eps)
     if x.is_cuda:
         from sgl.kernels.layers import fused_triton
 
-        return fused_triton.add_rms_norm(x, residual, weight, eps)
+        return fused_triton.add_rms_norm(x, residual, weight, eps, before)
+    if before is not None:
+        x = rms_norm(x, before, eps)
+    if weight is None:
+        return residual.add_(x if x.dim() == residual.dim() else x.sum(0))
     if cpu.takes(x, residual, weight) and residual.is_contiguous():
         return cpu.add_rms_norm(x, residual, weight, eps)
     residual.add_(x if x.dim() == residual.dim() else x.sum(0))
     return rms_norm(residual, weight, eps)
+
+
+def norm_parts_(x: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, int], eps: float) -> None:
+    """`rms_norm` of the first columns of x [T, n], and of the next ones, so many each, in place. weight: of both."""
+    if x.is_cuda and x.is_contiguous():
+        from sgl.kernels.layers import fused_triton
+
+        return fused_triton.norm_parts_(x, weight, sizes, eps)
+    parts = torch.split(x[:, : sum(sizes)], list(sizes), -1), torch.split(weight, list(sizes))
+    for part, its in zip(*parts, strict=True):
+        part.copy_(rms_norm(part, its, eps))
+    return None

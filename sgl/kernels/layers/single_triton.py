@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.layers import grouped_triton
-from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.fused_triton import activated, overlap
 from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.kernels.layers.linear import Fp8Matrix, Matrix
 
@@ -47,12 +47,18 @@ def project(
 
 
 def project_gated(
-    x: torch.Tensor, norm: torch.Tensor | None, eps: float, gate_up: Matrix, bias: torch.Tensor | None
+    x: torch.Tensor,
+    norm: torch.Tensor | None,
+    eps: float,
+    gate_up: Matrix,
+    bias: torch.Tensor | None,
+    *,
+    is_gelu: bool = False,
 ) -> torch.Tensor:
-    """silu(gate) * up of a matrix [2n, k], gates first, times x [1, k] as in `project`: [1, n]."""
+    """silu(gate), or gelu by tanh, * up of a matrix [2n, k], gates first, times x [1, k] as in `project`: [1, n]."""
     if isinstance(gate_up, GroupedMatrix):
         out = x.new_empty(1, len(gate_up.values) // 2)
-        grouped_triton.project(x, norm, eps, gate_up, bias, out, adds=False, is_gated=True)
+        grouped_triton.project(x, norm, eps, gate_up, bias, out, adds=False, is_gated=True, is_gelu=is_gelu)
         return out
     values, scales = _values(gate_up)
     size, width = len(values) // 2, values.shape[1]
@@ -72,6 +78,7 @@ def project_gated(
         has_norm=norm is not None,
         has_scales=scales is not None,
         has_bias=bias is not None,
+        is_gelu=is_gelu,
         rows=rows,
         block=block,
         num_warps=_WARPS,
@@ -203,6 +210,7 @@ def _gated(
     has_norm: tl.constexpr,
     has_scales: tl.constexpr,
     has_bias: tl.constexpr,
+    is_gelu: tl.constexpr,
     rows: tl.constexpr,
     block: tl.constexpr,
     overlaps: tl.constexpr,
@@ -242,4 +250,4 @@ def _gated(
     if has_bias:
         gate += tl.load(bias + row, mask=row < size, other=0.0).to(tl.float32)
         up += tl.load(bias + size + row, mask=row < size, other=0.0).to(tl.float32)
-    tl.store(out + row, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=row < size)
+    tl.store(out + row, (activated(gate, is_gelu) * up).to(out.dtype.element_ty), mask=row < size)
