@@ -127,7 +127,7 @@ def test_a_feature_that_our_layers_lack_falls_back(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_do_not_suit_are_named(options: dict[str, Any], option: str, tmp_path: Path) -> None:
-    path = tiny_transformer(tmp_path, "Gemma2ForCausalLM", **ARCHITECTURES["Gemma2ForCausalLM"])
+    path = tiny_transformer(tmp_path, "GemmaForCausalLM", **ARCHITECTURES["GemmaForCausalLM"])
     with pytest.raises(ConfigError) as caught:
         Engine(str(path), device="cpu", skip_tokenizer_init=True, max_total_tokens=64, **options)
     assert caught.value.option == option

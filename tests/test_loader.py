@@ -56,7 +56,22 @@ def assert_same_weights(left: Decoder, right: Decoder) -> None:
         ({"hidden_act": "gelu"}, UnsupportedModel, ["gelu"]),
         ({"quantization_config": {"quant_method": "eetq"}}, UnsupportedModel, ["quantized", "eetq"]),
         ({"num_local_experts": 8}, UnsupportedModel, ["mixture of experts"]),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, UnsupportedModel, ["longrope"]),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, ModelError, ["'short_factor' is None"]),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0, 1.0]}},
+            ModelError,
+            ["short_factor and long_factor", "8 numbers each"],
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            UnsupportedModel,
+            ["partial_rotary_factor"],
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            UnsupportedModel,
+            ["rope of its own for each layer type"],
+        ),
         ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ModelError, ["factor"]),
         ({"torch_dtype": "int8", "dtype": "int8"}, UnsupportedModel, ["int8"]),
         ({"hidden_size": ...}, ModelError, ["no 'hidden_size'"]),

@@ -30,6 +30,11 @@ from tests.tiny_models import tiny_checkpoint
 
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0, 9.0],
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama-mha": {"num_key_value_heads": 4},
     "llama-gqa": {},
@@ -79,7 +84,30 @@ MODELS: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "sliding_window": 20,
     },
+    "gemma2": {"family": "gemma2"},
+    "gemma2-without-caps": {
+        "family": "gemma2",
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "gemma3": {"family": "gemma3", "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "gemma3-wide-window": {"family": "gemma3", "sliding_window": 4096, "final_logit_softcapping": 3.0},
+    "phi3": {"family": "phi3"},
+    "phi3-partial-window": {"family": "phi3", "partial_rotary_factor": 0.75, "sliding_window": 20},
+    "phi3-longrope": {"family": "phi3", "rope_scaling": LONGROPE, "original_max_position_embeddings": 256},
+    "olmo2": {"family": "olmo2"},
+    "olmo2-mha-bias": {"family": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
+    "glm": {"family": "glm", "tie_word_embeddings": True},
+    "glm4": {"family": "glm4"},
+    "glm4-whole-rope": {"family": "glm4", "partial_rotary_factor": 1.0, "attention_bias": False},
 }
+BROADER = {
+    *("gemma2-without-caps", "gemma3-wide-window", "phi3", "phi3-longrope", "olmo2-mha-bias", "glm"),
+    "glm4-whole-rope",
+}
+"""Whose parts only slow tests compare."""
 REAL = ["stories260K", "stories260K-qwen2", "babyllama-105"]
 
 Step = list[tuple[int, int]]
@@ -248,8 +276,9 @@ def test_rows_sharing_pages_of_a_long_prefix_equal_transformers(tmp_path: Path) 
     check(paged.logits, [logits[128:] for logits in expected])
 
 
-def test_bfloat16_stays_close_to_float32(tmp_path: Path, device: str) -> None:
-    path = tiny_checkpoint(tmp_path, "qwen3")
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "olmo2"])
+def test_bfloat16_stays_close_to_float32(family: str, tmp_path: Path, device: str) -> None:
+    path = tiny_checkpoint(tmp_path, family)
     config = ModelConfig.from_pretrained(path)
     sequences = random_sequences(config.vocab_size)
     (exact, *_), (rounded, *_) = (

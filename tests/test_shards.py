@@ -29,7 +29,7 @@ from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.ring import Ring
 from sgl.runtime.runner.cut_vocabulary import outline
 from sgl.runtime.sampling_params import SamplingParams
-from tests.test_models import MODELS, Paged, Step, in_chunks
+from tests.test_models import BROADER, MODELS, Paged, Step, in_chunks
 from tests.tiny_models import tiny_checkpoint
 
 T = TypeVar("T")
@@ -78,7 +78,9 @@ class PagedStage(Paged):
             super().step(rows)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in BROADER else name for name in MODELS]
+)
 @pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2), (2, 3)])
 def test_parts_have_the_logits_of_the_whole(name: str, tp_size: int, pp_size: int, tmp_path: Path) -> None:
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path / "model", **MODELS[name]))

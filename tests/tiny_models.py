@@ -10,12 +10,24 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AddedToken,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -35,6 +47,12 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "qwen2-moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
     "qwen3-moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "glm": (GlmConfig, GlmForCausalLM),
+    "glm4": (Glm4Config, Glm4ForCausalLM),
 }
 TINY: dict[str, Any] = {
     "vocab_size": 384,
@@ -50,12 +68,18 @@ TINY: dict[str, Any] = {
     "eos_token_id": 2,
 }
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 40, "sliding_window": 24}
 FAMILY_TINY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
     "qwen3": {"head_dim": 16},
     "mixtral": {"num_local_experts": 4},
     "qwen2-moe": {**EXPERTS, "shared_expert_intermediate_size": 48},
     "qwen3-moe": {**EXPERTS, "head_dim": 16, "norm_topk_prob": True},
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
+    "gemma3": {**_GEMMA, "sliding_window_pattern": 2, "num_hidden_layers": 4},
+    "phi3": {"pad_token_id": 0},
+    "glm": {"head_dim": 16, "pad_token_id": 0},
+    "glm4": {"head_dim": 16, "pad_token_id": 0},
 }
 
 

@@ -3,21 +3,21 @@ metadata."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from sgl.errors import ModelError, UnsupportedModel
+from sgl.errors import UnsupportedModel
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.media.config import MediaConfig, Towers
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.families import FAMILIES, ExpertNames, Family
+from sgl.runtime.model.fields import Fields, read_json
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.scheme import QuantScheme
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 
@@ -39,6 +39,13 @@ class RopeConfig:
     truncate: bool
     axes: tuple[int, ...] = ()
     """[head_dim / 2] which position each frequency turns by: 0 time, 1 height, 2 width; none: there is one position."""
+    part: float = 1.0  # of each head's numbers, which is rotated
+    short_factors: tuple[float, ...] = ()  # of LongRoPE, for contexts up to the original length
+    long_factors: tuple[float, ...] = ()
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many of a head's numbers are rotated."""
+        return int(head_dim * self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +75,20 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float
     rope: RopeConfig
+    local_rope: RopeConfig | None  # of the layers in `is_local`, if they have one of their own
+    interleaved_rope: bool  # pairs neighbours
+    is_local: tuple[bool, ...]  # [num_layers] whether a layer is of the kind with a window
+    attention_scale: float  # of scores
+    score_cap: float | None
+    logit_cap: float | None
+    embedding_scale: float
     context_length: int  # tokens, scaling included
     windows: tuple[int | None, ...]  # [num_layers] tokens that a token sees, itself included; None: all
     qkv_bias: bool
     output_bias: bool  # of the attention's output projection
     mlp_bias: bool
     qk_norm: bool
+    wide_qk_norm: bool  # of all heads together
     tie_word_embeddings: bool
     initializer_range: float
     dtype: DtypeName  # of the checkpoint
@@ -144,12 +159,20 @@ def _model_config(fields: Fields, family: Family, special: tuple[int | None, tup
     if head_dim % 2:
         raise fields.unsupported(f"an odd head_dim, {head_dim}")
     num_layers = fields.integer("num_hidden_layers")
-    rope = read_rope(fields, family.vision, head_dim)
-    context_length = read_context_length(fields, rope)
+    rope, local_rope = _ropes(fields, family, head_dim)
+    rotary_dim = rope.rotary_dim(head_dim)
+    if rotary_dim % 2:
+        raise fields.unsupported(f"a rope over an odd number of a head's {head_dim} numbers, {rotary_dim}")
+    if rope.type == "longrope" and {len(rope.short_factors), len(rope.long_factors)} != {rotary_dim // 2}:
+        raise fields.error(f"short_factor and long_factor are not {rotary_dim // 2} numbers each")
+    # what scales Gemma 3's rope is counted in max_position_embeddings
+    context_length = read_context_length(fields, rope if local_rope is None else local_rope)
     has_qkv_bias = family.attention_bias == "qkv" or (
         family.attention_bias == "qkv option" and fields.flag("qkv_bias", default=True)
     )
-    configured_bias = family.attention_bias == "configured" and fields.flag("attention_bias")
+    has_bias = family.attention_bias.endswith("configured") and fields.flag("attention_bias")
+    is_local = _is_local(fields, family, num_layers)
+    window = fields.integer("sliding_window") if any(is_local) else None
     return ModelConfig(
         path=fields.path,
         architecture=family.architecture,
@@ -162,15 +185,22 @@ def _model_config(fields: Fields, family: Family, special: tuple[int | None, tup
         head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", default=1e-6),
         rope=rope,
+        local_rope=local_rope,
+        interleaved_rope=family.has_interleaved_rope,
+        is_local=is_local,
+        attention_scale=(fields.number("query_pre_attn_scalar") if family.has_query_scalar else head_dim) ** -0.5,
+        score_cap=fields.optional("attn_logit_softcapping") if family.has_score_cap else None,
+        logit_cap=fields.optional("final_logit_softcapping"),
+        embedding_scale=hidden_size**0.5 if family.scales_embedding else 1.0,
         context_length=context_length,
         windows=tuple(
-            None if window is None or window >= context_length else window
-            for window in _windows(fields, family, num_layers)
+            None if not its or window is None or window >= context_length else window for its in is_local
         ),
-        qkv_bias=has_qkv_bias or configured_bias,
-        output_bias=configured_bias,
+        qkv_bias=has_qkv_bias or has_bias,
+        output_bias=family.attention_bias == "configured" and has_bias,
         mlp_bias=family.has_mlp_bias_option and fields.flag("mlp_bias"),
         qk_norm=family.has_qk_norm,
+        wide_qk_norm=family.has_wide_qk_norm,
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         initializer_range=fields.number("initializer_range", default=0.02),
         dtype=read_dtype(fields),
@@ -180,72 +210,14 @@ def _model_config(fields: Fields, family: Family, special: tuple[int | None, tup
     )
 
 
-class Fields:
-    """A config.json, with path and architecture for errors; null counts as absent. Raises ModelError."""
-
-    def __init__(self, path: str, data: Mapping[str, Any], architecture: str | None = None) -> None:
-        self.path = path
-        self.data = data
-        self.architecture = architecture
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number above 0."""
-        value = self.data.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise self.error(f"config.json has no {key!r}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.error(f"{key!r} is {value!r}, not a number above 0")
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0."""
-        value = self.number(key, default)
-        if value != int(value):
-            raise self.error(f"{key!r} is {value!r}, not a whole number")
-        return int(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        """True or false."""
-        value = self.data.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.error(f"{key!r} is {value!r}, neither true nor false")
-        return default if value is None else value
-
-    def section(self, data: Mapping[str, Any]) -> Fields:
-        """Fields of a part of it."""
-        return Fields(self.path, data, self.architecture)
-
-    def error(self, message: str) -> ModelError:
-        """For a missing or inconsistent field."""
-        return ModelError(f"{self.path}: {message}", path=self.path)
-
-    def unsupported(self, feature: str) -> UnsupportedModel:
-        """For a feature that our own layers lack."""
-        return UnsupportedModel(
-            f"{self.path}: {feature} is not supported ({self.architecture})",
-            architecture=self.architecture,
-            supported=tuple(FAMILIES),
-            path=self.path,
-        )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A checkpoint's JSON object. Raises ModelError."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path.parent} is no checkpoint: it has no {path.name}", path=str(path)) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: {error}", path=str(path)) from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} holds no JSON object", path=str(path))
-    return data
-
-
 def _refuse_unsupported(fields: Fields, family: Family) -> None:
-    if fields.data.get("hidden_act") not in (None, "silu"):
-        raise fields.unsupported(f"activation {fields.data['hidden_act']!r}")
+    key, known = {"silu": ("hidden_act", "silu"), "gelu": ("hidden_activation", "gelu_pytorch_tanh")}[
+        family.activation
+    ]
+    if fields.data.get(key) not in (None, known):
+        raise fields.unsupported(f"activation {fields.data[key]!r}")
+    if fields.data.get("use_bidirectional_attention"):
+        raise fields.unsupported("attention to later tokens (use_bidirectional_attention)")
     for key in ("num_experts", "num_local_experts"):
         if fields.data.get(key) and family.experts is None:
             raise fields.unsupported(f"a mixture of experts ({key})")
@@ -280,8 +252,26 @@ def _text_fields(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**data, **{key: value for key, value in text.items() if value is not None}, **above}
 
 
-def read_rope(fields: Fields, vision: Towers | None = None, head_dim: int = 0) -> RopeConfig:
-    """The rope parameters, from `rope_parameters`, or from `rope_scaling` and `rope_theta`."""
+def _ropes(fields: Fields, family: Family, head_dim: int) -> tuple[RopeConfig, RopeConfig | None]:
+    """That of all layers; or of those without a window, and of those with one."""
+    if not family.has_local_rope:
+        return read_rope(fields, family.vision, head_dim, is_partial=family.has_partial_rope), None
+    data, by_type = fields.data, fields.data.get("rope_parameters") or {}
+    given = {name: by_type.get(f"{name}_attention") or {} for name in ("full", "sliding")}
+    given["full"] = {**given["full"], **(data.get("rope_scaling") or {})}  # older configs scale only these
+    thetas = {"full": data["rope_theta"], "sliding": data["rope_local_base_freq"]}
+    full, local = (
+        fields.section({**data, "rope_theta": thetas[name], "rope_scaling": None, "rope_parameters": its})
+        for name, its in given.items()
+    )
+    return read_rope(full), read_rope(local)
+
+
+def read_rope(
+    fields: Fields, vision: Towers | None = None, head_dim: int = 0, *, is_partial: bool = False
+) -> RopeConfig:
+    """The rope parameters, from `rope_parameters`, or from `rope_scaling` and `rope_theta`. is_partial: whether the
+    rope may be over a part of each head."""
     given = fields.data.get("rope_scaling") or fields.data.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in given.values()):
         raise fields.unsupported("a rope of its own for each layer type")
@@ -290,20 +280,26 @@ def read_rope(fields: Fields, vision: Towers | None = None, head_dim: int = 0) -
     kind = rope.data.get("rope_type", rope.data.get("type", "default"))
     if kind == "mrope" and vision is not None:
         kind = "default"
+    if kind in ("su", "yarn") and fields.architecture == "Phi3ForCausalLM":
+        kind = "longrope"  # by its older names
     if kind not in get_args(RopeType):
         raise fields.unsupported(f"rope type {kind!r}")
-    if rope.number("partial_rotary_factor", default=1.0) != 1.0:
+    part = rope.number("partial_rotary_factor", default=1.0)
+    if part != 1.0 and not is_partial:
         raise fields.unsupported("a rope over a part of the head (partial_rotary_factor)")
     if "mrope_section" in rope.data and vision is None:
         raise fields.unsupported("a multimodal rope (mrope_section)")
     max_positions = fields.integer("max_position_embeddings")
     original = max_positions
-    if kind in ("llama3", "yarn"):
+    if kind in ("llama3", "yarn", "longrope"):
         given_original = rope.integer("original_max_position_embeddings", default=max_positions)
         original = fields.integer("original_max_position_embeddings", default=given_original)
 
-    def optional(key: str) -> float | None:
-        return rope.number(key) if key in rope.data else None
+    def factors(key: str) -> tuple[float, ...]:
+        its = rope.data.get(key) if kind == "longrope" else ()
+        if not isinstance(its, list | tuple) or not all(isinstance(each, int | float) and each > 0 for each in its):
+            raise rope.error(f"{key!r} is {its!r:.100}, not a list of numbers above 0")
+        return tuple(map(float, its))
 
     needs_factor = kind in ("linear", "dynamic", "llama3")
     return RopeConfig(
@@ -315,11 +311,14 @@ def read_rope(fields: Fields, vision: Towers | None = None, head_dim: int = 0) -
         high_freq_factor=rope.number("high_freq_factor", default=None if kind == "llama3" else 4.0),
         beta_fast=rope.number("beta_fast", default=32.0),
         beta_slow=rope.number("beta_slow", default=1.0),
-        attention_factor=optional("attention_factor"),
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
+        attention_factor=rope.optional("attention_factor"),
+        mscale=rope.optional("mscale"),
+        mscale_all_dim=rope.optional("mscale_all_dim"),
         truncate=rope.flag("truncate", default=True),
         axes=() if vision is None else _axes(rope, vision, head_dim // 2),
+        part=part,
+        short_factors=factors("short_factor"),
+        long_factors=factors("long_factor"),
     )
 
 
@@ -345,34 +344,35 @@ def read_context_length(fields: Fields, rope: RopeConfig) -> int:
     return max_positions
 
 
-def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None]:
-    window = fields.data.get("sliding_window")
-    is_optional = family.sliding_window in ("if used", "by layer", "every other")
-    if is_optional and not fields.flag("use_sliding_window"):
-        window = None
-    if window is not None:
-        window = fields.integer("sliding_window")
-    if family.sliding_window == "none":
-        return [None] * num_layers
-    if family.sliding_window in ("all layers", "if used"):
-        return [window] * num_layers
+def _is_local(fields: Fields, family: Family, num_layers: int) -> tuple[bool, ...]:
+    """[num_layers] whether a layer attends to a window."""
+    kind, is_given = family.sliding_window, fields.data.get("sliding_window") is not None
+    is_optional = kind in ("if used", "by layer", "every other")
+    has_window = is_given and (not is_optional or fields.flag("use_sliding_window"))
+    if kind in ("none", "all layers", "if used"):
+        return (has_window and kind != "none",) * num_layers
     layer_types = fields.data.get("layer_types")
+    if layer_types is None and kind == "by pattern":
+        pattern = fields.integer("sliding_window_pattern")
+        layer_types = [
+            "full_attention" if layer % pattern == pattern - 1 else "sliding_attention"
+            for layer in range(num_layers)
+        ]
     if layer_types is None:
         first = fields.data.get("max_window_layers")
-        if family.sliding_window == "every other":
-            return [
-                window if first is not None and layer < first and not layer % 2 else None
-                for layer in range(num_layers)
-            ]
-        return [window if first is not None and layer >= first else None for layer in range(num_layers)]
+        if kind == "every other":
+            return tuple(
+                has_window and first is not None and its < first and not its % 2 for its in range(num_layers)
+            )
+        return tuple(has_window and first is not None and layer >= first for layer in range(num_layers))
     for layer_type in layer_types:
         if layer_type not in ("full_attention", "sliding_attention"):
             raise fields.unsupported(f"layer type {layer_type!r}")
     if len(layer_types) != num_layers:
         raise fields.error(f"layer_types names {len(layer_types)} layers and num_hidden_layers {num_layers}")
-    if "sliding_attention" in layer_types and window is None:
+    if "sliding_attention" in layer_types and not has_window:
         raise fields.error("layer_types has sliding_attention, but use_sliding_window or sliding_window is unset")
-    return [window if layer_type == "sliding_attention" else None for layer_type in layer_types]
+    return tuple(layer_type == "sliding_attention" for layer_type in layer_types)
 
 
 def read_dtype(fields: Fields) -> DtypeName:

@@ -9,15 +9,16 @@ import torch
 from torch.nn import functional
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, GraphAttention
-from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.layers.activation import cap_, gelu_and_mul, silu_and_mul
 from sgl.kernels.layers.embedding import embedding_part
 from sgl.kernels.layers.linear import Matrix, launches_overlap, linear, linear_add, linear_overlapped
-from sgl.kernels.layers.norm import add_rms_norm, rms_norm
+from sgl.kernels.layers.norm import add_rms_norm, norm_parts_, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows, rotary_rows_by_axis
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.mixture import mixture
 from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import LoraStep
 from sgl.runtime.model.ranks import Ranks
@@ -26,11 +27,7 @@ from sgl.runtime.model.seen import Eyes, Seen
 from sgl.runtime.model.shard import WHOLE
 from sgl.runtime.model.weights import LayerWeights, Weights
 
-_EACH, _STEP, _MANY = (
-    512,
-    32,
-    16_384,
-)  # numbers of tokens to warm up: each, then every 32nd, up to these
+_EACH, _STEP, _MANY = 512, 32, 16_384  # numbers of tokens to warm up: each, then every 32nd, up to these
 
 
 @dataclass(slots=True)
@@ -40,7 +37,9 @@ class LayerState:
     residual: torch.Tensor  # [T, hidden]
     rotary: tuple[torch.Tensor, torch.Tensor]  # of their positions
     slots: torch.Tensor  # int64 [T]
-    rest: torch.Tensor | None = None  # not yet added to the residual
+    local_rotary: tuple[torch.Tensor, torch.Tensor] | None = None  # of layers with a window, if another
+    rest: torch.Tensor | None = None  # not yet added to the residual,
+    rest_norm: torch.Tensor | None = None  # before which it is normalised
     overlaps: bool = False  # attention may start while the previous kernel runs
     seen: Seen | None = None  # images among them
     lora: LoraStep | None = None  # of tokens with adapters
@@ -82,9 +81,13 @@ class Decoder:
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.max_positions = max_positions or config.context_length
-        self._rotary_table = rotary_table(config.rope, config.head_dim, self.max_positions, self.device)
         self._axes = torch.tensor(config.rope.axes, dtype=torch.int64, device=self.device)
+        ropes = [config.rope] if config.local_rope is None else [config.rope, config.local_rope]
+        self._rotary_tables = [rotary_table(it, config.head_dim, self.max_positions, self.device) for it in ropes]
         self._qk_norms = [self._qk_norm(layer) for layer in weights.layers]
+        self._gate = gelu_and_mul if FAMILIES[config.architecture].activation == "gelu" else silu_and_mul
+        # rounded as transformers rounds it
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
         self.eyes = eyes
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
@@ -95,11 +98,12 @@ class Decoder:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             page_size=page_size,
-            scale=config.head_dim**-0.5,
+            scale=config.attention_scale,
             dtype=self.dtype,
             device=self.device,
             windows=tuple(dict.fromkeys(config.windows)),
             kv_dtype=kv_dtype,
+            softcap=config.score_cap,
         )
 
     @torch.inference_mode()
@@ -144,10 +148,7 @@ class Decoder:
     ) -> torch.Tensor:
         """`forward` of a stage. before: input_ids in the first one, in others what the stage before returned. Returns
         [T, hidden] for the next stage; in the last one what `forward` does."""
-        if self.is_first:
-            state = self.embed(before, positions, slots)
-        else:
-            state = LayerState(before, rotary_rows(self._rotary_table, positions, self.dtype), slots)
+        state = self.embed(before, positions, slots) if self.is_first else self._state(before, positions, slots)
         state.lora = lora
         if self.is_last:
             return self._last_layers(state, kv, attention, wanted, captured=False)
@@ -155,7 +156,7 @@ class Decoder:
             self._layer(index, state, kv, attention, captured=False)
         if state.rest is not None:
             rest = state.rest if self.collectives is None else self.collectives.sum(state.rest)
-            state.residual.add_(rest if rest.dim() == 2 else rest.sum(0))
+            add_rms_norm(rest, state.residual, None, self.config.rms_norm_eps, state.rest_norm)
         return state.residual
 
     def _layer(
@@ -183,12 +184,15 @@ class Decoder:
 
     def embed(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> LayerState:
         """Tokens before the first layer; arguments as for `forward`."""
-        rotary = rotary_rows(self._rotary_table, positions, self.dtype)
-        return LayerState(self._embedded(input_ids), rotary, slots)
+        return self._state(self._embedded(input_ids), positions, slots)
+
+    def _state(self, residual: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> LayerState:
+        rotary, *local = (rotary_rows(table, positions, self.dtype) for table in self._rotary_tables)
+        return LayerState(residual, rotary, slots, local[0] if local else None)
 
     def _embed_seen(self, input_ids: torch.Tensor, slots: torch.Tensor, seen: Seen) -> LayerState:
         """`embed` with images."""
-        rotary = rotary_rows_by_axis(self._rotary_table, seen.places, self._axes, self.dtype)
+        rotary = rotary_rows_by_axis(self._rotary_tables[0], seen.places, self._axes, self.dtype)
         state = LayerState(self._embedded(input_ids), rotary, slots, seen=seen)
         seen.embed(state.residual)
         return state
@@ -196,15 +200,17 @@ class Decoder:
     def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedding = self.weights.embedding
         if self.collectives is None:
-            return functional.embedding(input_ids, embedding)
-        return self.collectives.sum(embedding_part(input_ids, embedding, self.vocabulary.start))
+            embedded = functional.embedding(input_ids, embedding)
+        else:
+            embedded = self.collectives.sum(embedding_part(input_ids, embedding, self.vocabulary.start))
+        return embedded if self._embedding_scale == 1.0 else embedded.mul_(self._embedding_scale)
 
     def before_attention(
         self, index: int, state: LayerState, kv: KVCache, out: torch.Tensor | None = None, *, captured: bool
     ) -> torch.Tensor:
         """A layer up to its attention: the queries [T, num_heads, head_dim], in `out` if given."""
-        config, layer = self.config, self.weights.layers[index]
-        x = self._normed(state.rest, state.residual, layer.input_norm)
+        layer = self.weights.layers[index]
+        x = self._normed(state.rest, state.residual, layer.input_norm, state.rest_norm)
         state.rest = None
         lora, shrunk = state.lora, None
         if lora is not None:
@@ -215,18 +221,36 @@ class Decoder:
             qkv = linear(x, layer.qkv, layer.qkv_bias)
         if lora is not None and shrunk is not None:
             lora.expand_(index, "qkv", shrunk, qkv)
-        qkv = qkv.view(len(x), -1, config.head_dim)
-        norm, eps, keys, values = self._qk_norms[index], config.rms_norm_eps, kv.keys[index], kv.values[index]
-        return rotate_and_store(qkv, config.num_heads, state.rotary, norm, eps, keys, values, state.slots, out)
+        return self._rotated(index, state, qkv, kv, out)
+
+    def _rotated(
+        self, index: int, state: LayerState, qkv: torch.Tensor, kv: KVCache, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Store a layer's keys and values of qkv [T, n]: the queries, as `before_attention`."""
+        config, eps = self.config, self.config.rms_norm_eps
+        rotary = state.rotary
+        if state.local_rotary is not None and config.is_local[index]:
+            rotary = state.local_rotary
+        norm = self._qk_norms[index]
+        if config.wide_qk_norm and norm is not None:
+            sizes = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+            norm_parts = norm_parts_ if self.collectives is None else self.collectives.norm_parts_
+            norm_parts(qkv, norm, sizes, eps)
+            norm = None
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        keys, values = kv.keys[index], kv.values[index]
+        return rotate_and_store(heads, config.num_heads, rotary, norm, eps, keys, values, state.slots, out)
 
     def after_attention(self, index: int, state: LayerState, x: torch.Tensor, *, captured: bool) -> None:
         """A layer from its attention's output x [T, num_heads, head_dim]."""
         layer, lora = self.weights.layers[index], state.lora
         shrunk = None if lora is None else lora.shrink(index, "output", x.flatten(1))
-        rest = self._added(x.flatten(1), layer.output, layer.output_bias, state.residual, captured=captured)
+        rest = self._added(
+            x.flatten(1), layer.output, layer.output_bias, layer.output_norm, state, captured=captured
+        )
         if lora is not None and shrunk is not None:
             lora.expand_(index, "output", shrunk, _sum_of(rest, state.residual))
-        x = self._normed(rest, state.residual, layer.post_attention_norm)
+        x = self._normed(rest, state.residual, layer.post_attention_norm, layer.output_norm)
         if layer.experts is not None:
             state.rest = self._mixture(x, layer, layer.experts)
         else:
@@ -234,11 +258,12 @@ class Decoder:
             assert layer.down is not None
             shrunk = None if lora is None else lora.shrink(index, "gate_up", x)
             x = linear(x, layer.gate_up, layer.gate_up_bias)
-            x = silu_and_mul(x) if lora is None or shrunk is None else lora.gated(index, shrunk, x)
+            x = self._gate(x) if lora is None or shrunk is None else lora.gated(index, shrunk, x, self._gate)
             shrunk = None if lora is None else lora.shrink(index, "down", x)
-            state.rest = self._added(x, layer.down, layer.down_bias, state.residual, captured=captured)
+            state.rest = self._added(x, layer.down, layer.down_bias, layer.down_norm, state, captured=captured)
             if lora is not None and shrunk is not None:
                 lora.expand_(index, "down", shrunk, _sum_of(state.rest, state.residual))
+        state.rest_norm = layer.down_norm
         if state.seen is not None:
             state.seen.add(index, state.residual)
 
@@ -251,18 +276,34 @@ class Decoder:
         return parts if self.collectives is None or parts.dim() == x.dim() else parts.sum(0)
 
     def _added(
-        self, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
+        self,
+        x: torch.Tensor,
+        matrix: Matrix,
+        bias: torch.Tensor | None,
+        norm: torch.Tensor | None,
+        state: LayerState,
+        *,
+        captured: bool,
     ) -> torch.Tensor | None:
-        """`linear_add`; of several ranks, this one's part, all of which is left."""
-        if self.collectives is None:
-            return linear_add(x, matrix, bias, residual, captured=captured)
+        """`linear_add`; before a norm, and of several ranks this one's part, all of it is left."""
+        if self.collectives is None and norm is None:
+            return linear_add(x, matrix, bias, state.residual, captured=captured)
         return linear(x, matrix, bias)
 
-    def _normed(self, rest: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _normed(
+        self,
+        rest: torch.Tensor | None,
+        residual: torch.Tensor,
+        weight: torch.Tensor | None,
+        before: torch.Tensor | None,
+    ) -> torch.Tensor:
         """`norm.add_rms_norm` of what `_added` left."""
-        if rest is None or self.collectives is None:
-            return add_rms_norm(rest, residual, weight, self.config.rms_norm_eps)
-        return self.collectives.add_rms_norm(rest, residual, weight, self.config.rms_norm_eps)
+        eps, ranks = self.config.rms_norm_eps, self.collectives
+        if rest is None or ranks is None:
+            return add_rms_norm(rest, residual, weight, eps, before)
+        if weight is None or before is not None:
+            return add_rms_norm(ranks.sum(rest), residual, weight, eps, before)
+        return ranks.add_rms_norm(rest, residual, weight, eps)
 
     def finish(
         self, state: LayerState, x: torch.Tensor, wanted: torch.Tensor | None = None, *, captured: bool = False
@@ -273,7 +314,7 @@ class Decoder:
             state.seen = None if state.seen is None else state.seen.of(wanted)
             state.lora = None if state.lora is None else state.lora.for_wanted()
         self.after_attention(self.config.num_layers - 1, state, x, captured=captured)
-        return self._normed(state.rest, state.residual, self.weights.norm)
+        return self._normed(state.rest, state.residual, self.weights.norm, state.rest_norm)
 
     def _attend(
         self, index: int, state: LayerState, query: torch.Tensor, kv: KVCache, attention: AttentionBackend
@@ -288,33 +329,37 @@ class Decoder:
         # imported only where a Triton kernel runs
         from sgl.kernels.layers.single_triton import project, project_add_, project_gated
 
-        eps, num_heads, head_dim = self.config.rms_norm_eps, self.config.num_heads, self.config.head_dim
+        eps, is_gelu = self.config.rms_norm_eps, self._gate is gelu_and_mul
         layers, residual, ranks = self.weights.layers, state.residual, self.collectives
 
         def added(
-            x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, norm: torch.Tensor
+            x: torch.Tensor,
+            matrix: Matrix,
+            bias: torch.Tensor | None,
+            before: torch.Tensor | None,
+            norm: torch.Tensor | None,
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
-            """Add a product to the residual. Returns what comes next, and the norm that it still needs."""
-            if ranks is None:
+            """Add a product to the residual, normalised before. Returns what comes next, and the norm that it still
+            needs."""
+            if ranks is None and before is None:
                 project_add_(x, matrix, bias, residual)
                 return residual, norm
-            return ranks.add_rms_norm(project(x, None, eps, matrix, bias), residual, norm, eps), None
+            return self._normed(project(x, None, eps, matrix, bias), residual, norm, before), None
 
-        x, norm = residual, cast(torch.Tensor | None, layers[0].input_norm)
+        x, norm = residual, layers[0].input_norm
         norms = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
-            keys, values, qk_norm = kv.keys[index], kv.values[index], self._qk_norms[index]
-            qkv = project(x, norm, eps, layer.qkv, layer.qkv_bias).view(1, -1, head_dim)
-            query = rotate_and_store(qkv, num_heads, state.rotary, qk_norm, eps, keys, values, state.slots)
+            query = self._rotated(index, state, project(x, norm, eps, layer.qkv, layer.qkv_bias), kv)
             x = self._attend(index, state, query, kv, attention).flatten(1)
-            x, norm = added(x, layer.output, layer.output_bias, layer.post_attention_norm)
+            x, norm = added(x, layer.output, layer.output_bias, layer.output_norm, layer.post_attention_norm)
             if layer.experts is not None:
+                assert next_norm is not None
                 x, norm = self._single_mixture(x, norm, layer, layer.experts, residual, next_norm)
                 continue
             assert layer.gate_up is not None
             assert layer.down is not None
-            x = project_gated(x, norm, eps, layer.gate_up, layer.gate_up_bias)
-            x, norm = added(x, layer.down, layer.down_bias, next_norm)
+            x = project_gated(x, norm, eps, layer.gate_up, layer.gate_up_bias, is_gelu=is_gelu)
+            x, norm = added(x, layer.down, layer.down_bias, layer.down_norm, next_norm)
         return x if norm is None else rms_norm(x, norm, eps)
 
     def _single_mixture(
@@ -344,12 +389,14 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """float32 [n, len(vocabulary)] of hidden states [n, hidden], in `out` if given."""
-        head = self.weights.lm_head
+        head, cap = self.weights.lm_head, self.config.logit_cap
         if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
             # neither rounded to the weights' dtype nor written twice
-            return torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
-        logits = linear(hidden, head, None)
-        return logits.float() if out is None else out.copy_(logits)
+            logits = torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
+        else:
+            logits = linear(hidden, head, None)
+            logits = logits.float() if out is None else out.copy_(logits)
+        return logits if cap is None else cap_(logits, cap)
 
     def whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [n, vocab] of hidden states [n, hidden]."""
@@ -386,9 +433,12 @@ class Decoder:
         return sorted({kinds.index(kind) for kind in kinds})
 
     def _qk_norm(self, layer: LayerWeights) -> torch.Tensor | None:
-        """[num_heads + num_kv_heads, head_dim], to normalise queries and keys together."""
+        """[num_heads + num_kv_heads, head_dim], to normalise queries and keys together; all in one where it is over all
+        heads."""
         if layer.q_norm is None or layer.k_norm is None:
             return None
+        if self.config.wide_qk_norm:
+            return torch.cat((layer.q_norm, layer.k_norm))
         q_rows = layer.q_norm.expand(self.config.num_heads, -1)
         return torch.cat((q_rows, layer.k_norm.expand(self.config.num_kv_heads, -1)))
 

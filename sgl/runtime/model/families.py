@@ -13,6 +13,18 @@ from typing import Any, Literal
 
 from sgl.runtime.media.config import Towers
 
+BEFORE = MappingProxyType(
+    {"input_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"},
+)
+"""Norms before attention and feed-forward,"""
+AFTER = MappingProxyType({"output_norm": "post_attention_layernorm", "down_norm": "post_feedforward_layernorm"})
+"""or behind them,"""
+GEMMAS = MappingProxyType(
+    {"input_norm": "input_layernorm", "post_attention_norm": "pre_feedforward_layernorm", **AFTER}
+)
+"""or both."""
+GLMS = MappingProxyType({**BEFORE, "output_norm": "post_self_attn_layernorm", "down_norm": "post_mlp_layernorm"})
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
@@ -36,16 +48,37 @@ class Family:
     """The features of one `architectures` entry of config.json, and defaults of its config."""
 
     architecture: str
-    attention_bias: Literal["none", "qkv", "qkv option", "configured"] = "none"
-    """Biases of the attention projections; qkv option: unless `qkv_bias` is false; configured: all four if
-    `attention_bias` is set."""
+    attention_bias: Literal["none", "qkv", "qkv option", "qkv configured", "configured"] = "none"
+    """Biases of the attention projections; qkv option: unless `qkv_bias` is false; configured: if `attention_bias` is
+    set, those of qkv, or all four."""
     has_mlp_bias_option: bool = False
     """Whether `mlp_bias` is read."""
     has_qk_norm: bool = False
     """Whether queries and keys are normalised for each head."""
-    sliding_window: Literal["none", "all layers", "if used", "by layer", "every other"] = "none"
+    has_wide_qk_norm: bool = False
+    """Whether all of a token's queries are normalised together, and all keys."""
+    norms: Mapping[str, str] = field(default_factory=lambda: BEFORE)
+    """A layer's norms by their fields in `LayerWeights`, and their names in checkpoints."""
+    norms_add_one: bool = False
+    """Whether norms scale by their weights plus one, in float32."""
+    activation: Literal["silu", "gelu"] = "silu"
+    """Of the feed-forward's gate; gelu: by tanh."""
+    scales_embedding: bool = False
+    """Whether embeddings are multiplied by the root of the hidden size."""
+    has_query_scalar: bool = False
+    """Whether the scale of attention follows from `query_pre_attn_scalar`."""
+    has_score_cap: bool = False
+    """Whether `attn_logit_softcapping` is read."""
+    has_partial_rope: bool = False
+    """Whether `partial_rotary_factor` is read: a part of each head is rotated."""
+    has_interleaved_rope: bool = False
+    """Whether rotation pairs neighbouring numbers of a head, not those half of the rotated part apart."""
+    has_local_rope: bool = False
+    """Whether layers with a window have a rope of their own."""
+    sliding_window: Literal["none", "all layers", "if used", "by layer", "every other", "by pattern"] = "none"
     """Which layers attend to only `sliding_window` tokens; if used: all if `use_sliding_window` is set; by layer, every
-    other: then by `layer_types`, or those from `max_window_layers` on, or every other one before it."""
+    other: then by `layer_types`, or those from `max_window_layers` on, or every other one before it; by pattern: by
+    `layer_types`, or all but each `sliding_window_pattern`th."""
     experts: ExpertNames | None = None
     """Of families with mixtures of experts."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -134,7 +167,85 @@ QWEN3_MOE = Family(
     },
 )
 
+GEMMA2 = Family(
+    "Gemma2ForCausalLM",
+    attention_bias="configured",
+    norms=GEMMAS,
+    norms_add_one=True,
+    activation="gelu",
+    scales_embedding=True,
+    has_query_scalar=True,
+    has_score_cap=True,
+    sliding_window="by pattern",
+    defaults={
+        "max_position_embeddings": 8192,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+)
+GEMMA3 = replace(
+    GEMMA2,
+    architecture="Gemma3ForCausalLM",
+    has_qk_norm=True,
+    has_score_cap=False,
+    has_local_rope=True,
+    defaults={
+        **GEMMA2.defaults,
+        "max_position_embeddings": 131072,
+        "final_logit_softcapping": None,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+)
+PHI3 = Family(
+    "Phi3ForCausalLM",
+    has_partial_rope=True,
+    sliding_window="all layers",
+    defaults={
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 32000,
+    },
+)
+OLMO2 = Family(
+    "Olmo2ForCausalLM",
+    attention_bias="configured",
+    has_wide_qk_norm=True,
+    norms=AFTER,
+    defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
+)
+GLM = Family(
+    "GlmForCausalLM",
+    attention_bias="qkv configured",
+    has_partial_rope=True,
+    has_interleaved_rope=True,
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rms_norm_eps": 1.5625e-7,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+        "eos_token_id": [151329, 151336, 151338],
+    },
+)
+GLM4 = replace(GLM, architecture="Glm4ForCausalLM", norms=GLMS)
+
 FAMILIES = {
     family.architecture: family
-    for family in (LLAMA, MISTRAL, QWEN2, QWEN3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, MIXTRAL, QWEN2_MOE, QWEN3_MOE)
+    for family in (
+        *(LLAMA, MISTRAL, QWEN2, QWEN3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
+        *(GEMMA2, GEMMA3, PHI3, OLMO2, GLM, GLM4),
+    )
 }

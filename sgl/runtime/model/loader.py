@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
@@ -19,6 +19,7 @@ from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
 from sgl.runtime.model.quantized.library import multiply_by_library
@@ -121,7 +122,7 @@ def _random_weights(
     for name, shape in _shapes(config, tied=tied).items():
         target = targets.get(name)
         if name.endswith("norm.weight"):
-            value = 1.0
+            value = 0.0 if FAMILIES[config.architecture].norms_add_one else 1.0
         elif name.endswith(".bias"):
             value = 0.0
         else:  # drawn also where others hold it
@@ -133,6 +134,7 @@ def _random_weights(
             continue
         if target is not None:
             target.fill_(value)
+    weights.arrange(shard.local(config))
     return weights
 
 
@@ -154,6 +156,7 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     if config.media is not None:
         headers = {_text_name(name): entry for name, entry in headers.items() if not name.startswith(OF_TOWERS)}
     entries, quantized = read_quantized(headers, config.scheme, device)
+    entries = _unfused(entries, config)
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     fused = any(name.endswith(GATE_UP) for name in entries)
@@ -177,18 +180,19 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                 if not shard.adds(name):
                     target.zero_()
                 elif entries[name].file == file:
-                    is_quantized = name in quantized.shapes
+                    entry = entries[name]
                     parts = [
-                        quantized.dequantized(name, part)
-                        if is_quantized
-                        else read(tensors, entries[name].name, file, part)
-                        for part in shard.parts(name, config)
+                        quantized.dequantized(entry.name, part)
+                        if entry.name in quantized.shapes
+                        else read(tensors, entry.name, file, part)
+                        for part in map(entry.part, shard.parts(name, config))
                     ]
                     target.copy_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
     if quantized.shapes:
         _say_packed(weights, config.scheme, dtype)
     if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
+    weights.arrange(shard.local(config))
     return weights
 
 
@@ -219,14 +223,45 @@ def _say_packed(weights: Weights, scheme: QuantScheme | None, dtype: torch.dtype
     logger.info(message, scheme, len(matrices), num_packed, dtype_name(dtype))
 
 
+def _unfused(entries: dict[str, Entry], config: ModelConfig) -> dict[str, Entry]:
+    """With the parts of projections that a checkpoint holds as one. Raises WeightsError."""
+    kv_size = config.num_kv_heads * config.head_dim
+    sizes = {"q": config.num_heads * config.head_dim, "k": kv_size, "v": kv_size}
+    fused = {"qkv_proj": sizes, "gate_up_proj": dict.fromkeys(("gate", "up"), config.intermediate_size)}
+    found = {}
+    for name, entry in entries.items():
+        before, _, kind = name.rpartition(".")
+        block, _, module = before.rpartition(".")
+        if module not in fused:
+            found[name] = entry
+            continue
+        first, num_rows = 0, sum(fused[module].values())
+        if entry.shape[0] != num_rows:
+            wrong = f"{list(entry.shape)}; its config.json makes it {[num_rows, *entry.shape[1:]]}"
+            raise WeightsError(f"{name} in {entry.file} is {wrong}", path=str(entry.file), tensor=name)
+        for part, size in fused[module].items():
+            found[f"{block}.{part}_proj.{kind}"] = replace(entry, shape=(size, *entry.shape[1:]), first=first)
+            first += size
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor in a file."""
+    """A tensor in a file, or some rows of one."""
 
     file: Path
     name: str  # there
     shape: tuple[int, ...]
     dtype: str
+    first: int | None = None  # of its rows; None: it is the whole tensor
+
+    def part(self, part: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Where a part of it lies in the file's tensor."""
+        if self.first is None:
+            return part
+        rows = part[0] if part else slice(None)
+        start, stop, _ = rows.indices(self.shape[0])
+        return slice(self.first + start, self.first + stop), *part[1:]
 
 
 def read_headers(folder: Path) -> dict[str, Entry]:

@@ -6,16 +6,18 @@ A slot is one run of memory, so that an adapter comes in by one copy. Ranks belo
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.lora.ops import Shrunk, expand_, expand_silu_and_mul, shrink
 from sgl.kernels.lora.rows import AdapterRows
 from sgl.runtime.config import LORA_TARGETS
 from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.rotary import rotary_order
 from sgl.runtime.model.shard import Shard
 
 _MLP = ("gate_proj", "up_proj", "down_proj")
@@ -83,6 +85,7 @@ class LoraSlots:
         """config: the whole model's. rank: an adapter's at most. targets: of `TARGETS`, which adapters may have."""
         self.config, self.shard = config, shard
         self.most_rank, self.targets = rank, frozenset(targets)
+        self._order = rotary_order(config)  # in which the decoder computes queries and keys
         self.num_slots = num_slots
         self.rank = padded_rank(rank, device)
         self._places, self._size = _places(shard.local(config), self.rank, self.targets)
@@ -135,7 +138,10 @@ class LoraSlots:
             if pair is not None:
                 own = pair.a.shape[0]
                 a[0, number * self.rank : number * self.rank + own] = pair.a
-                b[0, start : start + width, :own] = pair.b
+                its = pair.b
+                if name in ("q_proj", "k_proj") and self._order is not None:
+                    its = its.view(-1, self.config.head_dim, own)[:, self._order].flatten(0, 1)
+                b[0, start : start + width, :own] = its
             start += width
 
     def _stacked(self, buffer: torch.Tensor, place: _Place) -> _Stacked:
@@ -182,11 +188,16 @@ class LoraStep:
             self._join()
             expand_(shrunk, stacked.b, out, self._rows, stacked.parts)
 
-    def gated(self, layer: int, shrunk: Shrunk, gate_up: torch.Tensor) -> torch.Tensor:
-        """`expand_` to gate_up [T, 2n], then silu(gate) * up: [T, n]."""
+    def gated(
+        self, layer: int, shrunk: Shrunk, gate_up: torch.Tensor, gate: Callable[[torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        """`expand_` to gate_up [T, 2n], then `gate` of activation.py: [T, n]."""
         stacked = self._slots.product(layer, "gate_up")
         assert stacked is not None, "it was shrunk"
         self._join()
+        if gate is not silu_and_mul:
+            expand_(shrunk, stacked.b, gate_up, self._rows, stacked.parts)
+            return gate(gate_up)
         return expand_silu_and_mul(shrunk, stacked.b, gate_up, self._rows)
 
     def _join(self) -> None:

@@ -1,7 +1,11 @@
 """The rotary table for a config's rope parameters; sgl/kernels/layers/rope.py rotates.
 
 Formulas as in transformers' modeling_rope_utils: linear (position interpolation), dynamic NTK, llama3, YaRN (arXiv
-2309.00071).
+2309.00071), LongRoPE.
+
+Kernels rotate whole heads, whose numbers are paired by halves. Where a family pairs neighbours, or rotates a part, its
+queries and keys are computed in another order (`rotary_order`), which changes none of their products; the others turn
+by nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +13,9 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.nn import functional
 
-from sgl.runtime.model.config import RopeConfig
+from sgl.runtime.model.config import ModelConfig, RopeConfig
 
 
 def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: torch.device) -> torch.Tensor:
@@ -18,12 +23,27 @@ def rotary_table(rope: RopeConfig, head_dim: int, num_positions: int, device: to
 
     Dynamic NTK depends on the sequence length. transformers uses the longest sequence of a forward pass, so results
     depend on batch and chunking. Here position p always uses length p + 1, which equals transformers up to the
-    original context, and beyond it for tokens generated one by one.
+    original context, and beyond it for tokens generated one by one. LongRoPE's frequencies are those of
+    num_positions, likewise.
     """
     positions = torch.arange(num_positions, dtype=torch.float32)[:, None]
-    angles = positions * _frequencies(rope, head_dim, positions)
-    scale = _attention_factor(rope)
-    return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1).to(device)
+    rotary_dim = rope.rotary_dim(head_dim)
+    angles = positions * _frequencies(rope, rotary_dim, positions)
+    scale, num_still = _attention_factor(rope), (head_dim - rotary_dim) // 2
+    cos, sin = angles.cos() * scale, angles.sin() * scale
+    if num_still:
+        cos, sin = functional.pad(cos, (0, num_still), value=1.0), functional.pad(sin, (0, num_still))
+    return torch.cat((cos, sin), dim=-1).to(device)
+
+
+def rotary_order(config: ModelConfig) -> list[int] | None:
+    """The order of a head's numbers in which each is rotated with the one half a head on; None: as they are."""
+    head_dim, size = config.head_dim, config.rope.rotary_dim(config.head_dim)
+    rotated, still = list(range(size)), list(range(size, head_dim))
+    half, middle = size // 2, len(still) // 2
+    first, second = (rotated[::2], rotated[1::2]) if config.interleaved_rope else (rotated[:half], rotated[half:])
+    order = [*first, *still[:middle], *second, *still[middle:]]
+    return None if order == list(range(head_dim)) else order
 
 
 def _frequencies(rope: RopeConfig, head_dim: int, positions: torch.Tensor) -> torch.Tensor:
@@ -36,6 +56,9 @@ def _frequencies(rope: RopeConfig, head_dim: int, positions: torch.Tensor) -> to
     plain = 1.0 / rope.theta**exponents
     if rope.type == "linear":
         return plain / rope.factor
+    if rope.type == "longrope":
+        is_long = len(positions) > rope.original_context_length
+        return plain / torch.tensor(rope.long_factors if is_long else rope.short_factors)
     if rope.type == "llama3":
         return _llama3(rope, plain)
     if rope.type == "yarn":
@@ -67,11 +90,13 @@ def _yarn(rope: RopeConfig, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def _attention_factor(rope: RopeConfig) -> float:
-    """YaRN's scale of both queries and keys."""
-    if rope.type != "yarn":
+    """YaRN's and LongRoPE's scale of both queries and keys."""
+    if rope.type not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.type == "longrope":
+        return math.sqrt(1 + math.log(max(rope.factor, 1.0)) / math.log(rope.original_context_length))
     if rope.mscale and rope.mscale_all_dim:
         return temperature(rope.factor, rope.mscale) / temperature(rope.factor, rope.mscale_all_dim)
     return temperature(rope.factor, 1.0)

@@ -84,6 +84,7 @@ class Shard:
             config,
             num_layers=len(layers),
             windows=config.windows[layers.start : layers.stop],
+            is_local=config.is_local[layers.start : layers.stop],
             num_heads=config.num_heads // self.size,
             num_kv_heads=max(1, config.num_kv_heads // self.size),
             intermediate_size=config.intermediate_size // self.size,
@@ -122,9 +123,9 @@ class Shard:
         local, dim = self.local(config), config.head_dim
         if module in ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "experts"):
             return self._feed_forward_part(name, module, local)
-        if module == "q_proj":
+        if module == "q_proj" or (module == "q_norm" and config.wide_qk_norm):
             return (_nth(self.rank, local.num_heads * dim),)
-        if module in ("k_proj", "v_proj"):
+        if module in ("k_proj", "v_proj") or (module == "k_norm" and config.wide_qk_norm):
             first = self.rank * config.num_kv_heads // self.size
             return (slice(first * dim, (first + local.num_kv_heads) * dim),)
         if module in ("embed_tokens", "lm_head"):

@@ -17,6 +17,7 @@ from sgl.kernels.layers.linear import Fp8Matrix, Matrix, PackedMatrix, prepare
 from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES, ExpertNames
+from sgl.runtime.model.rotary import rotary_order
 from sgl.runtime.model.shard import DOWN, GATE_UP, WHOLE, Shard
 
 MATRICES = {
@@ -26,28 +27,31 @@ MATRICES = {
     "down": ("mlp.down_proj",),
 }
 """Those of a dense layer, and the modules that each has the rows of."""
+_NORMS = ("input_norm", "q_norm", "k_norm", "output_norm", "post_attention_norm", "down_norm")
 _LEAST_PACKED = 1 << 16  # elements: a oneDNN call takes 10 µs, others as little as one
 MAX_HELD_TWICE = 1 << 26  # bytes of a tied head that is packed beside the embedding
 
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One layer. Matrices are [out, in]; biases that the family lacks are None.
+    """One layer. Matrices are [out, in]; biases and norms that the family lacks are None.
 
     Beside experts, gate_up and down are those of the shared expert, or None."""
 
-    input_norm: torch.Tensor  # [hidden]
+    input_norm: torch.Tensor | None  # [hidden]
     qkv: Matrix  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
     qkv_bias: torch.Tensor | None
-    q_norm: torch.Tensor | None  # [head_dim]
-    k_norm: torch.Tensor | None  # [head_dim]
+    q_norm: torch.Tensor | None  # [head_dim], or of all heads
+    k_norm: torch.Tensor | None
     output: Matrix  # [hidden, num_heads * head_dim]
     output_bias: torch.Tensor | None
-    post_attention_norm: torch.Tensor  # [hidden]
+    output_norm: torch.Tensor | None  # [hidden], of what attention adds
+    post_attention_norm: torch.Tensor | None  # [hidden]
     gate_up: Matrix | None  # [2 * intermediate, hidden]
     gate_up_bias: torch.Tensor | None
     down: Matrix | None  # [hidden, intermediate]
     down_bias: torch.Tensor | None
+    down_norm: torch.Tensor | None  # [hidden], of what the feed-forward adds
     experts: Experts | None = None
 
     def matrices(self) -> Iterator[tuple[str, Matrix]]:
@@ -84,6 +88,25 @@ class Weights:
         matrices = [matrix for layer in self.layers for _, matrix in layer.matrices()]
         of_experts = sum(layer.experts.num_multiplied for layer in self.layers if layer.experts is not None)
         return of_experts + sum(_count(matrix) for matrix in [*matrices, self.lm_head])
+
+    def arrange(self, config: ModelConfig) -> None:
+        """Bring what was read from a checkpoint into the form that the decoder computes with. Only before `quantize`
+        and `pack`. config: of this part."""
+        family = FAMILIES[config.architecture]
+        order = rotary_order(config)
+        for layer in self.layers:
+            for its in _rows(layer.qkv, layer.qkv_bias) if order is not None else ():
+                heads = its.view(-1, config.head_dim, *its.shape[1:])
+                rotated = heads[: config.num_heads + config.num_kv_heads]
+                rotated.copy_(rotated[:, order])
+        for norm in self.norms() if family.norms_add_one else ():
+            norm.add_(1.0)
+
+    def norms(self) -> Iterator[torch.Tensor]:
+        """The weights of all norms."""
+        for layer in self.layers:
+            yield from (its for name in _NORMS if (its := getattr(layer, name)) is not None)
+        yield self.norm
 
     def quantize(self, kind: Literal["fp8", "int4"]) -> None:
         """Quantise the layers' matrices to 8 or 4 bits; embedding and head stay. On a CPU, which has no kernel for 4
@@ -138,6 +161,13 @@ def packed(matrix: Matrix) -> Matrix:
     return matrix
 
 
+def _rows(matrix: Matrix, bias: torch.Tensor | None) -> Iterator[torch.Tensor]:
+    """Tensors [n, ...] of a matrix of n rows and its bias, before it is packed."""
+    assert not isinstance(matrix, Fp8Matrix | PackedMatrix), "it is as in the checkpoint"
+    its = (matrix,) if isinstance(matrix, torch.Tensor) else (matrix.values, matrix.scales, matrix.zeros)
+    yield from (tensor for tensor in (*its, bias) if tensor is not None)
+
+
 def matrix_tensors(matrix: Matrix | Experts) -> Iterator[torch.Tensor]:
     """That hold it."""
     if isinstance(matrix, torch.Tensor):
@@ -170,28 +200,37 @@ def allocate_weights(
     def bias(wanted: bool, size: int) -> torch.Tensor | None:
         return tensor(size) if wanted else None
 
+    family = FAMILIES[config.architecture]
+
+    def norm(wanted: bool, size: int) -> torch.Tensor | None:
+        return torch.empty(size, dtype=norm_dtype, device=device) if wanted else None
+
+    norm_dtype = torch.float32 if family.norms_add_one else dtype
     num_tokens, config = len(shard.vocabulary(config.vocab_size)), shard.local(config)
     hidden, head_dim = config.hidden_size, config.head_dim
     q_size = config.num_heads * head_dim
-    qkv_size = q_size + 2 * config.num_kv_heads * head_dim
+    kv_size = config.num_kv_heads * head_dim
+    qkv_size, has_qk_norm = q_size + 2 * kv_size, config.qk_norm or config.wide_qk_norm
     embedding = tensor(num_tokens, hidden)
     layers = []
     for layer in range(config.num_layers):
         experts = config.experts if config.has_experts(layer) else None
         intermediate = config.intermediate_size if experts is None else experts.shared_size
         its = LayerWeights(
-            input_norm=tensor(hidden),
+            input_norm=norm("input_norm" in family.norms, hidden),
             qkv=matrix(layer, "qkv", qkv_size, hidden),
             qkv_bias=bias(config.qkv_bias, qkv_size),
-            q_norm=bias(config.qk_norm, head_dim),
-            k_norm=bias(config.qk_norm, head_dim),
+            q_norm=norm(has_qk_norm, q_size if config.wide_qk_norm else head_dim),
+            k_norm=norm(has_qk_norm, kv_size if config.wide_qk_norm else head_dim),
             output=matrix(layer, "output", hidden, q_size),
             output_bias=bias(config.output_bias, hidden),
-            post_attention_norm=tensor(hidden),
+            output_norm=norm("output_norm" in family.norms, hidden),
+            post_attention_norm=norm("post_attention_norm" in family.norms, hidden),
             gate_up=None if intermediate is None else matrix(layer, "gate_up", 2 * intermediate, hidden),
             gate_up_bias=None if intermediate is None else bias(config.mlp_bias, 2 * intermediate),
             down=None if intermediate is None else matrix(layer, "down", hidden, intermediate),
             down_bias=bias(config.mlp_bias, hidden),
+            down_norm=norm("down_norm" in family.norms, hidden),
         )
         if experts is not None:
             its.experts = Experts(
@@ -203,7 +242,8 @@ def allocate_weights(
             )
         layers.append(its)
     lm_head = embedding if tied else tensor(num_tokens, hidden)
-    return Weights(embedding, layers, tensor(hidden if shard.is_last else 0), lm_head)
+    last_norm = torch.empty(hidden if shard.is_last else 0, dtype=norm_dtype, device=device)
+    return Weights(embedding, layers, last_norm, lm_head)
 
 
 def checkpoint_tensors(
@@ -212,19 +252,19 @@ def checkpoint_tensors(
     """Every tensor of a Hugging Face checkpoint as the view of the weights that it, or a part of it, fills. Only before
     `Weights.quantize` and `Weights.pack`. config: of the whole model. fused: of a checkpoint that holds a layer's
     experts as one tensor, as transformers itself does."""
-    names = FAMILIES[config.architecture].experts
+    family = FAMILIES[config.architecture]
+    norms, names = family.norms, family.experts
     first, config = shard.layers(config).start, shard.local(config)
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     tensors: dict[str, Matrix | None] = {"model.embed_tokens.weight": weights.embedding}
     for index, layer in enumerate(weights.layers, first):
         mlp = "mlp" if layer.experts is None else "mlp.shared_expert"
         parts: dict[str, Matrix | None] = {
-            "input_layernorm.weight": layer.input_norm,
+            **{f"{name}.weight": getattr(layer, field) for field, name in norms.items()},
             "self_attn.q_norm.weight": layer.q_norm,
             "self_attn.k_norm.weight": layer.k_norm,
             "self_attn.o_proj.weight": layer.output,
             "self_attn.o_proj.bias": layer.output_bias,
-            "post_attention_layernorm.weight": layer.post_attention_norm,
             f"{mlp}.down_proj.weight": layer.down,
             "mlp.down_proj.bias": layer.down_bias,
         }

@@ -13,14 +13,13 @@ from typing import Any
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.config import (
     DtypeName,
-    Fields,
     RopeConfig,
     read_context_length,
     read_dtype,
-    read_json,
     read_rope,
     special_tokens,
 )
+from sgl.runtime.model.fields import Fields, read_json
 
 _SEES = "ForConditionalGeneration"
 _QWEN3_NEXT, _QWEN3_5, _QWEN3_5_MOE = "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"

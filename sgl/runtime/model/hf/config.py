@@ -18,8 +18,9 @@ from transformers.models.auto.modeling_auto import (
 
 from sgl.errors import ModelError, UnsupportedModel
 from sgl.runtime.model.checkpoint import checkpoint_folder
-from sgl.runtime.model.config import DtypeName, read_json, special_tokens
+from sgl.runtime.model.config import DtypeName, special_tokens
 from sgl.runtime.model.families import FAMILIES
+from sgl.runtime.model.fields import read_json
 from sgl.runtime.model.hf import probe
 from sgl.runtime.model.hf.probe import AttentionLayer, Refused
 from sgl.runtime.model.hf.rotary import fix_frequencies

@@ -11,14 +11,13 @@ from typing import Any, Literal
 from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.model.config import (
     DtypeName,
-    Fields,
     RopeConfig,
     read_context_length,
     read_dtype,
-    read_json,
     read_rope,
     special_tokens,
 )
+from sgl.runtime.model.fields import Fields, read_json
 from sgl.runtime.model.rotary import temperature
 
 _V2, _V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"

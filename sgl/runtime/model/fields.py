@@ -1,0 +1,78 @@
+"""Reads fields of a config.json, with errors that name file and architecture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sgl.errors import ModelError, UnsupportedModel
+from sgl.runtime.model.families import FAMILIES
+
+
+class Fields:
+    """A config.json, with path and architecture for errors; null counts as absent. Raises ModelError."""
+
+    def __init__(self, path: str, data: Mapping[str, Any], architecture: str | None = None) -> None:
+        self.path = path
+        self.data = data
+        self.architecture = architecture
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above 0."""
+        value = self.data.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise self.error(f"config.json has no {key!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.error(f"{key!r} is {value!r}, not a number above 0")
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0."""
+        value = self.number(key, default)
+        if value != int(value):
+            raise self.error(f"{key!r} is {value!r}, not a whole number")
+        return int(value)
+
+    def optional(self, key: str) -> float | None:
+        """A number above 0, or None."""
+        return None if self.data.get(key) is None else self.number(key)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.data.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(f"{key!r} is {value!r}, neither true nor false")
+        return default if value is None else value
+
+    def section(self, data: Mapping[str, Any]) -> Fields:
+        """Fields of a part of it."""
+        return Fields(self.path, data, self.architecture)
+
+    def error(self, message: str) -> ModelError:
+        """For a missing or inconsistent field."""
+        return ModelError(f"{self.path}: {message}", path=self.path)
+
+    def unsupported(self, feature: str) -> UnsupportedModel:
+        """For a feature that our own layers lack."""
+        return UnsupportedModel(
+            f"{self.path}: {feature} is not supported ({self.architecture})",
+            architecture=self.architecture,
+            supported=tuple(FAMILIES),
+            path=self.path,
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A checkpoint's JSON object. Raises ModelError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} is no checkpoint: it has no {path.name}", path=str(path)) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read {path}: {error}", path=str(path)) from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} holds no JSON object", path=str(path))
+    return data
