@@ -15,6 +15,7 @@ import argparse
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -66,9 +67,10 @@ def main() -> None:
             for name, took in kernels(x, layers, work):
                 print(f"{'':16} {took:9.1f} {name}")
         if arguments.sweep:
-            found = sorted(single_shapes(x, layers) if num_tokens == 1 else plans(x, layers))
-            for took, what in found[:6]:
-                print(f"{'':16} {took:9.1f} {what}", flush=True)
+            found = swept(x, layers)
+            for product_name in ("gate_up", "down"):
+                for took, name in [each for each in found if each[1].startswith(product_name)][:4]:
+                    print(f"{'':16} {took:9.1f} {name}", flush=True)
 
 
 def made(model: Path | None) -> list[Experts]:
@@ -203,40 +205,45 @@ def kernels(x: torch.Tensor, layers: list[Experts], work: Work) -> Iterator[tupl
         yield name[:60], took / 1e3 / REPLAYS / len(layers)
 
 
-def plans(x: torch.Tensor, layers: list[Experts]) -> Iterator[tuple[float, str]]:
+def plans(num_tokens: int, layer: Experts) -> Iterator[tuple[str, Work]]:
     """Other tiles for one product, beside those that are chosen for the other one."""
-    pairs = len(x) * layers[0].top_k / len(layers[0].down)
+    pairs = num_tokens * layer.top_k / len(layer.down)
     chosen = grouped_triton.choose(pairs, 2)
-    heights = [size for size in (16, 32, 64, 128) if size <= max(16, 4 * pairs) and size >= min(128, pairs) / 4]
-    for tokens in heights:
-        for rows, columns, warps, stages in (
-            *((64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3), (64, 128, 4, 4), (32, 128, 4, 4), (32, 256, 4, 3)),
-            *((128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (128, 64, 8, 4), (128, 128, 8, 3)),
-        ):
-            tiles = Tiles(tokens, rows, columns, warps, stages)
-            wide = tiles._replace(rows=2 * rows)
-            for name, plan in (("gate_up", Plan(tiles, chosen.down)), ("down", Plan(chosen.gate_up, wide))):
-                if (took := tried(x, layers, several(plan))) is not None:
-                    yield took, f"{name} {getattr(plan, name)}"
+    heights = [size for size in (16, 32, 64, 128) if min(128, pairs) / 2 <= size <= max(16, 4 * pairs)]
+    few = ((64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3), (64, 128, 4, 4), (32, 128, 4, 4), (32, 256, 4, 3))
+    many = ((64, 64, 4, 3), (64, 64, 4, 4), (128, 64, 4, 3), (128, 64, 8, 3), (128, 64, 8, 4), (128, 32, 8, 5))
+    for tokens, (rows, columns, warps, stages) in product(heights, few if pairs < 32 else many):
+        tiles = Tiles(tokens, rows, columns, warps, stages)
+        wide = tiles._replace(rows=2 * rows)
+        yield f"gate_up {tuple(tiles)}", several(Plan(tiles, chosen.down))
+        yield f"down {tuple(wide)}", several(Plan(chosen.gate_up, wide))
 
 
-def single_shapes(x: torch.Tensor, layers: list[Experts]) -> Iterator[tuple[float, str]]:
+def single_shapes() -> Iterator[tuple[str, Work]]:
     """Other cuts of one product of a single token, beside those that are chosen for the other one."""
     for tile, programs, warps in product((4096, 8192, 16_384), (2, 3, 4, 6, 8), (4, 8)):
         for name, block in (("gate_up", 1024), ("gate_up", 2048), ("down", 256), ("down", 1024)):
             shape = Shape(tile, programs, block, warps)
-            if (took := tried(x, layers, single(**{name: shape}))) is not None:
-                yield took, f"{name} {shape}"
+            yield f"{name} {tuple(shape)}", single(**{name: shape})
 
 
-def tried(x: torch.Tensor, layers: list[Experts], work: Work) -> float | None:
-    """`timed`, where the GPU has what it takes."""
-    try:
-        return timed(x, layers, work)
-    except RuntimeError as error:  # Triton's, too
-        if "shared memory" not in str(error) and "resource" not in str(error):
-            raise
-        return None
+def swept(x: torch.Tensor, layers: list[Experts]) -> list[tuple[float, str]]:
+    """Microseconds of other cuts, the fastest first; those that the GPU has no room for are left out."""
+    works = list(single_shapes() if len(x) == 1 else plans(len(x), layers[0]))
+
+    def compiles(work: Work) -> bool:
+        try:
+            work(x.clone(), None, torch.ones_like(x[0]), layers[0])
+        except RuntimeError as error:
+            if "resource" not in str(error):
+                raise
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        able = list(pool.map(compiles, [work for _, work in works]))
+    torch.cuda.synchronize()
+    return sorted((timed(x, layers, work), name) for (name, work), its in zip(works, able, strict=True) if its)
 
 
 if __name__ == "__main__":
