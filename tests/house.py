@@ -144,11 +144,7 @@ DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
 MOST_LINES = {
     "grammar": 15_600,
-<<<<<<< HEAD
-    "kernels": 5_860,
-=======
-    "kernels": 5_930,
->>>>>>> 31f13bd (Gemma 2 and 3, Phi-3, OLMo 2 and GLM-4 have layers of sgl's own)
+    "kernels": 6_050,
     "kernels.gdn": 800,
     "kernels.latent": 60,
     "kernels.lora": 480,
