@@ -4,6 +4,7 @@ forked or retracted."""
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+import sgl
 from sgl.runtime.engine import Engine
-from tests.tiny_vision import VISION, Oracle, picture, place, tiny_vision, words
+from tests.tiny_vision import PLACE, VISION, Oracle, picture, place, tiny_vision, words
 
 MAX_NEW = 8
 GREEDY = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
@@ -86,3 +88,71 @@ def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_pa
             ids, images = prompts[3]
             forked = engine.generate(input_ids=ids, image_data=images, sampling_params={**GREEDY, "n": 2})
             assert [result["output_ids"] for result in forked] == [expected[3]] * 2
+
+
+QWEN3 = "Qwen3VLForConditionalGeneration"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_vision(tmp_path_factory.mktemp("sees"), QWEN3)
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Oracle:
+    return Oracle(folder, QWEN3)
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[Engine]:
+    with Engine(str(folder), **{**OPTIONS, "skip_tokenizer_init": False}) as engine:
+        yield engine
+        assert engine.check_ledger() == []
+
+
+def num_encoded(engine: Engine) -> int:
+    return int(engine.get_server_info()["internal_states"][0]["encoded_images"])
+
+
+CHOICES = ["one", "two more", "three"]
+
+
+@sgl.function
+def ask(s: Any, question: str) -> None:
+    s += sgl.user(sgl.image(picture(1)) + question)
+    s += sgl.assistant(sgl.gen("answer", max_tokens=6, temperature=0))
+    left, right = s.fork(2)
+    left += sgl.user("and then?") + sgl.assistant(sgl.gen("then", max_tokens=4, temperature=0))
+    right += sgl.user(sgl.image(picture(2, 60, 17)) + "and this?")
+    right += sgl.assistant(sgl.select("which", choices=CHOICES))
+    s += left["then"] + right["which"]
+
+
+def test_programs_see(engine: Engine, oracle: Oracle) -> None:
+    def ids(text: str) -> list[int]:
+        return list(oracle.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def text(tokens: list[int]) -> str:
+        return str(oracle.tokenizer.decode(tokens, skip_special_tokens=True))
+
+    state = ask.run("what <|image_pad|>?", backend=engine)
+    spelled = engine.tokenizer.encode("what <|image_pad|>?", add_special_tokens=False, allow_special=False).tolist()
+    start = [*ids(f"<|im_start|>user\n{PLACE}"), *spelled, *ids("<|im_end|>\n<|im_start|>assistant\n")]
+    images = [picture(1)]
+    answer = oracle.greedy(start, images, 6)
+    assert state["answer"] == text(answer)
+    both = [*start, *answer, *ids("<|im_end|>\n<|im_start|>user\n")]
+    left = [*both, *ids("and then?<|im_end|>\n<|im_start|>assistant\n")]
+    right = [*both, *ids(f"{PLACE}and this?<|im_end|>\n<|im_start|>assistant\n")]
+    images = [*images, picture(2, 60, 17)]
+    scores = []
+    for choice in map(ids, CHOICES):
+        scores.append(float(oracle.logprobs([*right, *choice], images)[-len(choice) :].mean()))
+    assert state.text().endswith(text(oracle.greedy(left, images[:1], 4)) + CHOICES[scores.index(max(scores))])
+    assert num_encoded(engine) == 2
+    usage = state.get_meta_info("answer")["usage"]
+    assert usage["cached_tokens"] == 0
+    again = ask.run("what <|image_pad|>?", backend=engine)
+    assert again.text() == state.text()
+    assert again.get_meta_info("answer")["usage"]["cached_tokens"] > 0
+    assert num_encoded(engine) == 2

@@ -2017,6 +2017,8 @@ export interface components {
             text?: string | string[] | null;
             /** Image Data */
             image_data?: unknown;
+            /** Video Data */
+            video_data?: unknown;
             /** Input Ids */
             input_ids?: number[] | number[][] | null;
             /** Sampling Params */
@@ -2058,6 +2060,14 @@ export interface components {
             syntax: "lark" | "regex";
             /** Definition */
             definition: string;
+        };
+        /**
+         * ImageUrl
+         * @description Where an image is: a data: URL or an http one.
+         */
+        ImageUrl: {
+            /** Url */
+            url: string;
         };
         /**
          * InputBody
@@ -2500,6 +2510,8 @@ export interface components {
             root: string;
             /** Max Model Len */
             max_model_len: number;
+            /** Input Modalities */
+            input_modalities: ("text" | "image" | "video")[];
         };
         /**
          * ModelInfo
@@ -3020,7 +3032,7 @@ export interface components {
         };
         /**
          * Part
-         * @description A piece of a message's content; text only.
+         * @description A piece of a message's content: a text or an image.
          */
         Part: {
             /** Type */
@@ -3029,6 +3041,10 @@ export interface components {
             text?: string | null;
             /** Refusal */
             refusal?: string | null;
+            /** Image Url */
+            image_url?: components["schemas"]["ImageUrl"] | string | null;
+            /** Image */
+            image?: string | null;
         };
         /**
          * Profile
@@ -3982,6 +3998,7 @@ export interface components {
             /** @enum {unknown} */
             kind: "image" | "video";
             data: string;
+            fps?: number | null;
         };
         ir_gen: {
             st: number;

@@ -98,6 +98,7 @@ export interface Media {
   op: "media";
   kind: "image" | "video";
   data: string;
+  fps?: number | null;
 }
 export interface Gen {
   st: number;

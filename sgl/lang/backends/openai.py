@@ -16,6 +16,7 @@ from sgl.lang.environment import environment
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat_template import ChatTemplate, as_template
 from sgl.lang.ir.choices import Scores
+from sgl.lang.ir.media import url_of
 from sgl.lang.ir.sampling import DEFAULTS
 from sgl.lang.typed.tools import call_schema
 
@@ -302,7 +303,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 def _content(text: str, images: Sequence[ir.Media]) -> Any:
     if not images:
         return text
-    urls = [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{image.data}"}} for image in images]
+    urls = [{"type": "image_url", "image_url": {"url": url_of(image)}} for image in images]
     return [{"type": "text", "text": text}, *urls]
 
 

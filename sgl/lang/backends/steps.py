@@ -208,9 +208,10 @@ class StepSession(Interpreter[_Stream], Session):
     def _copied_by_branch(self, stream: _Stream) -> int:
         return super()._copied_by_branch(stream) + stream.length + 8 * (len(stream.pieces) + len(stream.messages))
 
-    def _media(self, stream: _Stream, node: ir.Media) -> None:
+    def _media(self, stream: _Stream, node: ir.Media) -> Steps[None]:
         stream.images.append(node)
         self._write(stream, self._template.image_token if self._template else "", is_template=True)
+        yield from ()
 
     def _gen(self, stream: _Stream, node: ir.Gen) -> Steps[None]:
         constraint = ir.constraint_of(node)

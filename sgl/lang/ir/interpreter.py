@@ -218,7 +218,7 @@ class Interpreter(ABC, Generic[S]):
     def _select(self, stream: S, node: ir.Select) -> Steps[None]: ...
 
     @abstractmethod
-    def _media(self, stream: S, node: ir.Media) -> None: ...
+    def _media(self, stream: S, node: ir.Media) -> Steps[None]: ...
 
     def _receive(self, segment: ir.Segment) -> None:
         if not self._streams:
@@ -292,7 +292,7 @@ class Interpreter(ABC, Generic[S]):
             case ir.RoleEnd():
                 self._role_end(stream, node.role)
             case ir.Media():
-                self._media(stream, node)
+                yield from self._media(stream, node)
             case ir.Ref():
                 yield from self._ref(stream, node)
             case ir.ScopeBegin():

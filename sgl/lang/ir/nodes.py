@@ -96,11 +96,12 @@ class RoleEnd(Node):
 
 @dataclass(frozen=True, slots=True)
 class Media(Node):
-    """An image, or frames of a video; `data` is base64."""
+    """An image, or frames of a video; `data` is base64, or an image's http URL. `fps`: frames a second, if known."""
 
     op: ClassVar[str] = "media"
     kind: Literal["image", "video"]
     data: str
+    fps: float | None = None
 
     def bytes(self) -> bytes:
         """The decoded data."""

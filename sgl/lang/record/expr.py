@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,8 +13,10 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 from sgl.errors import InvalidRequest
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.choices import ChoicesSamplingMethod, method_named
+from sgl.lang.ir.media import URLS
 from sgl.lang.ir.reasoning import reasoning_format
 from sgl.lang.ir.sampling import PARAMS, SampleOptions, check_regex, sampling_params
+from sgl.lang.record.pictures import MAX_FRAMES, as_png, frames_of, image_bytes
 from sgl.lang.typed.schema import json_constraint, typed
 from sgl.lang.typed.tools import Tool, ToolCall, call_schema, tools_of
 
@@ -235,28 +234,26 @@ assistant_begin, assistant_end = partial(ir.RoleBegin, "assistant"), partial(ir.
 
 
 def image(expr: Any) -> ir.Media:
-    """An image from a path, bytes, PIL image or tensor (uint8 [height, width, channels] or float in 0..1 [channels,
-    height, width]; 1 or 3 channels)."""
-    return ir.Media("image", base64.b64encode(_image_bytes(expr)).decode())
+    """An image from a path, bytes, base64, PIL image or tensor (uint8 [height, width, channels] or float in 0..1
+    [channels, height, width]; 1 or 3 channels), or from an http URL, which the model's server fetches."""
+    if isinstance(expr, str) and expr.startswith(URLS):
+        return ir.Media("image", expr)
+    return ir.Media("image", base64.b64encode(image_bytes(expr)).decode())
 
 
-def video(path: str | Path, num_frames: int = 8) -> ir.Media:
-    """`num_frames` evenly spaced frames of a video as concatenated PNG images. Needs OpenCV."""
-    try:
-        import cv2  # type: ignore[import-not-found,unused-ignore]
-    except ImportError as error:
-        raise InvalidRequest("video() needs the package opencv-python", param="video") from error
-    capture = cv2.VideoCapture(str(path))
-    total = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-    if total <= 0:
-        raise InvalidRequest(f"no video can be read from {path}", param="path")
-    frames = []
-    for i in range(num_frames):
-        capture.set(cv2.CAP_PROP_POS_FRAMES, i * total // num_frames)
-        found, frame = capture.read()
-        if found:
-            frames.append(cv2.imencode(".png", frame)[1].tobytes())
-    return ir.Media("video", base64.b64encode(b"".join(frames)).decode())
+def video(path: str | Path | Sequence[Any], num_frames: int = 8, fps: float | None = None) -> ir.Media:
+    """`num_frames` evenly spaced frames of a video file, which takes OpenCV or PyAV; or all of a list of frames, each
+    an image as `image` takes it. fps: how many of the frames make a second, if the file does not say."""
+    if not isinstance(num_frames, int) or not 0 < num_frames <= MAX_FRAMES:
+        raise InvalidRequest(f"num_frames must be from 1 to {MAX_FRAMES}, not {num_frames!r}", param="num_frames")
+    if isinstance(path, str | Path):
+        frames, found = frames_of(path, num_frames)
+        fps = fps or found
+    else:
+        frames = [as_png(image_bytes(frame)) for frame in path]
+    if not 0 < len(frames) <= MAX_FRAMES:
+        raise InvalidRequest(f"a video has 1 to {MAX_FRAMES} frames, not {len(frames)}", param="path")
+    return ir.Media("video", base64.b64encode(b"".join(frames)).decode(), fps)
 
 
 def separate_reasoning(expr: ir.Node | str | None = None, model_type: str | None = None) -> ir.Exprs:
@@ -310,39 +307,6 @@ def _only(stated: list[str]) -> None:
     """Raise InvalidRequest for several ways to constrain a text."""
     if len(stated) > 1:
         raise InvalidRequest(f"{' and '.join(stated)} exclude each other", param=stated[0])
-
-
-def _image_bytes(value: Any) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str | Path):
-        try:
-            return Path(value).read_bytes()
-        except OSError as error:
-            raise InvalidRequest(f"no image can be read from {value}: {error.strerror}", param="image") from error
-    if hasattr(value, "cpu"):  # torch tensor
-        pixels = (value.clamp(0, 1) * 255).round().byte().permute(1, 2, 0) if value.is_floating_point() else value
-        return _png(pixels.cpu().numpy())
-    if hasattr(value, "save"):  # PIL image
-        buffer = io.BytesIO()
-        value.save(buffer, format="PNG")
-        return buffer.getvalue()
-    raise InvalidRequest(f"no image can be made of {type(value).__name__}", param="image")
-
-
-def _png(pixels: Any) -> bytes:
-    """uint8 [height, width, 1 or 3 channels] as a PNG."""
-    if pixels.ndim != 3 or pixels.dtype != "uint8" or pixels.shape[2] not in (1, 3):
-        raise InvalidRequest(f"no image can be made of {pixels.dtype} of shape {pixels.shape}", param="image")
-    height, width, channels = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)  # each row starts with filter 0
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-    parts = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def parser_of(node: ir.Node, *, is_plain: bool = False) -> Callable[[str], Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.media import url_of
 from sgl.lang.record.cell import Cell, Part, text_of
 
 
@@ -35,5 +36,5 @@ def messages_of(chain: Iterable[tuple[ir.Node, Part]]) -> list[dict[str, Any]]:
 def _content(text: str, images: list[ir.Media]) -> str | list[dict[str, Any]]:
     if not images:
         return text
-    urls = [f"data:image/jpeg;base64,{image.data}" for image in images]
-    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
+    parts = [{"type": "image_url", "image_url": {"url": url_of(image)}} for image in images]
+    return [{"type": "text", "text": text}, *parts]

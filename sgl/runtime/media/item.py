@@ -12,7 +12,7 @@ import numpy.typing as npt
 MediaKind = Literal["image", "video"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class MediaItem:
     """Pixels whose sides are multiples of a token's, and what makes them the same as others'."""
 

@@ -62,6 +62,13 @@ class Layout:
         last = self.runs[-1]
         return last.start + last.count
 
+    def followed_by(self, ids: Int32Array) -> Layout:
+        """With text behind."""
+        text = np.arange(1, len(ids) + 1, dtype=np.int32) + self.places[0, -1]
+        places = np.concatenate((self.places, np.broadcast_to(text, (3, len(ids)))), axis=1)
+        whole, key_ids = (np.concatenate((its, ids)) for its in (self.ids, self.key_ids))
+        return Layout(whole, key_ids, places, self.offset, self.runs)
+
     def part(self, start: int, end: int) -> tuple[Int32Array, list[MediaRun]]:
         """Positions [3, end - start] of some tokens, also behind the prompt, and the images among them."""
         places = self.places[:, start:end]

@@ -11,6 +11,7 @@ import hashlib
 import io
 import math
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sgl.errors import InvalidRequest, needs_extra
+from sgl.errors import ContextTooLong, InvalidRequest, QueueFull, needs_extra
 from sgl.runtime.media.config import MediaConfig, Preprocessing
 from sgl.runtime.media.fetch import UrlPolicy, fetch
 from sgl.runtime.media.item import MediaItem, MediaKind
@@ -32,7 +33,8 @@ MAX_ITEMS = 256
 """Images and videos of a prompt."""
 _MAX_RATIO = 200  # of the longer side to the shorter; as in transformers
 _KEPT_BYTES = 256 << 20  # of resized pixels
-_FORMATS = ("BMP", "GIF", "JPEG", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+_LIVE_BYTES = 4 << 30  # of those that requests hold
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _PNG = b"\x89PNG\r\n\x1a\n"
 _IEND = b"IEND\xaeB`\x82"
 
@@ -40,23 +42,33 @@ _IEND = b"IEND\xaeB`\x82"
 class MediaReader:
     """Makes items of what callers give, and keeps the latest. Safe from any thread."""
 
-    def __init__(self, config: MediaConfig, urls: UrlPolicy) -> None:
-        """urls: which may be fetched."""
+    def __init__(self, config: MediaConfig, urls: UrlPolicy, context_length: int) -> None:
+        """urls: which may be fetched. context_length: of a prompt, in tokens."""
         self.config = config
+        self._context_length = context_length
         self._urls = urls
         self._items: OrderedDict[bytes, MediaItem] = OrderedDict()  # by digest of what was given
-        self._num_bytes = 0
-        self._lock = threading.Lock()
+        self._num_bytes = 0  # of these
+        self._num_live = 0  # of all that anybody holds
+        self._lock = threading.RLock()  # reentrant: a garbage collection may end an item anywhere
 
     def items(self, images: Any, videos: Any = None) -> list[MediaItem]:
         """The items of one prompt. images: one, or a list; videos: one, or a list of them. Raises InvalidRequest."""
         given: list[tuple[MediaKind, Any]] = [("image", each) for each in _several(images)]
         given += [("video", each) for each in ([videos] if _is_video(videos) else _several(videos))]
-        if len(given) > MAX_ITEMS:
-            raise InvalidRequest(
-                f"{len(given)} images and videos are given, and a prompt may have {MAX_ITEMS}", param="image_data"
-            )
-        return [self.item(kind, each) for kind, each in given]
+        _check_number(len(given))
+        items: list[MediaItem] = []
+        for kind, each in given:
+            items.append(self.item(kind, each))
+            self.check(items)
+        return items
+
+    def check(self, items: Sequence[MediaItem]) -> None:
+        """Raise InvalidRequest if these are too many for a prompt."""
+        _check_number(len(items))
+        num_tokens = sum(item.num_tokens for item in items)
+        if num_tokens >= self._context_length:
+            raise ContextTooLong.of(num_tokens, self._context_length, param="image_data", seen="images")
 
     def item(self, kind: MediaKind, given: Any, fps: float | None = None) -> MediaItem:
         """An image, or a video: its frames as a list of images, or as PNG images one after the other. fps: frames a
@@ -78,6 +90,12 @@ class MediaReader:
                 return item
         item = _made(self.config, kind, frames, fps)
         with self._lock:
+            if self._num_live + item.frames.nbytes > _LIVE_BYTES:
+                raise QueueFull(
+                    "images of other requests take all memory for them; try again later", limit=_LIVE_BYTES
+                )
+            self._num_live += item.frames.nbytes
+            weakref.finalize(item, self._ended, item.frames.nbytes)
             if key not in self._items:
                 self._items[key] = item
                 self._num_bytes += item.frames.nbytes
@@ -85,6 +103,10 @@ class MediaReader:
                 _, old = self._items.popitem(last=False)
                 self._num_bytes -= old.frames.nbytes
         return item
+
+    def _ended(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_live -= num_bytes
 
     def _content(self, given: Any) -> Any:
         """Encoded bytes, or a Pillow image."""
@@ -134,6 +156,12 @@ def from_base64(text: str) -> bytes:
         raise InvalidRequest(
             f"an image is a path, a URL or base64, and {shown} is none of these", param="image_data"
         ) from None
+
+
+def _check_number(number: int) -> None:
+    if number > MAX_ITEMS:
+        message = f"{number} images and videos are given, and a prompt may have {MAX_ITEMS}"
+        raise InvalidRequest(message, param="image_data")
 
 
 def _several(given: Any) -> Sequence[Any]:

@@ -105,10 +105,10 @@ class Machine(Turns[Stream]):
             self._abort(call.unfinished)
             raise call.error
 
-    def elsewhere(self, stream: Stream, work: Callable[[], T]) -> Steps[T]:
-        """Wait for work on another thread."""
+    def elsewhere(self, stream: Stream, work: Callable[[], T], pool: Executor | None = None) -> Steps[T]:
+        """Wait for work on another thread, of the engine's pool or another one."""
         try:
-            future = self._services.pool.submit(work)
+            future = (pool or self._services.pool).submit(work)
         except RuntimeError:  # the interpreter ends: pools end before engines do
             raise EngineDead("the engine is shut down") from None
         self._num_away += 1
@@ -117,9 +117,9 @@ class Machine(Turns[Stream]):
             yield
         return future.result()
 
-    def lease(self, stream: Stream, namespace: Namespace) -> None:
-        """Lease the pages of the stream's tokens, instead of its old lease."""
-        lease = self._services.leases.take(stream.tokens.ids.tobytes(), namespace)
+    def lease(self, stream: Stream, key: bytes, namespace: Namespace) -> None:
+        """Lease the pages of the stream's tokens, which have this key, instead of its old lease."""
+        lease = self._services.leases.take(key, namespace)
         self.release(stream)
         if lease is not None:
             stream.lease = lease

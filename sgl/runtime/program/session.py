@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.formats.calls import CallFormat
 from sgl.formats.constraint import calls_tag
@@ -17,15 +19,20 @@ from sgl.lang.ir.chat_template import as_template
 from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.lang.ir.choices import Scores, method_named
 from sgl.lang.ir.interpreter import Interpreter, Steps
+from sgl.lang.ir.media import is_elsewhere
 from sgl.lang.ir.sampling import logprob_options, native_sampling
 from sgl.runtime.loop.submission import Submission
+from sgl.runtime.media.item import MediaItem
+from sgl.runtime.media.layout import Layout
+from sgl.runtime.media.read import from_base64
 from sgl.runtime.program.machine import Machine, Services
 from sgl.runtime.program.stream import NodeRequests, Stream
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens, merged
 from sgl.runtime.program.trie import CandidateTrie
 from sgl.runtime.requests.arguments import GenerateRequest
 from sgl.runtime.requests.aside import FEW
-from sgl.runtime.requests.builder import check_num_logprobs, num_logprobs
+from sgl.runtime.requests.builder import check_num_logprobs, no_images, num_logprobs
+from sgl.runtime.requests.images import THREADS
 from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.sampling_params import SamplingParams
 
@@ -74,8 +81,20 @@ class ProgramSession(Interpreter[Stream]):
             parent.unencoded = merged(parent.unencoded)
         return Stream(stream_id, path, parent)
 
-    def _media(self, stream: Stream, node: ir.Media) -> None:
-        raise InvalidRequest(f"this engine's model takes no {node.kind}s", param="media")
+    def _media(self, stream: Stream, node: ir.Media) -> Steps[None]:
+        builder = self._services.builder
+        reader = builder.reader
+        if reader is None:
+            raise no_images(node.kind, "media")
+
+        def read() -> MediaItem:
+            return reader.item(node.kind, node.data if is_elsewhere(node) else from_base64(node.data), node.fps)
+
+        item = yield from self._machine.elsewhere(stream, read, THREADS)
+        stream.items = (*stream.items, item)
+        reader.check(stream.items)
+        self._quota.charge(item.num_tokens, "tokens")
+        self._write(stream, builder.placeholder(node.kind), is_template=True)
 
     def _gen(self, stream: Stream, node: ir.Gen) -> Steps[None]:
         is_wide = self._samples(node) > _FEW_SAMPLES
@@ -84,14 +103,15 @@ class ProgramSession(Interpreter[Stream]):
         else:
             asks = self._asks(stream, node)
 
-        def prepare() -> tuple[StreamTokens, Pairs]:
+        def prepare() -> tuple[StreamTokens, Layout | None, Pairs]:
             tokens = self._services.encoder.extend(stream.tokens, stream.unencoded)
-            pairs = self._submissions(tokens.ids, asks)
+            layout = self._services.builder.lay_out(tokens.ids, stream.items)
+            pairs = self._submissions(tokens.ids, asks, layout)
             check_num_logprobs(sum(num_logprobs(submission.request) for submission, _ in pairs), _MAX_LOGPROBS)
-            return tokens, pairs
+            return tokens, layout, pairs
 
-        is_heavy = is_wide or ir.constraint_of(node) is not None or bool(node.tools)
-        tokens, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
+        is_heavy = is_wide or ir.constraint_of(node) is not None or bool(node.tools) or bool(stream.items)
+        tokens, layout, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         self._count_tokens(stream, tokens)
         listener = self._listener(self._emitter(stream, node)) if asks[0]["stream"] else None
         call = NodeRequests(stream, pairs, listener)
@@ -116,8 +136,14 @@ class ProgramSession(Interpreter[Stream]):
         stream.num_written += len(text)
         stream.unencoded = [(rest, False)] if rest else []
         usage = call.usage()
-        self._machine.lease(stream, call.requests[0].namespace)
+        self._lease(stream, len(tokens.ids), layout, call.requests[0].namespace)
         self._done(stream, text, value, {**meta, "usage": usage})
+
+    def _lease(self, stream: Stream, num_before: int, layout: Layout | None, namespace: str | None) -> None:
+        """Lease the pages of the stream's tokens: those before the node, perhaps with images, and the node's."""
+        ids = stream.tokens.ids
+        before = ids[:num_before] if layout is None else layout.key_ids
+        self._machine.lease(stream, before.tobytes() + ids[num_before:].tobytes(), namespace)
 
     def _results(self, stream: Stream, call: NodeRequests) -> Steps[list[dict[str, Any]]]:
         def results() -> list[dict[str, Any]]:
@@ -157,12 +183,9 @@ class ProgramSession(Interpreter[Stream]):
         is_own = self._template is not None and self._template is self._services.template
         return self._services.encoder.call_format if is_own and stream.role is not None else None
 
-    def _submissions(self, ids: Any, asks: Sequence[dict[str, Any]]) -> Pairs:
-        return [
-            pair
-            for ask in asks
-            for pair in self._services.builder.submissions(GenerateRequest(input_ids=ids, **ask))
-        ]
+    def _submissions(self, ids: Any, asks: Sequence[dict[str, Any]], layout: Layout | None = None) -> Pairs:
+        submissions = self._services.builder.submissions
+        return [pair for ask in asks for pair in submissions(GenerateRequest(input_ids=ids, layout=layout, **ask))]
 
     def _prepared(self, stream: Stream, prepare: Callable[[], T], *, is_heavy: bool) -> Steps[T]:
         if is_heavy or sum(len(text) for text, _ in stream.unencoded) > INLINE_CHARACTERS:
@@ -195,15 +218,18 @@ class ProgramSession(Interpreter[Stream]):
     def _select(self, stream: Stream, node: ir.Select) -> Steps[None]:
         method = method_named(node.method)
 
-        def prepare() -> tuple[StreamTokens, list[tuple[int, ...]], list[CandidateTrie], Pairs]:
-            tokens, start, candidates = self._candidates(stream, node.choices)
-            tries = [CandidateTrie(tokens.ids[:start], candidates)]
+        def prepare() -> tuple[StreamTokens, Layout | None, list[tuple[int, ...]], list[CandidateTrie], Pairs]:
+            tokens, layout, start, candidates = self._candidates(stream, node.choices)
+            prefix = tokens.ids[:start]
+            before = self._services.builder.lay_out(prefix, stream.items)
+            tries = [CandidateTrie(prefix if before is None else before.ids, candidates)]
             if method.requires_unconditional_logprobs:
                 tries.append(CandidateTrie(NO_TOKENS.ids, candidates))
-            return tokens, candidates, tries, [pair for trie in tries for pair in self._rows(trie)]
+            rows = [pair for trie in tries for pair in self._rows(trie, before if trie is tries[0] else None)]
+            return tokens, layout, candidates, tries, rows
 
-        is_heavy = sum(64 + len(choice) for choice in node.choices) > INLINE_CHARACTERS
-        tokens, candidates, tries, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
+        is_heavy = bool(stream.items) or sum(64 + len(choice) for choice in node.choices) > INLINE_CHARACTERS
+        tokens, layout, candidates, tries, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         self._count_tokens(stream, tokens)
         call = NodeRequests(stream, pairs)
         yield from self._machine.call(call)
@@ -215,19 +241,19 @@ class ProgramSession(Interpreter[Stream]):
         num_tokens = len(candidates[node.choices.index(choice)])
         stream.tokens, stream.unencoded = tokens, []
         usage = call.usage(forced_tokens=num_tokens)
-        self._machine.lease(stream, call.requests[0].namespace)
+        self._lease(stream, len(tokens.ids), layout, call.requests[0].namespace)
         self._append(stream, choice)
         self._done(stream, choice, choice, {**decision.meta_info, "usage": usage})
 
     def _candidates(
         self, stream: Stream, choices: Sequence[str]
-    ) -> tuple[StreamTokens, int, list[tuple[int, ...]]]:
-        """The stream's tokens, how many of them no choice changes, and each choice's tokens from there."""
+    ) -> tuple[StreamTokens, Layout | None, int, list[tuple[int, ...]]]:
+        """The stream's tokens, with images; how many of them no choice changes; and each choice's tokens from there."""
         extend = self._services.encoder.extend
         tokens = extend(stream.tokens, stream.unencoded)
-        self._services.builder.prompt(
-            GenerateRequest(input_ids=tokens.ids, sampling_params=_SCORE)
-        )  # it fits, or raises now
+        layout = self._services.builder.lay_out(tokens.ids, stream.items)
+        whole = GenerateRequest(input_ids=tokens.ids, layout=layout, sampling_params=_SCORE)
+        self._services.builder.prompt(whole)  # it fits, or raises now
         wholes = [extend(tokens, [(choice, False)]).ids for choice in choices]
         start = min(_common_len(tokens.ids, ids) for ids in wholes)
         if not start:
@@ -235,9 +261,9 @@ class ProgramSession(Interpreter[Stream]):
         for i, ids in enumerate(wholes):
             if len(ids) <= start:
                 raise InvalidRequest(f"the tokenizer drops all of choice {i}", param="choices")
-        return tokens, start, [tuple(ids[start:].tolist()) for ids in wholes]
+        return tokens, layout, start, [tuple(ids[start:].tolist()) for ids in wholes]
 
-    def _rows(self, trie: CandidateTrie) -> Pairs:
+    def _rows(self, trie: CandidateTrie, before: Layout | None) -> Pairs:
         options = {
             "sampling_params": _SCORE,
             "return_logprob": True,
@@ -247,7 +273,8 @@ class ProgramSession(Interpreter[Stream]):
         }
         pairs: Pairs = []
         for row, prompt in zip(trie.rows, trie.prompts(), strict=True):
-            pairs += self._submissions(prompt, [{**options, "token_ids_logprob": row.last_tokens}])
+            layout = None if before is None else before.followed_by(np.array(row.path, np.int32))
+            pairs += self._submissions(prompt, [{**options, "token_ids_logprob": row.last_tokens}], layout)
         return pairs
 
 

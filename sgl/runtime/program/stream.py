@@ -9,6 +9,7 @@ from typing import Any
 from sgl.lang.ir import interpreter
 from sgl.lang.ir.interpreter import Piece
 from sgl.runtime.loop.submission import Output, Submission
+from sgl.runtime.media.item import MediaItem
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens
 from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.scheduler.leases import Lease
@@ -20,6 +21,7 @@ class Stream(interpreter.Stream):
     def __init__(self, stream_id: int, path: str, parent: Stream | None = None) -> None:
         super().__init__(stream_id, path, parent)
         self.tokens: StreamTokens = NO_TOKENS if parent is None else parent.tokens
+        self.items: tuple[MediaItem, ...] = () if parent is None else parent.items  # of its placeholders
         self.num_counted = 0  # tokens that the program was charged for
         self.unencoded: list[Piece] = [] if parent is None else list(parent.unencoded)
         self.lease: Lease | None = None if parent is None else parent.lease

@@ -22,7 +22,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints.request_matcher import Constraints
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.media.config import MediaConfig
-from sgl.runtime.media.item import MediaItem
+from sgl.runtime.media.item import MediaItem, MediaKind
 from sgl.runtime.media.layout import ImageNumbers, Layout, lay_out
 from sgl.runtime.media.read import MediaReader
 from sgl.runtime.requests.adapters import Adapters
@@ -74,7 +74,7 @@ class RequestBuilder:
             on_device=self.masks_on_device,
             is_launching=is_launching,
         )
-        self.reader = None if media is None else MediaReader(media, config.image_urls)
+        self.reader = None if media is None else MediaReader(media, config.image_urls, self._context_length)
         self._numbers = ImageNumbers()
         self._uids = itertools.count(1)
         self._lock = threading.Lock()
@@ -204,18 +204,27 @@ class RequestBuilder:
         """Put items into a prompt; None without any. Raises InvalidRequest if placeholders and items differ."""
         if self.reader is None:
             if items:
-                raise no_images()
+                raise no_images(items[0].kind, "image_data")
             return None
         return lay_out(
             self.reader.config, ids, items, self._numbers, partial(self._encoded, add_special_tokens=False)
         )
+
+    def placeholder(self, kind: MediaKind) -> str:
+        """The text that stands for an image or a video in a prompt."""
+        assert self.reader is not None and self._tokenizer is not None, "programs need both"  # noqa: PT018
+        config = self.reader.config
+        token = config.image_token_id if kind == "image" else config.video_token_id
+        ids = [config.vision_start_token_id, token, config.vision_end_token_id]
+        return "".join(map(str, self._tokenizer.hf.convert_ids_to_tokens(ids)))
 
     def _items(self, wanted: GenerateRequest) -> list[MediaItem]:
         if self.reader is not None:
             return self.reader.items(wanted.image_data, wanted.video_data)
         if _is_nothing(wanted.image_data) and _is_nothing(wanted.video_data):
             return []
-        raise no_images("image_data" if wanted.image_data is not None else "video_data")
+        kind = "image" if wanted.image_data is not None else "video"
+        raise no_images(kind, f"{kind}_data")
 
     def _encoded(self, text: str, **options: Any) -> Int32Array:
         if self._tokenizer is None:
@@ -278,9 +287,9 @@ class RequestBuilder:
         return _token_ids("token_ids_logprob", wanted.token_ids_logprob, self._vocab_size)
 
 
-def no_images(param: str = "image_data") -> InvalidRequest:
+def no_images(kind: str, param: str) -> InvalidRequest:
     """The error of images for a model that takes texts only."""
-    return InvalidRequest(f"this model takes no {param.removesuffix('_data')}s", param=param)
+    return InvalidRequest(f"this model takes no {kind}s", param=param)
 
 
 def _is_nothing(given: Any) -> bool:

@@ -9,7 +9,11 @@ from typing import Any
 THREADS = ThreadPoolExecutor(4, thread_name_prefix="sgl-images")  # they start when needed
 
 
+def has_images(arguments: Mapping[str, Any]) -> bool:
+    """Whether a call with these arguments brings some."""
+    return any(arguments.get(name) is not None for name in ("image_data", "video_data"))
+
+
 def pool_for(arguments: Mapping[str, Any], otherwise: Executor) -> Executor:
-    """Where a call with these arguments is prepared."""
-    has_images = any(arguments.get(name) is not None for name in ("image_data", "video_data"))
-    return THREADS if has_images else otherwise
+    """Where such a call is prepared."""
+    return THREADS if has_images(arguments) else otherwise

@@ -14,6 +14,7 @@ from sgl.errors import InvalidRequest
 from sgl.formats.detect import CallStyle
 from sgl.runtime.server.bodies import load_json
 from sgl.runtime.server.custom_tools import arguments_of, function_of
+from sgl.runtime.server.images import image_of
 from sgl.runtime.server.protocol import CalledFunction, ChatBody, CustomToolCall, Message, Part, ToolCall
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -33,8 +34,8 @@ def prompt_ids(
     limit: int | None = None,
     style: CallStyle | None = None,
 ) -> list[int]:
-    """The conversation's token ids. `style`: how the template takes calls. Raises InvalidRequest, and ContextTooLong
-    early if far above `limit`."""
+    """The conversation's token ids, with a placeholder for each image. `style`: how the template takes calls. Raises
+    InvalidRequest, and ContextTooLong early if far above `limit`."""
     quotes: list[str] = []
     quote = _quoter(tokenizer, quotes)
     messages = [_message(message, quote, style) for message in body.messages]
@@ -110,10 +111,13 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 def _message(message: Message, quote: Callable[[str], str], style: CallStyle | None) -> dict[str, Any]:
     """A message as templates expect it: content as text, call arguments as objects unless the template wants text."""
     content = message.content
+    shown: str | list[dict[str, Any]] = content if isinstance(content, str) else ""
     if isinstance(content, list):
-        content = "".join(map(_part_text, content))
+        parts = [{"type": "image"} if image_of(part) else _text_part(part) for part in content]
+        has_images = any(part["type"] == "image" for part in parts)
+        shown = parts if has_images else "".join(part["text"] for part in parts)
     role = _ROLES.get(message.role, message.role)
-    given: dict[str, Any] = {"role": role, "content": content or message.refusal or ""}
+    given: dict[str, Any] = {"role": role, "content": shown or message.refusal or ""}
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             given[name] = value
@@ -123,7 +127,7 @@ def _message(message: Message, quote: Callable[[str], str], style: CallStyle | N
     if message.function_call is not None:
         calls.append((None, message.function_call))
     has_channels = style is not None and style.format.has_channels
-    if has_channels and "reasoning_content" in given and not (calls and content):  # templates refuse both then
+    if has_channels and "reasoning_content" in given and not (calls and shown):  # templates refuse both then
         given["thinking"] = given["reasoning_content"]
     if calls:
         as_text = style is not None and style.as_text
@@ -141,11 +145,11 @@ def _message(message: Message, quote: Callable[[str], str], style: CallStyle | N
     return changed
 
 
-def _part_text(part: Part) -> str:
+def _text_part(part: Part) -> dict[str, str]:
     text = {"text": part.text, "refusal": part.refusal}.get(part.type)
     if text is None:
-        raise InvalidRequest(f"this model takes texts only, not {part.type!r}", param="messages")
-    return text
+        raise InvalidRequest(f"messages have texts and images, not {part.type!r:.80}", param="messages")
+    return {"type": "text", "text": text}
 
 
 def _called(call: ToolCall | CustomToolCall) -> CalledFunction:

@@ -18,6 +18,7 @@ from sgl.runtime.requests.results import failure_of
 from sgl.runtime.server.answers import Answers, Choice, Result, Turn
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.errors import NoSuchModel
+from sgl.runtime.server.images import images_of
 from sgl.runtime.server.logprobs import chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CustomTool, SamplingBody
 from sgl.runtime.server.service import Service
@@ -42,6 +43,9 @@ class Conversations:
         service = self._service
         tokenizer = service.tokenizer
         context = service.engine.config.context_length or 1
+        images = images_of(body)
+        if images and not await service.takes_images():
+            raise InvalidRequest("this model takes texts only, no images", param="messages")
         style = None if ids is not None else await service.aside(lambda: self._style)
         if ids is None:
             ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context, style)
@@ -63,6 +67,8 @@ class Conversations:
             params, marks = thinking.before(params) if has_tags else params, (*marks, *thinking.marks)
         params["shown_special_tokens"] = tokenizer.special_tokens_in(marks)
         arguments = engine_arguments(body, [ids], params)
+        if images:
+            arguments["image_data"] = images
         if num_top is not None:
             arguments |= {"return_logprob": True, "top_logprobs_num": num_top}
         custom = {tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool)}

@@ -22,6 +22,7 @@ from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import described
 from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.identity import caller
+from sgl.runtime.server.images import all_located
 from sgl.runtime.server.replies import Done, ModelInfo, Profile, Result, ServerInfo, Texts, Tokens, Version
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import VERSION
@@ -49,6 +50,7 @@ GenerateBody: type[Bounded] = create_model(
     __doc__="A null means the default; unknown fields are ignored, unknown sampling parameters refused.",
     text=(str | list[str] | None, None),
     image_data=(Any, None),
+    video_data=(Any, None),
     **body_fields(),
 )
 
@@ -144,7 +146,7 @@ class NativeApi(Api):
                 "is_generation": True,
                 "preferred_sampling_params": None,
                 "context_length": config.context_length,
-                "has_image_understanding": False,
+                "has_image_understanding": await service.takes_images(),
                 "reasoning_parser": service.config.reasoning_parser,
                 "chat_template": template,
                 "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
@@ -288,8 +290,9 @@ def _decoded(tokenizer: Tokenizer, several: list[list[int]], *, skip_special_tok
 def _arguments(body: Bounded) -> dict[str, Any]:
     """Arguments of Engine.generate."""
     given = {name: value for name, value in body if value is not None}
-    if given.pop("image_data", None):
-        raise InvalidRequest("this model takes no images", param="image_data")
+    for name in ("image_data", "video_data"):
+        if name in given:
+            given[name] = all_located(given[name], name)
     if "text" in given:  # it wins over ids
         given["prompt"] = given.pop("text")
         given.pop("input_ids", None)

@@ -37,7 +37,7 @@ class OpenAIApi(Api):
     @endpoint("GET /v1/models", answer=replies.Models)
     async def models(self, request: web.Request) -> web.Response:
         """The served model, as a list."""
-        model = self._model()
+        model = await self._model()
         pages = {"first_id": model["id"], "last_id": model["id"], "has_more": False}  # Anthropic's
         return json_response({"object": "list", "data": [model], **pages})
 
@@ -45,7 +45,7 @@ class OpenAIApi(Api):
     async def model(self, request: web.Request) -> web.Response:
         """The model of that name."""
         check_model(self._service, request.match_info["model"])
-        return json_response(self._model())
+        return json_response(await self._model())
 
     @endpoint(
         "POST /v1/completions",
@@ -126,8 +126,9 @@ class OpenAIApi(Api):
             "model": self._service.model_name,
         }
 
-    def _model(self) -> dict[str, Any]:
+    async def _model(self) -> dict[str, Any]:
         service = self._service
+        modalities = ["text", "image", "video"] if await service.takes_images() else ["text"]
         return {
             "id": service.model_name,
             "object": "model",
@@ -138,6 +139,7 @@ class OpenAIApi(Api):
             "created_at": datetime.fromtimestamp(service.started, UTC).isoformat(timespec="seconds"),
             "root": service.engine.config.model_path,
             "max_model_len": service.engine.config.context_length,
+            "input_modalities": modalities,
         }
 
     # ── completions ─────────────────────────────────────────────────────────────────────────────────────────────

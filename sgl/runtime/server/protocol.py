@@ -127,12 +127,21 @@ class CompletionBody(SamplingBody):
     add_special_tokens: bool | None = None
 
 
+class ImageUrl(Lenient):
+    """Where an image is: a data: URL or an http one."""
+
+    url: str
+
+
 class Part(Lenient):
-    """A piece of a message's content; text only."""
+    """A piece of a message's content: a text or an image."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageUrl | str | None = None
+    image: str | None = None
+    """transformers' image_url."""
 
 
 class CalledFunction(Lenient):

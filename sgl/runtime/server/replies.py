@@ -146,6 +146,7 @@ class Model(TypedDict):
     created_at: str
     root: str
     max_model_len: int
+    input_modalities: list[Literal["text", "image", "video"]]
 
 
 class Models(TypedDict):

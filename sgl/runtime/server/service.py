@@ -50,6 +50,7 @@ class Service:
     started: float = field(default_factory=time.time)
     history: History = field(default_factory=History)
     is_draining: bool = False
+    _takes_images: bool | None = None  # not asked for yet
     abort_programs: Callable[[Caller], None] = lambda asks: None
     """Fails a caller's programs."""
 
@@ -155,6 +156,13 @@ class Service:
         together = {name: value + sum(other[name] for other in others) for name, value in first.items()}
         prompts = together["prompt_tokens"]
         return {**together, "cache_hit_rate": together["cached_tokens"] / prompts if prompts else 0.0}
+
+    async def takes_images(self) -> bool:
+        """Whether the model does. Raises EngineDead."""
+        if self._takes_images is None:
+            info = await self.engine.call("get_server_info")
+            self._takes_images = bool(info["has_image_understanding"])
+        return self._takes_images
 
     async def abort(self, rid: str | None, asks: Caller) -> None:
         """Abort a rid's requests, or with None all of the caller's. Raises Forbidden; see `check_admin`."""

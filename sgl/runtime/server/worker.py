@@ -37,6 +37,7 @@ from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.source import Source, source
 from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.requests.builder import check_num_logprobs, num_logprobs
+from sgl.runtime.requests.images import has_images, pool_for
 from sgl.runtime.requests.results import PreparedCall
 from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import CONSTRAINTS
@@ -111,7 +112,7 @@ class _Worker:
         if _is_quick(arguments):  # a thread switch would take longer
             self._generate(call_id, identity, arguments)
         else:
-            self._pool.submit(self._generate, call_id, identity, arguments)
+            pool_for(arguments, self._pool).submit(self._generate, call_id, identity, arguments)
 
     def _generate(self, call_id: int, identity: str, arguments: dict[str, Any]) -> None:
         """Prepare a call; submit it when its constraints are compiled or its deadline passes. Blocks no thread."""
@@ -230,6 +231,7 @@ def _is_quick(arguments: dict[str, Any]) -> bool:
         isinstance(given, str | list)
         and len(given) <= _QUICK_LENGTH
         and not has_list_of_prompts(arguments)
+        and not has_images(arguments)
         and isinstance(params, dict)
         and not any(params.get(name) is not None for name in CONSTRAINTS)
     )

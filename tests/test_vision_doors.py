@@ -1,0 +1,263 @@
+"""Images through every door, and what is no image: an engine, HTTP, chats and programs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import sgl
+from sgl.errors import ConfigError, ContextTooLong, InvalidRequest, ProgramError
+from sgl.runtime.engine import Engine
+from tests.live_server import LiveServer
+from tests.tiny_vision import IMAGE, PLACE, Oracle, picture, place, tiny_vision
+
+QWEN = "Qwen2_5_VLForConditionalGeneration"
+GREEDY = {"temperature": 0.0, "max_new_tokens": 5}
+PROMPT = [7, 8, 9, *place(), 10, 11]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_vision(tmp_path_factory.mktemp("sees"), QWEN)
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Oracle:
+    return Oracle(folder, QWEN)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    with Engine(str(folder), device="cpu", max_total_tokens=2048, check_ledger=True, image_urls="any") as engine:
+        yield engine
+        assert engine.check_ledger() == []
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine) -> Iterator[LiveServer]:
+    server = LiveServer(engine)
+    yield server
+    server.close()
+
+
+def png(image: Image.Image, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind)
+    return buffer.getvalue()
+
+
+def counts(engine: Engine) -> dict[str, int]:
+    return dict(engine.get_server_info()["internal_states"][0])
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[str]:
+    """Serves pictures, and what is none."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = {"/picture": png(picture(1)), "/page": b"<html>"}.get(self.path, b"")
+            if self.path == "/away":
+                self.send_response(302)
+                self.send_header("Location", "/picture")
+            elif self.path == "/loop":
+                self.send_response(302)
+                self.send_header("Location", "/loop")
+            else:
+                self.send_response(200 if body else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_address[1]}"
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def test_an_image_is_a_path_a_url_base64_bytes_or_a_picture(
+    engine: Engine, oracle: Oracle, web: str, tmp_path: Path
+) -> None:
+    data = png(picture(1))
+    (tmp_path / "picture.png").write_bytes(data)
+    text = base64.b64encode(data).decode()
+    before = counts(engine)["encoded_images"]
+    expected = oracle.greedy(PROMPT, [picture(1)], 5)
+    forms = [picture(1), data, text, f"data:image/png;base64,{text}", tmp_path / "picture.png"]
+    for image in [*forms, str(tmp_path / "picture.png"), f"{web}/picture", f"{web}/away", [data], (data,)]:
+        found = engine.generate(input_ids=PROMPT, image_data=image, sampling_params=GREEDY)
+        assert found["output_ids"] == expected
+    assert counts(engine)["encoded_images"] == before + 1
+    result = engine.generate(prompt=f"{PLACE}What?", image_data=data, sampling_params=GREEDY)
+    assert result["meta_info"]["prompt_tokens"] > 15
+
+
+def test_a_second_question_about_an_image_runs_no_encoder_and_finds_its_pages(
+    engine: Engine, oracle: Oracle
+) -> None:
+    image, other = picture(20, 64, 32), picture(21, 64, 32)
+    first, second = [*place(), 20, 21, 22], [*place(), 30, 31]
+    engine.generate(input_ids=first, image_data=image, sampling_params=GREEDY)
+    before = counts(engine)
+    found = engine.generate(input_ids=second, image_data=image, sampling_params=GREEDY)
+    assert found["output_ids"] == oracle.greedy(second, [image], 5)
+    page = engine.config.page_size or 0
+    assert found["meta_info"]["cached_tokens"] == (1 + 32) // page * page
+    assert counts(engine)["encoded_images"] == before["encoded_images"]
+    found = engine.generate(input_ids=second, image_data=other, sampling_params=GREEDY)
+    assert found["output_ids"] == oracle.greedy(second, [other], 5)
+    assert found["meta_info"]["cached_tokens"] == 0
+    assert counts(engine)["encoded_images"] == before["encoded_images"] + 1
+
+
+def test_a_list_of_prompts_has_images_each(engine: Engine, oracle: Oracle) -> None:
+    images = [[picture(1)], None, [picture(2), picture(3, 17, 60)]]
+    prompts = [PROMPT, [5, 6, 7], [*place(), *place(), 9]]
+    found = engine.generate(input_ids=prompts, image_data=images, sampling_params=GREEDY)
+    expected = [oracle.greedy(ids, each or [], 5) for ids, each in zip(prompts, images, strict=True)]
+    assert [each["output_ids"] for each in found] == expected
+    both = engine.generate(input_ids=[PROMPT, PROMPT], image_data=picture(1), sampling_params=GREEDY)
+    assert [each["output_ids"] for each in both] == [expected[0]] * 2
+
+
+def bomb() -> bytes:
+    """A PNG of a million pixels a side, by its header."""
+    data = bytearray(png(Image.new("RGB", (1, 1))))
+    data[16:24] = (10**6).to_bytes(4, "big") * 2
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    return bytes(data)
+
+
+BAD = [
+    (b"no image", "cannot be read"),
+    ("no image either", "none of these"),
+    ("data:image/png,abc", "base64"),
+    (b"", "cannot be read"),
+    (png(picture(1))[:60], "cannot be read"),
+    (bomb(), "too large|pixels"),
+    (png(Image.new("RGB", (4000, 2))), "200 times"),
+    (7, "is a path"),
+    ("ftp://example.com/x.png", "none of these"),
+    ([picture(1)] * 2, "placeholders for 1"),
+    ([], "placeholders for 1"),
+    ([picture(1)] * 300, "256"),
+    ("http://nowhere.invalid/x.png", "no image is fetched"),
+]
+
+
+@pytest.mark.parametrize(("image", "said"), BAD)
+def test_what_is_no_image_is_refused_and_disturbs_nobody(engine: Engine, image: Any, said: str) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(
+            engine.generate, input_ids=[5, 6], sampling_params={"max_new_tokens": 20, "temperature": 0}
+        )
+        with pytest.raises(InvalidRequest, match=said):
+            engine.generate(input_ids=PROMPT, image_data=image, sampling_params=GREEDY)
+        assert other.result()["meta_info"]["completion_tokens"] > 0
+
+
+def test_urls_are_bounded(engine: Engine, folder: Path, web: str) -> None:
+    for path, said in (("page", "cannot be read"), ("gone", "404"), ("loop", "redirected")):
+        with pytest.raises(InvalidRequest, match=said):
+            engine.generate(input_ids=PROMPT, image_data=f"{web}/{path}", sampling_params=GREEDY)
+    for policy, said in (("public", "not public"), ("none", "not fetched")):
+        with (
+            Engine(str(folder), device="cpu", max_total_tokens=256, image_urls=policy) as other,
+            pytest.raises(InvalidRequest, match=said),
+        ):
+            other.generate(input_ids=PROMPT, image_data=f"{web}/picture", sampling_params=GREEDY)
+
+
+def test_images_are_counted_against_the_context(folder: Path) -> None:
+    with Engine(str(folder), device="cpu", max_total_tokens=256, context_length=30) as engine:
+        engine.generate(input_ids=PROMPT, image_data=picture(1), sampling_params=GREEDY)
+        with pytest.raises(ContextTooLong):
+            engine.generate(input_ids=[*PROMPT, *range(5, 20)], image_data=picture(1), sampling_params=GREEDY)
+        with pytest.raises(ContextTooLong):
+            engine.generate(input_ids=[*place(), *place()], image_data=[picture(1)] * 2, sampling_params=GREEDY)
+    with pytest.raises(ConfigError, match="tp_size"):
+        Engine(str(folder), device="cpu", tp_size=2)
+
+
+def test_a_model_for_texts_refuses_images() -> None:
+    with Engine(device="cpu", max_total_tokens=256) as engine:
+        with pytest.raises(InvalidRequest, match="takes no images"):
+            engine.generate(prompt="x", image_data=png(picture(1)))
+        assert not engine.get_server_info()["has_image_understanding"]
+
+
+def chat_ids(oracle: Oracle, *turns: str) -> list[int]:
+    text = "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns) + "<|im_start|>assistant\n"
+    return list(oracle.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def test_chats_and_generate_take_images(server: LiveServer, oracle: Oracle, web: str) -> None:
+    data = "data:image/png;base64," + base64.b64encode(png(picture(5))).decode()
+    content = [
+        {"type": "image_url", "image_url": {"url": data, "detail": "high"}},
+        {"type": "text", "text": "and"},
+        {"type": "image_url", "image_url": {"url": f"{web}/picture"}},
+    ]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]
+    body = {"messages": [*messages, {"role": "user", "content": content}], "max_tokens": 5, "temperature": 0}
+    reply = server.post("/v1/chat/completions", {**body, "return_token_ids": True}).json()
+    ids = chat_ids(oracle, "user\nHi", "assistant\nYes", f"user\n{PLACE}and{PLACE}")
+    expected = oracle.greedy(ids, [picture(5), picture(1)], 5)
+    assert reply["choices"][0]["token_ids"] == expected
+    assert reply["usage"]["prompt_tokens"] == len(ids) + 2 * 14
+
+    text = oracle.tokenizer.decode(ids)
+    images = [data.partition(",")[2], f"{web}/picture"]
+    found = server.post("/generate", {"text": text, "image_data": images, "sampling_params": GREEDY}).json()
+    expected = oracle.greedy([1, *ids], [picture(5), picture(1)], 5)  # a text begins
+    assert found["output_ids"] == expected
+    texts = {"text": [text, "Hi"], "image_data": [images, None], "sampling_params": GREEDY}
+    assert server.post("/generate", texts).json()[0]["output_ids"] == expected
+    assert server.get("/get_model_info").json()["has_image_understanding"]
+    assert "image" in server.get("/v1/models").json()["data"][0]["input_modalities"]
+
+
+def test_a_client_reads_no_files_of_the_server(server: LiveServer, tmp_path: Path) -> None:
+    file = tmp_path / "secret.png"
+    file.write_bytes(png(picture(1)))
+    for path in (str(file), f"file://{file}"):
+        body = {"input_ids": PROMPT, "image_data": path, "sampling_params": GREEDY}
+        assert server.post("/generate", body).status_code == 400
+        part = {"type": "image_url", "image_url": {"url": path}}
+        chat = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+        assert server.post("/v1/chat/completions", chat).status_code == 400
+
+
+@sgl.function
+def look(s: Any, image: Any) -> None:
+    s += sgl.user(sgl.image(image) + "What?") + sgl.assistant(sgl.gen("answer", max_tokens=5, temperature=0))
+
+
+def test_programs_send_images_to_a_server(server: LiveServer, oracle: Oracle, web: str) -> None:
+    ids = chat_ids(oracle, f"user\n{PLACE}What?")
+    expected = oracle.tokenizer.decode(oracle.greedy(ids, [picture(1)], 5), skip_special_tokens=True)
+    backend = sgl.RuntimeEndpoint(server.url)
+    for image in (picture(1), png(picture(1)), f"{web}/picture", base64.b64encode(png(picture(1))).decode()):
+        assert look.run(image, backend=backend)["answer"] == expected
+    with pytest.raises(ProgramError, match="cannot be read"):
+        look.run(b"no image", backend=backend)["answer"]
+
+
+def test_placeholders_without_images_are_missed_in_texts_and_tokens_in_ids(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match="placeholders for 1"):
+        engine.generate(prompt=f"{PLACE}What?", sampling_params=GREEDY)
+    assert engine.generate(input_ids=[5, IMAGE, 6], sampling_params=GREEDY)["output_ids"]
