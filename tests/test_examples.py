@@ -32,6 +32,7 @@ EXPECTED = {
     "streaming": r"(?s)A story about a fox\..*the moral of another came in \d+ pieces",
     "batch": r"-: a city without a name\n(.|\n)*16 rows done, 4 failed",
     "async_agent": r"(temperature_in|packing_list)\(\{.*\}\) gave .*\n  \d+ turns in \d requests",
+    "image": r"This model takes no images: sgl run --model ",
     "react": r"Thought 1:(.|\n)*Action 1: (calculate|finish)(.|\n)*Answer:(.|\n)*\d requests",
     "quickstart": r"(?s)\d+ of 20 fields right.*negative \(.*calculate\(.*= 408.*tokens/s .* requests, ",
 }

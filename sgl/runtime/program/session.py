@@ -21,6 +21,7 @@ from sgl.lang.ir.choices import Scores, method_named
 from sgl.lang.ir.interpreter import Interpreter, Steps
 from sgl.lang.ir.media import is_elsewhere
 from sgl.lang.ir.sampling import logprob_options, native_sampling
+from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.media.item import MediaItem
 from sgl.runtime.media.layout import Layout
@@ -139,7 +140,7 @@ class ProgramSession(Interpreter[Stream]):
         self._lease(stream, len(tokens.ids), layout, call.requests[0].namespace)
         self._done(stream, text, value, {**meta, "usage": usage})
 
-    def _lease(self, stream: Stream, num_before: int, layout: Layout | None, namespace: str | None) -> None:
+    def _lease(self, stream: Stream, num_before: int, layout: Layout | None, namespace: Namespace) -> None:
         """Lease the pages of the stream's tokens: those before the node, perhaps with images, and the node's."""
         ids = stream.tokens.ids
         before = ids[:num_before] if layout is None else layout.key_ids
