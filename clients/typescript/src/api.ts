@@ -2043,6 +2043,8 @@ export interface components {
             priority?: number | null;
             /** Extra Key */
             extra_key?: string | null;
+            /** Lora Path */
+            lora_path?: string | (string | null)[] | null;
             /** Timeout */
             timeout?: number | null;
             /** Stream */
