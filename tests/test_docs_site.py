@@ -63,7 +63,9 @@ def test_every_option_of_every_command_is_listed() -> None:
 
 def test_the_page_of_models_lists_every_family() -> None:
     text = (DOCS / "guide" / "models.md").read_text()
-    assert re.findall(r"^\| [\w.-]+ \| `(\w+)` \|", text, re.MULTILINE) == list(FAMILIES)
+    table = text[: text.index("The folder holds")]
+    listed = [name for name in re.findall(r"`(\w+For\w+)`", table) if name in FAMILIES]
+    assert sorted(listed) == sorted(FAMILIES)
 
 
 def test_the_page_of_installing_lists_every_extra_for_users() -> None:
