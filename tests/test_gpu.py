@@ -271,11 +271,23 @@ class Driver:
         return self.runner.launch(batch)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen2-moe"])
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 256},
+    "gemma3": {"head_dim": 256},
+    "phi3": {"head_dim": 128, "partial_rotary_factor": 0.75},
+    "olmo2": {"hidden_size": 512},
+    "glm4": {"head_dim": 128},
+}
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen2-moe", *FAMILIES])
 def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sizes: in an H200's graphs, cuBLAS multiplies the smaller one's qkv matrix and Triton the larger one's. Each
     token has all experts of a mixture: rounding would choose others."""
     path = tmp_path_factory.mktemp(str(request.param))
+    if request.param in FAMILIES:
+        wide = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2}
+        return tiny_checkpoint(path, str(request.param), **(wide | FAMILIES[str(request.param)]))
     heads, kv_heads = (8, 2) if request.param == "llama" else (16, 8)
     sizes: dict[str, Any] = {
         "head_dim": 128,

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.gpu import __main__ as everything
-from benchmarks.gpu import peers, throughput, versions
+from benchmarks.gpu import fallback, peers, throughput, versions
 from benchmarks.gpu.workloads import Figure, Multiplied
 from sgl.runtime.model.config import ModelConfig
 
@@ -154,3 +154,13 @@ def test_floors_count_the_experts_that_tokens_choose(tmp_path: Path) -> None:
 def config_of(folder: Path, fields: dict[str, Any]) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps(fields))
     return ModelConfig.from_pretrained(folder)
+
+
+def test_the_fallbacks_ratio_is_of_speeds() -> None:
+    assert fallback.line(Figure("W3 TPOT", 4.0, "ms", None, ()), Figure("W3 TPOT", 4.2, "ms", None, ())) == (
+        "W3 TPOT                  4.00          4.20   0.95 ms"
+    )
+    slow = Figure("W1 output", 8000.0, "tok/s", None, ())
+    assert fallback.line(Figure("W1 output", 10_000.0, "tok/s", None, ()), slow) == (
+        "W1 output               10000          8000   0.80 tok/s  below 0.9"
+    )
