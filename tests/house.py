@@ -152,7 +152,7 @@ MOST_LINES = {
     "lang": 9_700,
     "runtime": 16_450,  # without the server and what follows
     "runtime.media": 780,
-    "runtime.model.gdn": 1_020,
+    "runtime.model.gdn": 950,
     "runtime.model.hf": 1_340,
     "runtime.model.mla": 820,
     "runtime.model.quantized": 710,

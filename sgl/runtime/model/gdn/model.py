@@ -12,21 +12,20 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.collectives import Collectives, Links
 from sgl.kernels.gdn.ops import convolve, delta_rule, gated_norm, sigmoid_gated
 from sgl.kernels.layers.activation import silu_and_mul
-from sgl.kernels.layers.linear import linear
+from sgl.kernels.layers.linear import linear, linear_add
 from sgl.kernels.layers.norm import add_rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows
+from sgl.kernels.moe.mixture import mixture
 from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.gdn import weights
 from sgl.runtime.model.gdn.config import HybridConfig
-from sgl.runtime.model.gdn.experts import sparse_mlp
 from sgl.runtime.model.gdn.states import StateCache, StateStep
 from sgl.runtime.model.gdn.weights import (
     AttentionWeights,
     DeltaWeights,
     DenseWeights,
     HybridWeights,
-    SparseWeights,
 )
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
@@ -74,7 +73,7 @@ class Hybrid:
         self.max_positions = max_positions or config.context_length
         self.vocabulary = range(config.vocab_size)
         self.most_layers = config.num_layers
-        self.captures = config.experts is None  # their loop asks the device who is chosen
+        self.captures = True
         self._rotary_table = _partial_table(config, self.max_positions, self.device)
         self.state_bytes = _state_bytes(config, self.dtype)
         self._places = [sum(config.attends[:layer]) for layer in range(len(config.attends))]  # in the KV cache
@@ -133,10 +132,15 @@ class Hybrid:
                 x = self._mix(layer.mixer, x, index - place, states)
             if wanted is not None and index == len(config.attends) - 1:
                 residual, x = residual.index_select(0, wanted), x.index_select(0, wanted)
+            output, bias = layer.mixer.output, _output_bias(layer.mixer)
             x = add_rms_norm(
-                linear(x, layer.mixer.output, _output_bias(layer.mixer)), residual, layer.post_norm, eps
+                linear_add(x, output, bias, residual, captured=captured), residual, layer.post_norm, eps
             )
-            rest = self._mlp(layer.mlp, x)
+            if isinstance(layer.mlp, DenseWeights):
+                rest = linear_add(_gated(layer.mlp, x), layer.mlp.down, None, residual, captured=captured)
+            else:
+                shared = linear(_gated(layer.mlp.shared, x), layer.mlp.shared.down, None)
+                rest = mixture(x, layer.mlp.experts, shared)
         return add_rms_norm(rest, residual, self.weights.norm, eps)
 
     def _attend(
@@ -167,12 +171,6 @@ class Hybrid:
         qkv = convolve(qkv, layer.convolution, cache.of_convolution[index], rows)
         read = delta_rule(qkv, (beta, decay), layer.a_log, layer.dt_bias, cache.of_rule[index], rows)
         return gated_norm(read, gate, layer.norm, config.rms_norm_eps)
-
-    def _mlp(self, layer: DenseWeights | SparseWeights, x: torch.Tensor) -> torch.Tensor:
-        if isinstance(layer, DenseWeights):
-            return linear(silu_and_mul(linear(x, layer.gate_up, None)), layer.down, None)
-        assert self.config.experts is not None, "it has sparse layers"
-        return sparse_mlp(x, layer, self.config.experts)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -209,6 +207,10 @@ def _state_bytes(config: HybridConfig, dtype: torch.dtype) -> int:
     rule = config.value_heads * config.key_dim * config.value_dim * 4
     inputs = (config.conv_width - 1) * config.conv_channels * dtype.itemsize
     return (len(config.attends) - config.num_layers) * (rule + inputs)
+
+
+def _gated(layer: DenseWeights, x: torch.Tensor) -> torch.Tensor:
+    return silu_and_mul(linear(x, layer.gate_up, None))
 
 
 def _output_bias(mixer: AttentionWeights | DeltaWeights) -> torch.Tensor | None:

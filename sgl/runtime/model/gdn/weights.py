@@ -15,6 +15,7 @@ import torch
 
 from sgl.errors import WeightsError
 from sgl.kernels.layers.linear import Matrix, prepare
+from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.gdn.config import ExpertsConfig, HybridConfig
 from sgl.runtime.model.loader import Entry, check_dtype, named, opened, read, read_headers
 from sgl.runtime.model.weights import MAX_HELD_TWICE, matrix_tensors, packed
@@ -56,13 +57,10 @@ class DenseWeights:
 
 @dataclass(slots=True)
 class SparseWeights:
-    """An MLP of experts, with one that all tokens take."""
+    """An MLP of experts, with one that all tokens take through a gate."""
 
-    router: torch.Tensor  # [num_experts, hidden]
-    gate_up: torch.Tensor  # [num_experts, 2 * intermediate, hidden]
-    down: torch.Tensor  # [num_experts, hidden, intermediate]
+    experts: Experts
     shared: DenseWeights
-    shared_gate: torch.Tensor  # [1, hidden]
 
 
 @dataclass(slots=True)
@@ -83,16 +81,18 @@ class HybridWeights:
     layers: list[HybridLayer]
     norm: torch.Tensor  # float32 [hidden]
     lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
-    num_chosen: int = 0  # experts of a token
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor once."""
         yield self.embedding
         yield self.norm
         for part in self._parts():
+            if isinstance(part, SparseWeights):
+                yield from (part.experts.router, part.experts.gate_up, part.experts.down)
+                continue
             for field in fields(part):
                 value = getattr(part, field.name)
-                if value is not None and not isinstance(value, DenseWeights):
+                if value is not None:
                     yield from matrix_tensors(value)
         for layer in self.layers:
             yield layer.input_norm
@@ -105,7 +105,7 @@ class HybridWeights:
         total = next(matrix_tensors(self.lm_head)).numel()
         for part in self._parts():
             if isinstance(part, SparseWeights):
-                total += self.num_chosen * (part.gate_up[0].numel() + part.down[0].numel())
+                total += part.experts.num_multiplied
             else:
                 total += sum(next(matrix_tensors(getattr(part, name))).numel() for name in _matrices(part))
         return total
@@ -216,13 +216,14 @@ def allocate(config: HybridConfig, dtype: torch.dtype, device: torch.device, *, 
         return DenseWeights(tensor(2 * intermediate, hidden), tensor(hidden, intermediate))
 
     def sparse(experts: ExpertsConfig) -> SparseWeights:
-        return SparseWeights(
-            router=tensor(experts.num_experts, hidden),
+        its = Experts(
+            router=tensor(experts.num_experts + 1, hidden),
             gate_up=tensor(experts.num_experts, 2 * experts.intermediate_size, hidden),
             down=tensor(experts.num_experts, hidden, experts.intermediate_size),
-            shared=dense(experts.shared_size),
-            shared_gate=tensor(1, hidden),
+            top_k=experts.num_chosen,
+            normalises=experts.is_normed,
         )
+        return SparseWeights(its, dense(experts.shared_size))
 
     def attention() -> AttentionWeights:
         size = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
@@ -257,8 +258,7 @@ def allocate(config: HybridConfig, dtype: torch.dtype, device: torch.device, *, 
     ]
     embedding = tensor(config.vocab_size, hidden)
     lm_head = embedding if tied else tensor(config.vocab_size, hidden)
-    num_chosen = config.experts.num_chosen if config.experts else 0
-    return HybridWeights(embedding, layers, tensor(hidden, wide=True), lm_head, num_chosen)
+    return HybridWeights(embedding, layers, tensor(hidden, wide=True), lm_head)
 
 
 def rotary_order(head_dim: int, rotary_dim: int) -> list[int]:
@@ -363,18 +363,19 @@ def _dense_slots(name: str, its: DenseWeights) -> dict[str, _Slot]:
 
 
 def _sparse_slots(its: SparseWeights, *, fused: bool) -> dict[str, _Slot]:
+    experts = its.experts
     slots = {
-        "mlp.gate.weight": _into(its.router),
-        "mlp.shared_expert_gate.weight": _into(its.shared_gate),
+        "mlp.gate.weight": _into(experts.router[:-1]),
+        "mlp.shared_expert_gate.weight": _into(experts.router[-1:]),
         **_dense_slots("mlp.shared_expert", its.shared),
     }
     if fused:
         return {
             **slots,
-            "mlp.experts.gate_up_proj": _into(its.gate_up),
-            "mlp.experts.down_proj": _into(its.down),
+            "mlp.experts.gate_up_proj": _into(experts.gate_up),
+            "mlp.experts.down_proj": _into(experts.down),
         }
-    for expert, (gate_up, down) in enumerate(zip(its.gate_up, its.down, strict=True)):
+    for expert, (gate_up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
         slots |= _dense_slots(f"mlp.experts.{expert}", DenseWeights(gate_up, down))
     return slots
 
