@@ -32,9 +32,10 @@ from sgl.runtime.model.loader import load_decoder, num_weights
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.model.weights import checkpoint_tensors
 from tests.test_hf_models import MAX_NEW, OPTIONS, Reference, made_prompts
-from tests.test_models import MODELS
+from tests.test_models import MODELS, Paged, check, mixed, random_sequences, reference_logits
 from tests.test_shards import on_ranks
 from tests.tiny_models import edit_json, tiny_checkpoint
+from tests.tiny_quantized import tiny_quantized
 from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
 
 FAMILIES = ["mixtral", "qwen2-moe", "qwen3-moe"]
@@ -101,6 +102,18 @@ def test_checkpoints_may_hold_the_experts_of_a_layer_as_one_tensor(
         assert ours.keys() == theirs.keys()
         for name, tensor in ours.items():
             assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize(
+    ("layout", "family"),
+    [("awq", "mixtral"), ("gptq", "qwen3-moe"), ("packed", "qwen2-moe"), ("fp8-block", "qwen3-moe")],
+)
+def test_quantized_experts_are_dequantized(layout: str, family: str, tmp_path: Path) -> None:
+    shared = {"shared_expert_intermediate_size": 64} if family == "qwen2-moe" else {}
+    folder, dense = tiny_quantized(tmp_path, layout, family, **shared)
+    decoder = load_decoder(ModelConfig.from_pretrained(folder), dtype="float32")
+    sequences = random_sequences(decoder.config.vocab_size)
+    check(Paged(decoder, sequences, page_size=4).run(mixed(sequences)), reference_logits(dense, sequences))
 
 
 @pytest.mark.parametrize("fused", [False, True])
