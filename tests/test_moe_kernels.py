@@ -97,7 +97,7 @@ def test_the_reference_adds_what_each_expert_makes_of_its_tokens(case: str) -> N
 @pytest.mark.skipif(not hasattr(functional, "grouped_mm"), reason="needs torch 2.10 or newer")
 def test_the_reference_equals_grouped_products() -> None:
     experts, x = made(8, 64, 32, 2), draw(50, 64)
-    weights, ids = route(functional.linear(x, experts.router), 2, True)
+    weights, ids = route(functional.linear(x, experts.router), experts)
     order = ids.flatten().argsort(stable=True)
     ends = torch.bincount(ids.flatten(), minlength=8).cumsum(0).to(torch.int32)
 

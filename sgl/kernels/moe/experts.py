@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+
+MOST_GROUPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,17 +15,34 @@ class Experts:
     """A layer's experts, or a rank's columns of them, and their router. Gated by silu, without biases."""
 
     router: torch.Tensor  # [num_experts, hidden]; one row more, if there is one, is the gate of a shared expert
-    gate_up: torch.Tensor  # [num_experts, 2 * intermediate, hidden], gates first
-    down: torch.Tensor  # [num_experts, hidden, intermediate]
-    top_k: int  # experts of a token
-    normalises: bool  # weights of a token's experts, to a sum of one
+    gate_up: torch.Tensor  # [num_experts + num_shared, 2 * intermediate, hidden], gates first
+    down: torch.Tensor  # [num_experts + num_shared, hidden, intermediate]
+    top_k: int  # experts that a token chooses
+    normalises: bool  # weights of a token's chosen experts, to a sum of one
+    scores: Literal["softmax", "sigmoid"] = "softmax"  # of the router's logits: the weights
+    scale: float = 1.0  # of the weights
+    bias: torch.Tensor | None = None  # float32 [num_experts], added to sigmoid scores for the choice alone
+    num_groups: int = 1  # of neighbouring experts, at most MOST_GROUPS, of which
+    top_groups: int = 1  # so many are chosen first, and experts within these,
+    best_of_group: Literal[1, 2] = 1  # by the sum of so many best scores
+    num_shared: int = 0  # experts of every token, without weights, behind the others
+
+    @property
+    def num_experts(self) -> int:
+        """That are chosen among."""
+        return len(self.down) - self.num_shared
+
+    @property
+    def num_used(self) -> int:
+        """Experts of a token."""
+        return self.top_k + self.num_shared
 
     @property
     def has_gate(self) -> bool:
         """Whether a shared expert is added with the sigmoid of its gate, not as it is."""
-        return len(self.router) > len(self.down)
+        return len(self.router) > self.num_experts
 
     @property
     def num_multiplied(self) -> int:
         """Elements of the matrices that a token is multiplied with."""
-        return self.router.numel() + (self.gate_up.numel() + self.down.numel()) * self.top_k // len(self.down)
+        return self.router.numel() + (self.gate_up.numel() + self.down.numel()) * self.num_used // len(self.down)

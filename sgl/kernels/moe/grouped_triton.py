@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.moe.experts import Experts
+from sgl.kernels.moe.route_triton import group_ranks, of_choice, rules, scores_of, shares_of, within_groups
 
 
 class Tiles(NamedTuple):
@@ -54,34 +55,33 @@ _ROUTER_WIDE = Tiles(16, 16, 64, 4, 2)
 def mixture(
     x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = None, plan: Plan | None = None
 ) -> torch.Tensor:
-    """`mixture.mixture` for contiguous x: [top_k, T, hidden] in x's dtype, with a shared expert [top_k + 1, T, hidden].
+    """`mixture.mixture` for contiguous x: [num_used, T, hidden] in x's dtype, with `shared` one part more.
 
     plan: the tiles, if not those of PLANS."""
     num_tokens, hidden = x.shape
-    num_experts, top_k = len(experts.down), experts.top_k
+    num_all, top_k = len(experts.down), experts.num_used
     out = x.new_empty(top_k + (shared is not None), num_tokens, hidden)
-    logits, counts = _scores(x, experts.router, num_experts)
+    logits, counts = _scores(x, experts.router, num_all)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=x.device)
-    lists = torch.empty(num_experts, num_tokens, dtype=torch.int32, device=x.device)
-    num_padded = triton.next_power_of_2(num_experts)
+    lists = torch.empty(num_all, num_tokens, dtype=torch.int32, device=x.device)
+    num_padded = triton.next_power_of_2(num_all)
     _select[(num_tokens,)](
         logits,
+        experts.bias,
         weights,
         counts,
         lists,
         num_tokens,
-        num_experts,
         logits.stride(0),
-        top_k=top_k,
-        normalises=experts.normalises,
-        num_padded=num_padded,
+        num_used=top_k,
         num_slots=triton.next_power_of_2(top_k),
+        **rules(experts),
         num_warps=min(4, max(1, num_padded // 128)),
         **overlap(x.device),
     )
     _multiply(x, experts.gate_up, experts.down, weights, counts, lists, out, plan)
     if shared is not None and experts.has_gate:
-        torch.mul(shared, logits[:, num_experts:].sigmoid(), out=out[top_k])
+        torch.mul(shared, logits[:, experts.num_experts :].sigmoid(), out=out[top_k])
     elif shared is not None:
         out[top_k] = shared
     return out
@@ -239,16 +239,24 @@ def _router(
 @triton.jit(do_not_specialize=["num_tokens"])
 def _select(
     logits,
+    bias,
     weights,
     counts,
     lists,
     num_tokens,
-    num_experts,
     logits_stride,
+    num_used: tl.constexpr,
+    num_slots: tl.constexpr,
     top_k: tl.constexpr,
     normalises: tl.constexpr,
+    sigmoid: tl.constexpr,
+    has_bias: tl.constexpr,
+    weight_scale: tl.constexpr,
+    num_groups: tl.constexpr,
+    top_groups: tl.constexpr,
+    best_of_group: tl.constexpr,
+    num_experts: tl.constexpr,
     num_padded: tl.constexpr,
-    num_slots: tl.constexpr,
     overlaps: tl.constexpr,
 ):
     """The best experts of one token, each another one whatever the logits are, and their lists of pairs."""
@@ -257,25 +265,28 @@ def _select(
         gdc_wait()
     token = tl.program_id(0)
     index, slots = tl.arange(0, num_padded), tl.arange(0, num_slots)
+    scores = scores_of(logits + token.to(tl.int64) * logits_stride, index, num_experts, sigmoid)
+    all_shares, total = shares_of(scores, sigmoid)
+    chosen_by = of_choice(scores, bias, index, num_experts, has_bias)
+    if num_groups > 1:
+        ranks = group_ranks(chosen_by, num_experts, num_groups, best_of_group, num_padded)
+        chosen_by = within_groups(chosen_by, index, ranks, num_experts, num_groups, top_groups)
     is_left = index < num_experts
-    scores = tl.load(logits + token.to(tl.int64) * logits_stride + index, mask=is_left, other=float("-inf"))
-    scores = tl.where(scores == scores, scores, float("-inf"))
-    largest = tl.max(scores, 0)
-    total = tl.sum(tl.exp(scores - largest), 0)
-    ids = tl.zeros([num_slots], tl.int32)
+    ids = num_experts + slots - top_k  # the shared ones
     shares = tl.zeros([num_slots], tl.float32)
     for slot in tl.static_range(top_k):
-        best = tl.max(tl.where(is_left, scores, float("-inf")), 0)
-        chosen = tl.min(tl.where(is_left & (scores == best), index, num_padded - 1), 0)
+        best = tl.max(tl.where(is_left, chosen_by, float("-inf")), 0)
+        chosen = tl.min(tl.where(is_left & (chosen_by == best), index, num_padded - 1), 0)
         ids = tl.where(slots == slot, chosen, ids)
-        shares = tl.where(slots == slot, tl.exp(best - largest), shares)
+        shares = tl.where(slots == slot, tl.sum(tl.where(index == chosen, all_shares, 0.0), 0), shares)
         is_left = is_left & (index != chosen)
     if normalises:
-        total = tl.sum(shares, 0)
-    is_slot = slots < top_k
-    tl.store(weights + token * top_k + slots, shares / total, mask=is_slot)
+        total = tl.sum(shares, 0) + (1e-20 if sigmoid else 0.0)
+    shares = tl.where(slots < top_k, shares / total * weight_scale, 1.0)
+    is_slot = slots < num_used
+    tl.store(weights + token * num_used + slots, shares, mask=is_slot)
     place = tl.atomic_add(counts + ids, 1, mask=is_slot, sem="relaxed")
-    tl.store(lists + ids.to(tl.int64) * num_tokens + place, token * top_k + slots, mask=is_slot)
+    tl.store(lists + ids.to(tl.int64) * num_tokens + place, token * num_used + slots, mask=is_slot)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -12,6 +12,8 @@ from torch.nn import functional
 from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.moe.experts import Experts
 
+LEAST_SUM = 1e-20  # of weights that are normalised, as DeepSeek adds it
+
 
 def mixture(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = None) -> torch.Tensor:
     """The sum of what the experts make of x [T, hidden], in x's dtype: [T, hidden], or [parts, T, hidden] to sum.
@@ -24,8 +26,8 @@ def mixture(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = Non
 
         return grouped_triton.mixture(x, experts, shared)
     logits = functional.linear(x, experts.router).float()
-    num_experts = len(experts.gate_up)
-    weights, ids = route(logits[:, :num_experts], experts.top_k, experts.normalises)
+    num_experts = experts.num_experts
+    weights, ids = route(logits[:, :num_experts], experts)
     out = _summed(x, experts.gate_up, experts.down, weights, ids)
     if shared is not None:
         out += shared * logits[:, num_experts:].sigmoid() if experts.has_gate else shared
@@ -45,10 +47,27 @@ def mixture_of(
     return _summed(x, gate_up, down, weights, ids).to(x.dtype)
 
 
-def route(logits: torch.Tensor, top_k: int, normalises: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best experts by float32 logits [T, num_experts], best first: float32 weights and int64 ids [T, top_k]."""
-    weights, ids = logits.softmax(-1).topk(top_k, dim=-1)
-    return (weights / weights.sum(-1, keepdim=True) if normalises else weights), ids
+def route(logits: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best experts by float32 logits [T, num_experts], best first, then the shared ones: float32 weights and int64
+    ids [T, num_used]."""
+    scores = logits.sigmoid() if experts.scores == "sigmoid" else logits.softmax(-1)
+    of_choice = scores if experts.bias is None else scores + experts.bias
+    if experts.num_groups > 1:
+        groups = of_choice.view(len(logits), experts.num_groups, -1)
+        of_group = groups.topk(experts.best_of_group, -1)[0].sum(-1)
+        is_best = torch.zeros_like(of_group, dtype=torch.bool)
+        is_best.scatter_(1, of_group.topk(experts.top_groups, -1)[1], True)
+        of_choice = groups.masked_fill(~is_best[..., None], -torch.inf).flatten(1)
+    ids = of_choice.topk(experts.top_k, dim=-1)[1]
+    weights = scores.gather(1, ids)
+    if experts.normalises:
+        weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
+    if experts.scale != 1.0:
+        weights = weights * experts.scale
+    if not experts.num_shared:
+        return weights, ids
+    shared = torch.arange(experts.num_experts, len(experts.down), device=ids.device).expand(len(ids), -1)
+    return torch.cat((weights, torch.ones_like(shared, dtype=weights.dtype)), 1), torch.cat((ids, shared), 1)
 
 
 def _summed(

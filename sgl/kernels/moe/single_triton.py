@@ -20,6 +20,7 @@ from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.layers.linear import Matrix
 from sgl.kernels.layers.single_triton import project, project_add_, project_gated
 from sgl.kernels.moe.experts import Experts
+from sgl.kernels.moe.route_triton import group_ranks, of_choice, rules, scores_of, shares_of, within_groups
 
 _RANKED = 128  # scores that others are compared to at a time
 
@@ -51,7 +52,7 @@ def mixture_add_(
 
     shared: gate_up and down of an expert for all tokens. x may be the residual itself."""
     logits = project(x, norm, eps, experts.router, None, torch.float32)
-    num_experts = len(experts.gate_up)
+    num_experts = experts.num_experts
     of_shared = None
     if shared is not None:
         of_shared = project_gated(x, norm, eps, shared[0], None)
@@ -66,30 +67,28 @@ def mixture_add_(
 def _gated_experts(
     x: torch.Tensor, norm: torch.Tensor | None, eps: float, experts: Experts, logits: torch.Tensor, shape: Shape
 ) -> torch.Tensor:
-    """float32 [top_k, intermediate]: silu(gate) * up of the best experts, times their weights."""
-    num_experts, size, width = experts.gate_up.shape
+    """float32 [num_used, intermediate]: silu(gate) * up of a token's experts, times their weights."""
+    _, size, width = experts.gate_up.shape
     size //= 2
-    out = torch.empty(experts.top_k, size, dtype=torch.float32, device=x.device)
+    out = torch.empty(experts.num_used, size, dtype=torch.float32, device=x.device)
     block = min(triton.next_power_of_2(width), shape.block)
     rows = max(1, shape.tile // block // 2)
-    parts = max(1, shape.programs * _num_processors(x.device) // experts.top_k)
+    parts = max(1, shape.programs * _num_processors(x.device) // experts.num_used)
     per_program = triton.cdiv(triton.cdiv(size, rows), parts) * rows
-    _gated[experts.top_k, triton.cdiv(size, per_program)](
+    _gated[experts.num_used, triton.cdiv(size, per_program)](
         x,
         norm,
         logits,
+        experts.bias,
         experts.gate_up,
         out,
         size,
         eps,
-        num_experts,
         width=width,
         per_program=per_program,
         has_norm=norm is not None,
-        top_k=experts.top_k,
-        normalises=experts.normalises,
-        num_padded=triton.next_power_of_2(num_experts),
-        ranked=min(_RANKED, triton.next_power_of_2(num_experts)),
+        **rules(experts),
+        ranked=min(_RANKED, triton.next_power_of_2(experts.num_experts)),
         rows=rows,
         block=block,
         num_warps=shape.warps,
@@ -101,9 +100,9 @@ def _gated_experts(
 def _add_down_(
     gated: torch.Tensor, experts: Experts, logits: torch.Tensor, residual: torch.Tensor, shape: Shape
 ) -> None:
-    """Add the best experts' products with gated [top_k, intermediate] to residual [1, hidden]."""
-    num_experts, size, width = experts.down.shape
-    slots = triton.next_power_of_2(experts.top_k)
+    """Add the products of a token's experts with gated [num_used, intermediate] to residual [1, hidden]."""
+    _, size, width = experts.down.shape
+    slots = triton.next_power_of_2(experts.num_used)
     divisor = width & -width
     block = min(divisor if divisor >= 128 else triton.next_power_of_2(width), shape.block)
     rows = max(1, shape.tile // block // slots)
@@ -112,14 +111,14 @@ def _add_down_(
     _down[(triton.cdiv(size, rows),)](
         gated,
         logits,
+        experts.bias,
         experts.down,
         residual,
         size,
-        num_experts,
         width=width,
-        top_k=experts.top_k,
-        num_padded=triton.next_power_of_2(num_experts),
-        ranked=min(_RANKED, triton.next_power_of_2(num_experts)),
+        num_used=experts.num_used,
+        **rules(experts),
+        ranked=min(_RANKED, triton.next_power_of_2(experts.num_experts)),
         num_slots=slots,
         rows=rows,
         block=block,
@@ -133,20 +132,33 @@ def _num_processors(device: torch.device) -> int:
 
 
 @triton.jit
-def _ranks(logits, num_experts, num_padded: tl.constexpr, ranked: tl.constexpr):
-    """Scores [num_padded], and how many come before each; equal ones in their order. No rank comes twice.
-
-    Read past the L1 cache, in which an older layer's scores may be: programs may begin before the previous kernel
-    ends."""
+def _ranks(
+    logits,
+    bias,
+    sigmoid: tl.constexpr,
+    has_bias: tl.constexpr,
+    num_groups: tl.constexpr,
+    top_groups: tl.constexpr,
+    best_of_group: tl.constexpr,
+    num_experts: tl.constexpr,
+    num_padded: tl.constexpr,
+    ranked: tl.constexpr,
+):
+    """Scores [num_padded], and how many come before each; equal ones in their order. No rank comes twice."""
     index = tl.arange(0, num_padded)
-    scores = tl.load(logits + index, mask=index < num_experts, other=float("-inf"), cache_modifier=".cg")
-    scores = tl.where(scores == scores, scores, float("-inf"))
+    scores = scores_of(logits, index, num_experts, sigmoid)
+    ours = of_choice(scores, bias, index, num_experts, has_bias)
+    if num_groups > 1:
+        of_groups = group_ranks(ours, num_experts, num_groups, best_of_group, num_padded)
+        ours = within_groups(ours, index, of_groups, num_experts, num_groups, top_groups)
     ranks = tl.zeros([num_padded], tl.int32)
     for start in range(0, num_padded, ranked):
         others = start + tl.arange(0, ranked)
-        their = tl.load(logits + others, mask=others < num_experts, other=float("-inf"), cache_modifier=".cg")
-        their = tl.where(their == their, their, float("-inf"))[:, None]
-        is_before = (their > scores[None, :]) | ((their == scores[None, :]) & (others[:, None] < index[None, :]))
+        their = of_choice(scores_of(logits, others, num_experts, sigmoid), bias, others, num_experts, has_bias)
+        if num_groups > 1:
+            their = within_groups(their, others, of_groups, num_experts, num_groups, top_groups)
+        their = their[:, None]
+        is_before = (their > ours[None, :]) | ((their == ours[None, :]) & (others[:, None] < index[None, :]))
         ranks += tl.sum(is_before.to(tl.int32), 0)
     return scores, ranks
 
@@ -156,16 +168,23 @@ def _gated(
     x,
     norm,
     logits,
+    bias,
     matrix,
     out,
     size,
     eps,
-    num_experts,
     width: tl.constexpr,
     per_program: tl.constexpr,
     has_norm: tl.constexpr,
     top_k: tl.constexpr,
     normalises: tl.constexpr,
+    sigmoid: tl.constexpr,
+    has_bias: tl.constexpr,
+    weight_scale: tl.constexpr,
+    num_groups: tl.constexpr,
+    top_groups: tl.constexpr,
+    best_of_group: tl.constexpr,
+    num_experts: tl.constexpr,
     num_padded: tl.constexpr,
     ranked: tl.constexpr,
     rows: tl.constexpr,
@@ -176,8 +195,11 @@ def _gated(
         gdc_wait()
         gdc_launch_dependents()
     slot = tl.program_id(0)
-    scores, ranks = _ranks(logits, num_experts, num_padded, ranked)
-    expert = tl.sum(tl.where(ranks == slot, tl.arange(0, num_padded), 0), 0)
+    scores, ranks = _ranks(
+        logits, bias, sigmoid, has_bias, num_groups, top_groups, best_of_group, num_experts, num_padded, ranked
+    )
+    chosen = tl.sum(tl.where(ranks == slot, tl.arange(0, num_padded), 0), 0)
+    expert = tl.where(slot < top_k, chosen, num_experts + slot - top_k)
     columns = tl.arange(0, block)
     row = tl.program_id(1) * per_program + tl.arange(0, rows)
     base = matrix + expert.to(tl.int64) * 2 * size * width
@@ -186,10 +208,11 @@ def _gated(
     inside = (row < size)[:, None] & (columns < width)[None, :]
     gate_weights = tl.load(at, mask=inside, other=0.0)
     up_weights = tl.load(at_up, mask=inside, other=0.0)
-    largest = tl.max(scores, 0)
-    shares = tl.exp(scores - largest)
-    total = tl.sum(tl.where(ranks < top_k, shares, 0.0), 0) if normalises else tl.sum(shares, 0)
-    share = tl.sum(tl.where(ranks == slot, shares, 0.0), 0) / total
+    shares, total = shares_of(scores, sigmoid)
+    if normalises:
+        total = tl.sum(tl.where(ranks < top_k, shares, 0.0), 0) + (1e-20 if sigmoid else 0.0)
+    share = tl.sum(tl.where(ranks == slot, shares, 0.0), 0) / total * weight_scale
+    share = tl.where(slot < top_k, share, 1.0)
     for done in range(0, per_program, rows):
         gates = tl.zeros([rows, block], tl.float32)
         ups = tl.zeros([rows, block], tl.float32)
@@ -224,12 +247,21 @@ def _gated(
 def _down(
     gated,
     logits,
+    bias,
     matrix,
     out,
     size,
-    num_experts,
     width: tl.constexpr,
+    num_used: tl.constexpr,
     top_k: tl.constexpr,
+    normalises: tl.constexpr,
+    sigmoid: tl.constexpr,
+    has_bias: tl.constexpr,
+    weight_scale: tl.constexpr,
+    num_groups: tl.constexpr,
+    top_groups: tl.constexpr,
+    best_of_group: tl.constexpr,
+    num_experts: tl.constexpr,
     num_padded: tl.constexpr,
     ranked: tl.constexpr,
     num_slots: tl.constexpr,
@@ -238,14 +270,17 @@ def _down(
     overlaps: tl.constexpr,
 ):
     # The scores are complete: programs begin when all of the previous kernel have waited for them.
-    _, ranks = _ranks(logits, num_experts, num_padded, ranked)
+    _, ranks = _ranks(
+        logits, bias, sigmoid, has_bias, num_groups, top_groups, best_of_group, num_experts, num_padded, ranked
+    )
     index = tl.arange(0, num_slots * rows)
     slot = index // rows
     experts = tl.sum(tl.where(ranks[None, :] == slot[:, None], tl.arange(0, num_padded)[None, :], 0), 1)
+    experts = tl.where(slot < top_k, experts, num_experts + slot - top_k)
     row = tl.program_id(0) * rows + index % rows
     columns = tl.arange(0, block)
     at = matrix + (experts.to(tl.int64) * size + row)[:, None] * width + columns[None, :]
-    is_row = ((row < size) & (slot < top_k))[:, None]
+    is_row = ((row < size) & (slot < num_used))[:, None]
     weights = tl.load(at, mask=is_row & (columns < width)[None, :], other=0.0)
     if overlaps:
         gdc_wait()
