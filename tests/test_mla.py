@@ -5,19 +5,29 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.gpu.workloads import Multiplied
 from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
+from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
+from sgl.kernels.attention.flashinfer import PrefillKernel
+from sgl.kernels.attention.torch import TorchAttention
+from sgl.kernels.latent.attention import LatentAttention, TritonPrompts
+from sgl.kernels.latent.flashinfer import FlashInferPrompts
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.choice import count_weights, read_config
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.loader import load_latent
+from sgl.runtime.model.mla.model import LatentDecoder
+from sgl.runtime.model.mla.weights import allocate_weights
 from tests.test_hf_models import OPTIONS, check_served
 from tests.tiny_transformers import LATENT, SHARED, tiny_transformer
 
@@ -130,6 +140,16 @@ def test_a_token_takes_what_its_latents_take(tmp_path: Path) -> None:
     assert cache.values[26].data_ptr() == cache.keys[26].data_ptr()
 
 
+@pytest.mark.parametrize("name", ["v2-lite", "v2", "v3-dense"])
+def test_floors_of_benchmarks_count_what_a_token_is_multiplied_with(name: str, tmp_path: Path) -> None:
+    architecture, overrides = MODELS[name]
+    config = LatentConfig.from_pretrained(tiny_transformer(tmp_path, architecture, **overrides))
+    weights = load_latent(config).weights
+    assert Multiplied.of(config).by_token == weights.num_multiplied
+    tensors = {tensor.data_ptr() for tensor in weights.tensors()}
+    assert len(tensors) == len(list(weights.tensors()))
+
+
 def test_an_engine_reserves_memory_for_latents_alone(tmp_path: Path) -> None:
     path = tiny_transformer(tmp_path, V3, **LATENT, **SHARED)
     with Engine(str(path), **{**OPTIONS, "model_impl": "sgl", "page_size": 8}) as engine:
@@ -197,3 +217,77 @@ def test_layers_that_predict_several_tokens_are_left_out(tmp_path: Path) -> None
     save_file({**tensors, "model.layers.2.eh_proj.weight": torch.zeros(64, 128)}, path / "model.safetensors")
     with pytest.raises(WeightsError, match="no place for"):
         load_latent(LatentConfig.from_pretrained(path))
+
+
+GPU_SHAPE = {
+    "num_hidden_layers": 3,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 256,
+    "vocab_size": 2048,
+}
+
+
+def gpu_attention(name: str, shape: AttentionShape) -> AttentionBackend:
+    if name == "torch":
+        return TorchAttention(shape)
+    if name == "triton":
+        return LatentAttention(shape, TritonPrompts(shape))
+    pytest.importorskip("flashinfer")
+    return LatentAttention(shape, FlashInferPrompts(shape, cast(PrefillKernel, name)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("q_rank", [None, 256])
+@pytest.mark.parametrize("name", ["triton", "fa2", "fa3"])
+def test_hidden_states_on_a_gpu_are_near_those_in_float32(name: str, q_rank: int | None, tmp_path: Path) -> None:
+    """A ragged step of prompts, one of decodes, and one of a single token."""
+    if name == "fa3" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("fa3 needs Hopper")
+    config = LatentConfig.from_pretrained(written(tmp_path, **GPU_SHAPE, q_lora_rank=q_rank))
+    config = replace(config, initializer_range=0.05)  # so that attention counts
+    narrow = load_latent(config, device="cuda", dtype="bfloat16", load_format="dummy")
+    weights = allocate_weights(config, torch.float32, torch.device("cpu"), tied=False)
+    for ours, theirs in zip(weights.tensors(), narrow.weights.tensors(), strict=True):
+        ours.copy_(theirs)
+    wide = LatentDecoder(config, weights)
+    backends = TorchAttention(wide.attention_shape(16)), gpu_attention(name, narrow.attention_shape(16))
+    caches = [KVCache(config, 60, 16, its.dtype, its.device) for its in (wide, narrow)]
+    tables = np.random.default_rng(0).permutation(60).reshape(3, 20).astype(np.int32)
+    done = np.zeros(3, np.int32)
+    for q_lens in ([130, 1, 40], [1, 1, 1], [1, 0, 0]):
+        rows = [row for row in range(3) if q_lens[row]]
+        lens = np.array(q_lens, np.int32)[rows]
+        positions = np.concatenate([np.arange(done[row], done[row] + q_lens[row]) for row in rows])
+        slots = np.concatenate(
+            [16 * tables[row][np.arange(done[row], done[row] + q_lens[row]) // 16] for row in rows]
+        )
+        done = done + np.array(q_lens, np.int32)
+        found = []
+        for model, cache, backend in zip((wide, narrow), caches, backends, strict=True):
+            backend.plan(AttentionStep(lens, done[rows], tables[rows]))
+            ids = torch.arange(7, 7 + len(positions)) % 2048
+            tensors = (ids, torch.from_numpy(positions).long(), torch.from_numpy(slots + positions % 16).long())
+            ids, at, to = (its.to(model.device) for its in tensors)
+            found.append(model.forward(ids, at, cache, to, backend).float().cpu())
+        error = (found[0] - found[1]).norm() / found[0].norm()
+        assert error < 4e-2, f"{q_lens}: {error}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["flashinfer", "triton"])
+def test_replayed_steps_give_the_tokens_of_launched_ones(backend: str, tmp_path: Path) -> None:
+    if backend == "flashinfer":
+        pytest.importorskip("flashinfer")
+    path = written(tmp_path, **GPU_SHAPE)
+    options = {**OPTIONS, "device": "cuda", "dtype": "bfloat16", "load_format": "dummy", "model_impl": "sgl"}
+    outputs = []
+    for disabled in (False, True):
+        with Engine(
+            str(path), **{**options, "attention_backend": backend, "disable_cuda_graph": disabled}
+        ) as engine:
+            greedy = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
+            outputs.append(engine.generate(input_ids=list(range(5, 90)), sampling_params=greedy)["output_ids"])
+            several = engine.generate(input_ids=[[9] * n for n in (3, 50, 20)], sampling_params=greedy)
+            assert all(len(result["output_ids"]) == 40 for result in several)
+    assert outputs[0] == outputs[1]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.workloads import cut_tokenizer
-from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.choice import read_config
 
 PEERS = ("sglang", "vllm")
 Figures = dict[str, tuple[float, ...]]  # by the name of ours, one for each of PEERS
@@ -111,7 +111,7 @@ def run(
 ) -> None:
     """These engines, one after another, each tensor parallel on `size` GPUs; what they measure is added to the file
     `rows` as it comes."""
-    config = ModelConfig.from_pretrained(model)
+    config = read_config(str(model), "sgl")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the kit has its own
     if size > 1:
         environment |= WITHOUT_MULTICAST

@@ -23,8 +23,7 @@ from benchmarks.gpu import peers
 from benchmarks.gpu.workloads import Figure, Machine, Workloads
 from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
-from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.weights import checkpoint_tensors
+from sgl.runtime.model.choice import read_config
 
 
 def main() -> None:
@@ -42,7 +41,7 @@ def main() -> None:
     given = dict(option.split("=", 1) for option in arguments.option)
     options = {"context_length": 17_408, **parse_options(EngineConfig, given)}
     names = arguments.only.split(",")
-    width = ModelConfig.from_pretrained(arguments.model).hidden_size
+    width = read_config(str(arguments.model), "sgl").hidden_size
     of_peers, where = peers.figures_for(width, arguments.peers)
     machine = Machine.measure()
     print(
@@ -81,8 +80,7 @@ def _allocated() -> tuple[int, int]:
 
 def _flatten_weights(engine: Engine) -> None:
     """Every weight uniform in ±1e-3, as both peers make theirs: what is multiplied decides power and clocks."""
-    model = engine._started.runner._model
-    for tensor in checkpoint_tensors(model.config, model.weights).values():
+    for tensor in engine._started.runner._model.weights.tensors():
         tensor.uniform_(-1e-3, 1e-3)
 
 

@@ -19,7 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sgl import Engine
+from sgl.runtime.model.base import Config
+from sgl.runtime.model.choice import read_config
 from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.mla.config import LatentConfig
 
 if TYPE_CHECKING:  # versions.py runs this beside older engines
     from sgl.runtime.batch import Batch, PendingStep, TokenMasks
@@ -65,8 +69,11 @@ class Multiplied:
     num_mixtures: int  # layers that have experts
 
     @staticmethod
-    def of(config: ModelConfig) -> Multiplied:
-        """Of a model of ours."""
+    def of(config: Config) -> Multiplied:
+        """Of a model on our own layers."""
+        if isinstance(config, LatentConfig):
+            return _of_latent(config)
+        assert isinstance(config, ModelConfig), "transformers' modules have other shapes"
         hidden, experts = config.hidden_size, config.experts
         layer = hidden * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
         weights = config.num_layers * layer + config.vocab_size * hidden
@@ -87,6 +94,22 @@ class Multiplied:
         """What a step of so many tokens reads, each choosing experts at random."""
         share = 1 - (1 - self.top_k / self.num_experts) ** num_tokens
         return self.all_tokens + self.num_mixtures * self.num_experts * share * self.expert
+
+
+def _of_latent(config: LatentConfig) -> Multiplied:
+    """Of a model with latent attention, whose queries are absorbed and whose values are expanded."""
+    hidden, heads, routing = config.hidden_size, config.num_heads, config.routing
+    queries = heads * config.query_dim
+    layer = hidden * (queries if config.q_rank is None else config.q_rank) + queries * (config.q_rank or 0)
+    layer += hidden * config.head_dim + heads * (config.nope_dim + config.value_dim) * config.kv_rank
+    layer += hidden * heads * config.value_dim
+    num_dense = min(config.num_dense, config.num_layers)
+    num_mixtures = config.num_layers - num_dense
+    weights = config.num_layers * layer + config.vocab_size * hidden
+    weights += num_dense * 3 * hidden * config.intermediate_size
+    expert = 3 * hidden * config.expert_size
+    weights += num_mixtures * (hidden * routing.num_experts + config.num_shared * expert)
+    return Multiplied(weights, expert, routing.num_experts, routing.top_k, num_mixtures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +141,9 @@ class Workloads:
         self._reps = reps
         self._load = load
         self._rng = random.Random(1234)
-        config = ModelConfig.from_pretrained(model)
+        config = read_config(str(model), "sgl")
         self._weights = Multiplied.of(config)
-        self._kv_bytes = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim  # a token, bf16
+        self._kv_bytes = KVCache.bytes_per_token(config, torch.bfloat16)
 
     def run(self, names: list[str]) -> Iterator[Figure]:
         """The figures of the named workloads, as they come."""

@@ -15,6 +15,9 @@ from sgl.kernels.attention import cpu as attention_cpu
 from sgl.kernels.attention import flashinfer
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.attention.torch import TorchAttention
+from sgl.kernels.latent import flashinfer as latent_flashinfer
+from sgl.kernels.latent.attention import LatentAttention, TritonPrompts
+from sgl.kernels.latent.flashinfer import FlashInferPrompts
 from sgl.runtime.config import EngineConfig
 
 logger = logging.getLogger(__name__)
@@ -76,35 +79,47 @@ def _torch_attention(config: EngineConfig, shape: AttentionShape, reason: str) -
 
 
 def _triton_attention(config: EngineConfig, shape: AttentionShape, reason: str) -> Built:
-    # a CPU may have no Triton
-    from sgl.kernels.attention.triton import TritonAttention
-
     graph_rows = _graph_rows(config)
-    backend = TritonAttention(shape, max_graph_rows=graph_rows, max_pages=_max_pages(config, shape))
+    bounds = {"max_graph_rows": graph_rows, "max_pages": _max_pages(config, shape)}
+    backend: AttentionBackend
+    if shape.latent_dim:
+        backend = LatentAttention(shape, TritonPrompts(shape), **bounds)
+    else:
+        # a CPU may have no Triton
+        from sgl.kernels.attention.triton import TritonAttention
+
+        backend = TritonAttention(shape, **bounds)
     logger.info("attention: triton (%s); %s", reason, _shown(graph_rows))
     return replace(config, attention_backend="triton", cuda_graph_max_bs=graph_rows or None), backend
 
 
 def _flashinfer_attention(config: EngineConfig, shape: AttentionShape, reason: str) -> Built:
-    """torch's instead where FlashInfer's kernels cannot be compiled, unless that was asked for."""
+    """torch's, or over latents Triton's, instead where FlashInfer's kernels cannot be compiled, unless that was asked
+    for."""
     is_narrow = shape.cache_dtype != shape.dtype
     has_fa3 = flashinfer.has_fa3(shape)
     if config.prefill_kernel == "fa3" and not has_fa3:
         raise ConfigError("prefill_kernel='fa3' is for Hopper GPUs (compute capability 9)", option="prefill_kernel")
     kernel: flashinfer.PrefillKernel = config.prefill_kernel or ("fa3" if has_fa3 and not is_narrow else "fa2")
     graph_rows = _graph_rows(config)
+    bounds = {"max_graph_rows": graph_rows, "max_pages": _max_pages(config, shape)}
+    backend: AttentionBackend
     try:
-        backend = flashinfer.FlashInferAttention(
-            shape, prefill=kernel, max_graph_rows=graph_rows, max_pages=_max_pages(config, shape)
-        )
+        if shape.latent_dim:
+            backend = LatentAttention(shape, FlashInferPrompts(shape, kernel), **bounds)
+        else:
+            backend = flashinfer.FlashInferAttention(shape, prefill=kernel, **bounds)
     except flashinfer.CannotCompile as error:
         if config.attention_backend is not None or config.prefill_kernel is not None or is_narrow:
             raise ConfigError(f"attention_backend='flashinfer': {error}", option="attention_backend") from error
         reason = _fallback_reason("flashinfer", str(error))
+        if shape.latent_dim:
+            return _triton_attention(config, shape, reason)
         return _without_graphs(config, "torch", reason, is_slow=True), TorchAttention(shape)
-    prompts = "long prompts by fa3, short prompts by fa2" if kernel == "fa3" else "prompts by fa2"
+    by_length = kernel == "fa3" and not shape.latent_dim
+    prompts = "long prompts by fa3, short prompts by fa2" if by_length else f"prompts by {kernel}"
     logger.info("attention: flashinfer (%s), decodes by triton, %s; %s", reason, prompts, _shown(graph_rows))
-    config = replace(config, attention_backend="flashinfer", prefill_kernel=backend.prefill)
+    config = replace(config, attention_backend="flashinfer", prefill_kernel=kernel)
     return replace(config, cuda_graph_max_bs=graph_rows or None), backend
 
 
@@ -144,14 +159,16 @@ def _fallback_reason(name: _Backend, obstacle: str | None) -> str:
 
 
 def _why_not_triton(shape: AttentionShape) -> str | None:
-    if shape.latent_dim:
-        return "it reads values apart from keys, and this model's are a part of them"
     return None if shape.device.type == "cuda" else f"it needs a GPU, and this is {shape.device}"
+
+
+def _why_not_flashinfer(shape: AttentionShape) -> str | None:
+    return flashinfer.why_not(shape) or (latent_flashinfer.why_not(shape) if shape.latent_dim else None)
 
 
 _OBSTACLES: dict[_Backend, Callable[[AttentionShape], str | None]] = {
     "cpu": attention_cpu.why_not,
-    "flashinfer": flashinfer.why_not,
+    "flashinfer": _why_not_flashinfer,
     "triton": _why_not_triton,
 }
 

@@ -38,16 +38,21 @@ class SplitWork:
 
     @staticmethod
     def of(
-        begins: Int32Array, ends: Int32Array, first_pages: Int32Array, num_programs: int, tile: int
+        begins: Int32Array,
+        ends: Int32Array,
+        first_pages: Int32Array,
+        num_programs: int,
+        tile: int,
+        least_share: int = _LEAST_SHARE,
     ) -> SplitWork:
         """Split keys begins[row] ≤ key < ends[row] of every row, none empty. first_pages: index of each row's first
-        page. tile: keys that stay together."""
+        page. tile: keys that stay together. least_share: of a program, in keys, if there are so many."""
         tiles = -(-(ends - begins) // tile)
         stops = tiles.cumsum()
         firsts = stops - tiles
         total = int(stops[-1])
         costs = (tiles * tile + _ROW_COST).cumsum()
-        share = max(_LEAST_SHARE, -(-int(costs[-1]) // num_programs))
+        share = max(least_share, -(-int(costs[-1]) // num_programs))
         edges = np.minimum(np.arange(num_programs + 1) * share, costs[-1])
         row = np.minimum(costs.searchsorted(edges, side="right"), len(tiles) - 1)
         # the nearest tile; an edge within a row's starting cost means its first tile
@@ -124,16 +129,25 @@ class DecodePlan:
 
 class DecodeAttention:
     """Plans and runs the leading rows of one query token. max_graph_rows and max_pages (of a row) bound
-    `plan_for_graph`."""
+    `plan_for_graph`. per_processor: concurrent programs of a multiprocessor. least_share: see `SplitWork.of`."""
 
-    def __init__(self, shape: AttentionShape, *, max_graph_rows: int = 0, max_pages: int = 0) -> None:
+    def __init__(
+        self,
+        shape: AttentionShape,
+        *,
+        max_graph_rows: int = 0,
+        max_pages: int = 0,
+        per_processor: int = _PER_PROCESSOR,
+        least_share: int = _LEAST_SHARE,
+    ) -> None:
         self._shape = shape
         self._uploader = Uploader(shape.device)
         processors = 1
         if shape.device.type == "cuda":
             processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
         self._tile = _TILE if shape.head_dim <= _WIDE else _WIDE_TILE
-        self.num_programs = max(1, processors * _PER_PROCESSOR // shape.num_kv_heads)
+        self._least_share = least_share
+        self.num_programs = max(1, processors * per_processor // shape.num_kv_heads)
         group = shape.num_heads // shape.num_kv_heads
         # A program leaves at most two parts: the end of one row and the beginning of another.
         num_parts = 2 * self.num_programs * shape.num_kv_heads * group
@@ -224,7 +238,8 @@ class DecodeAttention:
         arrays = []
         for window in self._shape.windows:
             begins = np.zeros(num_rows, np.int32) if window is None else np.maximum(rows.kv_lens - window, 0)
-            shares = SplitWork.of(begins, rows.kv_lens, rows.page_starts, self.num_programs, self._tile)
+            cut = self.num_programs, self._tile, self._least_share
+            shares = SplitWork.of(begins, rows.kv_lens, rows.page_starts, *cut)
             segments = np.zeros((num_rows + self.num_programs, 6), np.int32)
             segments[: len(shares.segments)] = shares.segments
             arrays += [shares.programs, segments]

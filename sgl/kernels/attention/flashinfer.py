@@ -68,7 +68,7 @@ def why_not(shape: AttentionShape) -> str | None:
         return "the GPU is older than compute capability 8.0"
     if shape.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in bfloat16 and float16, not {str(shape.dtype).removeprefix('torch.')}"
-    if shape.head_dim not in HEAD_DIMS:
+    if not shape.latent_dim and shape.head_dim not in HEAD_DIMS:
         return f"it has kernels for heads of {', '.join(map(str, HEAD_DIMS))} numbers, not {shape.head_dim}"
     return None
 

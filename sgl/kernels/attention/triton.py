@@ -56,8 +56,8 @@ class TritonAttention(GraphAttention):
         self._prompts = None
         if num_decodes < len(step.q_lens):
             host = RaggedRows.of(step, slice(num_decodes, None), self._shape.page_size)
-            tiles = _tiles(step.q_lens[num_decodes:], self._tile_tokens)
-            arrays = (*tiles, host.query_starts, host.page_starts, host.kv_lens, host.pages)
+            cut = tiles(step.q_lens[num_decodes:], self._tile_tokens)
+            arrays = (*cut, host.query_starts, host.page_starts, host.kv_lens, host.pages)
             self._prompts = _Prompts(*self._uploader.upload(*arrays))
 
     def variants(self, num_rows: int) -> range:
@@ -142,7 +142,7 @@ class TritonAttention(GraphAttention):
         return max(1, _TILE // self._group)
 
 
-def _tiles(q_lens: Int32Array, tile_tokens: int) -> tuple[Int32Array, Int32Array]:
+def tiles(q_lens: Int32Array, tile_tokens: int) -> tuple[Int32Array, Int32Array]:
     """Row and first query token of every tile."""
     counts = -(-q_lens // tile_tokens)
     rows = np.repeat(np.arange(len(q_lens), dtype=np.int32), counts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sgl.kernels.moe.experts import MOST_GROUPS
 from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.model.config import (
     DtypeName,
@@ -74,8 +75,8 @@ class Routing:
     has_bias: bool  # each expert's, added to its score for the choice alone
     num_groups: int  # of neighbouring experts; 1: any are chosen
     top_groups: int  # whose experts are chosen
-    best_of_group: int  # of its experts, by whose scores' sum a group is chosen
-    normalizes: bool  # the chosen ones' weights to a sum of 1
+    best_of_group: Literal[1, 2]  # of its experts, by whose scores' sum a group is chosen
+    normalises: bool  # the chosen ones' weights to a sum of 1
     scale: float  # of all weights
 
 
@@ -205,6 +206,8 @@ def _routing(fields: Fields) -> Routing:
     if is_v3 or method == "group_limited_greedy":
         groups, top_groups = fields.integer("n_group"), fields.integer("topk_group")
     top_k = fields.integer("num_experts_per_tok")
+    if groups > MOST_GROUPS:
+        raise fields.unsupported(f"a choice among more than {MOST_GROUPS} groups of experts (n_group {groups})")
     if num_experts % groups or top_groups > groups or top_k > num_experts // groups * top_groups:
         raise fields.error(
             f"num_experts_per_tok {top_k} of n_routed_experts {num_experts} in the best topk_group {top_groups} of "
@@ -217,9 +220,9 @@ def _routing(fields: Fields) -> Routing:
         has_bias=is_v3,
         num_groups=groups,
         top_groups=top_groups,
-        best_of_group=min(2, num_experts // groups) if is_v3 else 1,
+        best_of_group=2 if is_v3 and num_experts > groups else 1,
         # DeepSeek-V2 normalises nothing in transformers, whatever its config says.
-        normalizes=is_v3 and fields.flag("norm_topk_prob"),
+        normalises=is_v3 and fields.flag("norm_topk_prob"),
         scale=fields.number("routed_scaling_factor", default=1.0),
     )
 

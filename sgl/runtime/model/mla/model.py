@@ -14,15 +14,16 @@ from torch.nn import functional
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.collectives import Collectives, Links
-from sgl.kernels.latent.products import absorb, expand, store_latents
+from sgl.kernels.latent.attention import LatentAttention
+from sgl.kernels.latent.products import enter, expand
 from sgl.kernels.layers.activation import silu_and_mul
-from sgl.kernels.layers.linear import linear, linear_add
+from sgl.kernels.layers.linear import Matrix, linear, linear_add
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.rope import rotary_rows
+from sgl.kernels.moe.mixture import mixture
 from sgl.runtime.model.decoder import warm_up_sizes
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.mla.config import LatentConfig
-from sgl.runtime.model.mla.experts import mix
 from sgl.runtime.model.mla.weights import LatentLayer, LatentWeights
 from sgl.runtime.model.rotary import rotary_table
 
@@ -42,6 +43,7 @@ class _State:
 class LatentDecoder:
     """A loaded model; see `Model`."""
 
+    captures = True
     collectives: Collectives | None = None
     links: Links | None = None
 
@@ -54,7 +56,6 @@ class LatentDecoder:
         self.vocabulary = range(config.vocab_size)
         self.most_layers = config.num_layers
         self.max_positions = max_positions or config.context_length
-        self.captures = config.num_dense >= config.num_layers
         self._rotary_table = rotary_table(config.rope, config.rope_dim, self.max_positions, self.device)
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
@@ -86,6 +87,8 @@ class LatentDecoder:
         """See `Model.forward`. The last layer computes only what is cached of tokens that are not wanted."""
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
         state = _State(functional.embedding(input_ids, self.weights.embedding), rotary, slots)
+        if len(input_ids) == 1 and isinstance(attention, LatentAttention):
+            return self._forward_single(state, kv, attention)
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
             query = self._before_attention(layer, state, kv.keys[index])
@@ -105,9 +108,14 @@ class LatentDecoder:
         query, latents = torch.split(qkv, [qkv.shape[1] - config.head_dim, config.head_dim], 1)
         if layer.query_up is not None and layer.query_norm is not None:
             query = linear(rms_norm(query, layer.query_norm, _LATENT_EPS), layer.query_up, None)
-        query = query.view(len(x), config.num_heads, config.query_dim)
-        store_latents(latents, layer.latent_norm, _LATENT_EPS, state.rotary, cache, state.slots)
-        return absorb(query, layer.latent_up, state.rotary, config.nope_dim)
+        return self._enter(layer, state, query, latents, cache)
+
+    def _enter(
+        self, layer: LatentLayer, state: _State, query: torch.Tensor, latents: torch.Tensor, cache: torch.Tensor
+    ) -> torch.Tensor:
+        query = query.view(len(query), self.config.num_heads, self.config.query_dim)
+        norm, eps = layer.latent_norm, _LATENT_EPS
+        return enter(query, latents, layer.latent_up, norm, eps, state.rotary, cache, state.slots)
 
     def _after_attention(
         self, layer: LatentLayer, state: _State, attended: torch.Tensor, *, captured: bool
@@ -117,12 +125,36 @@ class LatentDecoder:
         rest = linear_add(x, layer.output, layer.output_bias, state.residual, captured=captured)
         x = add_rms_norm(rest, state.residual, layer.post_attention_norm, self.config.rms_norm_eps)
         if layer.experts is not None:
-            state.rest = mix(x, layer.experts, self.config.routing)
+            state.rest = mixture(x, layer.experts)
         else:
-            assert layer.gate_up is not None, "a layer without experts is dense"
-            assert layer.down is not None, "a layer without experts is dense"
-            x = silu_and_mul(linear(x, layer.gate_up, None))
-            state.rest = linear_add(x, layer.down, None, state.residual, captured=captured)
+            gate_up, down = _dense(layer)
+            x = silu_and_mul(linear(x, gate_up, None))
+            state.rest = linear_add(x, down, None, state.residual, captured=captured)
+
+    def _forward_single(self, state: _State, kv: KVCache, attention: LatentAttention) -> torch.Tensor:
+        """`forward` of one token on a GPU, whose products only stream their weights."""
+        # imported only where a Triton kernel runs
+        from sgl.kernels.latent.products_triton import expand_parts
+        from sgl.kernels.layers.single_triton import project, project_add_, project_gated
+        from sgl.kernels.moe.single_triton import mixture_add_
+
+        config, residual = self.config, state.residual
+        for layer, cache in zip(self.weights.layers, kv.keys, strict=True):
+            qkv = project(residual, layer.input_norm, config.rms_norm_eps, layer.qkv, layer.qkv_bias)
+            query, latents = torch.split(qkv, [qkv.shape[1] - config.head_dim, config.head_dim], 1)
+            if layer.query_up is not None:
+                query = project(query, layer.query_norm, _LATENT_EPS, layer.query_up, None)
+            query = self._enter(layer, state, query, latents, cache)
+            parts, programs = attention.run_parts(query, cache)
+            values = expand_parts(parts, programs, layer.latent_up, config.nope_dim)
+            project_add_(values, layer.output, layer.output_bias, residual)
+            norm, eps = layer.post_attention_norm, config.rms_norm_eps
+            if layer.experts is not None:
+                mixture_add_(residual, norm, eps, layer.experts, None, residual)
+            else:
+                gate_up, down = _dense(layer)
+                project_add_(project_gated(residual, norm, eps, gate_up, None), down, None, residual)
+        return rms_norm(residual, self.weights.norm, config.rms_norm_eps)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -157,3 +189,10 @@ class LatentDecoder:
                 self._after_attention(layer, state, query[..., : config.kv_rank].contiguous(), captured=False)
             if num_tokens <= most_rows:
                 self.logits(hidden)
+
+
+def _dense(layer: LatentLayer) -> tuple[Matrix, Matrix]:
+    """gate_up and down of a layer without experts."""
+    assert layer.gate_up is not None, "it is dense"
+    assert layer.down is not None, "it is dense"
+    return layer.gate_up, layer.down

@@ -8,20 +8,11 @@ from dataclasses import dataclass, fields
 import torch
 
 from sgl.kernels.layers.linear import Matrix, prepare
+from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.weights import MAX_HELD_TWICE, matrix_tensors, packed
 
 _MATRICES = ("qkv", "query_up", "output", "gate_up", "down")
-
-
-@dataclass(slots=True)
-class Experts:
-    """A mixture of experts. The shared ones, which every token takes, stand behind those that are chosen."""
-
-    router: torch.Tensor  # [num_experts, hidden]
-    router_bias: torch.Tensor | None  # float32 [num_experts]
-    gate_up: torch.Tensor  # [num_experts + num_shared, 2 * expert_size, hidden]
-    down: torch.Tensor  # [num_experts + num_shared, hidden, expert_size]
 
 
 @dataclass(slots=True)
@@ -51,17 +42,15 @@ class LatentWeights:
     layers: list[LatentLayer]
     norm: torch.Tensor  # [hidden]
     lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
-    top_k: int
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor once."""
         yield self.embedding
         for layer in self.layers:
-            for owner in (layer, layer.experts):
-                for field in fields(owner) if owner is not None else ():
-                    value = getattr(owner, field.name)
-                    if value is not None and field.name != "experts":
-                        yield from matrix_tensors(value)
+            for field in fields(layer):
+                value = getattr(layer, field.name)
+                if value is not None:
+                    yield from matrix_tensors(value)
         yield self.norm
         yield from (tensor for tensor in matrix_tensors(self.lm_head) if tensor is not self.embedding)
 
@@ -74,9 +63,7 @@ class LatentWeights:
             total += layer.latent_up.numel()
             total += sum(next(matrix_tensors(matrix)).numel() for matrix in matrices if matrix is not None)
             if layer.experts is not None:
-                num_experts, all_experts = len(layer.experts.router), len(layer.experts.gate_up)
-                of_one = layer.experts.gate_up[0].numel() + layer.experts.down[0].numel()
-                total += (self.top_k + all_experts - num_experts) * of_one + layer.experts.router.numel()
+                total += layer.experts.num_multiplied
         return total
 
     def pack(self) -> None:
@@ -114,9 +101,17 @@ def allocate_weights(
         num_all = routing.num_experts + config.num_shared
         return Experts(
             router=tensor(routing.num_experts, hidden),
-            router_bias=tensor(routing.num_experts).float() if routing.has_bias else None,
             gate_up=tensor(num_all, 2 * size, hidden),
             down=tensor(num_all, hidden, size),
+            top_k=routing.top_k,
+            normalises=routing.normalises,
+            scores=routing.scores,
+            scale=routing.scale,
+            bias=tensor(routing.num_experts).float() if routing.has_bias else None,
+            num_groups=routing.num_groups,
+            top_groups=routing.top_groups,
+            best_of_group=routing.best_of_group,
+            num_shared=config.num_shared,
         )
 
     hidden, intermediate, rank = config.hidden_size, config.intermediate_size, config.q_rank
@@ -142,7 +137,7 @@ def allocate_weights(
         for index in range(config.num_layers)
     ]
     lm_head = embedding if tied else tensor(config.vocab_size, hidden)
-    return LatentWeights(embedding, layers, tensor(hidden), lm_head, config.routing.top_k)
+    return LatentWeights(embedding, layers, tensor(hidden), lm_head)
 
 
 def checkpoint_tensors(config: LatentConfig, weights: LatentWeights) -> dict[str, torch.Tensor]:
@@ -184,7 +179,7 @@ def _expert_tensors(config: LatentConfig, experts: Experts) -> dict[str, Matrix 
     num_experts = config.routing.num_experts
     parts: dict[str, Matrix | None] = {
         "mlp.gate.weight": experts.router,
-        "mlp.gate.e_score_correction_bias": experts.router_bias,
+        "mlp.gate.e_score_correction_bias": experts.bias,
     }
     gates, ups = experts.gate_up.chunk(2, 1)
     for expert in range(num_experts):
