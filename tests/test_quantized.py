@@ -19,7 +19,7 @@ from sgl.runtime.model.quantized.codes import Codes, dequantize_mxfp4
 from sgl.runtime.model.quantized.pack import grouped
 from sgl.runtime.model.shard import Shard
 from tests.test_hf_models import OPTIONS, Reference
-from tests.test_models import Paged, at_once, check, mixed, random_sequences, reference_logits
+from tests.test_models import Paged, at_once, check, in_chunks, mixed, random_sequences, reference_logits
 from tests.tiny_models import edit_json, tiny_checkpoint
 from tests.tiny_quantized import (
     AWQ,
@@ -81,18 +81,19 @@ def test_matrices_stay_packed_where_kernels_multiply_with_them(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ["awq", "gptq-order", "packed-8-bit", "float8-block", "fp8-block"])
 def test_quantized_checkpoints_on_a_gpu(name: str, tmp_path: Path) -> None:
     """Single tokens, several, and graphs."""
     folder, dense = tiny_quantized(tmp_path, name, max_position_embeddings=2048)
     sequences = random_sequences(384)
     expected = reference_logits(dense, sequences)
     decoder = load_decoder(ModelConfig.from_pretrained(folder), device="cuda", dtype="float32")
-    actual = Paged(decoder, sequences, page_size=16).run(mixed(sequences))
+    actual = Paged(decoder, sequences, page_size=16).run(in_chunks(sequences, 4))
     torch.testing.assert_close(torch.cat(actual), torch.cat(expected), atol=1e-3, rtol=1e-5)
     kinds = {type(getattr(layer, name)) for layer in decoder.weights.layers for name in weights.MATRICES}
     assert kinds == ({torch.Tensor} if name == "fp8-block" else {GroupedMatrix})
-    options = {"skip_tokenizer_init": True, "dtype": "float32", "max_total_tokens": 4096}
+    options: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "float32", "max_total_tokens": 4096}
+    options |= {"max_running_requests": 4, "chunked_prefill_size": 32}  # few kernels are compiled
     prompts = [sequence[:20] for sequence in sequences if len(sequence) > 20]
     params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     tokens = {}
