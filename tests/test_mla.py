@@ -177,7 +177,7 @@ def test_dummy_weights_are_the_same_for_the_same_config(tmp_path: Path) -> None:
         ({"mlp_bias": True}, "a bias in the MLP"),
         ({"num_key_value_heads": 4}, "fewer key-value heads"),
         ({"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, r"a quantized checkpoint \(fp8\)"),
+        ({"quantization_config": {"quant_method": "eetq"}}, "quantized with quant_method 'eetq'"),
     ],
 )
 def test_what_is_missing_is_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:

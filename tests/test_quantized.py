@@ -18,6 +18,7 @@ from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.model.quantized.codes import Codes, dequantize_mxfp4
 from sgl.runtime.model.quantized.pack import grouped
 from sgl.runtime.model.shard import Shard
+from tests.test_gdn_models import tiny_hybrid
 from tests.test_hf_models import OPTIONS, Reference
 from tests.test_models import Paged, at_once, check, in_chunks, mixed, random_sequences, reference_logits
 from tests.tiny_models import edit_json, tiny_checkpoint
@@ -151,21 +152,29 @@ def test_every_family_in_every_layout(name: str, family: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture"),
+    ("name", "architecture", "impl"),
     [
-        ("awq", "Gemma2ForCausalLM"),
-        ("gptq-order", "MixtralForCausalLM"),
-        ("fp8-block", "Qwen3MoeForCausalLM"),
-        ("mxfp4", "GptOssForCausalLM"),
+        ("awq", "Gemma2ForCausalLM", "transformers"),
+        ("gptq-order", "MixtralForCausalLM", "transformers"),
+        ("packed-zeros", "MixtralForCausalLM", "sgl"),
+        ("fp8-block", "Qwen3MoeForCausalLM", "sgl"),
+        ("fp8-block", "DeepseekV3ForCausalLM", "sgl"),
+        ("awq", "Qwen3NextForCausalLM", "sgl"),
+        ("mxfp4", "GptOssForCausalLM", "auto"),
     ],
 )
-def test_quantized_checkpoints_of_other_decoders(name: str, architecture: str, tmp_path: Path) -> None:
-    dense = tiny_transformer(tmp_path / "dense", architecture, **ARCHITECTURES[architecture])
-    is_kept = "attn" if name == "mxfp4" else "nothing"
-    folder = quantize_folder(tmp_path / "quantized", dense, name, is_quantized=lambda module: is_kept not in module)
+def test_quantized_checkpoints_of_other_decoders(name: str, architecture: str, impl: str, tmp_path: Path) -> None:
+    if architecture == "Qwen3NextForCausalLM":
+        dense, _ = tiny_hybrid(tmp_path / "dense", "next", hidden_size=96, moe_intermediate_size=32)
+    else:
+        dense = tiny_transformer(tmp_path / "dense", architecture, **ARCHITECTURES[architecture])
+    kept = ("attn", "shared_expert") if name == "mxfp4" or "Next" in architecture else ("nothing",)
+    folder = quantize_folder(
+        tmp_path / "quantized", dense, name, is_quantized=lambda module: not any(its in module for its in kept)
+    )
     prompt = random_sequences(384, lengths=(40, 20))[0]
     expected = Reference(dense, architecture).logprobs(prompt)
-    with Engine(str(folder), **OPTIONS) as engine:
+    with Engine(str(folder), **{**OPTIONS, "model_impl": impl}) as engine:
         assert engine.get_server_info()["checkpoint_format"].startswith("safetensors: ")
         result = engine.generate(
             input_ids=prompt, sampling_params={"max_new_tokens": 1}, return_logprob=True, logprob_start_len=0

@@ -146,7 +146,7 @@ class ModelConfig:
         if (quantized := fields.data.get("quantization_config")) is None:
             return config
         scheme = QuantScheme.of(quantized, path, name)
-        return replace(config, scheme=scheme, checkpoint_format=f"safetensors: {scheme}")
+        return replace(config, scheme=scheme, checkpoint_format=scheme.checkpoint_format)
 
 
 def _model_config(fields: Fields, family: Family, special: tuple[int | None, tuple[int, ...]]) -> ModelConfig:

@@ -204,6 +204,12 @@ def _text_name(name: str) -> str:
     return name
 
 
+def say_dequantized(quantized: QuantizedCheckpoint, scheme: QuantScheme | None, dtype: torch.dtype) -> None:
+    """Log that a checkpoint's matrices did not stay as they are."""
+    if quantized.shapes:
+        logger.info("%s: %d matrices, dequantised to %s", scheme, len(quantized.shapes), dtype_name(dtype))
+
+
 def _packed_matrices(
     config: ModelConfig, quantized: QuantizedCheckpoint, shard: Shard
 ) -> dict[tuple[int, str], list[str]]:

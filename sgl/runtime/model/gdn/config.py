@@ -20,6 +20,7 @@ from sgl.runtime.model.config import (
     special_tokens,
 )
 from sgl.runtime.model.fields import Fields, read_json
+from sgl.runtime.model.quantized.scheme import QuantScheme
 
 _SEES = "ForConditionalGeneration"
 _QWEN3_NEXT, _QWEN3_5, _QWEN3_5_MOE = "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
@@ -83,6 +84,7 @@ class HybridConfig:
     dtype: DtypeName  # of the checkpoint
     eos_token_ids: tuple[int, ...]
     checkpoint_format: str = "safetensors"
+    scheme: QuantScheme | None = None  # of a quantised checkpoint
 
     @property
     def latent_dim(self) -> int:
@@ -107,8 +109,13 @@ class HybridConfig:
         data = read_json(folder / "config.json")
         architecture = str(data["architectures"][0])
         text = data.get("text_config") if architecture.endswith(_SEES) else None
-        if text is not None:  # tie_word_embeddings and dtype may stand outside
-            data = {**{key: data[key] for key in ("tie_word_embeddings", "dtype") if key in data}, **text}
+        if text is not None:  # some fields may stand outside
+            data = {
+                **{
+                    key: data[key] for key in ("tie_word_embeddings", "dtype", "quantization_config") if key in data
+                },
+                **text,
+            }
         data = {**_DEFAULTS, **{key: value for key, value in data.items() if value is not None}}
         fields = Fields(str(folder), data, architecture)
         prefix = "model.language_model." if text is not None else "model."
@@ -119,8 +126,9 @@ def _read(fields: Fields, prefix: str, eos_token_ids: tuple[int, ...]) -> Hybrid
     data = fields.data
     if data.get("hidden_act") not in (None, "silu"):
         raise fields.unsupported(f"activation {data['hidden_act']!r}")
-    if data.get("quantization_config"):
-        raise fields.unsupported(f"a quantized checkpoint ({data['quantization_config'].get('quant_method')})")
+    scheme = None
+    if data.get("quantization_config") is not None:
+        scheme = QuantScheme.of(data["quantization_config"], fields.path, fields.architecture)
     num_layers = fields.integer("num_hidden_layers")
     attends = _attends(fields, num_layers)
     is_sparse, experts = _experts(fields, num_layers)
@@ -165,6 +173,8 @@ def _read(fields: Fields, prefix: str, eos_token_ids: tuple[int, ...]) -> Hybrid
         initializer_range=fields.number("initializer_range", default=0.02),
         dtype=read_dtype(fields),
         eos_token_ids=eos_token_ids,
+        scheme=scheme,
+        checkpoint_format="safetensors" if scheme is None else scheme.checkpoint_format,
     )
 
 

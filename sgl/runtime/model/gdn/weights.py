@@ -17,7 +17,16 @@ from sgl.errors import WeightsError
 from sgl.kernels.layers.linear import Matrix, prepare
 from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.gdn.config import ExpertsConfig, HybridConfig
-from sgl.runtime.model.loader import Entry, check_dtype, named, opened, read, read_headers
+from sgl.runtime.model.loader import (
+    Entry,
+    check_dtype,
+    named,
+    opened,
+    read,
+    read_headers,
+    read_quantized,
+    say_dequantized,
+)
 from sgl.runtime.model.weights import MAX_HELD_TWICE, matrix_tensors, packed
 
 _HEAD = "lm_head.weight"
@@ -157,9 +166,9 @@ class _Slot:
 def load(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> HybridWeights:
     """The checkpoint's. Raises WeightsError."""
     folder = Path(config.path)
-    entries = {
-        name: entry for name, entry in read_headers(folder).items() if not name.startswith(_IGNORED)
-    }  # a tied checkpoint may hold the head, too
+    used = {name: entry for name, entry in read_headers(folder).items() if not name.startswith(_IGNORED)}
+    # a tied checkpoint may hold the head, too
+    entries, quantized = read_quantized(used, config.scheme, device)
     tied = config.tie_word_embeddings and _HEAD not in entries
     weights = allocate(config, dtype, device, tied=tied)
     slots = _slots(config, weights, fused=any(name.endswith("experts.gate_up_proj") for name in entries))
@@ -168,7 +177,9 @@ def load(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> Hybr
         with opened(file) as tensors:
             for name, slot in slots.items():
                 if entries[name].file == file:
-                    slot.put(read(tensors, name, file))
+                    is_quantized = name in quantized.shapes
+                    slot.put(quantized.dequantized(name) if is_quantized else read(tensors, name, file))
+    say_dequantized(quantized, config.scheme, dtype)
     if (
         config.tie_word_embeddings
         and not tied

@@ -116,7 +116,7 @@ class TransformersConfig:
             body=probed.body,
             output_class=probed.output_class,
             num_weights=sum(its.numel() for its in {id(its): its for its in module.parameters()}.values()),
-            checkpoint_format="safetensors" if scheme is None else f"safetensors: {scheme}",
+            checkpoint_format="safetensors" if scheme is None else scheme.checkpoint_format,
             scheme=scheme,
         )
 

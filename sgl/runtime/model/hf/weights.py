@@ -6,7 +6,6 @@ knows how, runs twice: with the files' headers alone, before memory is taken, an
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,17 +23,15 @@ from sgl.errors import WeightsError
 from sgl.runtime.model.loader import (
     FLOAT_DTYPES,
     check_dtype,
-    dtype_name,
     named,
     opened,
     read,
     read_headers,
     read_quantized,
+    say_dequantized,
 )
 from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
 from sgl.runtime.model.quantized.scheme import QuantScheme
-
-logger = logging.getLogger(__name__)
 
 _OLD_BUFFERS = ("rotary_emb.inv_freq", "attn.masked_bias")  # in old checkpoints; they follow from the config
 _OLD_OPTIONS: dict[str, Any] = (  # of older versions
@@ -76,8 +73,7 @@ def load(
         else _Tensor(files[entry.file], entry.name, entry.file)
         for name, entry in entries.items()
     }
-    if quantized.shapes:
-        logger.info("%s: %d matrices, dequantised to %s", scheme, len(quantized.shapes), dtype_name(dtype))
+    say_dequantized(quantized, scheme, dtype)
     found = _converted(module, tensors, dtype, device)
     if found.conversion_errors or found.mismatched_keys:
         raise WeightsError(f"cannot convert the weights of {folder}: {found.conversion_errors}", path=str(folder))

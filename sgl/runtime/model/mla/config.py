@@ -19,6 +19,7 @@ from sgl.runtime.model.config import (
     special_tokens,
 )
 from sgl.runtime.model.fields import Fields, read_json
+from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.rotary import temperature
 
 _V2, _V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
@@ -112,6 +113,7 @@ class LatentConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]  # any of them ends a generation
     checkpoint_format: str = "safetensors"
+    scheme: QuantScheme | None = None  # of a quantised checkpoint
 
     @property
     def num_kv_heads(self) -> int:
@@ -148,6 +150,9 @@ class LatentConfig:
         if rope_dim % 2:
             raise fields.unsupported(f"an odd qk_rope_head_dim, {rope_dim}")
         bos, eos = special_tokens(folder, fields.data)
+        quantized, scheme = fields.data.get("quantization_config"), None
+        if quantized is not None:
+            scheme = QuantScheme.of(quantized, str(folder), architecture)
         return cls(
             path=str(folder),
             architecture=architecture,
@@ -176,15 +181,14 @@ class LatentConfig:
             dtype=read_dtype(fields),
             bos_token_id=bos,
             eos_token_ids=eos,
+            scheme=scheme,
+            checkpoint_format="safetensors" if scheme is None else scheme.checkpoint_format,
         )
 
 
 def _refuse_unsupported(fields: Fields) -> None:
     if fields.data.get("hidden_act") not in (None, "silu"):
         raise fields.unsupported(f"activation {fields.data['hidden_act']!r}")
-    if fields.data.get("quantization_config"):
-        method = fields.data["quantization_config"].get("quant_method")
-        raise fields.unsupported(f"a quantized checkpoint ({method})")
     if fields.flag("mlp_bias"):
         raise fields.unsupported("a bias in the MLP (mlp_bias)")
     heads = fields.integer("num_attention_heads")

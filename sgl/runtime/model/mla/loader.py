@@ -11,7 +11,16 @@ import torch
 
 from sgl.errors import ConfigError
 from sgl.runtime.model.config import DtypeName
-from sgl.runtime.model.loader import LoadFormat, check_tensors, opened, read, read_headers, resolve_dtype
+from sgl.runtime.model.loader import (
+    LoadFormat,
+    check_tensors,
+    opened,
+    read,
+    read_headers,
+    read_quantized,
+    resolve_dtype,
+    say_dequantized,
+)
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.mla.weights import LatentWeights, allocate_weights, checkpoint_tensors
@@ -76,7 +85,8 @@ def _shape(name: str, target: torch.Tensor) -> tuple[int, ...]:
 def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device) -> LatentWeights:
     folder = Path(config.path)
     # Layers behind the last one predict several tokens at once, which we do not.
-    entries = {name: entry for name, entry in read_headers(folder).items() if _is_used(name, config)}
+    used = {name: entry for name, entry in read_headers(folder).items() if _is_used(name, config)}
+    entries, quantized = read_quantized(used, config.scheme, device)
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     check_tensors(entries, _shapes(config, tied=tied), folder)
     weights = allocate_weights(config, dtype, device, tied=tied)
@@ -85,8 +95,11 @@ def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device
         with opened(file) as tensors:
             for name, target in targets.items():
                 if entries[name].file == file:
-                    value = _paired_by_halves(name, read(tensors, name, file), config)
+                    is_quantized = name in quantized.shapes
+                    value = quantized.dequantized(name) if is_quantized else read(tensors, name, file)
+                    value = _paired_by_halves(name, value, config)
                     target.copy_(value.view(target.shape))
+    say_dequantized(quantized, config.scheme, dtype)
     if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
     return weights

@@ -65,6 +65,11 @@ class QuantScheme:
             raise ModelError(f"{path}: quantization_config is {config!r:.200}, not an object", path=path)
         return _Reader(config, path, architecture).scheme()
 
+    @property
+    def checkpoint_format(self) -> str:
+        """For users."""
+        return f"safetensors: {self}"
+
     def layout(self, module: str) -> Layout | None:
         """Of a module; the first whose targets hold it."""
         return next((layout for layout in self.layouts if layout.holds(module)), None)
