@@ -155,6 +155,9 @@ def test_every_family_in_every_layout(name: str, family: str, tmp_path: Path) ->
     ("name", "architecture", "impl"),
     [
         ("awq", "Gemma2ForCausalLM", "transformers"),
+        ("awq", "Gemma2ForCausalLM", "sgl"),
+        ("gptq-zeros", "Phi3ForCausalLM", "sgl"),
+        ("packed", "Glm4ForCausalLM", "sgl"),
         ("gptq-order", "MixtralForCausalLM", "transformers"),
         ("packed-zeros", "MixtralForCausalLM", "sgl"),
         ("fp8-block", "Qwen3MoeForCausalLM", "sgl"),
@@ -163,7 +166,10 @@ def test_every_family_in_every_layout(name: str, family: str, tmp_path: Path) ->
         ("mxfp4", "GptOssForCausalLM", "auto"),
     ],
 )
-def test_quantized_checkpoints_of_other_decoders(name: str, architecture: str, impl: str, tmp_path: Path) -> None:
+def test_quantized_checkpoints_of_other_decoders(
+    name: str, architecture: str, impl: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dequantised, and packed where our kernels can."""
     if architecture == "Qwen3NextForCausalLM":
         dense, _ = tiny_hybrid(tmp_path / "dense", "next", hidden_size=96, moe_intermediate_size=32)
     else:
@@ -174,13 +180,15 @@ def test_quantized_checkpoints_of_other_decoders(name: str, architecture: str, i
     )
     prompt = random_sequences(384, lengths=(40, 20))[0]
     expected = Reference(dense, architecture).logprobs(prompt)
-    with Engine(str(folder), **{**OPTIONS, "model_impl": impl}) as engine:
-        assert engine.get_server_info()["checkpoint_format"].startswith("safetensors: ")
-        result = engine.generate(
-            input_ids=prompt, sampling_params={"max_new_tokens": 1}, return_logprob=True, logprob_start_len=0
-        )
-    given = torch.tensor([each[0] for each in result["meta_info"]["input_token_logprobs"][1:]])
-    torch.testing.assert_close(given, expected, atol=1e-4, rtol=0)
+    for is_packed in (False, True) if impl == "sgl" else (False,):
+        monkeypatch.setattr(loader, "keeps_groups", lambda device, is_packed=is_packed: is_packed)
+        with Engine(str(folder), **{**OPTIONS, "model_impl": impl}) as engine:
+            assert engine.get_server_info()["checkpoint_format"].startswith("safetensors: ")
+            result = engine.generate(
+                input_ids=prompt, sampling_params={"max_new_tokens": 1}, return_logprob=True, logprob_start_len=0
+            )
+        given = torch.tensor([each[0] for each in result["meta_info"]["input_token_logprobs"][1:]])
+        torch.testing.assert_close(given, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "packed", "fp8-block"])

@@ -21,7 +21,20 @@ Tensors = dict[str, torch.Tensor]
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column in each place of a word
 E2M1 = [sign * number for sign in (1, -1) for number in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
-PROJECTIONS = ("w1", "w2", "w3", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PROJECTIONS = (
+    "qkv_proj",
+    "gate_up_proj",
+    "w1",
+    "w2",
+    "w3",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+)
 
 
 def compressed(weights: dict[str, Any] | None, layout: str, **more: Any) -> dict[str, Any]:

@@ -156,20 +156,24 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     if config.media is not None:
         headers = {_text_name(name): entry for name, entry in headers.items() if not name.startswith(OF_TOWERS)}
     entries, quantized = read_quantized(headers, config.scheme, device)
+    without_use = {(its.file, its.name) for name, its in entries.items() if quantized.adds_nothing(name)}
     entries = _unfused(entries, config)
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     fused = any(name.endswith(GATE_UP) for name in entries)
     shapes = _shapes(config, tied=tied, fused=fused)
     check_tensors(
-        {name: its for name, its in entries.items() if name in shapes or not quantized.adds_nothing(name)},
+        {name: its for name, its in entries.items() if name in shapes or (its.file, its.name) not in without_use},
         shapes,
         folder,
     )
-    packed = _packed_matrices(config, quantized, shard) if keeps_groups(device) else {}
+    packed = _packed_matrices(config, entries, quantized, shard) if keeps_groups(device) else {}
     weights = allocate_weights(config, dtype, device, tied=tied, shard=shard, without=packed.keys())
     for (layer, name), modules in packed.items():
-        codes = [quantized.codes(module, shard.part(module, config)) for module in modules]
+        codes = [
+            quantized.codes(entries[module].name, entries[module].part(shard.part(module, config)))
+            for module in modules
+        ]
         dense = getattr(weights.layers[layer], name)
         matrix = grouped(codes) or torch.empty_like(dense, device=device)
         setattr(weights.layers[layer], name, matrix)
@@ -211,7 +215,7 @@ def say_dequantized(quantized: QuantizedCheckpoint, scheme: QuantScheme | None, 
 
 
 def _packed_matrices(
-    config: ModelConfig, quantized: QuantizedCheckpoint, shard: Shard
+    config: ModelConfig, entries: Mapping[str, Entry], quantized: QuantizedCheckpoint, shard: Shard
 ) -> dict[tuple[int, str], list[str]]:
     """A part's matrices whose modules are all quantised, by layer there and name, with their tensors' names."""
     modules = {
@@ -219,7 +223,11 @@ def _packed_matrices(
         for layer, index in enumerate(shard.layers(config))
         for name in MATRICES
     }
-    return {key: names for key, names in modules.items() if all(name in quantized.shapes for name in names)}
+    return {
+        key: names
+        for key, names in modules.items()
+        if all(name in entries and entries[name].name in quantized.shapes for name in names)
+    }
 
 
 def _say_packed(weights: Weights, scheme: QuantScheme | None, dtype: torch.dtype) -> None:
