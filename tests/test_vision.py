@@ -14,7 +14,7 @@ from PIL import Image
 
 import sgl
 from sgl.runtime.engine import Engine
-from tests.tiny_vision import PLACE, VISION, Oracle, picture, place, tiny_vision, words
+from tests.tiny_vision import ARCHITECTURES, PLACE, Oracle, picture, place, tiny_vision, words
 
 MAX_NEW = 8
 GREEDY = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
@@ -44,7 +44,7 @@ def made_prompts() -> list[Prompt]:
     ]
 
 
-@pytest.mark.parametrize("architecture", VISION)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     path = tiny_vision(tmp_path, architecture)
     oracle, prompts = Oracle(path, architecture), made_prompts()
@@ -76,7 +76,7 @@ def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_pa
     ways: list[tuple[dict[str, Any], list[int]]] = [
         ({"chunked_prefill_size": -1}, every),
         ({"chunked_prefill_size": 1, "page_size": 4}, [0, 3]),
-        ({"chunked_prefill_size": 7, "page_size": 1}, every),
+        ({"chunked_prefill_size": 7, "page_size": 1, "disable_overlap_schedule": False}, every),
         ({"chunked_prefill_size": 64, "page_size": 4, "max_total_tokens": 80}, every),
     ]
     for options, rows in ways:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import threading
 import zlib
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import sgl
 from sgl.errors import ConfigError, ContextTooLong, InvalidRequest, ProgramError
 from sgl.runtime.engine import Engine
 from tests.live_server import LiveServer
-from tests.tiny_vision import IMAGE, PLACE, Oracle, picture, place, tiny_vision
+from tests.tiny_vision import IMAGE, PLACE, VIDEO, Oracle, picture, place, tiny_vision
 
 QWEN = "Qwen2_5_VLForConditionalGeneration"
 GREEDY = {"temperature": 0.0, "max_new_tokens": 5}
@@ -261,3 +262,40 @@ def test_placeholders_without_images_are_missed_in_texts_and_tokens_in_ids(engin
     with pytest.raises(InvalidRequest, match="placeholders for 1"):
         engine.generate(prompt=f"{PLACE}What?", sampling_params=GREEDY)
     assert engine.generate(input_ids=[5, IMAGE, 6], sampling_params=GREEDY)["output_ids"]
+
+
+@sgl.function
+def watch(s: Any, film: Any) -> None:
+    s += sgl.user(film + "What?") + sgl.assistant(sgl.gen("answer", regex="(yes|no), [a-z]{3}", temperature=0))
+
+
+def test_videos_are_files_or_lists_of_frames(server: LiveServer, engine: Engine, tmp_path: Path) -> None:
+    frames = [picture(i) for i in range(4)]
+    given = sgl.video(frames, fps=2)
+    assert given == sgl.video([png(frame) for frame in frames], fps=2)
+    assert sgl.video([png(frame, "BMP") for frame in frames], fps=2).data == given.data
+    answers = [watch.run(given, backend=backend)["answer"] for backend in (engine, sgl.RuntimeEndpoint(server.url))]
+    assert answers[0] == answers[1]
+    body = {"frames": [base64.b64encode(png(frame)).decode() for frame in frames], "fps": 2}
+    ids = [*place(VIDEO), 9]
+    over_http = server.post("/generate", {"input_ids": ids, "video_data": body, "sampling_params": GREEDY}).json()
+    alone = engine.generate(input_ids=ids, video_data={"frames": frames, "fps": 2}, sampling_params=GREEDY)
+    assert over_http["output_ids"] == alone["output_ids"]
+    for wrong, said in (([], "1 to 768"), ([png(picture(1)), b"no image"], "cannot be read")):
+        with pytest.raises(InvalidRequest, match=said):
+            engine.generate(input_ids=ids, video_data=[wrong], sampling_params=GREEDY)
+    with pytest.raises(InvalidRequest, match="different sizes"):
+        engine.generate(input_ids=ids, video_data=[[picture(1), picture(1, 16, 16)]], sampling_params=GREEDY)
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "film.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for i in range(20):
+            frame = av.VideoFrame.from_image(picture(i, 64, 48))
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    film = sgl.video(tmp_path / "film.mp4", num_frames=4)
+    assert film.fps == pytest.approx(2.0)
+    assert re.fullmatch("(yes|no), [a-z]{3}", watch.run(film, backend=engine)["answer"])
+    with pytest.raises(InvalidRequest, match="no video"):
+        sgl.video(tmp_path / "none.mp4")

@@ -3,11 +3,13 @@ of them and an image."""
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from PIL import Image
@@ -73,6 +75,9 @@ VISION: dict[str, dict[str, Any]] = {
         "vision_config": {**TOWER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
     },
 }
+ARCHITECTURES = [
+    pytest.param(name, marks=pytest.mark.slow) if name.startswith("Qwen2VL") else name for name in VISION
+]
 SIZE = {"shortest_edge": 8 * 8 * 2, "longest_edge": 8 * 8 * 40}
 
 
@@ -106,6 +111,8 @@ def tiny_vision(path: Path, architecture: str, *, text: dict[str, Any] | None = 
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(path)
     processor(config).save_pretrained(path)
+    of_videos = {"size": {"shortest_edge": 128, "longest_edge": 8 * 8 * 400}, "patch_size": 4}
+    (path / "video_preprocessor_config.json").write_text(json.dumps(of_videos))
     return path
 
 

@@ -13,7 +13,7 @@ import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +71,14 @@ class MediaReader:
             raise ContextTooLong.of(num_tokens, self._context_length, param="image_data", seen="images")
 
     def item(self, kind: MediaKind, given: Any, fps: float | None = None) -> MediaItem:
-        """An image, or a video: its frames as a list of images, or as PNG images one after the other. fps: frames a
-        second. Raises InvalidRequest."""
+        """An image, or a video: its frames as a list of images, or as PNG images one after the other, or {"frames",
+        "fps"}. fps: frames a second. Raises InvalidRequest."""
         if isinstance(given, MediaItem):
             return given
+        if kind == "video" and isinstance(given, Mapping):
+            given, fps = given.get("frames"), given.get("fps", fps)
+        if fps is not None and not (isinstance(fps, int | float) and 0 < fps < 1e6):
+            raise InvalidRequest(f"fps must be above 0, not {fps!r:.40}", param="video_data")
         frames = [self._content(frame) for frame in (given if kind == "video" and _is_list(given) else [given])]
         if kind == "video" and len(frames) == 1 and isinstance(frames[0], bytes):
             frames = list(_cut(frames[0]))
@@ -174,7 +178,8 @@ def _is_list(given: Any) -> bool:
 
 def _is_video(given: Any) -> bool:
     """Whether it is a list of frames, rather than of videos."""
-    return _is_list(given) and len(given) > 0 and not _is_list(given[0]) and not isinstance(given[0], MediaItem)
+    one = _is_list(given) and len(given) > 0 and not isinstance(given[0], list | tuple | Mapping | MediaItem)
+    return one or isinstance(given, Mapping)
 
 
 def _identity(image: Any) -> bytes:

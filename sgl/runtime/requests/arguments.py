@@ -23,7 +23,7 @@ class GenerateOptions(TypedDict, total=False):
     """Images of the prompt: a path, URL, base64, bytes or Pillow image, or a list of them; for several prompts, a list
     with one of these, or None, for each."""
     video_data: Any
-    """Videos likewise, each a list of frames, which are images."""
+    """Videos likewise, each a list of frames, which are images, or {"frames": a list, "fps": frames a second}."""
     return_logprob: bool | Sequence[bool]
     logprob_start_len: int | Sequence[int] | None
     """First prompt position with input logprobs; -1: none."""

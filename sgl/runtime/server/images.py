@@ -38,4 +38,6 @@ def all_located(given: Any, param: str) -> Any:
     """`located`, of a value that may be missing, or lists of them."""
     if isinstance(given, list):
         return [all_located(each, param) for each in given]
+    if isinstance(given, dict) and param == "video_data":
+        return {**given, "frames": all_located(given.get("frames"), param)}
     return None if given is None else located(given, param)
