@@ -31,6 +31,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SERVER = re.compile(r"(?:http://)?(?:localhost|127\.0\.0\.1):30000")
 MODEL = "path/to/checkpoint"
 """What pages write for a model: here, the embedded one."""
+ADAPTER = "path/to/adapter"
+"""What they write for a LoRA adapter's folder."""
 
 
 @dataclasses.dataclass(frozen=True)

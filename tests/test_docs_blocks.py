@@ -16,8 +16,9 @@ import sgl
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.checkpoint import PACKAGES
 from tests.live_server import LiveServer, served
-from tests.page_blocks import MODEL, REPOSITORY, SERVER, blocks, check, commands, documents, options_file
+from tests.page_blocks import ADAPTER, MODEL, REPOSITORY, SERVER, blocks, check, commands, documents, options_file
 from tests.test_requirements import requirements
+from tests.tiny_adapters import tiny_adapter
 
 PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("**/*.md"))]
 PYTHON_ELSEWHERE = {"language.md": "test_docs_language.py", "schema_to_mask.md": "test_docs.py"}
@@ -27,8 +28,13 @@ NOT_RUN = {"text", "typescript"}
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[sgl.Engine]:
-    with sgl.Engine(device="cpu", max_total_tokens=16384) as engine:
+def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_adapter(tmp_path_factory.mktemp("adapter"), Path(_EMBEDDED))
+
+
+@pytest.fixture(scope="module")
+def engine(adapter: Path) -> Iterator[sgl.Engine]:
+    with sgl.Engine(device="cpu", max_total_tokens=16384, lora_paths={"sql": adapter}) as engine:
         yield engine
     sgl.set_default_backend(None)
 
@@ -60,7 +66,9 @@ class Borrowed:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_block_runs(page: Path, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_runs(
+    page: Path, server: LiveServer, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Borrowed, "engine", server.engine, raising=False)
     monkeypatch.setattr(sgl, "Engine", Borrowed)
@@ -73,7 +81,7 @@ def test_every_block_runs(page: Path, server: LiveServer, tmp_path: Path, monkey
         if block.kind == "python":
             if page.name not in PYTHON_ELSEWHERE:
                 with _missing_clients(missing):
-                    _run_python(block.text, block.line, page, server.url, names)
+                    _run_python(block.text.replace(ADAPTER, str(adapter)), block.line, page, server.url, names)
         elif block.kind in ("sh", "console"):
             for words, output in commands(block):
                 check(words, output, server.url)

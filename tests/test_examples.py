@@ -38,6 +38,10 @@ EXPECTED = {
 }
 
 
+OWN = {"lora": r"adapters: noise\nthe model alone: '.*'\nnoise: '.*'\nin a program: '.*'"}
+"""Of those that need an engine of their own."""
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[sgl.Engine]:
     with sgl.Engine() as engine:
@@ -73,7 +77,7 @@ def command(arguments: list[str]) -> None:
 
 
 def test_every_example_is_run_here() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, *OWN}
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -111,10 +115,10 @@ def test_the_example_is_traced(
     assert any(node["op"] in ("gen", "select") for timeline in timelines for node in timeline["nodes"])
 
 
-@pytest.mark.parametrize("name", ["quickstart", "extract"])
+@pytest.mark.parametrize("name", ["quickstart", "extract", "lora"])
 def test_the_example_runs_as_a_script(name: str, tmp_path: Any) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert run.returncode == 0, run.stderr
-    assert re.search(EXPECTED[name], run.stdout), run.stdout
+    assert re.search({**EXPECTED, **OWN}[name], run.stdout), run.stdout
     assert " ".join(run.stderr.split()).count("embedded model, a toy") == 1

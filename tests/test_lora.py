@@ -259,6 +259,26 @@ def test_wrong_names_and_loads(engine: Engine, adapters: dict[str, Path], tmp_pa
     assert set(ALL) == set(engine.config.lora_target_modules or ())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"tp_size": 2}, {"pp_size": 2}])
+def test_adapters_among_ranks(
+    model: Path, adapters: dict[str, Path], oracles: dict[str | None, Any], options: dict[str, Any]
+) -> None:
+    with Engine(
+        model_path=model, lora_paths=adapters, **{**OPTIONS, **options, "max_loras_per_batch": 2}
+    ) as engine:
+        names = [None, "all", "attention", "two", "regex", "all"]
+        prompts = [PROMPT[i : i + 9 + i] for i in range(len(names))]
+        params = {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+        results = engine.generate(input_ids=prompts, sampling_params=params, lora_path=names)
+        for name, prompt, result in zip(names, prompts, results, strict=True):
+            assert result["output_ids"] == greedy(oracles[name], prompt, 6)
+        check(ask(engine, PROMPT, "regex"), oracles["regex"], PROMPT)
+        engine.unload_lora_adapter("all")
+        engine.load_lora_adapter("all", str(adapters["two"]))
+        assert ask(engine, PROMPT, "all")["output_ids"] == greedy(oracles["two"], PROMPT, 8)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"disable_cuda_graph": True}, {"max_loras_per_batch": 2}])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

@@ -102,7 +102,6 @@ SHARED: dict[str, list[tuple[str, Any]]] = {
     ],
     "HARMLESS": [
         ("session_params", {}),
-        ("lora_path", ""),
         ("custom_params", {}),
         ("custom_logit_processor", ""),
         ("custom_labels", {}),

@@ -4,9 +4,9 @@ model alone.
     python -m benchmarks.gpu.lora CONFIG [--targets q_proj,v_proj] [--reps 3] [--rows 64] [--quick]
 
 CONFIG is a folder with a config.json; weights and adapters are random. Steps of all kinds alternate in one engine, and
-medians are told. First an engine without adapters runs, to compare the model alone in both. Unless --quick, microseconds
-follow of each kernel of a layer by its parameters, and the steps where the first halves of adapters' products have a
-stream of their own.
+medians are told. First an engine without adapters runs, to compare the model alone in both. Unless --quick, the
+microseconds follow of each kernel of a layer by its parameters, and the steps where the first halves of adapters'
+products have a stream of their own.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ from sgl.runtime.requests.adapters import Adapters, LoraUpdate
 from sgl.runtime.requests.arguments import GenerateOptions, Params, check_options, has_list_of_prompts
 from sgl.runtime.requests.builder import RequestBuilder
 from sgl.runtime.requests.candidates import CandidateScore, candidate_ids
-from sgl.runtime.requests.embeddings import check_dimensions, embedding_arguments, finished
+from sgl.runtime.requests.embeddings import check_dimensions, embedding_arguments, embeddings
 from sgl.runtime.requests.events import Events
 from sgl.runtime.requests.images import pool_for
-from sgl.runtime.requests.results import PreparedCall, Rid, failure_of
+from sgl.runtime.requests.results import PreparedCall, Rid
 from sgl.runtime.requests.router import AsyncSink, OutputRouter, Sink, ThreadSink
 from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import SamplingParams
@@ -209,25 +209,22 @@ class Engine:
         dimensions: int | None = None,
         timeout: float | None = None,
         priority: int = 0,
+        lora_path: str | Sequence[str | None] | None = None,
     ) -> Any:
         """Embed one prompt (text, or token ids) or a list of them.
 
         Returns {"embedding", "meta_info"}, or a list of these; an embedding is a list of `hidden_size` floats, or of
         its first `dimensions`. It comes from the hidden states behind the last norm: "last" takes that of the
-        prompt's last token, "mean" the mean of all, which uses no cached prefix. normalize: to length 1. timeout and
-        priority as in `generate`. Raises InvalidRequest, QueueFull and EngineDead.
+        prompt's last token, "mean" the mean of all, which uses no cached prefix. normalize: to length 1. timeout,
+        priority and lora_path as in `generate`. Raises InvalidRequest, QueueFull and EngineDead.
         """
         width = check_dimensions(dimensions, self._started.model_config.hidden_size)
         prompts = {"prompt": prompt, "input_ids": input_ids, "timeout": timeout, "priority": priority}
-        results = self._collected(self.prepare(**embedding_arguments(pooling, prompts)))
-        several = results if isinstance(results, list) else [results]
-        found = []
-        for result in several:
-            failure = failure_of(result)
-            if failure is not None:
-                raise failure
-            vector = finished(result["embedding"], normalize=normalize, dimensions=width)
-            found.append({"embedding": vector.tolist(), "meta_info": result["meta_info"]})
+        arguments = embedding_arguments(pooling, prompts | {"lora_path": lora_path})
+        results = self._collected(self.prepare(**arguments))
+        found = embeddings(
+            results if isinstance(results, list) else [results], normalize=normalize, dimensions=width
+        )
         return found if isinstance(results, list) else found[0]
 
     def abort(self, rid: str | None, owner: str | None = None) -> None:
@@ -290,11 +287,13 @@ class Engine:
 
         return self._loop.call(flush) == 0
 
-    def hold_prefix(self, name: str, input_ids: Sequence[int], extra_key: str | None = None) -> None:
+    def hold_prefix(
+        self, name: str, input_ids: Sequence[int], extra_key: str | None = None, lora_path: str | None = None
+    ) -> None:
         """Keep what is cached of these tokens from eviction for `program_lease_ttl` seconds, as long as requests do not
         need its pages. All names hold at most a quarter of the cache; the oldest make room."""
-        key = key_of(input_ids)
-        self._loop.post(lambda: self._prefixes.hold(name, key, extra_key, time.monotonic()))
+        key, namespace = key_of(input_ids), self._adapters.namespace(lora_path, extra_key)
+        self._loop.post(lambda: self._prefixes.hold(name, key, namespace, time.monotonic()))
 
     def release_prefix(self, name: str) -> None:
         """Let a name's prefix be evicted again."""
@@ -347,6 +346,7 @@ class Engine:
         return {
             **dataclasses.asdict(self.config),
             **self._started.facts(),
+            "lora_paths": [dataclasses.asdict(its) for its in self._adapters.listed()],
             "internal_states": [self._loop.call(look)],
         }
 

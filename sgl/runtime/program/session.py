@@ -44,7 +44,7 @@ _MAX_LOGPROBS = 1 << 16
 """Of one gen: they travel in one event."""
 _FEW_SAMPLES = 8  # of a gen, handled on the loop's thread
 
-_EXTRA_OPTIONS = ("extra_key", "token_ids_logprob")
+_EXTRA_OPTIONS = ("extra_key", "lora_path", "token_ids_logprob")
 _SCORE = SamplingParams(max_new_tokens=0, temperature=0.0)
 
 Pairs: TypeAlias = list[tuple[Submission, NativeResult]]
@@ -271,6 +271,7 @@ class ProgramSession(Interpreter[Stream]):
             "logprob_start_len": trie.logprob_start,
             "limits_logprobs": False,
             "priority": self._program.defaults.get("priority", 0),
+            "lora_path": (self._program.defaults.get("extra") or {}).get("lora_path"),
         }
         pairs: Pairs = []
         for row, prompt in zip(trie.rows, trie.prompts(), strict=True):

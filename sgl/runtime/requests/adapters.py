@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.ir.sampling import shown
+from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.config import EngineConfig, LoraPath
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.scheduler.scheduler import Scheduler
@@ -74,6 +75,11 @@ class Adapters:
             hint = nearest_name(name, known) or f"; there are {', '.join(known) or 'none'}"
             raise InvalidRequest(f"no LoRA adapter {shown(name)} is loaded{hint}", param="lora_path")
         return found.number
+
+    def namespace(self, name: Any, extra_key: str | None) -> Namespace:
+        """Of the cache, for requests with this adapter and key. Raises InvalidRequest."""
+        number = self.number_of(name)
+        return (number, extra_key) if number else extra_key
 
     def listed(self) -> list[LoraPath]:
         """Those that requests may name, in order of loading."""

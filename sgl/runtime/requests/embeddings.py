@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from sgl.errors import InvalidRequest
 from sgl.lang.ir.sampling import shown
 from sgl.runtime.batch import Float32Array
+from sgl.runtime.requests.results import failure_of
 from sgl.runtime.sampling_params import integer
 from sgl.runtime.scheduler.request import Pooling
 
@@ -35,3 +37,16 @@ def finished(embedding: Float32Array, *, normalize: bool, dimensions: int | None
         length = float(np.linalg.norm(found.astype(np.float64)))
         found = found / np.float32(length) if length > 0 else found
     return found
+
+
+def embeddings(
+    results: Sequence[dict[str, Any]], *, normalize: bool, dimensions: int | None
+) -> list[dict[str, Any]]:
+    """What Engine.encode returns of each result. Raises the first failure."""
+    for failure in filter(None, map(failure_of, results)):
+        raise failure
+    vectors = (finished(its["embedding"], normalize=normalize, dimensions=dimensions) for its in results)
+    return [
+        {"embedding": vector.tolist(), "meta_info": its["meta_info"]}
+        for vector, its in zip(vectors, results, strict=True)
+    ]

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Sequence
 from aiohttp import web
 
 from sgl.errors import SglError, nearest_name
+from sgl.runtime.server.adapters import LoraApi
 from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.deadline import Deadline, deadline
 from sgl.runtime.server.embeddings.api import EmbeddingsApi
@@ -57,7 +58,7 @@ _CORS = {
 
 def build_app(service: Service) -> web.Application:
     """The application of one service. Run it with `handler_cancellation=True`."""
-    apis = (NativeApi, OpenAIApi, EmbeddingsApi, ResponsesApi, MessagesApi, OllamaApi, ProgramsApi)
+    apis = (NativeApi, OpenAIApi, EmbeddingsApi, ResponsesApi, MessagesApi, OllamaApi, ProgramsApi, LoraApi)
     routes = [route for api in apis for route in api(service).routes()]
     routes += OperationApi(service, routes).routes()
     guard = _Guard(service, routes)

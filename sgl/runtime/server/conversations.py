@@ -15,9 +15,9 @@ from sgl.formats.calls import FORMATS, GPT_OSS, formats_of
 from sgl.formats.detect import CallStyle, call_style
 from sgl.runtime.requests.builder import MAX_LOGPROBS
 from sgl.runtime.requests.results import failure_of
+from sgl.runtime.server.adapters import adapter_options, check_model
 from sgl.runtime.server.answers import Answers, Choice, Result, Turn
 from sgl.runtime.server.chat import prompt_ids
-from sgl.runtime.server.errors import NoSuchModel
 from sgl.runtime.server.images import images_of
 from sgl.runtime.server.logprobs import chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CustomTool, SamplingBody
@@ -37,7 +37,7 @@ class Conversations:
     async def answers(self, body: ChatBody, ids: list[int] | None = None) -> Answers[Turn]:
         """Render, constrain and check a chat. `ids`: its prompt, if it is not rendered from the messages. Raises
         InvalidRequest, NoSuchModel and ContextTooLong."""
-        check_model(self._service, body.model)
+        adapter = adapter_options(self._service, body.model, body.lora_path, 1)
         as_function, body = bool(body.functions), body.with_tools()
         num_top = _top_logprobs(body)
         service = self._service
@@ -66,7 +66,7 @@ class Conversations:
             thinking = Thinking.of(parser, tokenizer, ids, streams=streams)
             params, marks = thinking.before(params) if has_tags else params, (*marks, *thinking.marks)
         params["shown_special_tokens"] = tokenizer.special_tokens_in(marks)
-        arguments = engine_arguments(body, [ids], params)
+        arguments = engine_arguments(body, [ids], params) | adapter
         if images:
             arguments["image_data"] = images
         if num_top is not None:
@@ -112,13 +112,6 @@ class Conversations:
         formats = FORMATS if parser is None else formats_of(parser)
         found = call_style(lambda turns: tokenizer.apply_chat_template(turns, **options), formats)
         return CallStyle(formats[0]) if found is None and parser is not None else found
-
-
-def check_model(service: Service, name: str | None) -> None:
-    """Raise NoSuchModel for another model than the served one."""
-    served = service.model_name
-    if name not in (None, "", "default", served, f"{served}:latest", service.engine.config.model_path):
-        raise NoSuchModel(f"the model {name!r} does not exist: this server has {served!r}", param="model")
 
 
 def engine_arguments(body: SamplingBody, ids: list[Any], params: dict[str, Any]) -> dict[str, Any]:

@@ -14,11 +14,12 @@ import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from typing import Any, Literal
 
-from sgl.errors import EngineDead, SglError
+from sgl.errors import AdapterError, EngineDead, SglError
 from sgl.lang.ir import nodes as ir
-from sgl.runtime.config import EngineConfig, working_folder_left_out
+from sgl.runtime.config import EngineConfig, LoraPath, working_folder_left_out
 from sgl.runtime.loop.submission import Detail, Output
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.program.source import source
@@ -42,6 +43,8 @@ Method = Literal[
     "check_ledger",
     "start_profile",
     "stop_profile",
+    "load_lora_adapter",
+    "unload_lora_adapter",
 ]
 _IMPORTED = ("sgl.runtime.server.worker", "transformers.models.auto.tokenization_auto")
 
@@ -123,6 +126,12 @@ class EngineProcess:
         """Call an engine method that takes and returns plain data."""
         async with self._call("call", method, arguments) as waiter:
             return (await waiter.items())[0]
+
+    def note_adapter(self, method: Method, name: str, *about: Any) -> None:
+        """Have the options say which LoRA adapters there are: a process that replaces this one loads them, too."""
+        kept = [its for its in self.config.lora_paths or () if its.lora_name != name]
+        added = [LoraPath(name, *about)] if method == "load_lora_adapter" else []
+        self.config = replace(self.config, lora_paths=(*kept, *added))
 
     def heartbeat_age(self) -> float:
         """Seconds that the engine has been silent or at its current step; infinite when dead."""
@@ -253,6 +262,12 @@ class EngineProcess:
                 await self._start()
             except SglError as error:
                 logger.error("%s did not start: %s", self._name, error)
+                if isinstance(error, AdapterError):  # its files have changed since it was loaded
+                    gone = [
+                        its for its in self.config.lora_paths or () if str(error.path).startswith(its.lora_path)
+                    ]
+                    for its in gone:
+                        self.note_adapter("unload_lora_adapter", its.lora_name)
             else:
                 logger.info("%s serves again", self._name)
                 return

@@ -104,7 +104,7 @@ def also_takes(*kinds: tuple[Any, str]) -> Callable[[type[Model]], type[Model]]:
     (Anything, "prompt_cache_key prompt_cache_retention prompt_cache_options"),
     # SGLang
     (Anything, "session_id"),
-    (Empty, "session_params lora_path custom_params custom_logit_processor custom_labels images_config"),
+    (Empty, "session_params custom_params custom_logit_processor custom_labels images_config"),
     (Off, "return_hidden_states return_routed_experts return_cached_tokens_details"),
     (Zero, "routed_experts_start_len"),
     # vLLM; only its render endpoints read the first line's last two

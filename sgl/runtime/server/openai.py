@@ -12,12 +12,14 @@ from typing import Any
 from aiohttp import web
 
 from sgl.errors import InvalidRequest, SglError
+from sgl.runtime.config import LoraPath
 from sgl.runtime.requests.aside import aside
 from sgl.runtime.requests.builder import MAX_TOP_LOGPROBS
 from sgl.runtime.requests.results import failure_of
 from sgl.runtime.server import encoding, replies, sse
+from sgl.runtime.server.adapters import adapter_options, check_model, shown_model
 from sgl.runtime.server.answers import Answers, Choice, Completion, Result, usage
-from sgl.runtime.server.conversations import Conversations, answer_id, check_model, engine_arguments, whole
+from sgl.runtime.server.conversations import Conversations, answer_id, engine_arguments, whole
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.logprobs import CompletionLogprobs
 from sgl.runtime.server.protocol import ChatBody, CompletionBody, SamplingBody
@@ -36,16 +38,17 @@ class OpenAIApi(Api):
 
     @endpoint("GET /v1/models", answer=replies.Models)
     async def models(self, request: web.Request) -> web.Response:
-        """The served model, as a list."""
-        model = await self._model()
-        pages = {"first_id": model["id"], "last_id": model["id"], "has_more": False}  # Anthropic's
-        return json_response({"object": "list", "data": [model], **pages})
+        """The served model and its LoRA adapters, as a list."""
+        models = [await self._model(its) for its in (None, *self._service.adapters)]
+        pages = {"first_id": models[0]["id"], "last_id": models[-1]["id"], "has_more": False}  # Anthropic's
+        return json_response({"object": "list", "data": models, **pages})
 
     @endpoint("GET /v1/models/{model:.+}", answer=replies.Model)
     async def model(self, request: web.Request) -> web.Response:
         """The model of that name."""
-        check_model(self._service, request.match_info["model"])
-        return json_response(await self._model())
+        name = check_model(self._service, request.match_info["model"])
+        found = next((its for its in self._service.adapters if its.lora_name == name), None)
+        return json_response(await self._model(found))
 
     @endpoint(
         "POST /v1/completions",
@@ -123,21 +126,23 @@ class OpenAIApi(Api):
             "id": answers.id,
             "object": f"{kind}.chunk" if streamed and kind == "chat.completion" else kind,
             "created": int(time.time()),
-            "model": self._service.model_name,
+            "model": shown_model(self._service, answers.arguments),
         }
 
-    async def _model(self) -> dict[str, Any]:
+    async def _model(self, adapter: LoraPath | None = None) -> dict[str, Any]:
         service = self._service
+        name = service.model_name if adapter is None else adapter.lora_name
         modalities = ["text", "image", "video"] if await service.takes_images() else ["text"]
         return {
-            "id": service.model_name,
+            "id": name,
             "object": "model",
             "created": int(service.started),
             "owned_by": "sgl",
             "type": "model",  # from here on Anthropic's
-            "display_name": service.model_name,
+            "display_name": name,
             "created_at": datetime.fromtimestamp(service.started, UTC).isoformat(timespec="seconds"),
-            "root": service.engine.config.model_path,
+            "root": service.engine.config.model_path if adapter is None else adapter.lora_path,
+            "parent": None if adapter is None else service.model_name,
             "max_model_len": service.engine.config.context_length,
             "input_modalities": modalities,
         }
@@ -145,7 +150,7 @@ class OpenAIApi(Api):
     # ── completions ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _completion_answers(self, body: CompletionBody) -> Answers[Completion]:
-        check_model(self._service, body.model)
+        check_model(self._service, body.model)  # before its prompts are read
         if body.best_of not in (None, body.n or 1):
             raise InvalidRequest("best_of other than n is not supported", param="best_of")
         if body.suffix:
@@ -165,6 +170,7 @@ class OpenAIApi(Api):
         )
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         arguments = engine_arguments(body, ids, body.sampling_params(max_tokens))
+        arguments |= adapter_options(self._service, body.model, body.lora_path, len(ids))
         if body.logprobs is not None:
             arguments |= {"return_logprob": True, "top_logprobs_num": body.logprobs}
             arguments |= {"logprob_start_len": 0} if body.echo else {}

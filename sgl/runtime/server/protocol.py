@@ -63,6 +63,9 @@ class EngineFields(Constrained, ForeignFields):
     """Prefixes are shared only between requests of the same salt."""
     extra_key: str | None = None
     """SGLang's second salt."""
+    lora_path: str | list[str | None] | None = None
+    """The name of a loaded LoRA adapter, which may also stand in `model`: NAME or MODEL:NAME. A list has one for each
+    prompt."""
     rid: str | None = None
     request_id: str | None = None
     """vLLM's rid."""

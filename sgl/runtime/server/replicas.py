@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from sgl.errors import EngineDead, InvalidRequest
+from sgl.errors import EngineDead, InvalidRequest, SglError
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.requests.arguments import has_list_of_prompts, part_of, samples_of
@@ -161,11 +161,19 @@ class Replicas:
             return await self._engines[best].call(method, *arguments)
         try:
             answers = await self._of_all(method, *arguments)
+        except SglError:
+            known = [its.lora_name for its in self.config.lora_paths or ()]
+            if method == "load_lora_adapter" and arguments[0] not in known:
+                with contextlib.suppress(SglError):  # by all or by none
+                    await self._of_all("unload_lora_adapter", arguments[0])
+            raise
         finally:
             if method == "flush_cache":  # also if one failed: the others' caches are empty
                 for engine in range(len(self._engines)):
                     self._placement.forget(engine)
         _, first = answers[0]
+        if method in ("load_lora_adapter", "unload_lora_adapter"):
+            return first
         if method == "get_server_info":
             return {**first, "internal_states": [state for _, its in answers for state in its["internal_states"]]}
         if method == "flush_cache":
@@ -173,6 +181,11 @@ class Replicas:
         if method == "check_ledger":
             return [f"engine {i + 1}: {breach}" for i, its in answers for breach in its]
         return ", ".join(its for _, its in answers) if method == "stop_profile" else None
+
+    def note_adapter(self, method: Method, name: str, *about: Any) -> None:
+        """See EngineProcess; also of those that are being restarted."""
+        for engine in self._engines:
+            engine.note_adapter(method, name, *about)
 
     async def _of_all(self, method: Method, *arguments: Any) -> list[tuple[int, Any]]:
         """The answers of those that serve, and go on serving meanwhile. Raises EngineDead if none does."""
@@ -206,6 +219,8 @@ class Replicas:
         """What each engine gets of a call. Neighbours in a long list stay together, so that placing them takes a
         bounded time. Raises EngineDead."""
         up, extra_key, params = self._up(), arguments.get("extra_key"), arguments.get("sampling_params")
+        if isinstance(adapter := arguments.get("lora_path"), str):  # shares nothing with others
+            extra_key = f"{adapter}\0{extra_key}"
         prompt = arguments.get("prompt") if arguments.get("input_ids") is None else arguments["input_ids"]
         context = self.config.context_length
         if not has_list_of_prompts(arguments):

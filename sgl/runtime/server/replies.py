@@ -111,6 +111,14 @@ class ServerInfo(TypedDict):
     internal_states: list[dict[str, Any]]
 
 
+class LoraUpdate(TypedDict):
+    """The LoRA adapters after a change: paths by name."""
+
+    success: bool
+    error_message: str
+    loaded_adapters: dict[str, str]
+
+
 class Profile(TypedDict):
     """Where the profile is, on the server."""
 
@@ -135,7 +143,7 @@ class Texts(TypedDict):
 
 
 class Model(TypedDict):
-    """A model."""
+    """A model, or a LoRA adapter of it."""
 
     id: str
     object: Literal["model"]
@@ -145,12 +153,14 @@ class Model(TypedDict):
     display_name: str
     created_at: str
     root: str
+    parent: str | None
+    """Of an adapter, the model's id."""
     max_model_len: int
     input_modalities: list[Literal["text", "image", "video"]]
 
 
 class Models(TypedDict):
-    """All of them: one."""
+    """The served one, and its LoRA adapters."""
 
     object: Literal["list"]
     data: list[Model]

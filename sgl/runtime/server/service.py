@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import web
 
 from sgl.errors import EngineDead, InvalidRequest
-from sgl.runtime.config import ServerConfig
+from sgl.runtime.config import LoraPath, ServerConfig
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.requests.aside import in_turns
@@ -63,6 +63,15 @@ class Service:
     def model_name(self) -> str:
         """The model's name in the OpenAI API."""
         return self.config.served_model_name or self.engine.config.model_name
+
+    @property
+    def adapters(self) -> tuple[LoraPath, ...]:
+        """The LoRA adapters that requests may name."""
+        return self.engine.config.lora_paths or ()
+
+    def has_adapter(self, name: str) -> bool:
+        """Whether there is one of this name."""
+        return any(its.lora_name == name for its in self.adapters)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -179,7 +179,10 @@ class _Worker:
             with working_for(identity), self._answering(call_id):
                 self._channel.send(("returned", call_id, getattr(self._engine, method)(*arguments)))
 
-        self._controls.submit(call)
+        if method == "unload_lora_adapter":  # which waits for requests
+            threading.Thread(target=call, name="sgl-unload", daemon=True).start()
+        else:
+            self._controls.submit(call)
 
     def _on_program(self, call_id: int, identity: str, asks: tuple[Any, ...], program: ir.Program) -> None:
         def sink(event: ir.Event) -> None:

@@ -18,7 +18,7 @@ from sgl.runtime.batch import Float32Array
 from sgl.runtime.requests.embeddings import check_dimensions, embedding_arguments, finished
 from sgl.runtime.requests.results import failure_of
 from sgl.runtime.server import encoding
-from sgl.runtime.server.conversations import check_model
+from sgl.runtime.server.adapters import adapter_options, check_model, shown_model
 from sgl.runtime.server.embeddings.bodies import (
     MAX_NUMBERS,
     EmbeddingBody,
@@ -66,8 +66,9 @@ class Embedder:
         pooling: str | None = None,
         dimensions: int | None = None,
         normalize: bool = True,
+        adapter: str | None = None,
     ) -> Vectors:
-        """Of texts, or of lists of token ids. Raises InvalidRequest, which names `param`."""
+        """Of texts, or of lists of token ids. adapter: a LoRA adapter's. Raises InvalidRequest, which names `param`."""
         width = await self._hidden_size()
         check_dimensions(dimensions, width)
         if len(texts) * width > MAX_NUMBERS:
@@ -79,7 +80,7 @@ class Embedder:
         name = "prompt" if isinstance(texts[0], str) else "input_ids"
         arguments = embedding_arguments(pooling or self._service.config.pooling, {name: list(texts)})
         try:
-            results = await self._service.generate(**arguments)
+            results = await self._service.generate(**arguments, lora_path=adapter)
             for error in filter(None, map(failure_of, results)):
                 raise error
         except InvalidRequest as error:
@@ -105,13 +106,14 @@ class EmbeddingsApi(Api):
     @endpoint("POST /v1/embeddings", body=EmbeddingBody, example={"input": "Hello"}, answer=Embeddings)
     async def embeddings(self, request: web.Request, body: EmbeddingBody) -> web.Response:
         """Vectors of texts."""
-        check_model(self._service, body.model)
+        options = adapter_options(self._service, body.model, body.lora_path, 1)
         found = await self._embedder.embed(
             listed(body.input),
             param="input",
             pooling=body.pooling,
             dimensions=body.dimensions,
             normalize=body.normalize,
+            adapter=options.get("lora_path"),
         )
         written = _base64 if body.encoding_format == "base64" else _list
 
@@ -122,7 +124,7 @@ class EmbeddingsApi(Api):
                     {"object": "embedding", "index": i, "embedding": written(vector)}
                     for i, vector in enumerate(found.vectors)
                 ],
-                "model": self._service.model_name,
+                "model": shown_model(self._service, options),
                 "usage": found.usage,
             }
 
@@ -156,15 +158,15 @@ class EmbeddingsApi(Api):
     )
     async def score(self, request: web.Request, body: ScoreBody) -> web.Response:
         """How alike pairs of texts are, by the cosine of their embeddings; or how likely labels are behind items."""
-        check_model(self._service, body.model)
+        adapter = check_model(self._service, body.model)
         if body.query is not None or body.items is not None or body.label_token_ids is not None:
-            return await self._label_scores(body)
+            return await self._label_scores(body, adapter)
         if body.text_1 is None or body.text_2 is None:
             message = "text_1 and text_2 are needed, or query, items and label_token_ids"
             raise InvalidRequest(message, param="text_1" if body.text_1 is None else "text_2")
         first, second = listed(body.text_1), listed(body.text_2)
         compared = pairs(body.text_1, body.text_2)
-        found = await self._embedder.embed([*first, *second], param="text_2", pooling=body.pooling)
+        found = await self._embedder.embed([*first, *second], param="text_2", pooling=body.pooling, adapter=adapter)
         vectors = found.vectors
         return encoding.json_response(
             {
@@ -188,11 +190,13 @@ class EmbeddingsApi(Api):
     )
     async def rerank(self, request: web.Request, body: RerankBody) -> web.Response:
         """Documents by the cosine of their embedding and the query's, the best first."""
-        check_model(self._service, body.model)
+        adapter = check_model(self._service, body.model)
         if body.top_n is not None and body.top_n < 0:
             raise InvalidRequest(f"top_n must be 0 or more, not {body.top_n}", param="top_n")
         texts = body.texts()
-        found = await self._embedder.embed([body.query, *texts], param="documents", pooling=body.pooling)
+        found = await self._embedder.embed(
+            [body.query, *texts], param="documents", pooling=body.pooling, adapter=adapter
+        )
         query, *vectors = found.vectors
         scores = [_cosine(query, vector) for vector in vectors]
         order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n or None]
@@ -207,7 +211,7 @@ class EmbeddingsApi(Api):
             lambda: {**head, "results": [rank(i) for i in order], "usage": usage}, 4 * len(order)
         )
 
-    async def _label_scores(self, body: ScoreBody) -> web.Response:
+    async def _label_scores(self, body: ScoreBody, adapter: str | None) -> web.Response:
         missing = [name for name in ("query", "items", "label_token_ids") if getattr(body, name) is None]
         if missing:
             raise InvalidRequest(f"{missing[0]} is needed beside the others of its kind", param=missing[0])
@@ -227,6 +231,7 @@ class EmbeddingsApi(Api):
                 sampling_params={"max_new_tokens": 0, "temperature": 0.0},
                 return_logprob=True,
                 token_ids_logprob=body.label_token_ids,
+                lora_path=adapter,
             )
             for error in filter(None, map(failure_of, results)):
                 raise error

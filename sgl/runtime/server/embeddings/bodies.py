@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.server.fields import Anything, Empty, Lenient, Nothing, Off, On, Strict, Zero, also_takes
+from sgl.runtime.server.fields import Anything, Lenient, Nothing, Off, On, Strict, Zero, also_takes
 
 MAX_NUMBERS = 1 << 22
 """Of all embeddings of one answer, before they are cut: 80 MB of JSON."""
@@ -23,7 +23,6 @@ Pooling = Literal["last", "mean"]
     (Anything, "user priority request_id mm_processor_kwargs"),
     (Nothing, "messages truncate_prompt_tokens task embed_dtype endianness"),
     (On, "add_special_tokens use_activation"),
-    (Empty, "lora_path"),
 )
 class EmbeddingBody(Strict):
     """POST /v1/embeddings."""
@@ -37,6 +36,8 @@ class EmbeddingBody(Strict):
     """So many of the first numbers."""
     normalize: bool = True
     """Vectors of length 1."""
+    lora_path: str | None = None
+    """The name of a loaded LoRA adapter, which may also stand in `model`."""
     pooling: Pooling | None = None
     """Null: the server's."""
 

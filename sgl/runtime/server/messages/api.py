@@ -10,6 +10,7 @@ from aiohttp import web
 
 from sgl.runtime.requests.aside import aside
 from sgl.runtime.server import encoding, sse
+from sgl.runtime.server.adapters import shown_model
 from sgl.runtime.server.answers import Answers, Result, Turn
 from sgl.runtime.server.conversations import Conversations, streamed, whole
 from sgl.runtime.server.encoding import json_response
@@ -50,7 +51,7 @@ class MessagesApi(Api):
         if body.thread is not None:
             raise NoThreads("no conversations are kept here: send all messages, without thread", param="thread")
         answers = await self._conversations.answers(await self._service.aside(chat_of, body))
-        writer = MessageWriter(self._service.model_name, body.max_tokens)
+        writer = MessageWriter(shown_model(self._service, answers.arguments), body.max_tokens)
         if body.stream:
             events = self._events(answers, writer)
             timeout = self._service.config.write_timeout

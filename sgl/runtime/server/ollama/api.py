@@ -14,8 +14,9 @@ from aiohttp import web
 from sgl.errors import InvalidRequest
 from sgl.runtime.requests.aside import aside
 from sgl.runtime.server import encoding, sse
+from sgl.runtime.server.adapters import check_model
 from sgl.runtime.server.answers import Answers, Turn
-from sgl.runtime.server.conversations import Conversations, check_model, streamed, whole
+from sgl.runtime.server.conversations import Conversations, streamed, whole
 from sgl.runtime.server.embeddings.api import Embedder
 from sgl.runtime.server.embeddings.bodies import listed
 from sgl.runtime.server.embeddings.replies import OllamaEmbedding, OllamaEmbeddings
@@ -138,14 +139,14 @@ class OllamaApi(Api):
     )
     async def embed(self, request: web.Request, body: OllamaEmbedBody) -> web.Response:
         """Vectors of texts."""
-        check_model(self._service, body.model)
+        adapter = check_model(self._service, body.model)
         began = time.monotonic()
         texts: list[Any] = listed(body.input)
         if body.truncate is not False and texts:
             limit = self._service.engine.config.context_length
             encode = self._service.tokenizer.encode_all
             texts = [ids[:limit] for ids in await self._service.aside(encode, texts)]
-        found = await self._embedder.embed(texts, param="input", dimensions=body.dimensions)
+        found = await self._embedder.embed(texts, param="input", dimensions=body.dimensions, adapter=adapter)
         head = {"model": body.model or self._service.model_name, "load_duration": 0}
         count, taken = found.usage["prompt_tokens"], round(1e9 * (time.monotonic() - began))
 
@@ -164,8 +165,8 @@ class OllamaApi(Api):
     )
     async def embedding(self, request: web.Request, body: OllamaEmbeddingBody) -> web.Response:
         """The vector of a text, of any length, as Ollama's old endpoint has it."""
-        check_model(self._service, body.model)
-        found = await self._embedder.embed([body.prompt], param="prompt", normalize=False)
+        adapter = check_model(self._service, body.model)
+        found = await self._embedder.embed([body.prompt], param="prompt", normalize=False, adapter=adapter)
         return await encoding.answer(lambda: {"embedding": found.vectors[0].tolist()}, found.size)
 
     # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,8 +16,9 @@ from pydantic import TypeAdapter
 from sgl.errors import EngineDead, InvalidRequest
 from sgl.runtime.requests.aside import aside
 from sgl.runtime.server import encoding, sse
+from sgl.runtime.server.adapters import check_model
 from sgl.runtime.server.answers import Answers, Result, Turn
-from sgl.runtime.server.conversations import Conversations, check_model, streamed, whole
+from sgl.runtime.server.conversations import Conversations, streamed, whole
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import NotThere, error_body
 from sgl.runtime.server.identity import caller
@@ -187,7 +188,7 @@ class ResponsesApi(Api):
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": self._service.model_name,
+            "model": check_model(self._service, body.model) or self._service.model_name,
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
@@ -242,13 +243,14 @@ class ResponsesApi(Api):
         about = (run.writer.response, run.input, run.earlier, caller.get())
         self._store.add(Stored(*about) if is_small.get() else await self._service.aside(Stored, *about))
         ids = [*run.answers.arguments["input_ids"], *result["output_ids"]]
-        self._tell("hold_prefix", run.id, ids, run.answers.arguments.get("extra_key"))
+        arguments = run.answers.arguments
+        self._tell("hold_prefix", run.id, ids, arguments.get("extra_key"), arguments.get("lora_path"))
 
     def _tell(self, method: Any, *arguments: Any) -> None:
         """Have the engine do something that nobody waits for."""
 
         async def tell() -> None:
-            with suppress(EngineDead):
+            with suppress(EngineDead, InvalidRequest):  # an adapter may be gone
                 await self._service.engine.call(method, *arguments)
 
         task = asyncio.get_running_loop().create_task(tell())
