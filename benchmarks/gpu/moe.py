@@ -108,7 +108,7 @@ def floor_of(x: torch.Tensor, layers: list[Experts], machine: Machine) -> tuple[
     used = 0.0
     for experts in layers:
         logits = functional.linear(normed(x), experts.router).float()
-        used += len(route(logits, experts.top_k, experts.normalises)[1].unique()) / len(layers)
+        used += len(route(logits, experts)[1].unique()) / len(layers)
     expert = layers[0].gate_up[0].numel() + layers[0].down[0].numel()
     flops = 2 * len(x) * layers[0].top_k * expert
     return used, 1e6 * max(2 * used * expert / machine.bandwidth, flops / machine.matrix_rate)
@@ -145,7 +145,7 @@ def grouped(
 ) -> torch.Tensor:
     """The same by torch's grouped products, in shapes that follow from the number of tokens."""
     x = add_rms_norm(rest, residual, norm, EPS)
-    weights, ids = route(functional.linear(x, experts.router).float(), experts.top_k, experts.normalises)
+    weights, ids = route(functional.linear(x, experts.router).float(), experts)
     flat = ids.flatten()
     order = flat.argsort()
     index = torch.arange(len(experts.down), device=x.device)
