@@ -26,7 +26,7 @@ _SIXTEEN = 0x41800000  # the bits of 16.0
 _LANES = {4: 4, 8: 16}  # numbers of a unit that a thread loads at once, by bits
 _TILE_ROWS = 64
 _TILES = {16: (256, 4), 32: (256, 4), 64: (256, 3), 128: (128, 3)}
-"""Columns and stages of a tile, by its tokens."""
+"""Columns of a tile in four bits with inputs of two bytes, and its stages, by its tokens."""
 
 
 def project(
@@ -104,8 +104,8 @@ def linear(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | None) ->
         has_bias=bias is not None,
         block_tokens=tokens,
         block_rows=_TILE_ROWS,
-        block_columns=columns if x.dtype.itemsize == 2 else columns // 2,
-        num_warps=4 if tokens <= 64 else 8,
+        block_columns=max(16 * 32 // matrix.bits, columns * 8 // (x.dtype.itemsize * matrix.bits)),
+        num_warps=4,
         num_stages=stages,
         **overlap(x.device),
     )
