@@ -201,7 +201,7 @@ def test_turns_become_the_messages_that_a_chat_would_have() -> None:
         ({"messages": HELLO, "max_tokens": 1, "tools": [{"type": "web_search_20250305", "name": "w"}]}, "custom"),
         ({"messages": HELLO, "max_tokens": 1, "container": "c"}, "container"),
         ({"messages": HELLO, "max_tokens": 1, "temperature": -1}, "temperature"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}], "max_tokens": 1}, "image"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}], "max_tokens": 1}, "source"),
         ({"messages": [{"role": "user", "content": "x" * 600}], "max_tokens": 1}, "512"),
     ],
 )

@@ -299,3 +299,33 @@ def test_videos_are_files_or_lists_of_frames(server: LiveServer, engine: Engine,
     assert re.fullmatch("(yes|no), [a-z]{3}", watch.run(film, backend=engine)["answer"])
     with pytest.raises(InvalidRequest, match="no video"):
         sgl.video(tmp_path / "none.mp4")
+
+
+def test_other_protocols_take_images(server: LiveServer, oracle: Oracle) -> None:
+    data = base64.b64encode(png(picture(6))).decode()
+    ids = chat_ids(oracle, f"user\n{PLACE}What?")
+    expected = oracle.tokenizer.decode(oracle.greedy(ids, [picture(6)], 5), skip_special_tokens=True)
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "What?"}]
+    turn = {"role": "user", "content": content}
+    reply = server.post("/v1/messages", {"messages": [turn], "max_tokens": 5, "temperature": 0}).json()
+    assert reply["content"][0]["text"] == expected
+    url = f"data:image/png;base64,{data}"
+    parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "What?"}]
+    asked = {
+        "input": [{"role": "user", "content": parts}],
+        "max_output_tokens": 5,
+        "temperature": 0,
+        "store": False,
+    }
+    reply = server.post("/v1/responses", asked).json()
+    assert reply["output"][0]["content"][0]["text"] == expected
+    options = {"options": {"num_predict": 5, "temperature": 0}, "stream": False}
+    message = {"role": "user", "content": "What?", "images": [data]}
+    assert server.post("/api/chat", {"messages": [message], **options}).json()["message"]["content"] == expected
+    assert (
+        server.post("/api/generate", {"prompt": "What?", "images": [data], **options}).json()["response"]
+        == expected
+    )
+    assert "vision" in server.post("/api/show", {"model": ""}).json()["capabilities"]
+    assert server.post("/v1/messages/count_tokens", {"messages": [turn]}).status_code == 400

@@ -94,8 +94,12 @@ class Conversations:
         return Answers("chat.completion", arguments, body.n or 1, choice, answer_id("chatcmpl", body), told)
 
     async def num_tokens(self, body: ChatBody) -> int:
-        """The length of a chat's prompt. Raises InvalidRequest and NoSuchModel."""
+        """The length of a chat's prompt. Raises InvalidRequest, also for images, and NoSuchModel."""
         check_model(self._service, body.model)
+        if images_of(body):
+            raise InvalidRequest(
+                "tokens of images are counted by generating only: see usage there", param="messages"
+            )
         service = self._service
         style = await service.aside(lambda: self._style)
         return len(await service.aside(prompt_ids, service.tokenizer, service.chat_template, body, None, style))

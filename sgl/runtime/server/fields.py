@@ -36,7 +36,6 @@ Zero: TypeAlias = Annotated[Any, _only(0), _UNTOLD]
 One: TypeAlias = Annotated[Any, _only(1, 1.0), _UNTOLD]
 Empty: TypeAlias = Annotated[Any, _only("", [], {}), _UNTOLD]
 NoContext: TypeAlias = Annotated[Any, _only([], hint="send the turns to /api/chat, or leave it out"), _UNTOLD]
-NoImages: TypeAlias = Annotated[Any, _only([], hint="this model takes texts only; leave it out"), _UNTOLD]
 Nothing: TypeAlias = Annotated[Any, _only(), _UNTOLD]
 Unlimited: TypeAlias = Annotated[Any, _only(-1), _UNTOLD]
 

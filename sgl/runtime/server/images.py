@@ -21,6 +21,13 @@ def image_of(part: Part) -> str | None:
     return located(url, "messages")
 
 
+def content_of(parts: list[Part]) -> str | list[Part]:
+    """A message's content: its text where there is nothing else."""
+    if all(part.type == "text" for part in parts):
+        return "".join(part.text or "" for part in parts)
+    return parts
+
+
 def images_of(body: ChatBody) -> list[str]:
     """Of all messages, in order."""
     parts = [part for message in body.messages if isinstance(message.content, list) for part in message.content]

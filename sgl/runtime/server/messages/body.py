@@ -28,6 +28,29 @@ class TextBlock(Lenient):
     text: str
 
 
+class ImageSource(Lenient):
+    """Where an image is."""
+
+    type: Literal["base64", "url"]
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+class ImageBlock(Lenient):
+    """An image."""
+
+    type: Literal["image"]
+    source: ImageSource
+
+    @property
+    def url(self) -> str | None:
+        """Its URL, or a data: URL."""
+        if self.source.type == "url":
+            return self.source.url
+        return self.source.data and f"data:{self.source.media_type or 'image/png'};base64,{self.source.data}"
+
+
 class ToolUseBlock(Lenient):
     """An earlier call of a tool."""
 
@@ -37,12 +60,18 @@ class ToolUseBlock(Lenient):
     input: dict[str, Any]
 
 
+ShownBlock = Annotated[
+    Annotated[TextBlock, kind("text")] | Annotated[ImageBlock, kind("image")],
+    by_type(),
+]
+
+
 class ToolResultBlock(Lenient):
     """What a tool answered."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[ShownBlock] | None = None
     is_error: bool | None = None
 
 
@@ -61,6 +90,7 @@ class RedactedBlock(Lenient):
 
 Block = Annotated[
     Annotated[TextBlock, kind("text")]
+    | Annotated[ImageBlock, kind("image")]
     | Annotated[ToolUseBlock, kind("tool_use")]
     | Annotated[ToolResultBlock, kind("tool_result")]
     | Annotated[ThinkingBlock, kind("thinking")]

@@ -7,9 +7,11 @@ from typing import Any
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.server.constrained import ResponseFormat
+from sgl.runtime.server.images import content_of
 from sgl.runtime.server.messages.body import (
     ClientTool,
     CountBody,
+    ImageBlock,
     MessagesBody,
     OutputFormat,
     TextBlock,
@@ -27,6 +29,7 @@ from sgl.runtime.server.protocol import (
     ChosenTool,
     Function,
     Message,
+    Part,
     Tool,
     ToolCall,
 )
@@ -69,34 +72,40 @@ def _messages(turn: Turn) -> Iterator[Message]:
     if isinstance(turn.content, str):
         yield Message(role=turn.role, content=turn.content)
         return
-    texts: list[str] = []
+    parts: list[Part] = []
     reasoning: list[str] = []
     calls: list[AnyCall] = []
     for block in turn.content:
         if isinstance(block, ToolResultBlock):
-            if texts:
-                yield Message(role=turn.role, content="".join(texts))
-                texts = []
+            if parts:
+                yield Message(role=turn.role, content=content_of(parts))
+                parts = []
             yield Message(role="tool", content=_result(block), tool_call_id=block.tool_use_id)
-        elif isinstance(block, TextBlock):
-            texts.append(block.text)
+        elif isinstance(block, TextBlock | ImageBlock):
+            parts.append(_part(block))
         elif isinstance(block, ThinkingBlock):
             reasoning.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
             calls.append(ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=block.input)))
-    if texts or reasoning or calls or not turn.content:
+    if parts or reasoning or calls or not turn.content:
         yield Message(
             role=turn.role,
-            content="".join(texts),
+            content=content_of(parts),
             reasoning_content="".join(reasoning) or None,
             tool_calls=calls or None,
         )
 
 
-def _result(block: ToolResultBlock) -> str:
+def _part(block: TextBlock | ImageBlock) -> Part:
+    if isinstance(block, TextBlock):
+        return Part(type="text", text=block.text)
+    return Part(type="image_url", image_url=block.url)
+
+
+def _result(block: ToolResultBlock) -> str | list[Part]:
     content = block.content or ""
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
-    return f"error: {text}" if block.is_error else text
+    parts = [Part(type="text", text=content)] if isinstance(content, str) else [_part(part) for part in content]
+    return content_of([Part(type="text", text="error: "), *parts] if block.is_error else parts)
 
 
 def _function(tool: ClientTool) -> Function:

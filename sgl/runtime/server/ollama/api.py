@@ -196,6 +196,7 @@ class OllamaApi(Api):
             template = service.engine.tokenizer.hf.chat_template
         abilities = ["completion", *(["tools"] if template else []), "embedding"]
         abilities += ["thinking"] if service.config.reasoning_parser is not None else []
+        abilities += ["vision"] if await service.takes_images() else []
         family = model["details"]["family"]
         return json_response(
             {

@@ -15,7 +15,6 @@ from sgl.runtime.server.fields import (
     Empty,
     Lenient,
     NoContext,
-    NoImages,
     Nothing,
     Off,
     On,
@@ -24,7 +23,7 @@ from sgl.runtime.server.fields import (
     Zero,
     also_takes,
 )
-from sgl.runtime.server.protocol import AnyCall, AnyTool, CalledFunction, ChatBody, Message, Tool, ToolCall
+from sgl.runtime.server.protocol import AnyCall, AnyTool, CalledFunction, ChatBody, Message, Part, Tool, ToolCall
 
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}  # as Ollama has them
 _DURATION = re.compile(r"-?(\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|-?\d+(\.\d*)?")
@@ -140,7 +139,7 @@ class OllamaMessage(Lenient):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: NoImages = None
+    images: list[str] | None = None
     tool_calls: list[OllamaCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
@@ -153,12 +152,19 @@ class OllamaMessage(Lenient):
         ]
         return Message(
             role=self.role,
-            content=self.content,
+            content=_content(self.content, self.images),
             name=self.tool_name,
             reasoning_content=self.thinking,
             tool_calls=calls or None,
             tool_call_id=self.tool_call_id,
         )
+
+
+def _content(text: str | None, images: list[str] | None) -> str | list[Part] | None:
+    """A message's, images first."""
+    if not images:
+        return text
+    return [*(Part(type="image_url", image_url=image) for image in images), Part(type="text", text=text or "")]
 
 
 class OllamaChatBody(_Body):
@@ -179,13 +185,13 @@ class OllamaChatBody(_Body):
 @also_takes(
     (Empty, "suffix template"),
     (NoContext, "context"),
-    (NoImages, "images"),
     (Nothing, "width height steps"),
 )
 class OllamaGenerateBody(_Body):
     """POST /api/generate."""
 
     prompt: str | None = None
+    images: list[str] | None = None
     system: str | None = None
     raw: bool | None = None
     """The prompt as it is, without the model's chat template."""
@@ -193,7 +199,7 @@ class OllamaGenerateBody(_Body):
     def chat(self) -> ChatBody:
         """The chat that it asks for."""
         system = [Message(role="system", content=self.system)] if self.system else []
-        messages = [*system, Message(role="user", content=self.prompt)]
+        messages = [*system, Message(role="user", content=_content(self.prompt, self.images))]
         return ChatBody(messages=messages, **self.fields(), **self.thinking())
 
     def raw_chat(self) -> ChatBody:
@@ -201,6 +207,8 @@ class OllamaGenerateBody(_Body):
         if self.system:
             message = "there is no place for a system message: the prompt goes to the model as it is"
             raise InvalidRequest(message, param="system")
+        if self.images:
+            raise InvalidRequest("images need the model's chat template", param="images")
         if self.think:
             raise InvalidRequest("thinking needs the model's chat template", param="think")
         return ChatBody(messages=[Message(role="user")], separate_reasoning=False, **self.fields())

@@ -25,11 +25,12 @@ MAX_METADATA = 16
 
 
 class TextPart(Lenient):
-    """A piece of a message or of a tool's output."""
+    """A piece of a message or of a tool's output: a text or an image."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
 
 
 Content = str | list[TextPart]

@@ -8,6 +8,7 @@ from typing import Any
 from sgl.errors import ContextTooLong, InvalidRequest
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.constrained import ResponseFormat
+from sgl.runtime.server.images import content_of
 from sgl.runtime.server.protocol import (
     AllowedToolChoice,
     AllowedTools,
@@ -20,6 +21,7 @@ from sgl.runtime.server.protocol import (
     CustomToolCall,
     Function,
     Message,
+    Part,
     Tool,
     ToolCall,
 )
@@ -103,11 +105,11 @@ def _messages(items: Iterable[Item]) -> list[Message]:
     for number, item in enumerate(items):
         last = messages[-1] if messages and messages[-1].role == "assistant" else None
         if isinstance(item, MessageItem):
-            text = _text(item.content, f"input.{number}")
+            content = _content(item.content, f"input.{number}")
             if item.role == "assistant" and last is not None and not (last.content or last.tool_calls):
-                last.content = text
+                last.content = content
             else:
-                messages.append(Message(role=item.role, content=text))
+                messages.append(Message(role=item.role, content=content))
         elif isinstance(item, CallItem | CustomCallItem):
             call = _call(item)
             if last is None:
@@ -117,8 +119,8 @@ def _messages(items: Iterable[Item]) -> list[Message]:
                 last.tool_calls = []
             last.tool_calls.append(call)
         elif isinstance(item, CallOutputItem):
-            text = _text(item.output, f"input.{number}")
-            messages.append(Message(role="tool", content=text, tool_call_id=item.call_id))
+            content = _content(item.output, f"input.{number}")
+            messages.append(Message(role="tool", content=content, tool_call_id=item.call_id))
         elif isinstance(item, ReasoningItem):
             text = "\n".join(part.text for part in item.content or item.summary or ())
             messages.append(Message(role="assistant", reasoning_content=text))
@@ -131,16 +133,20 @@ def _says_anything(message: Message) -> bool:
     return bool(message.content is not None or message.tool_calls or message.reasoning_content)
 
 
-def _text(content: Content, param: str) -> str:
+def _content(content: Content, param: str) -> str | list[Part]:
     if isinstance(content, str):
         return content
-    texts = []
+    parts = []
     for part in content:
         text = part.refusal if part.type == "refusal" else part.text
-        if text is None or part.type not in ("input_text", "output_text", "text", "refusal"):
-            raise InvalidRequest(f"{param}: this model takes texts only, not {part.type!r:.80}", param=param)
-        texts.append(text)
-    return "".join(texts)
+        if part.type == "input_image" and part.image_url:
+            parts.append(Part(type="image_url", image_url=part.image_url))
+        elif text is None or part.type not in ("input_text", "output_text", "text", "refusal"):
+            message = f"{param}: messages have texts and images with an image_url, not {part.type!r:.80}"
+            raise InvalidRequest(message, param=param)
+        else:
+            parts.append(Part(type="text", text=text))
+    return content_of(parts)
 
 
 def _call(item: CallItem | CustomCallItem) -> ToolCall | CustomToolCall:
