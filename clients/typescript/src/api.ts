@@ -2140,6 +2140,35 @@ export interface components {
             definition: string;
         };
         /**
+         * ImageBlock
+         * @description An image.
+         */
+        ImageBlock: {
+            /**
+             * Type
+             * @constant
+             */
+            type: "image";
+            source: components["schemas"]["ImageSource"];
+        };
+        /**
+         * ImageSource
+         * @description Where an image is.
+         */
+        ImageSource: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "base64" | "url";
+            /** Media Type */
+            media_type?: string | null;
+            /** Data */
+            data?: string | null;
+            /** Url */
+            url?: string | null;
+        };
+        /**
          * ImageUrl
          * @description Where an image is: a data: URL or an http one.
          */
@@ -2910,6 +2939,8 @@ export interface components {
             keep_alive?: number | string | null;
             /** Prompt */
             prompt?: string | null;
+            /** Images */
+            images?: string[] | null;
             /** System */
             system?: string | null;
             /** Raw */
@@ -2961,6 +2992,8 @@ export interface components {
             content?: string | null;
             /** Thinking */
             thinking?: string | null;
+            /** Images */
+            images?: string[] | null;
             /** Tool Calls */
             tool_calls?: components["schemas"]["OllamaCall"][] | null;
             /** Tool Name */
@@ -3724,7 +3757,7 @@ export interface components {
         };
         /**
          * TextPart
-         * @description A piece of a message or of a tool's output.
+         * @description A piece of a message or of a tool's output: a text or an image.
          */
         TextPart: {
             /** Type */
@@ -3733,6 +3766,8 @@ export interface components {
             text?: string | null;
             /** Refusal */
             refusal?: string | null;
+            /** Image Url */
+            image_url?: string | null;
         };
         /**
          * Texts
@@ -3905,7 +3940,7 @@ export interface components {
             /** Tool Use Id */
             tool_use_id: string;
             /** Content */
-            content?: string | components["schemas"]["TextBlock"][] | null;
+            content?: string | (components["schemas"]["TextBlock"] | components["schemas"]["ImageBlock"])[] | null;
             /** Is Error */
             is_error?: boolean | null;
         };
@@ -3939,7 +3974,7 @@ export interface components {
              */
             role: "user" | "assistant" | "system";
             /** Content */
-            content: string | (components["schemas"]["TextBlock"] | components["schemas"]["ToolUseBlock"] | components["schemas"]["ToolResultBlock"] | components["schemas"]["ThinkingBlock"] | components["schemas"]["RedactedBlock"])[];
+            content: string | (components["schemas"]["TextBlock"] | components["schemas"]["ImageBlock"] | components["schemas"]["ToolUseBlock"] | components["schemas"]["ToolResultBlock"] | components["schemas"]["ThinkingBlock"] | components["schemas"]["RedactedBlock"])[];
         };
         /**
          * UnloadLoraBody
