@@ -29,6 +29,7 @@ from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
     "architecture",
     [
         "Gemma3ForCausalLM",
+        "GptOssForCausalLM",
         "Phi3ForCausalLM",
         pytest.param("Gemma2ForCausalLM", marks=pytest.mark.slow),
         pytest.param("Glm4ForCausalLM", marks=pytest.mark.slow),

@@ -101,11 +101,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmo2-mha-bias": {"family": "olmo2", "num_key_value_heads": 4, "attention_bias": True},
     "glm": {"family": "glm", "tie_word_embeddings": True},
     "glm4": {"family": "glm4"},
+    "gpt-oss": {"family": "gpt-oss"},
+    "gpt-oss-all-experts": {"family": "gpt-oss", "num_experts_per_tok": 4, "attention_bias": False},
     "glm4-whole-rope": {"family": "glm4", "partial_rotary_factor": 1.0, "attention_bias": False},
 }
 BROADER = {
     *("gemma2-without-caps", "gemma3-wide-window", "phi3", "phi3-longrope", "olmo2-mha-bias", "glm"),
-    "glm4-whole-rope",
+    *("glm4-whole-rope", "gpt-oss-all-experts"),
 }
 """Whose parts only slow tests compare."""
 REAL = ["stories260K", "stories260K-qwen2", "babyllama-105"]

@@ -4,6 +4,7 @@ products, the Triton kernels (interpreted where there is no GPU) against the ref
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -38,17 +39,23 @@ def made(
     *,
     normalises: bool = True,
     has_shared: bool = False,
+    has_biases: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Experts:
     """Random experts."""
     router = draw(num_experts + has_shared, hidden) / hidden**0.5 * 3
     gate_up, down = draw(num_experts, 2 * size, hidden) / hidden**0.5, draw(num_experts, hidden, size) / size**0.5
-    return Experts(router.to(dtype), gate_up.to(dtype), down.to(dtype), top_k, normalises)
+    experts = Experts(router.to(dtype), gate_up.to(dtype), down.to(dtype), top_k, normalises)
+    if not has_biases:
+        return experts
+    shapes = {"router": (num_experts,), "gate_up": (num_experts, 2 * size), "down": (num_experts, hidden)}
+    biases = {f"{name}_bias": draw(*shape).to(dtype) for name, shape in shapes.items()}
+    return replace(experts, **biases, clamped=(1.7, 0.8))
 
 
 def moved(experts: Experts) -> Experts:
-    its = (tensor.to(DEVICE) for tensor in (experts.router, experts.gate_up, experts.down))
-    return Experts(*its, experts.top_k, experts.normalises)
+    tensors = ((field.name, getattr(experts, field.name)) for field in fields(experts))
+    return replace(experts, **{name: its.to(DEVICE) for name, its in tensors if isinstance(its, torch.Tensor)})
 
 
 def one_by_one(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None) -> torch.Tensor:
@@ -56,13 +63,22 @@ def one_by_one(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None) -
     num_experts, rows = len(experts.down), []
     for index, row in enumerate(x.double()):
         scores = experts.router.double() @ row
+        if experts.router_bias is not None:
+            scores += experts.router_bias
         shares = scores[:num_experts].softmax(0)
         chosen = sorted(range(num_experts), key=lambda its: -shares[its])[: experts.top_k]
         total = sum(shares[its] for its in chosen) if experts.normalises else 1.0
         out = torch.zeros_like(row)
         for its in chosen:
-            gate, up = (experts.gate_up[its].double() @ row).chunk(2)
-            out += shares[its] / total * (experts.down[its].double() @ (functional.silu(gate) * up))
+            product = experts.gate_up[its].double() @ row
+            if experts.gate_up_bias is not None and experts.down_bias is not None:
+                gate, up = (product + experts.gate_up_bias[its]).chunk(2)
+                gate, up = gate.clamp(max=0.8), up.clamp(-0.8, 0.8) + 1
+                made = experts.down[its].double() @ (gate * (1.7 * gate).sigmoid() * up) + experts.down_bias[its]
+            else:
+                gate, up = product.chunk(2)
+                made = experts.down[its].double() @ (functional.silu(gate) * up)
+            out += shares[its] / total * made
         if shared is not None:
             out += shared[index].double() * scores[num_experts].sigmoid()
         rows.append(out)
@@ -124,6 +140,14 @@ def test_grouped_kernels_equal_the_reference(case: str, dtype: torch.dtype) -> N
     assert parts.shape == (top_k + has_shared, num_tokens, hidden)
     expected = one_by_one(x, experts, shared)
     check(parts.double().sum(0), expected, 1e-5 if dtype == torch.float32 else 5e-3)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 19])
+def test_experts_with_biases_and_clamped_gates(num_tokens: int) -> None:
+    experts, x = made(6, 72, 40, 3, has_biases=True), draw(num_tokens, 72)
+    expected = one_by_one(x, experts, None)
+    check(mixture(x, experts), expected, 1e-6)
+    check(grouped_triton.mixture(x.to(DEVICE), moved(experts), None, SMALL).double().sum(0), expected, 1e-5)
 
 
 @pytest.mark.parametrize("num_tokens", [40, 17])

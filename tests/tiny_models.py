@@ -18,6 +18,8 @@ from transformers import (
     Glm4ForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -53,6 +55,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "glm": (GlmConfig, GlmForCausalLM),
     "glm4": (Glm4Config, Glm4ForCausalLM),
+    "gpt-oss": (GptOssConfig, GptOssForCausalLM),
 }
 TINY: dict[str, Any] = {
     "vocab_size": 384,
@@ -80,6 +83,13 @@ FAMILY_TINY: dict[str, dict[str, Any]] = {
     "phi3": {"pad_token_id": 0},
     "glm": {"head_dim": 16, "pad_token_id": 0},
     "glm4": {"head_dim": 16, "pad_token_id": 0},
+    "gpt-oss": {
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    },
 }
 
 

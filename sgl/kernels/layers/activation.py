@@ -38,3 +38,11 @@ def cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
 
         return fused_triton.cap_(x, cap)
     return x.div_(cap).tanh_().mul_(cap)
+
+
+def clamped_and_mul(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    """gate * sigmoid(alpha * gate) * (up + 1) for gate_up [..., 2n], gates first, gates of at most `limit` and ups
+    within it: [..., n]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)

@@ -12,7 +12,7 @@ MOST_GROUPS = 16
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A layer's experts, or a rank's columns of them, and their router. Gated by silu, without biases."""
+    """A layer's experts, or a rank's columns of them, and their router. Gated by silu, or as `clamped` says."""
 
     router: torch.Tensor  # [num_experts, hidden]; one row more, if there is one, is the gate of a shared expert
     gate_up: torch.Tensor  # [num_experts + num_shared, 2 * intermediate, hidden], gates first
@@ -26,6 +26,11 @@ class Experts:
     top_groups: int = 1  # so many are chosen first, and experts within these,
     best_of_group: Literal[1, 2] = 1  # by the sum of so many best scores
     num_shared: int = 0  # experts of every token, without weights, behind the others
+    router_bias: torch.Tensor | None = None  # [num_experts]; all biases or none
+    gate_up_bias: torch.Tensor | None = None  # [num_experts, 2 * intermediate]
+    down_bias: torch.Tensor | None = None  # [num_experts, hidden]
+    clamped: tuple[float, float] | None = None
+    """See `activation.clamped_and_mul`."""
 
     @property
     def num_experts(self) -> int:

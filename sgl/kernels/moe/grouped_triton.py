@@ -61,7 +61,7 @@ def mixture(
     num_tokens, hidden = x.shape
     num_all, top_k = len(experts.down), experts.num_used
     out = x.new_empty(top_k + (shared is not None), num_tokens, hidden)
-    logits, counts = _scores(x, experts.router, num_all)
+    logits, counts = _scores(x, experts.router, experts.router_bias, num_all)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=x.device)
     lists = torch.empty(num_all, num_tokens, dtype=torch.int32, device=x.device)
     num_padded = triton.next_power_of_2(num_all)
@@ -79,7 +79,7 @@ def mixture(
         num_warps=min(4, max(1, num_padded // 128)),
         **overlap(x.device),
     )
-    _multiply(x, experts.gate_up, experts.down, weights, counts, lists, out, plan)
+    _multiply(x, experts.gate_up, experts.down, weights, counts, lists, out, plan, experts)
     if shared is not None and experts.has_gate:
         torch.mul(shared, logits[:, experts.num_experts :].sigmoid(), out=out[top_k])
     elif shared is not None:
@@ -111,8 +111,12 @@ def _multiply(
     lists: torch.Tensor,
     out: torch.Tensor,
     plan: Plan | None,
+    experts: Experts | None = None,
 ) -> None:
-    """Fill out [top_k, T, hidden], by pair of a token and its expert, from the lists of pairs by expert."""
+    """Fill out [top_k, T, hidden], by pair of a token and its expert, from the lists of pairs by expert. experts: has
+    their biases and gate."""
+    biases = (None, None) if experts is None else (experts.gate_up_bias, experts.down_bias)
+    alpha, limit = (None, None) if experts is None or experts.clamped is None else experts.clamped
     num_experts, hidden, size = down.shape
     num_tokens, top_k = weights.shape
     num_pairs, options = num_tokens * top_k, overlap(x.device)
@@ -122,11 +126,15 @@ def _multiply(
         num_rows = hidden if is_down else size
         blocks = most_blocks(num_pairs, num_experts, tiles.tokens)
         tensors = (gated, down, weights, counts, lists, out) if is_down else (x, gate_up, counts, lists, gated)
+        gates = {} if is_down else {"alpha": alpha, "limit": limit}
         (_down if is_down else _gate_up)[(blocks * triton.cdiv(num_rows, tiles.rows),)](
             *tensors,
+            biases[is_down],
             num_tokens,
             num_experts,
             num_rows,
+            **gates,
+            has_bias=biases[is_down] is not None,
             width=size if is_down else hidden,
             top_k=top_k,
             num_padded=triton.next_power_of_2(num_experts),
@@ -152,7 +160,9 @@ def most_blocks(num_pairs: int, num_experts: int, block: int) -> int:
     return most_used + (num_pairs - most_used) // block
 
 
-def _scores(x: torch.Tensor, router: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _scores(
+    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, num_experts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Float32 logits [T, rows of the router], and int32 zeros [num_experts]."""
     num_tokens, width = x.shape
     logits = torch.empty(num_tokens, len(router), dtype=torch.float32, device=x.device)
@@ -163,11 +173,13 @@ def _scores(x: torch.Tensor, router: torch.Tensor, num_experts: int) -> tuple[to
     _router[triton.cdiv(len(router), tiles.rows), triton.cdiv(num_tokens, tiles.tokens)](
         x,
         router,
+        bias,
         logits,
         counts,
         num_tokens,
         num_experts,
         len(router),
+        has_bias=bias is not None,
         width=width,
         num_padded=triton.next_power_of_2(num_experts),
         block_tokens=tiles.tokens,
@@ -208,11 +220,13 @@ def _multiplied(
 def _router(
     x,
     matrix,
+    bias,
     logits,
     counts,
     num_tokens,
     num_experts,
     size,
+    has_bias: tl.constexpr,
     width: tl.constexpr,
     num_padded: tl.constexpr,
     block_tokens: tl.constexpr,
@@ -232,6 +246,8 @@ def _router(
     at_x = x + tl.minimum(tokens, num_tokens - 1).to(tl.int64)[:, None] * width + columns[None, :]
     at = matrix + tl.minimum(rows, size - 1).to(tl.int64)[:, None] * width + columns[None, :]
     sums = _multiplied(at_x, at, width, block_tokens, block_rows, block_columns)
+    if has_bias:
+        sums += tl.load(bias + rows, mask=rows < size, other=0.0).to(tl.float32)[None, :]
     to = logits + tokens.to(tl.int64)[:, None] * size + rows[None, :]
     tl.store(to, sums, mask=(tokens < num_tokens)[:, None] & (rows < size)[None, :])
 
@@ -323,9 +339,13 @@ def _gate_up(
     counts,
     lists,
     out,
+    bias,
     num_tokens,
     num_experts,
     size,
+    alpha: tl.constexpr,
+    limit: tl.constexpr,
+    has_bias: tl.constexpr,
     width: tl.constexpr,
     top_k: tl.constexpr,
     num_padded: tl.constexpr,
@@ -366,7 +386,15 @@ def _gate_up(
             up_weights = tl.load(at_up + start, mask=inside, other=0.0)
         gates = tl.dot(inputs, tl.trans(gate_weights), gates, input_precision="ieee")
         ups = tl.dot(inputs, tl.trans(up_weights), ups, input_precision="ieee")
-    gated = gates / (1.0 + tl.exp(-gates)) * ups
+    if has_bias:
+        gates += tl.load(bias + row).to(tl.float32)[None, :]
+        ups += tl.load(bias + row + size).to(tl.float32)[None, :]
+    if limit is None:
+        gated = gates / (1.0 + tl.exp(-gates)) * ups
+    else:
+        gates = tl.minimum(gates, limit)
+        ups = tl.minimum(tl.maximum(ups, -limit), limit) + 1.0
+        gated = gates / (1.0 + tl.exp(-alpha * gates)) * ups
     to = out + (before + places).to(tl.int64)[:, None] * size + rows[None, :]
     tl.store(to, gated.to(out.dtype.element_ty), mask=is_pair[:, None] & (rows < size)[None, :])
 
@@ -379,9 +407,11 @@ def _down(
     counts,
     lists,
     out,
+    bias,
     num_tokens,
     num_experts,
     size,
+    has_bias: tl.constexpr,
     width: tl.constexpr,
     top_k: tl.constexpr,
     num_padded: tl.constexpr,
@@ -408,6 +438,9 @@ def _down(
     rows = (tl.program_id(0) % num_tiles) * block_rows + tl.arange(0, block_rows)
     row = expert.to(tl.int64) * size + tl.minimum(rows, size - 1)
     at = matrix + row[:, None] * width + columns[None, :]
-    sums = _multiplied(at_x, at, width, block_tokens, block_rows, block_columns) * shares[:, None]
+    sums = _multiplied(at_x, at, width, block_tokens, block_rows, block_columns)
+    if has_bias:
+        sums += tl.load(bias + row).to(tl.float32)[None, :]
+    sums *= shares[:, None]
     to = out + ((pairs % top_k) * num_tokens + pairs // top_k).to(tl.int64)[:, None] * size + rows[None, :]
     tl.store(to, sums.to(out.dtype.element_ty), mask=is_pair[:, None] & (rows < size)[None, :])

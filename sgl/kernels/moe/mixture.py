@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.layers.activation import clamped_and_mul, silu_and_mul
 from sgl.kernels.moe.experts import Experts
 
 LEAST_SUM = 1e-20  # of weights that are normalised, as DeepSeek adds it
@@ -25,10 +25,10 @@ def mixture(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = Non
         from sgl.kernels.moe import grouped_triton
 
         return grouped_triton.mixture(x, experts, shared)
-    logits = functional.linear(x, experts.router).float()
+    logits = functional.linear(x, experts.router, experts.router_bias).float()
     num_experts = experts.num_experts
     weights, ids = route(logits[:, :num_experts], experts)
-    out = _summed(x, experts.gate_up, experts.down, weights, ids)
+    out = _summed(x, experts.gate_up, experts.down, weights, ids, experts)
     if shared is not None:
         out += shared * logits[:, num_experts:].sigmoid() if experts.has_gate else shared
     return out.to(x.dtype)
@@ -71,9 +71,15 @@ def route(logits: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.T
 
 
 def _summed(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    experts: Experts | None = None,
 ) -> torch.Tensor:
-    """float32 [T, hidden]. Each expert computes its tokens at once; experts without tokens cost nothing."""
+    """float32 [T, hidden]. Each expert computes its tokens at once; experts without tokens cost nothing. experts: has
+    their biases and gate."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     flat = ids.flatten()
     pairs = flat.argsort(stable=True)
@@ -85,6 +91,12 @@ def _summed(
             continue
         start, end = end, end + count
         its = tokens[start:end]
-        gated = silu_and_mul(functional.linear(x[its], gate_up[expert]))
-        out.index_add_(0, its, functional.linear(gated, down[expert]).float() * scales[start:end])
+        biases = (None, None) if experts is None else (experts.gate_up_bias, experts.down_bias)
+        before, after = (None if bias is None else bias[expert] for bias in biases)
+        product = functional.linear(x[its], gate_up[expert], before)
+        if experts is None or experts.clamped is None:
+            gated = silu_and_mul(product)
+        else:
+            gated = clamped_and_mul(product, *experts.clamped)
+        out.index_add_(0, its, functional.linear(gated, down[expert], after).float() * scales[start:end])
     return out

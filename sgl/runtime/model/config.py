@@ -58,6 +58,7 @@ class ExpertsConfig:
     shared_size: int | None  # intermediate size of the expert for all tokens
     normalises: bool  # the weights of a token's experts, to a sum of one
     layers: tuple[bool, ...]  # [num_layers] whether a layer has one; others have a dense feed-forward
+    clamped: tuple[float, float] | None = None  # see `Experts`; then there are biases, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +240,7 @@ def _experts(fields: Fields, names: ExpertNames, num_layers: int) -> ExpertsConf
         intermediate_size=fields.integer(names.size),
         shared_size=fields.integer("shared_expert_intermediate_size") if names.has_shared else None,
         normalises=names.always_normalises or fields.flag("norm_topk_prob"),
+        clamped=(fields.number("swiglu_alpha"), fields.number("swiglu_limit")) if names.is_turned else None,
         layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
     )
 

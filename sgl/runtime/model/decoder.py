@@ -86,8 +86,7 @@ class Decoder:
         self._rotary_tables = [rotary_table(it, config.head_dim, self.max_positions, self.device) for it in ropes]
         self._qk_norms = [self._qk_norm(layer) for layer in weights.layers]
         self._gate = gelu_and_mul if FAMILIES[config.architecture].activation == "gelu" else silu_and_mul
-        # rounded as transformers rounds it
-        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()  # as rounded
         self.eyes = eyes
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
@@ -104,6 +103,7 @@ class Decoder:
             windows=tuple(dict.fromkeys(config.windows)),
             kv_dtype=kv_dtype,
             softcap=config.score_cap,
+            has_sinks=FAMILIES[config.architecture].has_sinks,
         )
 
     @torch.inference_mode()
@@ -320,9 +320,10 @@ class Decoder:
         self, index: int, state: LayerState, query: torch.Tensor, kv: KVCache, attention: AttentionBackend
     ) -> torch.Tensor:
         keys, values, window = kv.keys[index], kv.values[index], self.config.windows[index]
+        sinks = self.weights.layers[index].sinks
         if state.overlaps:
-            return cast(GraphAttention, attention).run(query, keys, values, window, overlaps=True)
-        return attention.run(query, keys, values, window)
+            return cast(GraphAttention, attention).run(query, keys, values, window, sinks=sinks, overlaps=True)
+        return attention.run(query, keys, values, window, sinks=sinks)
 
     def _forward_single(self, state: LayerState, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
         """`forward` of one token on a GPU, whose products only stream their weights."""
@@ -372,10 +373,12 @@ class Decoder:
         next_norm: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`added` of `_forward_single` for experts."""
-        # imported only where a Triton kernel runs
         from sgl.kernels.moe.single_triton import mixture_add_
 
         eps, ranks = self.config.rms_norm_eps, self.collectives
+        if experts.clamped is not None:
+            parts = self._mixture(x if norm is None else rms_norm(x, norm, eps), layer, experts)
+            return self._normed(parts, residual, next_norm, None), None
         shared = None
         if layer.gate_up is not None and layer.down is not None:
             shared = layer.gate_up, layer.down
@@ -433,8 +436,7 @@ class Decoder:
         return sorted({kinds.index(kind) for kind in kinds})
 
     def _qk_norm(self, layer: LayerWeights) -> torch.Tensor | None:
-        """[num_heads + num_kv_heads, head_dim], to normalise queries and keys together; all in one where it is over all
-        heads."""
+        """[num_heads + num_kv_heads, head_dim] for queries and keys together; flat where it is over all heads."""
         if layer.q_norm is None or layer.k_norm is None:
             return None
         if self.config.wide_qk_norm:

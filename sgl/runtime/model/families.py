@@ -41,6 +41,10 @@ class ExpertNames:
     """Otherwise `norm_topk_prob` is read."""
     has_shared: bool = False
     """Whether an expert of `shared_expert_intermediate_size` computes all tokens."""
+    router: str = "gate"
+    is_turned: bool = False
+    """Whether a checkpoint has the experts of a layer as one tensor, transposed, with each gate before its up, with
+    biases; then gates are clamped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,8 @@ class Family:
     """Whether norms scale by their weights plus one, in float32."""
     activation: Literal["silu", "gelu"] = "silu"
     """Of the feed-forward's gate; gelu: by tanh."""
+    has_sinks: bool = False
+    """Whether attention has sinks."""
     scales_embedding: bool = False
     """Whether embeddings are multiplied by the root of the hidden size."""
     has_query_scalar: bool = False
@@ -242,10 +248,38 @@ GLM = Family(
 )
 GLM4 = replace(GLM, architecture="Glm4ForCausalLM", norms=GLMS)
 
+GPT_OSS = Family(
+    "GptOssForCausalLM",
+    attention_bias="configured",
+    has_sinks=True,
+    sliding_window="by pattern",
+    experts=ExpertNames("intermediate_size", router="router", always_normalises=True, is_turned=True),
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+        "rope_theta": 150000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+    },
+)
+
 FAMILIES = {
     family.architecture: family
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
-        *(GEMMA2, GEMMA3, PHI3, OLMO2, GLM, GLM4),
+        *(GEMMA2, GEMMA3, PHI3, OLMO2, GLM, GLM4, GPT_OSS),
     )
 }

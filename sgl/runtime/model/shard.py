@@ -111,7 +111,7 @@ class Shard:
         """Where this part lies in a checkpoint's tensor, to be joined along the second dimension: fused experts have
         gates, and then ups. config: the whole model's."""
         part = self.part(name, config)
-        if not name.endswith(GATE_UP) or config.experts is None:
+        if not name.endswith(GATE_UP) or config.experts is None or config.experts.clamped is not None:
             return [part]
         every, gates = part
         size = config.experts.intermediate_size
@@ -128,6 +128,8 @@ class Shard:
         if module in ("k_proj", "v_proj") or (module == "k_norm" and config.wide_qk_norm):
             first = self.rank * config.num_kv_heads // self.size
             return (slice(first * dim, (first + local.num_kv_heads) * dim),)
+        if name.endswith("self_attn.sinks"):
+            return (_nth(self.rank, local.num_heads),)
         if module in ("embed_tokens", "lm_head"):
             its = self.vocabulary(config.vocab_size)
             return (slice(its.start, its.stop),)
@@ -142,6 +144,11 @@ class Shard:
         elif local.experts is not None and ".shared_expert." in name:
             size = local.experts.shared_size or 0
         its, every = _nth(self.rank, size), slice(None)
+        if module == "experts" and local.experts is not None and local.experts.clamped is not None:
+            pairs = slice(2 * its.start, 2 * its.stop)  # each gate is beside its up
+            if name.endswith("_bias"):
+                return (every, pairs) if "gate_up" in name else ()
+            return (every, every, pairs) if name.endswith(GATE_UP) else (every, its)
         if module == "experts":
             return (every, its) if name.endswith(GATE_UP) else (every, every, its)
         if module in ("gate_proj", "up_proj", "w1", "w3"):
@@ -150,7 +157,7 @@ class Shard:
 
     def adds(self, name: str) -> bool:
         """Whether this part holds a tensor's values, or zeros: biases of what is summed up count once."""
-        return self.rank == 0 or not name.endswith(("o_proj.bias", "down_proj.bias"))
+        return self.rank == 0 or not name.endswith(("o_proj.bias", "down_proj.bias", "down_proj_bias"))
 
 
 def _nth(index: int, width: int) -> slice:

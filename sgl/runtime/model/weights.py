@@ -6,8 +6,8 @@ Maps checkpoint tensors to weights; the loader fills them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Set
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -53,6 +53,7 @@ class LayerWeights:
     down_bias: torch.Tensor | None
     down_norm: torch.Tensor | None  # [hidden], of what the feed-forward adds
     experts: Experts | None = None
+    sinks: torch.Tensor | None = None  # [num_heads]
 
     def matrices(self) -> Iterator[tuple[str, Matrix]]:
         """Those that all tokens are multiplied with, but the router, by their fields."""
@@ -99,6 +100,8 @@ class Weights:
                 heads = its.view(-1, config.head_dim, *its.shape[1:])
                 rotated = heads[: config.num_heads + config.num_kv_heads]
                 rotated.copy_(rotated[:, order])
+            if family.experts is not None and family.experts.is_turned and layer.experts is not None:
+                _part_gates(layer.experts)
         for norm in self.norms() if family.norms_add_one else ():
             norm.add_(1.0)
 
@@ -159,6 +162,13 @@ def packed(matrix: Matrix) -> Matrix:
     if isinstance(matrix, torch.Tensor) and matrix.numel() >= _LEAST_PACKED and PackedMatrix.can_hold(matrix):
         return PackedMatrix.of(matrix)
     return matrix
+
+
+def _part_gates(experts: Experts) -> None:
+    """Bring rows of each gate and its up into an order of all gates, then all ups, in place."""
+    for its in (experts.gate_up, experts.gate_up_bias):
+        for expert in () if its is None else its:
+            expert.copy_(torch.cat((expert[::2], expert[1::2])))
 
 
 def _rows(matrix: Matrix, bias: torch.Tensor | None) -> Iterator[torch.Tensor]:
@@ -231,6 +241,7 @@ def allocate_weights(
             down=None if intermediate is None else matrix(layer, "down", hidden, intermediate),
             down_bias=bias(config.mlp_bias, hidden),
             down_norm=norm("down_norm" in family.norms, hidden),
+            sinks=bias(family.has_sinks, config.num_heads),
         )
         if experts is not None:
             its.experts = Experts(
@@ -239,7 +250,15 @@ def allocate_weights(
                 down=tensor(experts.num_experts, hidden, experts.intermediate_size),
                 top_k=experts.top_k,
                 normalises=experts.normalises,
+                clamped=experts.clamped,
             )
+            if experts.clamped is not None:
+                its.experts = replace(
+                    its.experts,
+                    router_bias=tensor(experts.num_experts),
+                    gate_up_bias=tensor(experts.num_experts, 2 * experts.intermediate_size),
+                    down_bias=tensor(experts.num_experts, hidden),
+                )
         layers.append(its)
     lm_head = embedding if tied else tensor(num_tokens, hidden)
     last_norm = torch.empty(hidden if shard.is_last else 0, dtype=norm_dtype, device=device)
@@ -265,6 +284,7 @@ def checkpoint_tensors(
             "self_attn.k_norm.weight": layer.k_norm,
             "self_attn.o_proj.weight": layer.output,
             "self_attn.o_proj.bias": layer.output_bias,
+            "self_attn.sinks": layer.sinks,
             f"{mlp}.down_proj.weight": layer.down,
             "mlp.down_proj.bias": layer.down_bias,
         }
@@ -288,8 +308,17 @@ def checkpoint_tensors(
     return {name: its for name, its in tensors.items() if isinstance(its, torch.Tensor) and its.numel()}
 
 
-def _expert_tensors(experts: Experts, names: ExpertNames, *, fused: bool) -> dict[str, torch.Tensor]:
+def _expert_tensors(experts: Experts, names: ExpertNames, *, fused: bool) -> Mapping[str, torch.Tensor | None]:
     """A layer's experts and routers by their names in it."""
+    if names.is_turned:
+        return {
+            "mlp.router.weight": experts.router,
+            "mlp.router.bias": experts.router_bias,
+            f"mlp.{GATE_UP}": experts.gate_up.transpose(1, 2),
+            f"mlp.{GATE_UP}_bias": experts.gate_up_bias,
+            f"mlp.{DOWN}": experts.down.transpose(1, 2),
+            f"mlp.{DOWN}_bias": experts.down_bias,
+        }
     block = "mlp" if fused else names.block
     num_experts, _, size = experts.down.shape
     parts = {

@@ -95,7 +95,8 @@ class PromptGraphs:
             piece.replay()
             if index == len(pieces) - 1 and wanted is not None and not len(wanted):
                 return self._residual[:0]
-            self._attention.run(query, kv.keys[index], kv.values[index], config.windows[index], attended)
+            caches, sinks = (kv.keys[index], kv.values[index]), self._model.weights.layers[index].sinks
+            self._attention.run(query, *caches, config.windows[index], attended, sinks=sinks)
         last = LayerState(self._residual[:num_tokens], state.rotary, state.slots)
         return self._model.finish(last, attended, wanted)
 
