@@ -109,13 +109,9 @@ class HybridConfig:
         data = read_json(folder / "config.json")
         architecture = str(data["architectures"][0])
         text = data.get("text_config") if architecture.endswith(_SEES) else None
-        if text is not None:  # some fields may stand outside
-            data = {
-                **{
-                    key: data[key] for key in ("tie_word_embeddings", "dtype", "quantization_config") if key in data
-                },
-                **text,
-            }
+        if text is not None:  # what is not of the text part alone stands outside
+            outside = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
+            data = {**text, **{key: data[key] for key in outside if data.get(key) is not None}}
         data = {**_DEFAULTS, **{key: value for key, value in data.items() if value is not None}}
         fields = Fields(str(folder), data, architecture)
         prefix = "model.language_model." if text is not None else "model."
