@@ -154,7 +154,7 @@ MOST_LINES = {
     "runtime.media": 780,
     "runtime.model.gdn": 950,
     "runtime.model.hf": 1_340,
-    "runtime.model.mla": 790,
+    "runtime.model.mla": 950,
     "runtime.model.quantized": 710,
     "runtime.parallel": 1_080,
     "runtime.server": 9_650,

@@ -28,6 +28,7 @@ from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gdn.config import HybridConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.mla.config import LatentConfig
+from sgl.runtime.model.mla.parts import check_parts
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel.group import RankGroup
@@ -180,6 +181,9 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
             f"kv_cache_dtype={config.kv_cache_dtype!r}: latents of {model_config.architecture} are cached unrounded",
             option="kv_cache_dtype",
         )
+    if isinstance(model_config, LatentConfig):
+        check_parts(model_config, Shard(size=config.tp_size, stages=config.pp_size))
+        return model_config
     if config.num_ranks > 1:
         option = "tp_size" if config.tp_size > 1 else "pp_size"
         raise ConfigError(

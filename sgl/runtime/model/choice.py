@@ -90,9 +90,16 @@ def load_model(
             eyes=eyes,
         )
     assert quantization is None, "startup refuses it"
-    assert ranks is None, "startup refuses them"
     if isinstance(config, LatentConfig):
-        return load_latent(config, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions)
+        return load_latent(
+            config,
+            device=device,
+            dtype=dtype,
+            load_format=load_format,
+            max_positions=max_positions,
+            ranks=ranks,
+        )
+    assert ranks is None, "startup refuses them"
     if isinstance(config, HybridConfig):
         return load_hybrid(config, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions)
     from sgl.runtime.model.hf.config import TransformersConfig

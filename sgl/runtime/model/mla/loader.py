@@ -23,7 +23,10 @@ from sgl.runtime.model.loader import (
 )
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.model import LatentDecoder
+from sgl.runtime.model.mla.parts import check_parts, local, of_shared, part
 from sgl.runtime.model.mla.weights import LatentWeights, allocate_weights, checkpoint_tensors
+from sgl.runtime.model.ranks import Ranks
+from sgl.runtime.model.shard import WHOLE, Shard
 
 _LM_HEAD = "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -37,18 +40,21 @@ def load_latent(
     load_format: LoadFormat = "auto",
     max_positions: int | None = None,
     seed: int = 0,
+    ranks: Ranks | None = None,
 ) -> LatentDecoder:
     """See `load_decoder`."""
+    shard = WHOLE if ranks is None else ranks.shard
+    check_parts(config, shard)
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
     if load_format == "gguf":
         raise ConfigError(f"load_format='gguf': {config.path} is safetensors", option="load_format")
     if load_format == "dummy":
-        weights = _random_weights(config, torch_dtype, device, seed)
+        weights = _random_weights(config, torch_dtype, device, seed, shard)
     else:
-        weights = _load_weights(config, torch_dtype, device)
+        weights = _load_weights(config, torch_dtype, device, shard)
     weights.pack()
-    return LatentDecoder(config, weights, max_positions)
+    return LatentDecoder(config, weights, max_positions, ranks)
 
 
 def num_latent_weights(config: LatentConfig) -> int:
@@ -56,18 +62,34 @@ def num_latent_weights(config: LatentConfig) -> int:
     return sum(math.prod(shape) for shape in _shapes(config, tied=config.tie_word_embeddings).values())
 
 
-def _random_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device, seed: int) -> LatentWeights:
-    """Initialised like transformers: normal matrices, no biases, norms of one."""
-    weights = allocate_weights(config, dtype, device, tied=config.tie_word_embeddings)
+def _random_weights(
+    config: LatentConfig, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard
+) -> LatentWeights:
+    """Initialised like transformers: normal matrices, no biases, norms of one. All parts are cut from the same."""
+    tied, own = config.tie_word_embeddings, local(config, shard)
+    weights = allocate_weights(own, dtype, device, tied=tied, shard=shard)
+    shapes = _shapes(config, tied=tied)
     generator = torch.Generator(device).manual_seed(seed)
-    for name, target in checkpoint_tensors(config, weights).items():
+    for name, target in checkpoint_tensors(own, weights).items():
         if name.endswith("norm.weight"):
             target.fill_(1.0)
         elif name.endswith("bias"):
             target.zero_()
         else:
-            target.normal_(0.0, config.initializer_range, generator=generator)
+            drawn = torch.empty(shapes[name], dtype=dtype, device=device)
+            drawn.normal_(0.0, config.initializer_range, generator=generator)
+            _fill(name, target, drawn[part(name, config, shard)], config, shard)
     return weights
+
+
+def _fill(name: str, target: torch.Tensor, value: torch.Tensor, config: LatentConfig, shard: Shard) -> None:
+    """Copy `part` of a checkpoint's tensor to where it belongs. config: the whole model's."""
+    if ".shared_experts." in name:
+        value = of_shared(name, value, config, shard)
+    if shard.rank and name.endswith("o_proj.bias"):
+        target.zero_()  # it counts once
+    else:
+        target.copy_(value.view(target.shape) if value.dim() != target.dim() else value)
 
 
 def _shapes(config: LatentConfig, *, tied: bool) -> dict[str, tuple[int, ...]]:
@@ -82,23 +104,26 @@ def _shape(name: str, target: torch.Tensor) -> tuple[int, ...]:
     return tuple((target.flatten(1) if "down_proj" in name else target.flatten(0, 1)).shape)
 
 
-def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device) -> LatentWeights:
+def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> LatentWeights:
     folder = Path(config.path)
     # Layers behind the last one predict several tokens at once, which we do not.
     used = {name: entry for name, entry in read_headers(folder).items() if _is_used(name, config)}
     entries, quantized = read_quantized(used, config.scheme, device)
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     check_tensors(entries, _shapes(config, tied=tied), folder)
-    weights = allocate_weights(config, dtype, device, tied=tied)
-    targets = checkpoint_tensors(config, weights)
+    own = local(config, shard)
+    weights = allocate_weights(own, dtype, device, tied=tied, shard=shard)
+    targets = checkpoint_tensors(own, weights)
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as tensors:
             for name, target in targets.items():
                 if entries[name].file == file:
-                    is_quantized = name in quantized.shapes
-                    value = quantized.dequantized(name) if is_quantized else read(tensors, name, file)
-                    value = _paired_by_halves(name, value, config)
-                    target.copy_(value.view(target.shape))
+                    its = part(name, config, shard)
+                    if name in quantized.shapes:
+                        value = quantized.dequantized(name)[its]
+                    else:
+                        value = read(tensors, name, file, its)
+                    _fill(name, target, _paired_by_halves(name, value, config), config, shard)
     say_dequantized(quantized, config.scheme, dtype)
     if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding

@@ -17,6 +17,7 @@ from sgl.kernels.collectives import Collectives, Links
 from sgl.kernels.latent.attention import LatentAttention
 from sgl.kernels.latent.products import enter, expand
 from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.layers.embedding import embedding_part
 from sgl.kernels.layers.linear import Matrix, linear, linear_add
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.rope import rotary_rows
@@ -24,8 +25,11 @@ from sgl.kernels.moe.mixture import mixture
 from sgl.runtime.model.decoder import warm_up_sizes
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.mla.config import LatentConfig
+from sgl.runtime.model.mla.parts import local
 from sgl.runtime.model.mla.weights import LatentLayer, LatentWeights
+from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
+from sgl.runtime.model.shard import WHOLE
 
 _LATENT_EPS = 1e-6  # of the latents' norms, whatever the config says of others
 
@@ -44,16 +48,25 @@ class LatentDecoder:
     """A loaded model; see `Model`."""
 
     captures = True
-    collectives: Collectives | None = None
     links: Links | None = None
 
-    def __init__(self, config: LatentConfig, weights: LatentWeights, max_positions: int | None = None) -> None:
-        """max_positions: positions it may be asked for (default: the context)."""
-        self.config = config
+    def __init__(
+        self,
+        config: LatentConfig,
+        weights: LatentWeights,
+        max_positions: int | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """config: the whole model's. max_positions: positions it may be asked for (default: the context). ranks: among
+        which the model is cut."""
+        shard = WHOLE if ranks is None else ranks.shard
+        self.config = local(config, shard)
+        self.collectives: Collectives | None = None if ranks is None else ranks.stage
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        self.vocabulary = range(config.vocab_size)
+        self.vocabulary = shard.vocabulary(config.vocab_size)
+        self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
         self.most_layers = config.num_layers
         self.max_positions = max_positions or config.context_length
         self._rotary_table = rotary_table(config.rope, config.rope_dim, self.max_positions, self.device)
@@ -86,8 +99,8 @@ class LatentDecoder:
     ) -> torch.Tensor:
         """See `Model.forward`. The last layer computes only what is cached of tokens that are not wanted."""
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
-        state = _State(functional.embedding(input_ids, self.weights.embedding), rotary, slots)
-        if len(input_ids) == 1 and isinstance(attention, LatentAttention):
+        state = _State(self._embedded(input_ids), rotary, slots)
+        if len(input_ids) == 1 and self.collectives is None and isinstance(attention, LatentAttention):
             return self._forward_single(state, kv, attention)
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
@@ -98,16 +111,37 @@ class LatentDecoder:
             if index == last and wanted is not None:
                 state.residual, attended = (its.index_select(0, wanted) for its in (state.residual, attended))
             self._after_attention(layer, state, attended, captured=captured)
-        return add_rms_norm(state.rest, state.residual, self.weights.norm, self.config.rms_norm_eps)
+        return self._normed(state.rest, state.residual, self.weights.norm)
+
+    def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
+        embedding = self.weights.embedding
+        if self.collectives is None:
+            return functional.embedding(input_ids, embedding)
+        return self.collectives.sum(embedding_part(input_ids, embedding, self.vocabulary.start))
+
+    def _added(
+        self, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
+    ) -> torch.Tensor | None:
+        """`linear_add`; of several ranks, this one's part, all of which is left."""
+        if self.collectives is None:
+            return linear_add(x, matrix, bias, residual, captured=captured)
+        return linear(x, matrix, bias)
+
+    def _normed(self, rest: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`norm.add_rms_norm` of what `_added`, or experts, left."""
+        eps = self.config.rms_norm_eps
+        if rest is None or self.collectives is None:
+            return add_rms_norm(rest, residual, weight, eps)
+        return self.collectives.add_rms_norm(rest if rest.dim() == 2 else rest.sum(0), residual, weight, eps)
 
     def _before_attention(self, layer: LatentLayer, state: _State, cache: torch.Tensor) -> torch.Tensor:
         """A layer up to its attention: what is cached, and the queries [T, num_heads, head_dim]."""
         config = self.config
-        x = add_rms_norm(state.rest, state.residual, layer.input_norm, config.rms_norm_eps)
+        x = self._normed(state.rest, state.residual, layer.input_norm)
         qkv = linear(x, layer.qkv, layer.qkv_bias)
         query, latents = torch.split(qkv, [qkv.shape[1] - config.head_dim, config.head_dim], 1)
         if layer.query_up is not None and layer.query_norm is not None:
-            query = linear(rms_norm(query, layer.query_norm, _LATENT_EPS), layer.query_up, None)
+            query = linear(rms_norm(query.contiguous(), layer.query_norm, _LATENT_EPS), layer.query_up, None)
         return self._enter(layer, state, query, latents, cache)
 
     def _enter(
@@ -122,14 +156,14 @@ class LatentDecoder:
     ) -> None:
         """A layer from the latents [T, num_heads, kv_rank] that it attended to."""
         x = expand(attended, layer.latent_up, self.config.nope_dim)
-        rest = linear_add(x, layer.output, layer.output_bias, state.residual, captured=captured)
-        x = add_rms_norm(rest, state.residual, layer.post_attention_norm, self.config.rms_norm_eps)
+        rest = self._added(x, layer.output, layer.output_bias, state.residual, captured=captured)
+        x = self._normed(rest, state.residual, layer.post_attention_norm)
         if layer.experts is not None:
             state.rest = mixture(x, layer.experts)
         else:
             gate_up, down = _dense(layer)
             x = silu_and_mul(linear(x, gate_up, None))
-            state.rest = linear_add(x, down, None, state.residual, captured=captured)
+            state.rest = self._added(x, down, None, state.residual, captured=captured)
 
     def _forward_single(self, state: _State, kv: KVCache, attention: LatentAttention) -> torch.Tensor:
         """`forward` of one token on a GPU, whose products only stream their weights."""
@@ -158,7 +192,7 @@ class LatentDecoder:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 [n, vocab] of hidden states [n, hidden], in `out` if given."""
+        """float32 [n, len(vocabulary)] of hidden states [n, hidden], in `out` if given."""
         head = self.weights.lm_head
         if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
             # neither rounded to the weights' dtype nor written twice
@@ -167,12 +201,15 @@ class LatentDecoder:
         return logits.float() if out is None else out.copy_(logits)
 
     def whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`logits`: no other rank has any."""
-        return self.logits(hidden)
+        """float32 [n, vocab] of hidden states [n, hidden]."""
+        return self.whole(self.logits(hidden))
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Themselves."""
-        return logits
+        """float32 [n, vocab] of `logits` [n, len(vocabulary)], from all ranks."""
+        if self.collectives is None:
+            return logits
+        padded = functional.pad(logits, (0, self._vocabulary_width - logits.shape[1]))
+        return self.collectives.gather_columns(padded)[:, : self.config.vocab_size]
 
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from sgl.kernels.layers.linear import Matrix, prepare
 from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.mla.config import LatentConfig
+from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weights import MAX_HELD_TWICE, matrix_tensors, packed
 
 _MATRICES = ("qkv", "query_up", "output", "gate_up", "down")
@@ -86,9 +87,9 @@ class LatentWeights:
 
 
 def allocate_weights(
-    config: LatentConfig, dtype: torch.dtype, device: torch.device, *, tied: bool
+    config: LatentConfig, dtype: torch.dtype, device: torch.device, *, tied: bool, shard: Shard = WHOLE
 ) -> LatentWeights:
-    """Uninitialised weights. tied: the head is the embedding."""
+    """Uninitialised weights. config: of a part of the model. tied: the head is the embedding."""
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -117,7 +118,8 @@ def allocate_weights(
     hidden, intermediate, rank = config.hidden_size, config.intermediate_size, config.q_rank
     q_size = config.num_heads * config.query_dim
     qkv_size = (q_size if rank is None else rank) + config.head_dim
-    embedding = tensor(config.vocab_size, hidden)
+    num_tokens = len(shard.vocabulary(config.vocab_size))
+    embedding = tensor(num_tokens, hidden)
     layers = [
         LatentLayer(
             input_norm=tensor(hidden),
@@ -136,7 +138,7 @@ def allocate_weights(
         )
         for index in range(config.num_layers)
     ]
-    lm_head = embedding if tied else tensor(config.vocab_size, hidden)
+    lm_head = embedding if tied else tensor(num_tokens, hidden)
     return LatentWeights(embedding, layers, tensor(hidden), lm_head)
 
 
