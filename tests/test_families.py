@@ -13,14 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tests.interpreter  # noqa: F401 - mends it
+from sgl import Engine
 from sgl.errors import UnsupportedModel, WeightsError
 from sgl.kernels.attention.base import AttentionStep
 from sgl.kernels.attention.torch import TorchAttention
+from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.model.rotary import rotary_order
+from tests import test_lora
 from tests.test_hf_models import check_served
 from tests.test_models import LONGROPE, Paged, at_once, check, mixed, random_sequences, reference_logits
+from tests.tiny_adapters import ALL, ATTENTION, merged, tiny_adapter
 from tests.tiny_models import CLASSES, edit_json, tiny_checkpoint
 from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
 
@@ -88,6 +93,28 @@ def test_fused_projections_of_another_size_are_named(tmp_path: Path) -> None:
         WeightsError, match=r"qkv_proj.weight .* is \[127, 64\]; its config.json makes it \[128, 64\]"
     ):
         load_decoder(ModelConfig.from_pretrained(path))
+
+
+@pytest.mark.parametrize(("family", "targets"), [("glm4", ATTENTION), ("gemma3", ALL), ("olmo2", ALL)])
+def test_an_adapter_equals_the_merged_model(family: str, targets: tuple[str, ...], tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path / "model", family)
+    adapter = tiny_adapter(tmp_path / "adapter", model, targets=targets)
+    with Engine(model_path=model, lora_paths={"its": adapter}, **test_lora.OPTIONS) as engine:
+        result = test_lora.ask(engine, test_lora.PROMPT, "its")
+    test_lora.check(result, merged(model, adapter), test_lora.PROMPT)
+
+
+@pytest.mark.parametrize("family", ["phi3", "glm4"])
+def test_packed_rows_get_the_order_of_plain_ones(family: str, tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, family, partial_rotary_factor=0.5))
+    weights, order = load_decoder(config).weights, rotary_order(config)
+    layer = weights.layers[1]
+    assert isinstance(layer.qkv, torch.Tensor)
+    layer.qkv = packed = GroupedMatrix.rounded(layer.qkv)
+    expected = packed.dequantized(torch.float32).view(-1, config.head_dim, config.hidden_size)
+    expected[: config.num_heads + config.num_kv_heads] = expected[: config.num_heads + config.num_kv_heads, order]
+    weights.arrange(config)
+    assert torch.equal(packed.dequantized(torch.float32).view_as(expected), expected)
 
 
 @pytest.mark.usefixtures("plain_torch")

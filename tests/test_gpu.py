@@ -277,6 +277,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"head_dim": 128, "partial_rotary_factor": 0.75},
     "olmo2": {"hidden_size": 512},
     "glm4": {"head_dim": 128},
+    "gpt-oss": {"head_dim": 64, "num_experts_per_tok": 4, "num_hidden_layers": 2},
 }
 
 
