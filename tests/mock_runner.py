@@ -36,21 +36,28 @@ def expected_output(
     stop_ids: frozenset[int],
     *,
     recurrent: bool = False,
+    window: int | None = None,
 ) -> list[int]:
-    """The tokens that the mock model generates, the stop token included. recurrent: of one with states."""
-    content, total, state = 0, 0, 0
+    """The tokens that the mock model generates, the stop token included. recurrent: of one with states. window: of one
+    that sees so many tokens."""
+    state = 0
+    contents = [0]
     output: list[int] = []
     for token in prompt:
-        content, state = _mix(content, token), next_state(state, token)
-        total += content
+        contents.append(_mix(contents[-1], token))
+        state = next_state(state, token)
     while len(output) < max_new_tokens:
-        token = _choose(total + state * recurrent, seed) % VOCAB
+        token = _choose(sum(_seen(contents, window)) + state * recurrent, seed) % VOCAB
         output.append(token)
         if token in stop_ids:
             break
-        content, state = _mix(content, token), next_state(state, token)
-        total += content
+        contents.append(_mix(contents[-1], token))
+        state = next_state(state, token)
     return output
+
+
+def _seen(contents: list[int], window: int | None) -> list[int]:
+    return contents if window is None else contents[-window:]
 
 
 class MockPending:
@@ -65,11 +72,18 @@ class MockPending:
 
 class MockRunner:
     """Executes batches over a real page table and a KV memory of one integer a slot. num_checkpoints: of states of one
-    integer, too; None: it has none."""
+    integer, too; None: it has none. window: tokens that a token sees, 2 at least."""
 
     def __init__(
-        self, num_pages: int, page_size: int, num_rows: int, max_pages: int, num_checkpoints: int | None = None
+        self,
+        num_pages: int,
+        page_size: int,
+        num_rows: int,
+        max_pages: int,
+        num_checkpoints: int | None = None,
+        window: int | None = None,
     ) -> None:
+        self.window = window
         self.states: list[int] | None = None if num_checkpoints is None else [0] * num_rows
         self.checkpoints = [0] * (num_checkpoints or 0)
         self.page_size = page_size
@@ -118,10 +132,10 @@ class MockRunner:
                 scored = [self._score(slots[: start + j + 1], int(t)) for j, t in enumerate(targets)]
                 inputs[b] = Logprobs(np.array(scored, np.float32))
             state = 0 if self.states is None else self.states[row]
-            tokens.append(_choose(sum(self.kv[slot] for slot in slots) + state, self.seeds[row]) % VOCAB)
+            tokens.append(_choose(self._sum(slots) + state, self.seeds[row]) % VOCAB)
             if b in batch.drafts:
                 assert q_len > 1
-                checks[b] = _choose(sum(self.kv[slot] for slot in slots[:-1]), self.seeds[row]) % VOCAB
+                checks[b] = _choose(self._sum(slots[:-1]), self.seeds[row]) % VOCAB
         if self.states is not None:
             assert batch.state_saves is not None
             assert not batch.drafts
@@ -141,7 +155,10 @@ class MockRunner:
         return self.sample(self.forward(batch))
 
     def _score(self, slots: list[int], target: int) -> float:
-        return expected_score(sum(self.kv[slot] for slot in slots), target)
+        return expected_score(self._sum(slots), target)
+
+    def _sum(self, slots: list[int]) -> int:
+        return sum(self.kv[slot] for slot in _seen(slots, self.window))
 
 
 def expected_score(total: int, target: int) -> float:
@@ -149,11 +166,10 @@ def expected_score(total: int, target: int) -> float:
     return -float(_choose(total, target) % 1000) / 100
 
 
-def prefix_totals(tokens: Sequence[int]) -> list[int]:
-    """The KV content summed over tokens[: i + 1], for each i."""
-    state, total, totals = 0, 0, []
+def prefix_totals(tokens: Sequence[int], window: int | None = None) -> list[int]:
+    """The KV content summed over what a token sees of tokens[: i + 1], for each i."""
+    contents, totals = [0], []
     for token in tokens:
-        state = _mix(state, token)
-        total += state
-        totals.append(total)
+        contents.append(_mix(contents[-1], token))
+        totals.append(sum(_seen(contents, window)))
     return totals

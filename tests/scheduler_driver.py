@@ -36,6 +36,8 @@ class Setting:
     drafts: bool = False
     checkpoints: int | None = None
     """Of recurrent states; None: the model has none."""
+    window: int | None = None
+    """Tokens that a token sees; None: all."""
     depth: int = 1
     """Steps under way at once; with more than one, overlap says nothing."""
 
@@ -60,12 +62,15 @@ class Driver:
             share=setting.radix,
             depth=setting.depth,
             num_checkpoints=setting.checkpoints,
+            window=setting.window,
             clock=lambda: self.now,
         )
         if self.scheduler.memory.states is not None:
             self.scheduler.memory.states._interval = setting.page_size
         max_pages = -(-setting.context // setting.page_size)
-        self.runner = MockRunner(setting.num_pages, setting.page_size, setting.rows, max_pages, setting.checkpoints)
+        self.runner = MockRunner(
+            setting.num_pages, setting.page_size, setting.rows, max_pages, setting.checkpoints, setting.window
+        )
         self.flying: tuple[Step, MockPending] | None = None
         self.in_stages: deque[tuple[Step, Any]] = deque()
         self.done: dict[int, Request] = {}
@@ -144,7 +149,12 @@ class Driver:
         number = len(request.output_ids)
         recurrent = self.setting.checkpoints is not None
         expected = expected_output(
-            request.prompt_ids.tolist(), number + 2, request.seed, request.stop_ids, recurrent=recurrent
+            request.prompt_ids.tolist(),
+            number + 2,
+            request.seed,
+            request.stop_ids,
+            recurrent=recurrent,
+            window=self.setting.window,
         )
         which, is_wrong = (request.uid + number) % 4, (request.uid * 7 + number) % 5 == 0
         room = request.max_new_tokens - number
@@ -181,12 +191,14 @@ def make_request(uid: int, prompt: list[int], max_new: int, **fields: object) ->
     )
 
 
-def assert_right(request: Request, *, recurrent: bool = False) -> None:
-    prompt = request.prompt_ids.tolist()
-    expected = expected_output(prompt, request.max_new_tokens, request.seed, STOPS, recurrent=recurrent)
+def assert_right(request: Request, *, recurrent: bool = False, window: int | None = None) -> None:
+    prompt, seed = request.prompt_ids.tolist(), request.seed
+    expected = expected_output(
+        prompt, request.max_new_tokens, seed, request.stop_ids, recurrent=recurrent, window=window
+    )
     assert request.output_ids == expected
     if request.logprob_start is not None:
-        totals = prefix_totals(request.prompt_ids.tolist())
+        totals = prefix_totals(prompt, window)
         scored = [float(x) for part in request.input_logprobs for x in part.chosen]
         wanted = [
             expected_score(totals[p], int(request.prompt_ids[p + 1]))

@@ -167,6 +167,18 @@ def test_a_window_hides_what_is_further_back(window: int, page_size: int, way: W
     Case(MIXED, page_size=page_size, windows=(None, window), way=way).check(window)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_pages_behind_a_window_may_be_anybodys(page_size: int, way: Way) -> None:
+    """They have been given back where every layer has a window: what is there now is large."""
+    window = 9
+    case = Case([(1, 400), (1, 33), (3, 70), (40, 150)], page_size=page_size, windows=(window,), way=way)
+    expected = case.expected(window)
+    for row, (q_len, kv_len) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
+        case.page_table[row, : max(kv_len - q_len - window, 0) // page_size] = 0
+    case.key_cache[0] = case.value_cache[0] = 1e4
+    torch.testing.assert_close(case.run(window).double(), expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("softcap", [0.3, 2.0, 50.0])
 def test_scores_are_capped(softcap: float, way: Way) -> None:
     Case(MIXED, softcap=softcap, way=way).check()

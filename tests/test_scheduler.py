@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sgl.errors import QueueFull
+from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.scheduler.admission import OutputLengths
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.step import Limits
@@ -30,6 +31,12 @@ settings_strategy = st.builds(
     conservativeness=st.sampled_from([1.0, 0.01]),
     drafts=st.booleans(),
     depth=st.sampled_from([1, 1, 2, 3, 5]),
+)
+windowed_strategy = st.builds(
+    replace,
+    settings_strategy,
+    window=st.sampled_from([2, 3, 7, 16, 40]),
+    policy=st.sampled_from(["lpm", "dfs-weight"]),
 )
 recurrent_strategy = st.builds(
     replace, settings_strategy, checkpoints=st.sampled_from([0, 1, 2, 5, 40]), depth=st.just(1)
@@ -68,8 +75,19 @@ def test_any_interleaving_keeps_every_state_owned_and_right(
     assert len(states.checkpoints.free) == states.checkpoints.num_slots
 
 
+@given(windowed_strategy, st.sampled_from([0.0, 0.1, 0.5, 3.0]), actions)
+@settings(max_examples=150)
+def test_any_interleaving_with_a_window_keeps_every_page_owned_and_every_token_right(
+    setting: Setting, room: float, plan: list[tuple[str, int]]
+) -> None:
+    """In a pool that need not hold a whole context."""
+    run_plan(setting, room, plan)
+
+
 def run_plan(setting: Setting, room: float, plan: list[tuple[str, int]]) -> Driver:
     least = -(-setting.context // setting.page_size) + 1
+    if setting.window is not None:
+        least = min(least, pages_in_window(setting.window, setting.page_size, 1) + 1)
     setting.num_pages = least + int(room * least)
     driver = Driver(setting)
     requests: list[Request] = []
@@ -107,7 +125,7 @@ def run_plan(setting: Setting, room: float, plan: list[tuple[str, int]]) -> Driv
     for request in requests:
         assert request.phase is Phase.DONE
         if request.finish_reason is not None and request.finish_reason.type != "abort":
-            assert_right(request, recurrent=setting.checkpoints is not None)
+            assert_right(request, recurrent=setting.checkpoints is not None, window=setting.window)
     assert driver.scheduler.memory.cache.locked_pages == 0
     driver.scheduler.memory.cache.reset()
     assert driver.pool.num_free == setting.num_pages - 1
@@ -120,7 +138,7 @@ def run_all(setting: Setting, requests: list[Request]) -> Driver:
         driver.scheduler.add(request)
     driver.run()
     for request in requests:
-        assert_right(request, recurrent=setting.checkpoints is not None)
+        assert_right(request, recurrent=setting.checkpoints is not None, window=setting.window)
     return driver
 
 

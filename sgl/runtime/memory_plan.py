@@ -10,10 +10,12 @@ import torch
 from sgl.errors import ConfigError
 from sgl.machine_limits import address_space_left, memory_limit
 from sgl.runtime.adapter_choice import slot_bytes
+from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.devices import kv_dtype
-from sgl.runtime.model.base import Model, RecurrentModel
+from sgl.runtime.model.base import Config, Model, RecurrentModel
 from sgl.runtime.model.choice import eyes_of
+from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import dtype_name
 
@@ -32,9 +34,16 @@ _CHECKPOINTS_A_ROW = 2
 _MIN_TOKENS_A_ROW = 64  # by default fewer rows, rather than less KV for each
 
 
-def plan_memory(config: EngineConfig, model: Model) -> tuple[EngineConfig, int]:
-    """The number of KV pages including the dummy page, and the options with every None resolved that follows. Raises
-    ConfigError."""
+def window_of(model_config: Config, model: Model) -> int | None:
+    """Tokens before which no layer attends; None where some attends to all. model_config: that of all layers."""
+    windows = model_config.windows if isinstance(model_config, ModelConfig) else model.attention_shape(1).windows
+    longest = max(model.max_positions if window is None else window for window in windows)
+    return longest if longest < model.max_positions else None
+
+
+def plan_memory(config: EngineConfig, model: Model, window: int | None) -> tuple[EngineConfig, int]:
+    """The number of KV pages including the dummy page, and the options with every None resolved that follows. A
+    request needs pages for its context, or for its `window`. Raises ConfigError."""
     device, context, bytes_of_token = model.device, model.max_positions, token_bytes(config, model)
     page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
     weight_bytes = held_bytes(model) + slot_bytes(config, model)
@@ -63,12 +72,14 @@ def plan_memory(config: EngineConfig, model: Model) -> tuple[EngineConfig, int]:
         )
     if config.max_running_requests is None:
         rows = max(1, min(rows, num_pages * page_size // _MIN_TOKENS_A_ROW))
+    if window is None or num_pages < pages_in_window(window, page_size, step_tokens=1):
+        context = min(context, num_pages * page_size)
     resolved = replace(
         config,
         device=str(device),
         dtype=dtype_name(model.dtype),
         page_size=page_size,
-        context_length=min(context, num_pages * page_size),
+        context_length=context,
         max_running_requests=rows,
         max_total_tokens=num_pages * page_size,
         mem_fraction_static=fraction,

@@ -20,7 +20,7 @@ from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
-from sgl.runtime.memory_plan import gib, held_bytes, plan_memory, token_bytes
+from sgl.runtime.memory_plan import gib, held_bytes, plan_memory, token_bytes, window_of
 from sgl.runtime.model.base import Config, Model
 from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
 from sgl.runtime.model.config import ModelConfig
@@ -217,7 +217,8 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     logger.info("%s: %s by %s", config.model_name, model_config.architecture, layers)
     config = choose_adapters(replace(config, model_impl="sgl" if is_native else "transformers"), model_config)
     model = load(config, model_config, device, None if group is None else group.ranks)
-    config, num_pages = plan_memory(config, model)
+    window = window_of(model_config, model)
+    config, num_pages = plan_memory(config, model, window)
     config, attention = choose_attention(config, _attention_shape(config, model))
     eos_ids = frozenset(model_config.eos_token_ids)
     if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
@@ -245,7 +246,9 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     )
     pool = PagePool(num_pages, config.page_size)
     share, checkpoints = not config.disable_radix_cache, config.state_checkpoints
-    scheduler = Scheduler(limits, pool, share=share, depth=config.pp_size, num_checkpoints=checkpoints)
+    scheduler = Scheduler(
+        limits, pool, share=share, depth=config.pp_size, num_checkpoints=checkpoints, window=window
+    )
     return Started(
         config,
         model_config,

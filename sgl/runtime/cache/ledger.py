@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,13 +17,18 @@ from sgl.runtime.cache.keys import TOKEN_BYTES
 from sgl.runtime.cache.pages import DUMMY, FREE, OWNER_NAMES, PRIVATE, TREE, PagePool
 from sgl.runtime.cache.radix import Node, RadixCache
 
+Holder: TypeAlias = Node | tuple[Node, Node | None]
+
 
 def check(
-    pool: PagePool, cache: RadixCache, private: Iterable[Int32Array], locked: Iterable[Node] | None = None
+    pool: PagePool,
+    cache: RadixCache,
+    private: Iterable[Int32Array],
+    locked: Iterable[Holder] | None = None,
 ) -> list[str]:
     """Problems, one sentence each. `private`: the pages of every live private tail. `locked`: a node for each held
-    lock; without it, locks are only checked along the tree."""
-    nodes = list(_walk(cache.root))
+    lock, or with it the one above what it holds; without it, locks are only checked along the tree."""
+    nodes = list(_walk(cache))
     problems = _check_pages(pool, nodes, list(private))
     problems += _check_shape(cache, nodes)
     problems += _check_locks(cache, nodes, locked)
@@ -37,12 +43,12 @@ def check_states(checkpoints: Checkpoints, cache: RadixCache, kept: Iterable[int
     for slot in owners.keys() | set(range(checkpoints.num_slots)):
         if owners[slot] != 1 or not 0 <= slot < checkpoints.num_slots:
             problems.append(f"checkpoint {slot} of {checkpoints.num_slots} has {owners[slot]} owners")
-    gone = checkpoints.of_node.keys() - set(_walk(cache.root))
+    gone = checkpoints.of_node.keys() - set(_walk(cache))
     return problems + [f"{node} has a checkpoint, but is not in the tree" for node in gone]
 
 
-def _walk(root: Node) -> Iterator[Node]:
-    stack = list(root.children.values())
+def _walk(cache: RadixCache) -> Iterator[Node]:
+    stack = [*cache.root.children.values(), *cache.detached]
     while stack:
         node = stack.pop()
         yield node
@@ -79,6 +85,10 @@ def _check_shape(cache: RadixCache, nodes: list[Node]) -> list[str]:
     problems = []
     for node in nodes:
         parent = node.parent
+        if node.is_attached != _is_attached(cache, node):
+            problems.append(f"{node} does not know whether the root leads to it")
+        if parent is None and node in cache.detached:
+            continue
         if parent is None or parent.children.get(node.edge) is not node:
             problems.append(f"{node} is not where its parent, {parent}, looks for it")
             continue
@@ -96,7 +106,13 @@ def _check_shape(cache: RadixCache, nodes: list[Node]) -> list[str]:
     return problems
 
 
-def _check_locks(cache: RadixCache, nodes: list[Node], locked: Iterable[Node] | None) -> list[str]:
+def _is_attached(cache: RadixCache, node: Node) -> bool:
+    while node.parent is not None:
+        node = node.parent
+    return node is cache.root
+
+
+def _check_locks(cache: RadixCache, nodes: list[Node], locked: Iterable[Holder] | None) -> list[str]:
     problems = []
     if locked is None:
         held = Counter({node: node.lock_ref for node in (cache.root, *nodes)})
@@ -106,8 +122,9 @@ def _check_locks(cache: RadixCache, nodes: list[Node], locked: Iterable[Node] | 
     else:
         held = Counter()
         for holder in locked:
-            above: Node | None = holder
-            while above is not None:
+            above: Node | None
+            above, end = holder if isinstance(holder, tuple) else (holder, None)
+            while above is not None and above is not end:
                 held[above] += 1
                 above = above.parent
         for node in (cache.root, *nodes):

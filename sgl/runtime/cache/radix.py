@@ -9,9 +9,12 @@ Invariants:
   `length`, the tokens from the root to its end, becomes 0 when the node is removed.
 - A split adds a new node *above*: the old object keeps its end, children and `length`. A match or lock that refers to
   it therefore keeps its meaning.
-- `lock_ref` counts holders at or below a node, so all descendants of an unlocked node are unlocked.
-- `lru` lists exactly the unlocked nodes by last access, each before its parent. The oldest is therefore a leaf, and
-  eviction in exact LRU order is O(1) a node, without a heap.
+- `lock_ref` counts holders at or below a node. A holder may give back the beginning of its path, which it does not
+  read any more (`give_back`): only then are there unlocked nodes above locked ones.
+- `lru` lists exactly the unlocked nodes by last access, each before its parent. What is below the oldest is therefore
+  locked, mostly there is nothing, and eviction in exact LRU order is O(1) a node, without a heap.
+- What is locked below an evicted page stays with its holders, *detached*: nothing matches it, and its unlocked nodes
+  are evicted first.
 
 When unlocked nodes do not suffice, locks give way: leases first (`RowMemory._reclaim`), then running requests.
 """
@@ -36,10 +39,11 @@ _NO_PAGES: Final[Int32Array] = np.empty(0, np.int32)
 class Node:
     """Whole pages in the tree. Only the cache writes it.
 
-    `parent` leads to shorter prefixes (the root's is None). `id` is unique, ascending and stable.
+    `parent` leads to shorter prefixes (None: the root, a removed node or the first of detached ones). `id` is unique,
+    ascending and stable.
     """
 
-    __slots__ = ("children", "edge", "id", "key", "length", "lock_ref", "pages", "parent")
+    __slots__ = ("children", "edge", "id", "is_attached", "key", "length", "lock_ref", "pages", "parent")
 
     def __init__(self, node_id: int, parent: Node | None, edge: Edge, key: bytes, pages: Int32Array, length: int):
         self.id = node_id
@@ -49,6 +53,7 @@ class Node:
         self.pages = pages  # int32 [len(key) / 4 / page_size]
         self.length = length  # tokens from the root to the node's end; 0 for the root and for removed nodes
         self.lock_ref = 0
+        self.is_attached = True  # to the root
         self.children: dict[Edge, Node] = {}
 
     def __repr__(self) -> str:
@@ -58,11 +63,13 @@ class Node:
         """The pages of tokens `start` to `length` - 1, a fresh int32 array. `start` must be the length of an
         ancestor."""
         parts = []
-        node = self
-        while node.length > start and node.parent is not None:
+        node: Node | None = self
+        at = self.length
+        while node is not None and at > start:
             parts.append(node.pages)
+            at -= len(node.key) // TOKEN_BYTES
             node = node.parent
-        assert node.length == start, f"{start} tokens is not where one of the nodes above {self} ends"
+        assert at == start, f"{start} tokens is not where one of the nodes above {self} ends"
         return np.concatenate(parts[::-1]) if parts else _NO_PAGES
 
 
@@ -123,6 +130,7 @@ class RadixCache:
         self.locked_pages = 0
         self.evicted_pages = 0  # since the start
         self.version = 0
+        self.detached: dict[Node, None] = {}  # those without a parent
         self.watcher: Watcher | None = None
         self.end_watcher: EndWatcher | None = None
         self._page_bytes = pool.page_size * TOKEN_BYTES
@@ -136,14 +144,15 @@ class RadixCache:
 
     def is_current(self, match: Match) -> bool:
         """Whether `match` is still the longest stored prefix of its key. Exact, in one look-up."""
-        return match.node.length == match.length and match.next_edge not in match.node.children
+        node = match.node
+        return node.length == match.length and match.next_edge not in node.children and node.is_attached
 
     def refresh(self, match: Match, key: bytes) -> Match:
         """The current match of `key`: `match` itself if current, without touching access times, else searched on
         from what is left of it."""
         if self.is_current(match):
             return match
-        start = match.node if match.node.length else self.root
+        start = match.node if match.node.length and match.node.is_attached else self.root
         return self._match_from(start, key, match.namespace)
 
     def _match_from(self, start: Node, key: bytes, namespace: Namespace) -> Match:
@@ -167,7 +176,7 @@ class RadixCache:
         page = key[start : start + self._page_bytes]
         if len(page) < self._page_bytes:
             return None
-        return page if node.parent is not None else (namespace, page)
+        return page if node is not self.root else (namespace, page)
 
     # ── growth ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -203,6 +212,7 @@ class RadixCache:
         edge = self._edge(parent, key, 0, namespace)
         assert edge is not None, "a leaf spans at least one page"
         leaf = Node(self._new_id(), parent, edge, key, pages, parent.length + len(key) // TOKEN_BYTES)
+        leaf.is_attached = parent.is_attached
         parent.children[edge] = leaf
         self.lru[leaf] = None
         self.evictable_pages += len(pages)
@@ -216,11 +226,14 @@ class RadixCache:
         """Cut `node` after `at` bytes (whole pages) of its key; returns the new node above."""
         num_pages = at // self._page_bytes
         parent = node.parent
-        assert parent is not None, "the root spans nothing that could be split"
         length = node.length - (len(node.key) - at) // TOKEN_BYTES
         upper = Node(self._new_id(), parent, node.edge, node.key[:at], node.pages[:num_pages].copy(), length)
-        upper.lock_ref = node.lock_ref
-        parent.children[node.edge] = upper
+        upper.lock_ref, upper.is_attached = node.lock_ref, node.is_attached
+        if parent is not None:
+            parent.children[node.edge] = upper
+        else:
+            del self.detached[node]
+            self.detached[upper] = None
         node.parent = upper
         node.edge = node.key[at : at + self._page_bytes]
         node.key = node.key[at:]
@@ -238,33 +251,61 @@ class RadixCache:
         return self._next_id - 1
 
     def _touch(self, node: Node) -> None:
-        """Make the path's unlocked nodes the most recently used, each before its parent."""
-        while not node.lock_ref and node.parent is not None:
-            self.lru.move_to_end(node)
-            node = node.parent
+        """Make the path's unlocked nodes the most recently used, each before its parent; not where it is detached."""
+        above: Node | None = node if node.is_attached else None
+        while above is not None and above is not self.root:
+            if not above.lock_ref:
+                self.lru.move_to_end(above)
+            above = above.parent
 
     # ── locks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def lock(self, node: Node) -> None:
-        """Protect the prefix that ends at `node` from eviction until `unlock(node)`."""
-        self._lock_up_to(None, node)
+    def lock(self, node: Node, above: Node | None = None) -> None:
+        """Protect the prefix that ends at `node` from eviction until `unlock(node)`: of it what is below `above`."""
+        self._lock_up_to(above, node)
 
-    def unlock(self, node: Node) -> None:
-        """Undo one `lock(node)`. Pages without holders count as used just now."""
-        above: Node | None = node
-        while above is not None:
-            assert above.lock_ref > 0, f"{above} is unlocked more often than it was locked"
-            above.lock_ref -= 1
-            if not above.lock_ref and above.parent is not None:
-                self.lru[above] = None
-                self.evictable_pages += len(above.pages)
-                self.locked_pages -= len(above.pages)
-            above = above.parent
+    def unlock(self, node: Node, above: Node | None = None) -> None:
+        """Undo one `lock(node, above)`. Pages without holders count as used just now."""
+        at: Node | None = node
+        while at is not None and at is not above:
+            assert at.lock_ref > 0, f"{at} is unlocked more often than it was locked"
+            at.lock_ref -= 1
+            if not at.lock_ref and at is not self.root:
+                self.lru[at] = None
+                self.evictable_pages += len(at.pages)
+                self.locked_pages -= len(at.pages)
+            at = at.parent
+        if not node.is_attached:
+            self._cool(self._first(node))
+        elif above is not None:
+            self._touch(above)
 
     def move_lock(self, old: Node, new: Node) -> None:
         """`lock(new)`, then `unlock(old)`; visits only the nodes between them if `new` is below `old`."""
         if not self._lock_up_to(old, new):
             self.unlock(old)
+
+    def cut(self, node: Node, length: int) -> Node:
+        """The node at or above `node` that ends after `length` tokens, split off where there is none."""
+        while node.length - len(node.key) // TOKEN_BYTES > length:
+            assert node.parent is not None, f"the first {length} tokens of {node} are gone from the tree"
+            node = node.parent
+        if node.length == length:
+            return node
+        at = length - node.length + len(node.key) // TOKEN_BYTES
+        if at:
+            upper = self._split(node, at * TOKEN_BYTES)
+            self._touch(upper)
+            return upper
+        assert node.parent is not None, f"the first {length} tokens of {node} are gone from the tree"
+        return node.parent
+
+    def give_back(self, node: Node, above: Node | None, length: int) -> Node:
+        """Unlock the first `length` tokens (whole pages) of what `lock(node, above)` protects: eviction may take them,
+        and then nothing matches the rest. Returns the new `above`."""
+        top = self.cut(node, length)
+        self.unlock(top, above)
+        return top
 
     def _lock_up_to(self, held: Node | None, node: Node) -> bool:
         """Add a holder from `node` up to the root, or up to below `held`, whose lock covers the rest; returns
@@ -272,7 +313,7 @@ class RadixCache:
         assert node.length or node is self.root, f"{node} cannot be locked: it is gone from the tree"
         above: Node | None = node
         while above is not None and above is not held:
-            if not above.lock_ref and above.parent is not None:
+            if not above.lock_ref and above is not self.root:
                 del self.lru[above]
                 self.evictable_pages -= len(above.pages)
                 self.locked_pages += len(above.pages)
@@ -298,7 +339,7 @@ class RadixCache:
         freed: list[Int32Array] = []
         while missing > 0:
             leaf = next(iter(self.lru))
-            assert not leaf.children, f"{leaf} is due for eviction before its children"
+            self._detach_children(leaf)
             kept = max(len(leaf.pages) - missing, 0)
             if self.end_watcher is not None:
                 self.end_watcher.cut(leaf)
@@ -334,6 +375,7 @@ class RadixCache:
             if not node.lock_ref:
                 if self.end_watcher is not None:
                     self.end_watcher.cut(node)
+                self._detach_children(node)
                 self._remove(node)
         if not freed:
             return 0
@@ -350,9 +392,36 @@ class RadixCache:
         leaf.pages = leaf.pages[:num_pages].copy()
 
     def _remove(self, leaf: Node) -> None:
-        assert leaf.parent is not None, "the root is never evicted"
+        assert leaf is not self.root, "the root is never evicted"
         del self.lru[leaf]
-        del leaf.parent.children[leaf.edge]
+        if leaf.parent is None:
+            del self.detached[leaf]
+        else:
+            del leaf.parent.children[leaf.edge]
         leaf.parent = None
         leaf.length = 0
         self.num_nodes -= 1
+
+    def _detach_children(self, node: Node) -> None:
+        """Before the end of `node` is evicted."""
+        for child in node.children.values():
+            assert child.lock_ref, f"{node} is due for eviction before its children"
+            child.parent = None
+            self.detached[child] = None
+            self._cool(child)
+        node.children.clear()
+
+    def _first(self, node: Node) -> Node:
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    def _cool(self, first: Node) -> None:
+        """What is detached with `first` is the next to be evicted, where it is unlocked."""
+        stack = [first]
+        while stack:
+            node = stack.pop()
+            node.is_attached = False
+            if not node.lock_ref:
+                self.lru.move_to_end(node, last=False)
+            stack.extend(node.children.values())

@@ -8,6 +8,8 @@ from collections import deque
 
 import numpy as np
 
+from sgl.runtime.scheduler.memory import RowMemory
+
 _WINDOW = 128
 _QUANTILE = 0.9
 _FIRST_GUESS = 0.7
@@ -56,20 +58,28 @@ class ReleaseSimulation:
         self._page_size = page_size
         self._remaining: list[int] = []
         self._slack: list[int] = []
+        self._grows: list[bool] = []
         self._released: list[int] = []
         self._needed: list[int] = []
         self._most_grown = 0  # pages, if none are released before all have ended
 
-    def add(self, remaining: int, known_len: int, held_pages: int, released_pages: int) -> None:
+    def add(
+        self, remaining: int, known_len: int, held_pages: int, released_pages: int, most_pages: int | None = None
+    ) -> None:
         """Add a request that computes known_len tokens at once, then `remaining` more one by one. At its end it
-        releases released_pages of its held_pages, and all that it grew."""
+        releases released_pages of its held_pages, and all that it grew. One that would grow beyond most_pages, which
+        it never holds together, takes these at once."""
+        grows = most_pages is None or known_len + remaining <= most_pages * self._page_size
         needed = max(0, -(-known_len // self._page_size) - held_pages)
+        if not grows and most_pages is not None:
+            needed = max(0, most_pages - held_pages)
         self._available -= needed
         self._needed.append(needed)
         self._remaining.append(remaining)
-        slack = (held_pages + needed) * self._page_size - known_len
+        slack = (held_pages + needed) * self._page_size - known_len if grows else 0
         self._slack.append(slack)
-        self._most_grown += self._growth(remaining, slack)
+        self._grows.append(grows)
+        self._most_grown += self._growth(remaining, slack) if grows else 0
         self._released.append(released_pages + needed)
 
     def is_feasible(self) -> bool:
@@ -82,7 +92,7 @@ class ReleaseSimulation:
         order = np.argsort(remaining, kind="stable")
         remaining = remaining[order]
         slack, released = np.array(self._slack)[order], np.array(self._released)[order]
-        alive = np.arange(len(order), 0, -1)
+        alive = np.cumsum(np.array(self._grows)[order][::-1])[::-1]
         slack_alive = np.cumsum(slack[::-1])[::-1]
         # Each request grew by ceil((t - slack) / page_size) pages, rounded up by less than one:
         grown = (alive * (remaining + self._page_size - 1) - slack_alive) // self._page_size
@@ -95,10 +105,31 @@ class ReleaseSimulation:
 
     def drop_last(self) -> None:
         """Undo the latest `add`."""
-        self._most_grown -= self._growth(self._remaining.pop(), self._slack.pop())
+        remaining, slack = self._remaining.pop(), self._slack.pop()
+        self._most_grown -= self._growth(remaining, slack) if self._grows.pop() else 0
         self._available += self._needed.pop()
         self._released.pop()
 
     def _growth(self, remaining: int, slack: int) -> int:
         """Pages for tokens beyond `slack`."""
         return max(0, -(-(remaining - slack) // self._page_size))
+
+
+def drop_leases(memory: RowMemory, simulation: ReleaseSimulation, lent: int) -> bool:
+    """Drop the oldest leases until the simulation is feasible; none if all would not suffice. lent: pages locked for
+    the request that comes last."""
+    leases = memory.leases
+    if not len(leases):
+        return False
+    # With shared pages, either count may miss some.
+    in_use = lent + sum(request.tree_len for request in memory.running.values()) // memory.page_size
+    room = max(leases.num_pages, memory.cache.locked_pages - in_use)
+    simulation.shrink(-room)
+    would_do = simulation.is_feasible()
+    simulation.shrink(room)
+    while would_do and not simulation.is_feasible():
+        before = memory.available_pages
+        if not leases.drop_oldest():
+            return False
+        simulation.shrink(before - memory.available_pages)
+    return would_do

@@ -3,6 +3,9 @@
 A row's pages are [lent by the tree | shared with it | private tail]; the tree owns the first `request.tree_len`
 tokens, held by one lock on `request.node`. Changes of the page table wait for the next batch. Running requests take
 precedence over leases.
+
+Where every layer attends to a window, a request gives the pages behind it back: they stay in the tree, unlocked, while
+there is room. The page table on the device keeps entries that nothing reads.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.ledger import check, check_states
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Match, RadixCache
+from sgl.runtime.cache.radix import Match, Node, RadixCache
+from sgl.runtime.cache.windows import give_back_unit, pages_in_window
 from sgl.runtime.scheduler.leases import Leases
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.rows import RowTable
@@ -22,7 +26,7 @@ from sgl.runtime.scheduler.states import RowStates
 
 class RowMemory:
     """Rows, pages and the tree of one scheduler. Without `share` the tree stays empty. num_checkpoints: of recurrent
-    states; None: the model has none."""
+    states; None: the model has none. window: tokens that a token sees in any layer, itself included; None: all."""
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class RowMemory:
         *,
         share: bool,
         num_checkpoints: int | None = None,
+        window: int | None = None,
     ) -> None:
         self.pool = pool
         self.page_size = pool.page_size
@@ -45,6 +50,8 @@ class RowMemory:
             self.states = RowStates(self.rows, pool.page_size, num_checkpoints if share else 0)
             self.cache.end_watcher = self.states.checkpoints
         self._shares = share
+        self._window = window
+        self._least_given = give_back_unit(window or 0, pool.page_size)
         self._in_flight = InFlight(pool.page_size)
         self._page_writes: list[Int32Array] = []
 
@@ -73,6 +80,17 @@ class RowMemory:
         match = self.current_match(request)
         return match if self.states is None else self.states.usable(match)
 
+    def unneeded(self, match: Match) -> Node | None:
+        """The node at whose end begins what a request reads that goes on behind the match; None: the root."""
+        first = (match.length - (self._window or match.length)) // self.page_size
+        return self.cache.cut(match.node, first * self.page_size) if first > 0 else None
+
+    def most_pages(self, request: Request, step_tokens: int | None) -> int | None:
+        """Pages that a request holds at most, with prompts in parts of step_tokens; None: any number."""
+        if self._window is None:
+            return None
+        return pages_in_window(self._window, self.page_size, step_tokens or request.num_known)
+
     def computed_by(self, request: Request) -> int | None:
         """The uid of a running request that will soon insert this one's next tokens."""
         cached_len = self.current_match(request).length
@@ -88,16 +106,20 @@ class RowMemory:
         """Whether that request will still insert tokens."""
         return uid in self._in_flight
 
-    def enter(self, request: Request) -> None:
-        """Give a waiting request a row with its cached prefix, whose node the caller has locked."""
+    def enter(self, request: Request, above: Node | None) -> None:
+        """Give a waiting request a row with its cached prefix, whose node the caller has locked below `above`."""
         match, matched_len = self.entry_match(request), self.current_match(request).length
         request.row = self.rows.take()
         self.running[request.row] = request
         self.rows.kv_len[request.row] = match.length
         self.rows.offset[request.row] = 0 if request.layout is None else request.layout.offset
         request.node, request.tree_len, request.match = match.node, match.length, None
+        request.above = above
+        if above is not None:
+            self.rows.skip(request.row, above.length // self.page_size)
         if match.length:
-            self._page_writes.append(self.rows.append(request.row, match.pages))
+            pages = match.node.pages_from(0 if above is None else above.length)
+            self._page_writes.append(self.rows.append(request.row, pages))
         if self.states is not None:
             self.states.enter(request, match.node, matched_len)
         if self._shares:
@@ -107,13 +129,14 @@ class RowMemory:
         """Take the request's row. Whole pages go to the tree, others to the free list."""
         row = request.row
         assert request.node is not None, "a request with a row has its place in the tree"
-        self.share(request)
-        self.pool.free(self.rows.held(row)[request.tree_len // self.page_size :].copy())
+        if request.node.is_attached:  # else nobody would find it
+            self.share(request)
+        self.pool.free(self.rows.held_from(row, request.tree_len // self.page_size).copy())
         self.prompt_is_computed(request)
         if self.states is not None:
             self.states.leave(request)
-        self.cache.unlock(request.node)
-        request.node, request.tree_len, request.row = None, 0, -1
+        self.cache.unlock(request.node, request.above)
+        request.node, request.above, request.tree_len, request.row = None, None, 0, -1
         del self.running[row]
         self.rows.give_back(row)
         self._page_writes = [writes[writes[:, 0] != row] for writes in self._page_writes]
@@ -143,6 +166,29 @@ class RowMemory:
             mine[: len(inserted.pages)] = inserted.pages
             self._page_writes.append(self.rows.writes(row, first, len(inserted.pages)))
             self.pool.free(inserted.duplicates)
+
+    def give_back(self, request: Request) -> None:
+        """Give back the pages of what no token sees that the request computes from here on. A few together: each time
+        splits a node of the tree."""
+        row = request.row
+        given = int(self.rows.given_back[row])
+        if self._window is None:
+            return
+        last = int(self.rows.kv_len[row]) - 1  # a draft may have to be computed again
+        num_pages = (last - self._window + 1) // self.page_size
+        if num_pages - given < self._least_given:
+            return
+        if self._shares:
+            self.share(request)
+            assert request.node is not None, "a request with a row has its place in the tree"
+            num_pages = min(num_pages, request.tree_len // self.page_size - 1)  # the node stays its own
+            if num_pages <= given:
+                return
+            length = num_pages * self.page_size
+            request.above = self.cache.give_back(request.node, request.above, length)
+        else:
+            self.pool.free(self.rows.pages[row, given:num_pages].copy())
+        self.rows.skip(row, num_pages)
 
     def prompt_is_computed(self, request: Request) -> None:
         """Nobody needs to wait for this prompt any more."""
@@ -178,8 +224,9 @@ class RowMemory:
 
     def check(self) -> list[str]:
         """Breaches of ownership; empty if every page and every checkpoint has one owner."""
-        private = [self.rows.held(row)[r.tree_len // self.page_size :] for row, r in self.running.items()]
-        locked = [request.node for request in self.running.values() if request.node is not None]
+        running = self.running.items()
+        private = [self.rows.held_from(row, r.tree_len // self.page_size) for row, r in running]
+        locked = [(request.node, request.above) for _, request in running if request.node is not None]
         problems = check(self.pool, self.cache, private, [*locked, *self.leases.nodes()])
         if self.states is None:
             return problems

@@ -86,6 +86,7 @@ class Request:
     shared_pages: int = 0  # leading pages lent by the cache at admission
     scored_len: int = 0  # next prompt position whose logits are wanted
     node: Node | None = None  # locked cache node for the first tree_len tokens
+    above: Node | None = None  # the cache node above what is locked; None: all is
     tree_len: int = 0
     match: Match | None = None  # of a waiting request, kept current by the policy
     owner: Any = None  # the loop's record

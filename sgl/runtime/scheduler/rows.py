@@ -14,6 +14,9 @@ class RowTable:
     def __init__(self, num_rows: int, max_pages: int) -> None:
         self.kv_len: Int32Array = np.zeros(num_rows, np.int32)  # tokens in KV, launched steps included
         self.num_pages: Int32Array = np.zeros(num_rows, np.int32)
+        self.given_back: Int32Array = np.zeros(
+            num_rows, np.int32
+        )  # the first pages, that it does not hold any more
         self.samples_left: Int32Array = np.zeros(num_rows, np.int32)  # tokens still to be launched
         self.offset: Int32Array = np.zeros(num_rows, np.int32)  # of positions behind images
         self.adapter: Int32Array = np.full(num_rows, -1, np.int32)  # slot of a LoRA adapter; -1: none
@@ -28,16 +31,22 @@ class RowTable:
     def take(self) -> int:
         """Occupy a row."""
         row = self._free.pop()
-        self.kv_len[row] = self.num_pages[row] = 0
+        self.kv_len[row] = self.num_pages[row] = self.given_back[row] = 0
         return row
 
     def give_back(self, row: int) -> None:
         """Free a row. Its pages must have another owner."""
         self._free.append(row)
 
-    def held(self, row: int) -> Int32Array:
-        """The row's pages in order of position (a view)."""
-        return self.pages[row, : self.num_pages[row]]
+    def held_from(self, row: int, first: int) -> Int32Array:
+        """The row's pages from that index on, in order of position (a view)."""
+        return self.pages[row, max(first, int(self.given_back[row])) : self.num_pages[row]]
+
+    def skip(self, row: int, num_pages: int) -> None:
+        """Its first pages are not held, or not any more: nothing reads them."""
+        self.pages[row, self.given_back[row] : num_pages] = 0
+        self.given_back[row] = num_pages
+        self.num_pages[row] = max(num_pages, int(self.num_pages[row]))
 
     def append(self, row: int, pages: Int32Array) -> Int32Array:
         """Add pages; returns the page-table writes, [n, 3] of (row, index, page)."""

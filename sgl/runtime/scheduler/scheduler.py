@@ -16,7 +16,7 @@ from sgl.errors import QueueFull
 from sgl.runtime.batch import Int32Array, RowSetup, StepResult
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.scheduler.adapters import AdapterSlots
-from sgl.runtime.scheduler.admission import OutputLengths, ReleaseSimulation
+from sgl.runtime.scheduler.admission import OutputLengths, ReleaseSimulation, drop_leases
 from sgl.runtime.scheduler.counters import Counters
 from sgl.runtime.scheduler.deadlines import MAX_EXPIRED, Deadlines
 from sgl.runtime.scheduler.memory import RowMemory
@@ -41,16 +41,19 @@ class Scheduler:
         share: bool = True,
         depth: int = 1,
         num_checkpoints: int | None = None,
+        window: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """depth: steps that are under way at once, each with other decodes (pipeline parallelism). num_checkpoints: see
-        `RowMemory`."""
+        """depth: steps that are under way at once, each with other decodes (pipeline parallelism). num_checkpoints,
+        window: see `RowMemory`."""
         self.limits = limits
         self.counters = Counters()
         self._depth = depth
         max_pages = -(-limits.context_length // pool.page_size)
         num_rows = limits.max_running_requests
-        self.memory = RowMemory(pool, num_rows, max_pages, share=share, num_checkpoints=num_checkpoints)
+        self.memory = RowMemory(
+            pool, num_rows, max_pages, share=share, num_checkpoints=num_checkpoints, window=window
+        )
         self.queue = WaitingQueue(limits.schedule_policy, self.memory)
         self.memory.cache.watcher = self.queue
         self.adapters = AdapterSlots(limits.adapter_slots)
@@ -242,6 +245,8 @@ class Scheduler:
                 decodes, rows = [decodes[i] for i in ready.tolist()], rows[ready]
             is_full = table.kv_len[rows] == table.num_pages[rows] * page_size
             full = rows[is_full]
+            for row in full.tolist():
+                self.memory.give_back(self._running[row])
             if not len(full) or self.memory.grow(full):
                 return decodes, rows
             youngest = self._youngest()
@@ -260,6 +265,7 @@ class Scheduler:
                 break
             if request.phase is Phase.PREFILL:
                 start = int(self._rows.kv_len[request.row])
+                self.memory.give_back(request)
                 end = self.memory.reach(request, min(request.computable_len, start + tokens_left))
                 if request.draft is not None and end < request.target_len:  # verified at once or not at all
                     request.draft, request.target_len = None, request.num_known
@@ -302,9 +308,11 @@ class Scheduler:
         simulation = ReleaseSimulation(self.memory.available_pages, self.memory.page_size)
         for row, request in self._running.items():
             if request.phase is not Phase.DRAINING:
-                held = int(self._rows.num_pages[row])
-                known = max(request.target_len, int(self._rows.kv_len[row]))
-                simulation.add(self._remaining(request), known, held, held - request.shared_pages)
+                given = int(self._rows.given_back[row])
+                held, lent = int(self._rows.num_pages[row]) - given, max(request.shared_pages - given, 0)
+                known = max(request.target_len, int(self._rows.kv_len[row])) - given * self.memory.page_size
+                most = self.memory.most_pages(request, self.limits.step_tokens)
+                simulation.add(self._remaining(request), known, held, held - lent, most)
         return simulation
 
     def _remaining(self, request: Request) -> int:
@@ -317,47 +325,31 @@ class Scheduler:
         memory = self.memory
         match = memory.entry_match(request)
         before = memory.available_pages
-        memory.cache.lock(match.node)  # so that nobody counts or evicts it as free
+        above = memory.unneeded(match)
+        memory.cache.lock(match.node, above)  # so that nobody counts or evicts it as free
         locked = before - memory.available_pages
-        lent = match.length // memory.page_size
+        skipped = 0 if above is None else above.length
+        lent = (match.length - skipped) // memory.page_size
+        most = memory.most_pages(request, self.limits.step_tokens)
         simulation.shrink(locked)
-        simulation.add(self._remaining(request), request.num_known, lent, 0)
-        if not simulation.is_feasible() and self._running and not self._drop_leases(simulation, lent):
+        simulation.add(self._remaining(request), request.num_known - skipped, lent, 0, most)
+        if not simulation.is_feasible() and self._running and not drop_leases(memory, simulation, lent):
             simulation.drop_last()
             simulation.shrink(-locked)
-            memory.cache.unlock(match.node)
+            memory.cache.unlock(match.node, above)
             return False
-        memory.enter(request)
+        memory.enter(request, above)
         self._rows.adapter[request.row] = self.adapters.take(request.adapter)
         self.queue.admitted(request)
         request.phase = Phase.PREFILL
         request.target_len = request.num_known
-        request.shared_pages = lent
+        request.shared_pages = match.length // memory.page_size
         self._rows.samples_left[request.row] = request.max_new_tokens - len(request.output_ids)
         if not request.num_retractions:
             request.cached_len = match.length
             self.counters.prompt_tokens += request.prompt_len
             self.counters.cached_tokens += match.length
         return True
-
-    def _drop_leases(self, simulation: ReleaseSimulation, lent: int) -> bool:
-        """Drop the oldest leases until the simulation is feasible; none if all would not suffice. lent: pages
-        locked for this request."""
-        leases, memory = self.memory.leases, self.memory
-        if not len(leases):
-            return False
-        # With shared pages, either count may miss some.
-        in_use = lent + sum(request.tree_len for request in self._running.values()) // memory.page_size
-        room = max(leases.num_pages, memory.cache.locked_pages - in_use)
-        simulation.shrink(-room)
-        would_do = simulation.is_feasible()
-        simulation.shrink(room)
-        while would_do and not simulation.is_feasible():
-            before = memory.available_pages
-            if not leases.drop_oldest():
-                return False
-            simulation.shrink(before - memory.available_pages)
-        return would_do
 
     def _commit(
         self, decodes: list[Request], decode_rows: Int32Array, chunks: list[Chunk], setups: list[RowSetup]

@@ -1,0 +1,18 @@
+"""How many pages a request holds whose model attends to a sliding window in every layer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_EXTRA_PAGES: Final = 3
+"""Those that begin before the window, that is written next, and whose last token may be computed again."""
+
+
+def give_back_unit(window: int, page_size: int) -> int:
+    """Pages that are given back together, at least: a quarter of a window."""
+    return max(1, window // page_size // 4)
+
+
+def pages_in_window(window: int, page_size: int, step_tokens: int) -> int:
+    """Pages that a request holds at most which computes so many tokens at a time."""
+    return -(-(window + step_tokens) // page_size) + give_back_unit(window, page_size) + _EXTRA_PAGES
