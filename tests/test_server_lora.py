@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 import sgl
 from sgl import Engine
 from tests.live_server import LiveServer, chat_checkpoint, served
+from tests.patience import PATIENCE, wait_until
+from tests.test_server_process import Served
 from tests.tiny_adapters import greedy, merged, tiny_adapter
 
 PARAMS = {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True}
@@ -184,3 +189,36 @@ def test_programs_name_adapters_for_a_gen_or_for_all_they_do(engine: Engine, lor
         assert ends[0] != ends[1]
         with pytest.raises(sgl.errors.SglError, match="did you mean 'sql'"):
             story.run("sqk", backend=backend)["text"]
+
+
+@pytest.mark.slow
+def test_engines_that_are_replaced_load_what_was_loaded(
+    model: Path, adapters: dict[str, Path], tmp_path: Path
+) -> None:
+    flags = "--max-total-tokens", "1024", "--dp", "2"
+    server = Served(model, "--lora-paths", f"sql={adapters['sql']}", *flags)
+    try:
+        body = {"lora_name": "law", "lora_path": str(adapters["law"])}
+        assert requests.post(f"{server.url}/load_lora_adapter", json=body, timeout=PATIENCE).json()["success"]
+        gone = tiny_adapter(tmp_path / "gone", model)
+        body = {"lora_name": "gone", "lora_path": str(gone)}
+        assert requests.post(f"{server.url}/load_lora_adapter", json=body, timeout=PATIENCE).json()["success"]
+        (gone / "adapter_config.json").unlink()
+
+        def outputs() -> list[Any]:
+            texts = [f"{i} Once upon a time" for i in range(6)]
+            found = server.generate(
+                {"text": texts, "sampling_params": PARAMS, "lora_path": ["law", "sql", None] * 2}
+            )
+            return [its["output_ids"] for its in found.json()] if found.status_code == 200 else []
+
+        before = outputs()
+        assert len(before) == 6
+        for pid in server.engine_pids():
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: outputs() == before)
+        names = [its["id"] for its in server.get("/v1/models").json()["data"][1:]]
+        assert names == ["sql", "law"]
+    finally:
+        log = server.stop()
+    assert "did not start" in log  # until the adapter whose file is gone was left out

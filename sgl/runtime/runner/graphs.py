@@ -75,7 +75,8 @@ class DecodeGraphs:
         if lora is not None and SHRINKS_ASIDE:
             self._aside = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]  # torch leaves it so
         if lora is not None:
-            num_bytes = 4 * max_rows + 12 * self._num_tiles(max_rows, lora) + 2 * ALIGNMENT
+            most = max(self._num_tiles(bucket, lora) for bucket in self._buckets)
+            num_bytes = 4 * max_rows + 12 * most + 2 * ALIGNMENT
             self._adapters = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)
         self._logits = torch.empty(max_rows, len(model.vocabulary), dtype=torch.float32, device=model.device)
 
