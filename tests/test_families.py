@@ -34,6 +34,7 @@ from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
     "architecture",
     [
         "Gemma3ForCausalLM",
+        "Gemma3ForConditionalGeneration",
         "GptOssForCausalLM",
         "Phi3ForCausalLM",
         pytest.param("Gemma2ForCausalLM", marks=pytest.mark.slow),

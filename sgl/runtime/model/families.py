@@ -212,6 +212,11 @@ GEMMA3 = replace(
         "rope_local_base_freq": 1e4,
     },
 )
+GEMMA3_SEEING = replace(  # images are not taken
+    GEMMA3,
+    architecture="Gemma3ForConditionalGeneration",
+    defaults={**GEMMA3.defaults, "num_attention_heads": 8, "vocab_size": 262208},
+)
 PHI3 = Family(
     "Phi3ForCausalLM",
     has_partial_rope=True,
@@ -280,6 +285,6 @@ FAMILIES = {
     family.architecture: family
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
-        *(GEMMA2, GEMMA3, PHI3, OLMO2, GLM, GLM4, GPT_OSS),
+        *(GEMMA2, GEMMA3, GEMMA3_SEEING, PHI3, OLMO2, GLM, GLM4, GPT_OSS),
     )
 }

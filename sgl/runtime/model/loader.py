@@ -48,7 +48,11 @@ _CPU = torch.device("cpu")
 _LM_HEAD = "lm_head.weight"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-OF_TOWERS = ("model.visual.", "visual.")
+OF_TOWERS = tuple(
+    f"{prefix}{tower}."
+    for tower in ("visual", "vision_tower", "multi_modal_projector")
+    for prefix in ("model.", "")
+)
 _OF_TEXTS = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -153,7 +157,7 @@ def num_weights(config: ModelConfig) -> int:
 def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> Weights:
     folder = Path(config.path)
     headers = read_headers(folder)
-    if config.media is not None:
+    if config.architecture.endswith("ForConditionalGeneration"):
         headers = {_text_name(name): entry for name, entry in headers.items() if not name.startswith(OF_TOWERS)}
     entries, quantized = read_quantized(headers, config.scheme, device)
     without_use = {(its.file, its.name) for name, its in entries.items() if quantized.adds_nothing(name)}
