@@ -16,7 +16,7 @@ from sgl.kernels.layers.norm import rms_norm
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-from sgl.kernels.layers import grouped_triton, single_triton
+from sgl.kernels.layers import grouped_single_triton, grouped_triton, single_triton
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -107,6 +107,19 @@ def test_single_tokens(options: dict[str, int], dtype: torch.dtype) -> None:
     added = residual.clone()
     single_triton.project_add_(x, matrix, bias[0], added)
     check(added, residual.float() + functional.linear(x.float(), plain, bias[0].float()))
+
+
+@pytest.mark.parametrize("options", MATRICES[:5:2])
+def test_rows_in_turn(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that holds whole rows goes on with others; longer rows are read in parts."""
+    monkeypatch.setattr(grouped_single_triton, "_LEAST_PROGRAMS", 1)
+    matrix, x, norm = drawn(36, 192, **options), draw(1, 192), draw(192)
+    expected = functional.linear(rms_norm(x, norm, 1e-5), matrix.dequantized(torch.float32))
+    for units in (128, 4):
+        monkeypatch.setattr(grouped_single_triton, "_UNITS", units)
+        check(single_triton.project(x, norm, 1e-5, matrix, None), expected)
+        gate, up = expected.chunk(2, -1)
+        check(single_triton.project_gated(x, norm, 1e-5, matrix, None), functional.silu(gate) * up)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 32), (40, 64), (3, 4128), (2, 4096)])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import logging
 import statistics
@@ -26,7 +27,7 @@ from torch.nn import functional
 
 from benchmarks.gpu.workloads import Workloads
 from sgl import Engine
-from sgl.kernels.layers import grouped_triton, single_triton
+from sgl.kernels.layers import grouped_single_triton, grouped_triton, single_triton
 from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.runtime.model.config import ModelConfig
 
@@ -132,16 +133,23 @@ def products(model: Path) -> list[dict[str, Any]]:
 
 
 def tune(model: Path) -> list[dict[str, Any]]:
-    """Single products, by rows and units of a program; µs, the least first."""
+    """Single products, by rows and units of a program, and programs a multiprocessor of those that go on; µs, the least
+    first."""
     found = []
-    kept = grouped_triton._ROWS, grouped_triton._UNITS, grouped_triton._LEAST_PROGRAMS
+    names = ("_ROWS", "_MOST_PROGRAMS", "_UNITS", "_LEAST_PROGRAMS")
+    kept = {name: getattr(grouped_single_triton, name) for name in names}
+
+    def choose(*values: int) -> None:
+        for name, value in zip(names, values, strict=True):
+            setattr(grouped_single_triton, name, value)
+
     for name, (n, k) in shapes(model).items():
         several = copies(GroupedMatrix.rounded(torch.randn(n, k, dtype=torch.bfloat16, device="cuda")))
         x, norm = torch.randn(1, k, dtype=torch.bfloat16, device="cuda"), torch.ones(k, device="cuda").bfloat16()
         times = {}
-        for rows in (2, 4, 8, 16):
-            for units in (32, 64, 128):
-                grouped_triton._ROWS, grouped_triton._UNITS, grouped_triton._LEAST_PROGRAMS = rows, units, 1
+        for rows, units in itertools.product((4, 8, 16), (64, 128)):
+            for most in (2, 3, 4, 6) if k <= 32 * units else (0,):
+                choose(rows, most, units, 1)
                 if name == "gate_up":
                     ways = [
                         lambda x, its=its, norm=norm: single_triton.project_gated(x, norm, 1e-5, its, None)
@@ -153,13 +161,13 @@ def tune(model: Path) -> list[dict[str, Any]]:
                         lambda x, its=its, given=given: single_triton.project(x, given, 1e-5, its, None)
                         for its in several
                     ]
-                times[rows, units] = microseconds(ways, x)
-        grouped_triton._ROWS, grouped_triton._UNITS, grouped_triton._LEAST_PROGRAMS = kept
+                times[rows, units, most] = microseconds(ways, x)
+        choose(*kept.values())
         best = sorted(times.items(), key=lambda its: its[1])
         floor = several[0].values.nbytes / 4.3e12 * 1e6
-        print(f"{name} [{n}, {k}], {floor:.1f} µs at 4.3 TB/s; rows x units: ", end="")
-        print(", ".join(f"{rows} x {units}: {value:.1f}" for (rows, units), value in best), flush=True)
-        found += [{"matrix": name, "rows": its[0], "units": its[1], "us": value} for its, value in best]
+        print(f"{name} [{n}, {k}], {floor:.1f} µs at 4.3 TB/s; rows x units, programs: ", end="")
+        print(", ".join(f"{its[0]} x {its[1]}, {its[2]}: {value:.1f}" for its, value in best), flush=True)
+        found += [{"matrix": name, "tile": its, "us": value} for its, value in best]
     return found
 
 

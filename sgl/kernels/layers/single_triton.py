@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers import grouped_triton
+from sgl.kernels.layers import grouped_single_triton
 from sgl.kernels.layers.fused_triton import activated, overlap
 from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.kernels.layers.linear import Fp8Matrix, Matrix
@@ -39,7 +39,7 @@ def project(
     or in `dtype`."""
     if isinstance(matrix, GroupedMatrix):
         out = x.new_empty(1, len(matrix.values), dtype=dtype or x.dtype)
-        grouped_triton.project(x, norm, eps, matrix, bias, out, adds=False)
+        grouped_single_triton.project(x, norm, eps, matrix, bias, out, adds=False)
         return out
     out = x.new_empty(1, len(_values(matrix)[0]), dtype=dtype or x.dtype)
     _launch(x, norm, eps, matrix, bias, out, adds=False)
@@ -58,7 +58,7 @@ def project_gated(
     """silu(gate), or gelu by tanh, * up of a matrix [2n, k], gates first, times x [1, k] as in `project`: [1, n]."""
     if isinstance(gate_up, GroupedMatrix):
         out = x.new_empty(1, len(gate_up.values) // 2)
-        grouped_triton.project(x, norm, eps, gate_up, bias, out, adds=False, is_gated=True, is_gelu=is_gelu)
+        grouped_single_triton.project(x, norm, eps, gate_up, bias, out, adds=False, is_gated=True, is_gelu=is_gelu)
         return out
     values, scales = _values(gate_up)
     size, width = len(values) // 2, values.shape[1]
@@ -90,7 +90,7 @@ def project_gated(
 def project_add_(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor) -> None:
     """Add a matrix [n, k] times x [1, k], plus the bias [n], to residual [1, n], in place."""
     if isinstance(matrix, GroupedMatrix):
-        grouped_triton.project(x, None, 0.0, matrix, bias, residual, adds=True)
+        grouped_single_triton.project(x, None, 0.0, matrix, bias, residual, adds=True)
         return
     _launch(x, None, 0.0, matrix, bias, residual, adds=True)
 
