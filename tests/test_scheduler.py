@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sgl.errors import QueueFull
 from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.scheduler.admission import OutputLengths
+from sgl.runtime.scheduler.leases import Lease
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.step import Limits
 from tests.mock_runner import expected_output
@@ -50,6 +51,7 @@ actions = st.lists(
         st.tuples(st.just("step"), st.integers(1, 6)),
         st.tuples(st.just("abort"), st.integers(0, 100)),
         st.tuples(st.just("flush"), st.just(0)),
+        st.tuples(st.just("lease"), st.integers(0, 100)),
     ),
     max_size=40,
 )
@@ -91,6 +93,7 @@ def run_plan(setting: Setting, room: float, plan: list[tuple[str, int]]) -> Driv
     setting.num_pages = least + int(room * least)
     driver = Driver(setting)
     requests: list[Request] = []
+    leases: list[Lease] = []
     for action, value in plan:
         if action in ("add", "hold"):
             requests.append(random_request(len(requests), value, setting.context))
@@ -114,6 +117,11 @@ def run_plan(setting: Setting, room: float, plan: list[tuple[str, int]]) -> Driv
         elif action == "flush":
             driver.scheduler.memory.cache.reset()
             driver.check()
+        elif action == "lease" and requests:
+            chosen = requests[value % len(requests)]
+            lease = driver.scheduler.memory.leases.take(chosen.key(), chosen.namespace)
+            leases += [] if lease is None else [lease]
+            driver.check()
     while driver.step():
         assert not any(request.waits_for_grammar and request.output_ids for request in requests)
     driver.check()
@@ -126,6 +134,8 @@ def run_plan(setting: Setting, room: float, plan: list[tuple[str, int]]) -> Driv
         assert request.phase is Phase.DONE
         if request.finish_reason is not None and request.finish_reason.type != "abort":
             assert_right(request, recurrent=setting.checkpoints is not None, window=setting.window)
+    for lease in leases:
+        driver.scheduler.memory.leases.release(lease)
     assert driver.scheduler.memory.cache.locked_pages == 0
     driver.scheduler.memory.cache.reset()
     assert driver.pool.num_free == setting.num_pages - 1
