@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jsonschema
 import pytest
 
+from sgl.lang.ir.reasoning import FORMATS
 from sgl.runtime.engine import Engine
 from tests.call_writer import WRITERS
 from tests.calling_templates import every_format_checkpoint, template_of
@@ -239,6 +240,37 @@ def test_channels_are_read_where_an_option_says_so(engine: Engine, options: dict
         answer = through("chat", server, seed=3, **thoughtful(server))
         assert answer.reasoning
         assert answer.calls
+
+
+@pytest.mark.parametrize("parser", [name for name in FORMATS if name != "gpt-oss"])
+def test_reasoning_of_each_family_is_told_and_free_of_the_constraint(engine: Engine, parser: str) -> None:
+    format = FORMATS[parser]
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}[assistant]"
+    begun = format.begin if format.starts_inside else ""
+    with served(engine, template=template + begun, reasoning_parser=parser) as server:
+        bias = biased(server, **{format.begin: 9.0, format.end: 4.0})
+        wanted = {"choice": "none", "regex": "[ab]{3}", "temperature": 1.0, "max_tokens": 300, "logit_bias": bias}
+        answer = through("responses" if format.starts_inside else "messages", server, seed=1, **wanted)
+        assert answer == through("chat", server, seed=1, **wanted)._replace(ending=answer.ending)
+        assert answer.reasoning
+        assert re.fullmatch("[ab]{3}", answer.content)
+
+
+@pytest.mark.parametrize(
+    ("name", "parser"),
+    [("deepseekv3", "deepseek-r1"), ("kimi_k2", "kimi_k2"), ("glm45", "glm45"), ("mistral_args", "mistral")],
+)
+def test_a_call_that_must_come_may_be_thought_about_first(engine: Engine, name: str, parser: str) -> None:
+    format = FORMATS[parser]
+    with served(engine, template=template_of(name), reasoning_parser=parser) as server:
+        bias = biased(server, **{format.begin: 30.0, format.end: 5.0})
+        wanted = {"choice": "required", "temperature": 1.0, "max_tokens": 200, "logit_bias": bias, "seed": 2}
+        answer = through("chat", server, **wanted)
+        assert answer.reasoning
+        assert not answer.content.strip()
+        assert answer.calls
+        for called, arguments in answer.calls:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[called])
 
 
 BEGIN, END = "<|tool_call_begin|>", "<|tool_call_end|>"
