@@ -181,6 +181,11 @@ def _npx(words: list[str], output: str, url: str) -> None:
     _curl(["curl", "-sf", source], "", url)
 
 
+def _git(words: list[str], output: str, url: str) -> None:
+    del output, url
+    assert words[1] in ("clone", "worktree"), words
+
+
 COMMANDS = {
     "sgl": _sgl,
     ".venv/bin/sgl": _sgl,
@@ -189,6 +194,7 @@ COMMANDS = {
     "make": _make,
     "curl": _curl,
     "docker": _docker,
+    "git": _git,
     "npx": _npx,
 }
 VARIABLES = {
