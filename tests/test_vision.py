@@ -156,3 +156,40 @@ def test_programs_see(engine: Engine, oracle: Oracle) -> None:
     assert again.text() == state.text()
     assert again.get_meta_info("answer")["usage"]["cached_tokens"] > 0
     assert num_encoded(engine) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_gpu_sees_as_transformers_does(architecture: str, tmp_path: Path) -> None:
+    """In bfloat16, with and without graphs: the same logprobs as in float32, as far as 16 bits go."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]}
+    wide = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "rope_parameters": rope}
+    wide |= {"head_dim": 64} if "Qwen3" in architecture else {}
+    width = {"hidden_size": 256} if architecture.startswith("Qwen2VL") else {"out_hidden_size": 256}
+    path = tiny_vision(tmp_path, architecture, text=wide, **width)
+    oracle, prompts = Oracle(path, architecture), made_prompts()
+    expected = [oracle.logprobs(*prompt) for prompt in prompts]
+    options = {**OPTIONS, "device": "cuda", "dtype": "bfloat16", "max_total_tokens": 4096}
+    for more in ({"disable_cuda_graph": True}, {}, {"chunked_prefill_size": 16}):
+        with Engine(str(path), **{**options, **more}) as engine:
+            for _ in ("new", "cached"):
+                results = engine.generate(
+                    input_ids=[ids for ids, _ in prompts],
+                    image_data=[images for _, images in prompts],
+                    sampling_params={"temperature": 0.0, "max_new_tokens": MAX_NEW, "ignore_eos": True},
+                    return_logprob=True,
+                    logprob_start_len=0,
+                )
+                for result, wanted, (ids, images) in zip(results, expected, prompts, strict=True):
+                    meta = result["meta_info"]
+                    given = torch.tensor([each[0] for each in meta["input_token_logprobs"][1:]])
+                    assert (given - wanted).abs().mean() < 0.1
+                    # decodes, behind images: what was written has the logprobs that it should have
+                    whole = oracle.logprobs([*ids, *result["output_ids"]], images)[len(wanted) :]
+                    written = torch.tensor([each[0] for each in meta["output_token_logprobs"]])
+                    assert (written - whole).abs().mean() < 0.15
+            plain = {"temperature": 0.0, "max_new_tokens": MAX_NEW, "ignore_eos": True}
+            ids, images = prompts[3]
+            alone = engine.generate(input_ids=ids, image_data=images, sampling_params=plain)["output_ids"]
+            assert len(alone) == MAX_NEW
+            assert num_encoded(engine) == 3

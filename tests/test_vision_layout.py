@@ -17,7 +17,7 @@ from PIL import Image
 
 from sgl.runtime.engine import Engine
 from sgl.runtime.media.config import MediaConfig
-from sgl.runtime.media.item import MediaItem
+from sgl.runtime.media.item import MediaItem, MediaRun
 from sgl.runtime.media.layout import ImageNumbers, Layout, lay_out, times
 from sgl.runtime.media.read import MediaReader
 from sgl.runtime.model.config import ModelConfig
@@ -232,3 +232,25 @@ def test_the_hubs_older_files_are_read(tmp_path: Path) -> None:
         max_pixels=sizes["longest_edge"],
     )
     assert replace(ModelConfig.from_pretrained(path), path=before.path) == before
+
+
+def test_embeddings_are_kept_up_to_a_bound(model: Any) -> None:
+    _, _, media, module = model
+    read = MediaReader(media, "none", 10**6).item
+    one, other = (read("image", picture(seed)) for seed in (1, 2))
+    places = torch.zeros(3, one.num_tokens, dtype=torch.int64)
+
+    def embedded(tower: VisionTower, *items: MediaItem) -> int:
+        for each in items:
+            tower.see(places, [MediaRun(0, each, 0, each.num_tokens)])
+        return tower.num_runs
+
+    assert embedded(VisionTower(module.model.visual, media, 1), one, one, other, one) == 3
+    assert embedded(VisionTower(module.model.visual, media, 1 << 20), one, one, other, one, other) == 2
+
+
+def test_random_weights_see(model: Any) -> None:
+    _, path, _, _ = model
+    with Engine(str(path), device="cpu", max_total_tokens=256, load_format="dummy") as engine:
+        found = engine.generate(input_ids=place(), image_data=picture(1), sampling_params={"max_new_tokens": 2})
+        assert found["meta_info"]["completion_tokens"] > 0
