@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from sgl.runtime.engine import Engine
 from sgl.runtime.media.config import MediaConfig
@@ -254,3 +255,23 @@ def test_random_weights_see(model: Any) -> None:
     with Engine(str(path), device="cpu", max_total_tokens=256, load_format="dummy") as engine:
         found = engine.generate(input_ids=place(), image_data=picture(1), sampling_params={"max_new_tokens": 2})
         assert found["meta_info"]["completion_tokens"] > 0
+
+
+@pytest.mark.slow
+def test_experts_may_be_transposed(tmp_path: Path) -> None:
+    """As in the checkpoints of Qwen3-VL-30B-A3B."""
+    path = tiny_vision(tmp_path, "Qwen3VLMoeForConditionalGeneration")
+    asked = {
+        "input_ids": place(),
+        "image_data": picture(1),
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 8},
+    }
+    outputs = []
+    for _ in range(2):
+        with Engine(str(path), device="cpu", max_total_tokens=256) as engine:
+            outputs.append(engine.generate(**asked)["output_ids"])
+        file = path / "model.safetensors"
+        tensors = load_file(file)
+        tensors |= {name: its.transpose(1, 2).contiguous() for name, its in tensors.items() if its.dim() == 3}
+        save_file(tensors, file, metadata={"format": "pt"})
+    assert outputs[0] == outputs[1]

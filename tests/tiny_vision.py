@@ -75,9 +75,17 @@ VISION: dict[str, dict[str, Any]] = {
         "vision_config": {**TOWER, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
     },
 }
-ARCHITECTURES = [
-    pytest.param(name, marks=pytest.mark.slow) if name.startswith("Qwen2VL") else name for name in VISION
-]
+VISION["Qwen3VLMoeForConditionalGeneration"] = {
+    "text_config": {
+        **VISION["Qwen3VLForConditionalGeneration"]["text_config"],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "vision_config": VISION["Qwen3VLForConditionalGeneration"]["vision_config"],
+}
+SELDOM = "Qwen2VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"
+ARCHITECTURES = [pytest.param(name, marks=pytest.mark.slow) if name in SELDOM else name for name in VISION]
 SIZE = {"shortest_edge": 8 * 8 * 2, "longest_edge": 8 * 8 * 40}
 
 

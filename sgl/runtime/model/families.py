@@ -39,6 +39,8 @@ class ExpertNames:
     down: str = "down_proj"
     always_normalises: bool = False
     """Otherwise `norm_topk_prob` is read."""
+    may_be_transposed: bool = False
+    """Whether some checkpoints hold a layer's experts as [experts, in, out]."""
     has_shared: bool = False
     """Whether an expert of `shared_expert_intermediate_size` computes all tokens."""
     router: str = "gate"
@@ -280,11 +282,30 @@ GPT_OSS = Family(
         },
     },
 )
+QWEN3_VL_MOE = replace(
+    QWEN3_MOE,
+    architecture="Qwen3VLMoeForConditionalGeneration",
+    sliding_window="none",
+    vision="qwen3_vl",
+    experts=ExpertNames("moe_intermediate_size", always_normalises=True, may_be_transposed=True),
+)
 
 FAMILIES = {
     family.architecture: family
     for family in (
-        *(LLAMA, MISTRAL, QWEN2, QWEN3, QWEN2_VL, QWEN2_5_VL, QWEN3_VL, MIXTRAL, QWEN2_MOE, QWEN3_MOE),
+        *(
+            LLAMA,
+            MISTRAL,
+            QWEN2,
+            QWEN3,
+            QWEN2_VL,
+            QWEN2_5_VL,
+            QWEN3_VL,
+            QWEN3_VL_MOE,
+            MIXTRAL,
+            QWEN2_MOE,
+            QWEN3_MOE,
+        ),
         *(GEMMA2, GEMMA3, GEMMA3_SEEING, PHI3, OLMO2, GLM, GLM4, GPT_OSS),
     )
 }

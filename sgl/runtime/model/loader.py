@@ -27,7 +27,7 @@ from sgl.runtime.model.quantized.pack import grouped
 from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.seen import Eyes
-from sgl.runtime.model.shard import GATE_UP, WHOLE, Shard
+from sgl.runtime.model.shard import DOWN, GATE_UP, WHOLE, Shard
 from sgl.runtime.model.weights import MATRICES, Weights, allocate_weights, checkpoint_tensors, keeps_groups
 
 
@@ -166,6 +166,8 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     fused = any(name.endswith(GATE_UP) for name in entries)
     shapes = _shapes(config, tied=tied, fused=fused)
+    transposed = _transposed(config, entries, shapes)
+    shapes |= {name: entries[name].shape for name in transposed}
     check_tensors(
         {name: its for name, its in entries.items() if name in shapes or (its.file, its.name) not in without_use},
         shapes,
@@ -182,6 +184,7 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
         matrix = grouped(codes) or torch.empty_like(dense, device=device)
         setattr(weights.layers[layer], name, matrix)
     targets = checkpoint_tensors(config, weights, shard, fused=fused)
+    targets |= {name: targets[name].transpose(1, 2) for name in transposed}
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as tensors:
             for name, target in targets.items():
@@ -189,11 +192,14 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                     target.zero_()
                 elif entries[name].file == file:
                     entry = entries[name]
+                    cuts: list[Any] = (
+                        [()] if name in transposed else [entry.part(its) for its in shard.parts(name, config)]
+                    )
                     parts = [
                         quantized.dequantized(entry.name, part)
                         if entry.name in quantized.shapes
                         else read(tensors, entry.name, file, part)
-                        for part in map(entry.part, shard.parts(name, config))
+                        for part in cuts
                     ]
                     target.copy_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
     if quantized.shapes:
@@ -202,6 +208,19 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
         weights.lm_head = weights.embedding
     weights.arrange(shard.local(config))
     return weights
+
+
+def _transposed(
+    config: ModelConfig, entries: Mapping[str, Entry], shapes: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """A family's tensors of experts, if they are [experts, in, out] in this checkpoint: one of them shows it."""
+    names = FAMILIES[config.architecture].experts
+    if names is None or not names.may_be_transposed:
+        return []
+    found = [name for name in shapes if name.endswith((GATE_UP, DOWN)) and name in entries]
+    swapped = ((shapes[name][0], *shapes[name][:0:-1]) for name in found)
+    are = any(entries[name].shape == its != shapes[name] for name, its in zip(found, swapped, strict=True))
+    return found if are else []
 
 
 def _text_name(name: str) -> str:
