@@ -89,7 +89,7 @@ def test_a_text_of_one_repeated_token_cancels_nothing() -> None:
     if HAS_TRITON:
         qkv, beta, decay, a_log, dt_bias = on(DEVICE, args[0], *args[1], *args[2:])
         delta_triton.delta_rule(qkv, (beta, decay), a_log, dt_bias, twin, rows_of([num_tokens], DEVICE))
-        close(twin, expected, 1e-4)
+        close(twin, expected, 1e-4 if DEVICE == "cpu" else 1e-3)
 
 
 @needs_triton
@@ -97,15 +97,20 @@ def test_a_text_of_one_repeated_token_cancels_nothing() -> None:
 @pytest.mark.parametrize("q_lens", STEPS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_delta_rule(shape: tuple[int, int, int, int], q_lens: list[int], dtype: torch.dtype) -> None:
-    if DEVICE == "cpu" and (dtype != torch.float32) != (shape == SHAPES[0]):
-        pytest.skip("as good as the others in the interpreter")
+    if DEVICE == "cpu" and dtype == torch.bfloat16:
+        dtype = torch.float16  # Triton's interpreter multiplies no bfloat16
     qkv, beta, decay, a_log, dt_bias, states = rule_inputs(shape, sum(q_lens), dtype)
     theirs = on(DEVICE, qkv, beta, decay, a_log, dt_bias, states)
     expected = ops.delta_rule(qkv, (beta, decay), a_log, dt_bias, states, rows_of(q_lens))
     actual = delta_triton.delta_rule(theirs[0], (theirs[1], theirs[2]), *theirs[3:], rows_of(q_lens, DEVICE))
-    tolerance = 3e-5 if dtype == torch.float32 else 5e-2
-    close(actual, expected, tolerance)
-    close(theirs[5], states, tolerance)
+    if dtype == torch.float32:
+        tolerance = 3e-5 if DEVICE == "cpu" else 3e-4  # a GPU sums in another order, of three parts of 11 bits
+        close(actual, expected, tolerance)
+        close(theirs[5], states, tolerance)
+        return
+    for ours, exact in ((actual, expected), (theirs[5], states)):
+        error = (ours.cpu().double() - exact.double()).norm() / exact.double().norm()
+        assert error < 2e-2
 
 
 @needs_triton
