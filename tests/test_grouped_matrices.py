@@ -140,6 +140,17 @@ def test_several_tokens(options: dict[str, int], dtype: torch.dtype) -> None:
         check(grouped_triton.linear(x, matrix, bias.to(dtype)), expected)
 
 
+@pytest.mark.parametrize("options", [{}, {"group": 128, "has_zeros": True}, {"bits": 0, "group": 64}])
+def test_parts_of_products_are_for_the_sum(options: dict[str, int]) -> None:
+    """Of long rows and few: each multiprocessor gets some. Groups of a tile's columns are scaled as sums."""
+    matrix, bias, x = drawn(70, 640, **options), draw(70), draw(3, 640, dtype=torch.float16)
+    parts = grouped_triton.linear_parts(x, matrix, bias.half(), 3)
+    assert parts is not None
+    assert (parts.dtype, parts.shape) == (torch.float32, (3, 3, 70))
+    check(parts.sum(0).half(), functional.linear(x.float(), matrix.dequantized(torch.float32), bias))
+    assert grouped_triton.linear_parts(x, matrix, None, 1) is None
+
+
 @pytest.mark.parametrize("options", MATRICES)
 def test_dequantized_copies(options: dict[str, int]) -> None:
     matrix = drawn(3, 576, **options)

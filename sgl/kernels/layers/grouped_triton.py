@@ -17,20 +17,45 @@ from sgl.kernels.layers.grouped import GroupedMatrix
 
 SIXTEEN = 0x41800000  # the bits of 16.0
 _TILE_ROWS = 64
-_TILES = {16: (256, 4), 32: (256, 4), 64: (256, 3), 128: (128, 3)}
+_MOST_PARTS = 4
+_TILES = {16: (128, 6), 32: (128, 6), 64: (128, 4), 128: (128, 3)}
 """Columns of a tile in four bits with inputs of two bytes, and its stages, by its tokens."""
 
 
 def linear(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
     """x [T, k] times the matrix [n, k], plus the bias [n]: [T, n] in x's dtype."""
+    return _multiplied(x, matrix, bias, 1)[0]
+
+
+def linear_parts(
+    x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | None, num_processors: int
+) -> torch.Tensor | None:
+    """float32 [parts, T, n] to be summed, for two programs a multiprocessor; None: one part would do."""
+    tokens = _tokens(len(x))
+    num_tiles = triton.cdiv(len(x), tokens) * triton.cdiv(matrix.shape[0], _TILE_ROWS)
+    num_parts = min(_MOST_PARTS, 2 * num_processors // num_tiles)
+    return None if num_parts < 2 else _multiplied(x, matrix, bias, num_parts)
+
+
+def _tokens(num_tokens: int) -> int:
+    """Of a tile."""
+    return min(max(16, 1 << (num_tokens - 1).bit_length()), 128)
+
+
+def _multiplied(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | None, num_parts: int) -> torch.Tensor:
+    """[parts, T, n], in x's dtype or several in float32."""
     (num_tokens, width), size = x.shape, matrix.shape[0]
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
-    tokens = min(max(16, triton.next_power_of_2(num_tokens)), 128)
+    tokens = _tokens(num_tokens)
     columns, stages = _TILES[tokens]
-    out = x.new_empty(num_tokens, size)
-    # tokens last: tiles of the same rows follow each other, and find them in the cache
-    _linear[(triton.cdiv(num_tokens, tokens), triton.cdiv(size, _TILE_ROWS))](
+    columns = max(16 * 32 // matrix.bits, columns * 8 // (x.dtype.itemsize * matrix.bits))
+    chunk = triton.cdiv(triton.cdiv(width, num_parts), columns) * columns
+    num_parts = triton.cdiv(width, chunk)
+    dtype = x.dtype if num_parts == 1 else torch.float32
+    out = torch.empty(num_parts, num_tokens, size, dtype=dtype, device=x.device)
+    # tokens first: tiles of the same rows follow each other, and find them in the cache
+    _linear[(triton.cdiv(num_tokens, tokens), triton.cdiv(size, _TILE_ROWS), num_parts)](
         x.contiguous(),
         *parts(matrix)[:3],
         bias,
@@ -39,14 +64,16 @@ def linear(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | None) ->
         size,
         SIXTEEN,
         width=width,
+        chunk=chunk,
         num_groups=matrix.scales.shape[1],
         middle=matrix.middle,
         bits=matrix.bits,
         has_zeros=matrix.zeros is not None,
         has_bias=bias is not None,
+        has_whole_groups=matrix.group % columns == 0,
         block_tokens=tokens,
         block_rows=_TILE_ROWS,
-        block_columns=max(16 * 32 // matrix.bits, columns * 8 // (x.dtype.itemsize * matrix.bits)),
+        block_columns=columns,
         num_warps=4,
         num_stages=stages,
         **overlap(x.device),
@@ -102,11 +129,13 @@ def _linear(
     size,
     base,
     width: tl.constexpr,
+    chunk: tl.constexpr,
     num_groups: tl.constexpr,
     middle: tl.constexpr,
     bits: tl.constexpr,
     has_zeros: tl.constexpr,
     has_bias: tl.constexpr,
+    has_whole_groups: tl.constexpr,
     block_tokens: tl.constexpr,
     block_rows: tl.constexpr,
     block_columns: tl.constexpr,
@@ -117,7 +146,9 @@ def _linear(
         gdc_wait()
     num_words: tl.constexpr = block_columns // 8 if bits == 4 else block_columns
     row_width: tl.constexpr = width // 8 if bits == 4 else width
+    chunk_width: tl.constexpr = chunk // 8 if bits == 4 else chunk
     group_width: tl.constexpr = row_width // num_groups
+    part = tl.program_id(2)
     tokens = tl.program_id(0) * block_tokens + tl.arange(0, block_tokens)
     rows = tl.program_id(1) * block_rows + tl.arange(0, block_rows)
     words = tl.arange(0, num_words)
@@ -127,34 +158,40 @@ def _linear(
     at_group = row * num_groups
     at_x = x + tokens.to(tl.int64)[None, :] * width
     sums = tl.zeros([block_rows, block_tokens], tl.float32)
-    for first in range(0, row_width, num_words):
+    for start in range(0, chunk_width, num_words):
+        first = part * chunk_width + start
         inside = (first + words < row_width)[None, :]
+        is_input = is_token & (first + words < row_width)[:, None]
         weights = tl.load(at + first, mask=inside, other=0.0)
-        group = at_group + ((first + words) // group_width)[None, :]
-        scale = tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
-        if has_zeros:
-            zero = tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
+        if has_whole_groups:  # their scales are applied to their sums
+            group = at_group + tl.minimum(first // group_width, num_groups - 1)
+            scale = tl.load(scales + group).to(tl.float32)
         else:
-            zero = tl.full([block_rows, num_words], middle, tl.float32)
+            group = at_group + ((first + words) // group_width)[None, :]
+            scale = tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
+        if not has_zeros:
+            zero = tl.full(scale.shape, middle, tl.float32)
+        elif has_whole_groups:
+            zero = tl.load(zeros + group).to(tl.float32)
+        else:
+            zero = tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
+        of_group = tl.zeros([block_rows, block_tokens], tl.float32) if has_whole_groups else sums
         if bits == 4:
             columns = (first + words) // 4 * 32 + (first + words) % 4
             for j in tl.static_range(8):
                 codes = numbers(weights, j, base) - ((256.0 if j % 2 == 0 else 16.0) + zero)
-                inputs = tl.load(
-                    at_x + (columns + 4 * j)[:, None],
-                    mask=is_token & (first + words < row_width)[:, None],
-                    other=0.0,
-                )
-                sums = tl.dot((codes * scale).to(inputs.dtype), inputs, sums, input_precision="ieee")
+                codes = codes if has_whole_groups else codes * scale
+                inputs = tl.load(at_x + (columns + 4 * j)[:, None], mask=is_input, other=0.0)
+                of_group = tl.dot(codes.to(inputs.dtype), inputs, of_group, input_precision="ieee")
         else:
-            inputs = tl.load(
-                at_x + (first + words)[:, None], mask=is_token & (first + words < row_width)[:, None], other=0.0
-            )
             codes = weights.to(tl.float32) - zero
-            sums = tl.dot((codes * scale).to(inputs.dtype), inputs, sums, input_precision="ieee")
+            codes = codes if has_whole_groups else codes * scale
+            inputs = tl.load(at_x + (first + words)[:, None], mask=is_input, other=0.0)
+            of_group = tl.dot(codes.to(inputs.dtype), inputs, of_group, input_precision="ieee")
+        sums = sums + of_group * scale if has_whole_groups else of_group
     if has_bias:
-        sums += tl.load(bias + row).to(tl.float32)
-    to = out + tokens.to(tl.int64)[None, :] * size + rows[:, None]
+        sums += tl.where(part == 0, tl.load(bias + row).to(tl.float32), 0.0)
+    to = out + (part * num_tokens + tokens).to(tl.int64)[None, :] * size + rows[:, None]
     tl.store(to, sums.to(out.dtype.element_ty), mask=is_token & (rows < size)[:, None])
 
 

@@ -148,6 +148,12 @@ def linear_add(
         if bias is None:
             torch.addmm(residual, x, matrix.t(), out=residual)
             return None
+    if x.is_cuda and captured and isinstance(matrix, GroupedMatrix) and matrix.of_several is None:
+        from sgl.kernels.layers import grouped_triton
+
+        parts = grouped_triton.linear_parts(x, matrix, bias, _num_processors(x.device))
+        if parts is not None:
+            return parts
     return linear(x, matrix, bias)
 
 
