@@ -96,7 +96,15 @@ def test_fused_projections_of_another_size_are_named(tmp_path: Path) -> None:
         load_decoder(ModelConfig.from_pretrained(path))
 
 
-@pytest.mark.parametrize(("family", "targets"), [("glm4", ATTENTION), ("gemma3", ALL), ("olmo2", ALL)])
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("glm4", (*ATTENTION, "gate_up_proj")),
+        ("phi3", ("qkv_proj", "gate_up_proj", "o_proj", "down_proj")),
+        ("gemma3", ALL),
+        ("olmo2", ALL),
+    ],
+)
 def test_an_adapter_equals_the_merged_model(family: str, targets: tuple[str, ...], tmp_path: Path) -> None:
     model = tiny_checkpoint(tmp_path / "model", family)
     adapter = tiny_adapter(tmp_path / "adapter", model, targets=targets)

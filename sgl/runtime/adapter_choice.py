@@ -9,7 +9,7 @@ import torch
 
 from sgl.errors import ConfigError
 from sgl.runtime.config import LORA_TARGETS, EngineConfig
-from sgl.runtime.model.adapter import LoraConfig, check_room
+from sgl.runtime.model.adapter import LoraConfig, check_room, parts_of
 from sgl.runtime.model.base import Config, Model
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
@@ -48,7 +48,7 @@ def choose_adapters(config: EngineConfig, model_config: Config) -> EngineConfig:
     found = [LoraConfig.read(path.lora_path) for path in paths]
     modules = [lora.modules(model_config) for lora in found]
     rank = config.max_lora_rank or max((max(its.values()) for its in modules), default=_DEFAULT_RANK)
-    used = {module.rpartition(".")[2] for its in modules for module in its}
+    used = {part for its in modules for module in its for part in parts_of(module)}
     targets = config.lora_target_modules or tuple(name for name in LORA_TARGETS if name in used or not used)
     for lora in found:
         check_room(lora, model_config, rank, targets)

@@ -91,6 +91,8 @@ def _lora_paths(given: Any) -> Any:
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The products that LoRA adapters may have matrices for."""
+LORA_FUSED = {"qkv_proj": LORA_TARGETS[:3], "gate_up_proj": LORA_TARGETS[4:6]}
+"""Of models that compute several of them at once."""
 
 
 def _lora_targets(given: Any) -> Any:
@@ -102,6 +104,7 @@ def _lora_targets(given: Any) -> Any:
     names = [part for name in names for part in re.split(r"[\s,]+", name) if part]
     if {"all", "all-linear"} & set(names):
         return LORA_TARGETS
+    names = [part for name in names for part in LORA_FUSED.get(name, (name,))]
     if unknown := [name for name in names if name not in LORA_TARGETS]:
         raise ValueError(f"there is no {unknown[0]!r}; there are {', '.join(LORA_TARGETS)}, and all")
     if not names:

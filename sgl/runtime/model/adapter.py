@@ -14,9 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sgl.errors import AdapterError, ModelError
+from sgl.runtime.config import LORA_FUSED
 from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.loader import FLOAT_DTYPES, opened, read
 from sgl.runtime.model.lora import TARGETS, Adapter, LoraSlots, Pair
 from sgl.runtime.model.shard import Shard
@@ -113,23 +117,25 @@ class LoraConfig:
         AdapterError for none, or others than the layers' products."""
         found: dict[str, int] = {}
         wanted = self.layers or range(config.num_layers)
+        names = _module_names(config)
         for layer in (its for its in range(config.num_layers) if its in wanted):
-            for name, inside in TARGETS.items():
-                module = f"model.layers.{layer}.{inside}.{name}"
+            for name in names:
+                inside = TARGETS[parts_of(name)[0]]
+                module = f"{_body(config)}.layers.{layer}.{inside}.{name}"
                 if inside == "mlp" and config.has_experts(layer):
-                    self._refuse_experts(f"model.layers.{layer}.mlp", name)
+                    self._refuse_experts(module.removesuffix(f".{name}"), name)
                 elif self._is_target(module):
                     found[module] = self._of(self.rank_pattern, module, self.rank)
         if self.targets != _ALL_LINEAR:
             for module in _OTHERS:
                 if self._is_target(module):
                     raise _wrong(
-                        self.folder, f"target_modules has {module}, and only {', '.join(TARGETS)} are supported"
+                        self.folder, f"target_modules has {module}, and only {', '.join(names)} are supported"
                     )
         if not found:
             raise _wrong(
                 self.folder,
-                f"{_shown(self.targets)} is in none of {config.num_layers} layers: they have {', '.join(TARGETS)}",
+                f"{_shown(self.targets)} is in none of {config.num_layers} layers: they have {', '.join(names)}",
             )
         return found
 
@@ -155,6 +161,12 @@ class LoraConfig:
         return default
 
 
+def parts_of(module: str) -> tuple[str, ...]:
+    """The products that a module computes, of `TARGETS`."""
+    name = module.rpartition(".")[2]
+    return LORA_FUSED.get(name, (name,))
+
+
 def read_adapter(path: str, slots: LoraSlots) -> Adapter:
     """An adapter's folder, for these slots. Raises AdapterError, also for what has no room in them. Safe from any
     thread."""
@@ -172,7 +184,7 @@ def check_room(lora: LoraConfig, config: ModelConfig, rank: int, targets: Collec
             f"{lora.folder} has rank {highest}, and max_lora_rank is {rank}: start with a higher one",
             path=str(lora.folder),
         )
-    others = sorted({module.rpartition(".")[2] for module in modules} - set(targets))
+    others = sorted({part for module in modules for part in parts_of(module)} - set(targets))
     if others:
         raise AdapterError(
             f"{lora.folder} has {', '.join(others)}, and lora_target_modules are {', '.join(sorted(targets))}: start "
@@ -195,7 +207,9 @@ def read_pairs(lora: LoraConfig, config: ModelConfig, shard: Shard) -> dict[str,
         layers = shard.layers(config)
         pairs = {}
         for module, rank in modules.items():
-            wide, deep = _shape(module, config)
+            parts = parts_of(module)
+            shapes = [_shape(part, config) for part in parts]
+            wide, deep = sum(rows for rows, _ in shapes), shapes[0][1]
             for which, shape in (("A", (rank, deep)), ("B", (wide, rank))):
                 header = tensors.get_slice(names[module, which])
                 shape_there, dtype = tuple(header.get_shape()), str(header.get_dtype())
@@ -207,14 +221,17 @@ def read_pairs(lora: LoraConfig, config: ModelConfig, shard: Shard) -> dict[str,
                     )
                 if dtype not in FLOAT_DTYPES:
                     raise _wrong_tensor(file, names[module, which], f"of {dtype}, and floats are expected")
-            if int(module.split(".")[2]) not in layers:
+            layer = int(module.split(".")[-3])
+            if layer not in layers:
                 continue
-            rows, columns = (*shard.part(f"{module}.weight", config), slice(None), slice(None))[:2]
-            a = read(tensors, names[module, "A"], file, (slice(None), columns)).float()
-            b = read(tensors, names[module, "B"], file, (rows, slice(None))).float()
+            a, b = (read(tensors, names[module, which], file).float() for which in "AB")
             if not (a.isfinite().all() and b.isfinite().all()):
                 raise _wrong_tensor(file, names[module, "A"], "not finite, or its B is not")
-            pairs[module] = Pair(a, b * lora.scale(module, rank))
+            scaled = torch.split(b * lora.scale(module, rank), [rows for rows, _ in shapes])
+            for part, its in zip(parts, scaled, strict=True):
+                name = f"model.layers.{layer}.{TARGETS[part]}.{part}"
+                rows, columns = (*shard.part(f"{name}.weight", config), slice(None), slice(None))[:2]
+                pairs[name] = Pair(a[:, columns], its[rows])
     return pairs
 
 
@@ -238,8 +255,20 @@ def _found(tensors: Any, modules: Mapping[str, int], file: Path) -> dict[tuple[s
     return names
 
 
-def _shape(module: str, config: ModelConfig) -> tuple[int, int]:
-    """[out, in] of a module's matrix."""
+def _module_names(config: ModelConfig) -> list[str]:
+    """What transformers calls the products of a layer, some of them together."""
+    fused = FAMILIES[config.architecture].fused_modules
+    within = {part for name in fused for part in LORA_FUSED[name]}
+    return [*fused, *(name for name in TARGETS if name not in within)]
+
+
+def _body(config: ModelConfig) -> str:
+    """Where transformers has the layers."""
+    return "model" if FAMILIES[config.architecture].vision is None else "model.language_model"
+
+
+def _shape(product: str, config: ModelConfig) -> tuple[int, int]:
+    """[out, in] of a product's matrix."""
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, intermediate = config.hidden_size, config.intermediate_size
     return {
@@ -250,7 +279,7 @@ def _shape(module: str, config: ModelConfig) -> tuple[int, int]:
         "gate_proj": (intermediate, hidden),
         "up_proj": (intermediate, hidden),
         "down_proj": (hidden, intermediate),
-    }[module.rpartition(".")[2]]
+    }[product]
 
 
 @contextmanager

@@ -87,6 +87,8 @@ class Family:
     """Which layers attend to only `sliding_window` tokens; if used: all if `use_sliding_window` is set; by layer, every
     other: then by `layer_types`, or those from `max_window_layers` on, or every other one before it; by pattern: by
     `layer_types`, or all but each `sliding_window_pattern`th."""
+    fused_modules: tuple[str, ...] = ()
+    """Modules of transformers' that compute several products at once."""
     experts: ExpertNames | None = None
     """Of families with mixtures of experts."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -222,6 +224,7 @@ GEMMA3_SEEING = replace(  # images are not taken
 PHI3 = Family(
     "Phi3ForCausalLM",
     has_partial_rope=True,
+    fused_modules=("qkv_proj", "gate_up_proj"),
     sliding_window="all layers",
     defaults={
         "max_position_embeddings": 4096,
@@ -243,6 +246,7 @@ GLM = Family(
     attention_bias="qkv configured",
     has_partial_rope=True,
     has_interleaved_rope=True,
+    fused_modules=("gate_up_proj",),
     defaults={
         "max_position_embeddings": 131072,
         "num_key_value_heads": 2,
