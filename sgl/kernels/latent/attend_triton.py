@@ -18,21 +18,22 @@ from sgl.kernels.attention.decode_triton import LOG2E
 from sgl.kernels.layers.fused_triton import overlap
 
 _LANES = 16  # fewest rows that tensor cores multiply
-_MOST_LANES = 64  # heads, or tokens times heads, of a program: their sums fill its registers
-_FEW_LANES = 32  # of which a multiprocessor has room for two programs
+_MOST_LANES = 64  # heads, or tokens times heads, of a program: their sums fill its registers;
+_FEW_LANES = 32  # where they would not fit into shared memory. A multiprocessor has room for two programs of so few
 _STAGES = 5, 4  # of few and of many: page numbers, and two tiles in flight
 _KEYS, _FEW_KEYS = 32, 16  # of a program of prompts at a time, by its memory
 _LARGE_MEMORY = 160 << 10  # bytes, shared, of a multiprocessor: more keys may be in flight
 
 
-def head_groups(num_heads: int) -> int:
-    """Programs that share a decode's heads."""
-    return -(-num_heads // _MOST_LANES)
+def head_groups(num_heads: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Programs that share a token's heads equally, as few as can."""
+    least = -(-num_heads // (_MOST_LANES if _has_room(dtype, device) else _FEW_LANES))
+    return next(count for count in range(least, num_heads + 1) if num_heads % count == 0)
 
 
 def programs_per_processor(num_heads: int) -> int:
-    """Of decodes, that run at once."""
-    return 2 if num_heads // head_groups(num_heads) <= _FEW_LANES else 1
+    """Of decodes, that run at once, each with so many heads."""
+    return 2 if num_heads <= _FEW_LANES else 1
 
 
 def attend_decodes(
@@ -51,7 +52,7 @@ def attend_decodes(
     programs, segments, pages = plan
     parts, counters = scratch
     num_heads, width = query.shape[1:]
-    groups = head_groups(num_heads)
+    groups = head_groups(num_heads, query.dtype, query.device)
     group = num_heads // groups
     num_programs = len(programs)
     lanes = max(_LANES, triton.next_power_of_2(group))
@@ -77,7 +78,7 @@ def attend_decodes(
         block_rank=max(16, triton.next_power_of_2(rank)),
         block_rope=max(16, triton.next_power_of_2(width - rank)),
         tile=tile,
-        stages=_STAGES[lanes > _FEW_LANES] if _has_room(query) else 3,
+        stages=_STAGES[lanes > _FEW_LANES] if _has_room(query.dtype, query.device) else 3,
         num_warps=4 if lanes <= _FEW_LANES else 8,
         **overlap(query.device),
     )
@@ -96,8 +97,8 @@ def attend_prompts(
     pages of `ragged.RaggedRows`, int32."""
     tile_rows, *rest = plan
     num_heads, width = query.shape[1:]
-    groups = head_groups(num_heads)
-    group, has_room = num_heads // groups, _has_room(query)
+    groups = head_groups(num_heads, query.dtype, query.device)
+    group, has_room = num_heads // groups, _has_room(query.dtype, query.device)
     _prompts[(len(tile_rows), groups)](
         query,
         cache,
@@ -113,7 +114,7 @@ def attend_prompts(
         rope_dim=width - rank,
         group=group,
         block_group=triton.next_power_of_2(group),
-        block_tokens=tile_tokens(num_heads),
+        block_tokens=tile_tokens(num_heads, query.dtype, query.device),
         block_rank=max(16, triton.next_power_of_2(rank)),
         block_rope=max(16, triton.next_power_of_2(width - rank)),
         block_keys=_KEYS if has_room else _FEW_KEYS,
@@ -122,15 +123,15 @@ def attend_prompts(
     )
 
 
-def tile_tokens(num_heads: int) -> int:
+def tile_tokens(num_heads: int, dtype: torch.dtype, device: torch.device) -> int:
     """Query tokens of a program of prompts."""
-    lanes: int = triton.next_power_of_2(num_heads // head_groups(num_heads))
-    return max(1, _MOST_LANES // lanes)
+    lanes: int = triton.next_power_of_2(num_heads // head_groups(num_heads, dtype, device))
+    return max(1, (_MOST_LANES if _has_room(dtype, device) else _FEW_LANES) // lanes)
 
 
-def _has_room(query: torch.Tensor) -> bool:
-    """Whether tiles of keys can be loaded while others are multiplied."""
-    return query.dtype.itemsize == 2 and _memory(query.device) > _LARGE_MEMORY
+def _has_room(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether shared memory holds most lanes, and tiles of keys that are loaded while others are multiplied."""
+    return dtype.itemsize == 2 and _memory(device) > _LARGE_MEMORY
 
 
 @lru_cache

@@ -37,12 +37,13 @@ class LatentDecodes(DecodeAttention):
         from sgl.kernels.latent.attend_triton import head_groups, programs_per_processor
 
         self._scale, self._rank = shape.scale, shape.latent_dim
-        as_planned = replace(shape, num_kv_heads=head_groups(shape.num_heads), head_dim=shape.latent_dim)
+        groups = head_groups(shape.num_heads, shape.dtype, shape.device)
+        as_planned = replace(shape, num_kv_heads=groups, head_dim=shape.latent_dim)
         super().__init__(
             as_planned,
             max_graph_rows=max_graph_rows,
             max_pages=max_pages,
-            per_processor=programs_per_processor(shape.num_heads),
+            per_processor=programs_per_processor(shape.num_heads // groups),
             least_share=_LEAST_SHARE,
         )
         self._tile = _TILE
@@ -72,7 +73,8 @@ class TritonPrompts(Prompts):
         from sgl.kernels.attention.triton import tiles
         from sgl.kernels.latent.attend_triton import tile_tokens
 
-        cut = tiles(q_lens, tile_tokens(self._shape.num_heads))
+        shape = self._shape
+        cut = tiles(q_lens, tile_tokens(shape.num_heads, shape.dtype, shape.device))
         arrays = (*cut, host.query_starts, host.page_starts, host.kv_lens, host.pages)
         self._planned = self._uploader.upload(*arrays)
 
