@@ -157,6 +157,10 @@ BAD = [
     ([], "placeholders for 1"),
     ([picture(1)] * 300, "256"),
     ("http://nowhere.invalid/x.png", "no image is fetched"),
+    ("http://[bad", "no image is fetched"),
+    ("http://localhost:99999/x", "no image is fetched"),
+    ("QUJD" * 200, "cannot be read"),
+    ("\0", "none of these"),
 ]
 
 

@@ -29,10 +29,10 @@ def fetch(url: str, policy: UrlPolicy, max_bytes: int) -> bytes:
     if policy == "none":
         raise _refused(url, "images are not fetched from URLs here (image_urls): send them as data: URLs")
     for _ in range(_MAX_REDIRECTS + 1):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise _refused(url, "only http and https URLs are fetched")
         try:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise _refused(url, "only http and https URLs are fetched")
             connected = _connected(parts, policy, end)
             timer = threading.Timer(_left(end), _interrupt, [connected])  # a server may send a byte now and then
             timer.daemon = True
@@ -40,6 +40,7 @@ def fetch(url: str, policy: UrlPolicy, max_bytes: int) -> bytes:
             try:
                 found = _get(parts, connected, max_bytes)
                 _left(end)
+                found = found if isinstance(found, bytes) else urljoin(url, found)
             finally:
                 timer.cancel()
                 connected.close()
@@ -51,7 +52,7 @@ def fetch(url: str, policy: UrlPolicy, max_bytes: int) -> bytes:
             raise _refused(url, said) from error
         if isinstance(found, bytes):
             return found
-        url = urljoin(url, found)
+        url = found
     raise _refused(url, f"it is redirected more than {_MAX_REDIRECTS} times")
 
 

@@ -136,15 +136,17 @@ class MediaReader:
             return from_base64(text)
         path = Path(text.removeprefix("file://"))
         try:
-            if path.is_file():
-                if path.stat().st_size > MAX_BYTES:
-                    raise InvalidRequest(f"{path} has more than {MAX_BYTES} bytes", param="image_data")
-                return path.read_bytes()
-        except (OSError, ValueError) as error:
-            raise InvalidRequest(
-                f"no image can be read from {text[:200]!r}: {error}", param="image_data"
-            ) from error
-        return from_base64(text)
+            size = path.stat().st_size if path.is_file() else None
+        except (OSError, ValueError):  # it is no path, but long
+            size = None
+        if size is None:
+            return from_base64(text)
+        if size > MAX_BYTES:
+            raise InvalidRequest(f"{path} has more than {MAX_BYTES} bytes", param="image_data")
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise InvalidRequest(f"no image can be read from {path}: {error}", param="image_data") from error
 
 
 def from_base64(text: str) -> bytes:
