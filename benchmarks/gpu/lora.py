@@ -15,6 +15,8 @@ import argparse
 import json
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -47,21 +49,36 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--part", help="one of what is run, in a process of its own that has the whole GPU")
+    parser.add_argument("--alone", type=float, default=0.0, help="milliseconds of the model alone, for that")
     arguments = parser.parse_args()
+    if arguments.part is not None:
+        _run(arguments)
+        return
+    given = [sys.executable, "-m", "benchmarks.gpu.lora", *sys.argv[1:], "--part"]
+    alone = subprocess.run([*given, "alone"], check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
+    targets = arguments.targets.replace(",", ", ")
+    print(f"{arguments.rows} rows, adapters of rank {_RANK} for {targets}")
+    print(f"{'the model, without LoRA enabled':34} {float(alone):7.3f} ms", flush=True)
+    for part in ("before", "kernels", "aside")[: 1 if arguments.quick else 3]:
+        subprocess.run([*given, part, "--alone", alone], check=False)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    """A part: the model alone; with adapters; their kernels; with first halves on a stream of their own."""
     config = ModelConfig.from_pretrained(arguments.model)
-    targets = arguments.targets.split(",")
-    with tempfile.TemporaryDirectory() as folder:
-        adapter = _adapter(Path(folder), config, targets)
+    if arguments.part == "alone":
         with Engine(arguments.model, **_options(arguments)) as engine:
-            alone = _steps(engine, arguments, [0])[0]
-        print(f"{arguments.rows} rows, adapters of rank {_RANK} for {', '.join(targets)}")
-        print(f"{'the model, without LoRA enabled':34} {alone:7.3f} ms", flush=True)
-        _compare(arguments, adapter, alone)
-        if not arguments.quick:
-            _kernels(config, arguments.rows)
-            graphs.SHRINKS_ASIDE = True
+            print(_steps(engine, arguments, [0])[0])
+    elif arguments.part == "kernels":
+        _kernels(config, arguments.rows)
+    else:
+        graphs.SHRINKS_ASIDE = arguments.part == "aside"
+        if graphs.SHRINKS_ASIDE:
             print("the first halves on a stream of their own:", flush=True)
-            _compare(arguments, adapter, alone)
+        with tempfile.TemporaryDirectory() as folder:
+            adapter = _adapter(Path(folder), config, arguments.targets.split(","))
+            _compare(arguments, adapter, arguments.alone)
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
