@@ -106,7 +106,8 @@ def check_served(path: Path, architecture: str, model_impl: str) -> None:
             assert engine.config.model_impl == model_impl
             check(engine, rows)
             if "max_total_tokens" in options:
-                if all(len(expected[row]) == MAX_NEW for row in rows):
+                windows = engine._started.runner._model.attention_shape(4).windows
+                if None in windows and all(len(expected[row]) == MAX_NEW for row in rows):
                     assert engine.get_server_info()["internal_states"][0]["retractions"] > 0
                 check(engine, [4])
                 continue
