@@ -131,6 +131,8 @@ class Hybrid:
             else:
                 x = self._mix(layer.mixer, x, index - place, states)
             if wanted is not None and index == len(config.attends) - 1:
+                if not len(wanted):  # states, keys and values are written
+                    return residual[:0]
                 residual, x = residual.index_select(0, wanted), x.index_select(0, wanted)
             output, bias = layer.mixer.output, _output_bias(layer.mixer)
             x = add_rms_norm(
