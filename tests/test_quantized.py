@@ -174,7 +174,7 @@ def test_quantized_checkpoints_of_other_decoders(
         dense, _ = tiny_hybrid(tmp_path / "dense", "next", hidden_size=96, moe_intermediate_size=32)
     else:
         dense = tiny_transformer(tmp_path / "dense", architecture, **ARCHITECTURES[architecture])
-    kept = ("attn", "shared_expert") if name == "mxfp4" or "Next" in architecture else ("nothing",)
+    kept = ("lm_head", "attn", "shared_expert") if name == "mxfp4" or "Next" in architecture else ("lm_head",)
     folder = quantize_folder(
         tmp_path / "quantized", dense, name, is_quantized=lambda module: not any(its in module for its in kept)
     )
@@ -203,8 +203,17 @@ def test_some_modules_are_not_quantized(name: str, tmp_path: Path) -> None:
     check(Paged(load(folder), sequences, page_size=16).run(at_once(sequences)), reference_logits(dense, sequences))
 
 
+@pytest.mark.parametrize("name", ["gptq", "packed-zeros"])
+def test_a_head_may_be_quantized(name: str, tmp_path: Path) -> None:
+    folder, dense = tiny_quantized(tmp_path, name, is_quantized=lambda module: True, num_hidden_layers=1)
+    sequences = random_sequences(384, lengths=(20, 20))
+    check(Paged(load(folder), sequences, page_size=16).run(at_once(sequences)), reference_logits(dense, sequences))
+
+
 def test_the_first_group_whose_targets_hold_a_module_says_its_layout(tmp_path: Path) -> None:
-    folder, dense = tiny_quantized(tmp_path, "packed", is_quantized=lambda module: "down" not in module)
+    folder, dense = tiny_quantized(
+        tmp_path, "packed", is_quantized=lambda module: "down" not in module and module != "lm_head"
+    )
     config = compressed(weights_of(4, "group", group_size=32), "pack-quantized")
     config["config_groups"]["others"] = {
         "targets": ["re:.*down_proj", "model.norm"],

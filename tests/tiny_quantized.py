@@ -87,7 +87,7 @@ def tiny_quantized(
     name: str,
     family: str = "llama",
     *,
-    is_quantized: Callable[[str], bool] = lambda module: True,
+    is_quantized: Callable[[str], bool] = lambda module: module != "lm_head",
     change: Callable[[Tensors], None] = lambda tensors: None,
     **overrides: Any,
 ) -> tuple[Path, Path]:
@@ -102,7 +102,7 @@ def quantize_folder(
     dense: Path,
     name: str,
     *,
-    is_quantized: Callable[[str], bool] = lambda module: True,
+    is_quantized: Callable[[str], bool] = lambda module: module != "lm_head",
     change: Callable[[Tensors], None] = lambda tensors: None,
 ) -> Path:
     """Write a dense folder's checkpoint quantised to another, and to the dense one what that says."""
