@@ -21,7 +21,7 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installe
 
 SHAPES = [(2, 4, 16, 8), (1, 3, 20, 40), (2, 2, 32, 32)]
 """(key heads, value heads, key dim, value dim)"""
-STEPS = [[1, 1, 1], [1, 70, 3, 1], [130], [2, 64, 1]]
+STEPS = [[1, 1, 1], [1, 70, 3, 1], *(pytest.param(its, marks=pytest.mark.slow) for its in ([130], [2, 64, 1]))]
 """Tokens of rows."""
 
 
