@@ -182,4 +182,4 @@ def key(prompt: Pages) -> bytes:
 
 
 TestWindows = WindowMachine.TestCase
-TestWindows.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestWindows.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

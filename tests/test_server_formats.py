@@ -174,13 +174,27 @@ def through(path: str, server: LiveServer, **wanted: Any) -> Answer:
     return whole
 
 
+def seed_of(server: LiveServer, shows: Callable[[Answer], Any], **wanted: Any) -> int:
+    """The first seed whose answer shows what the test is about: the model is random."""
+    for seed in range(20):
+        if shows(chat(server, stream=False, seed=seed, **wanted)):
+            return seed
+    raise AssertionError("none of 20 answers shows it")
+
+
+def has_calls(answer: Answer) -> bool:
+    """Some, none of them cut off."""
+    return bool(answer.calls) and all(arguments.endswith("}") for _, arguments in answer.calls)
+
+
 def test_calls_are_held_to_their_schemas_through_every_door(door: tuple[str, LiveServer]) -> None:
     name, server = door
     bias = biased(server, **{BEGINNINGS[name]: 30.0 if name == "llama3" else 9.0})
-    wanted = {"seed": 3, "temperature": 1.0, "max_tokens": 50, "logit_bias": bias}
+    wanted: dict[str, Any] = {"temperature": 1.0, "max_tokens": 50, "logit_bias": bias}
+    seeds = {choice: seed_of(server, has_calls, choice=choice, **wanted) for choice in ("required", "auto")}
     doors = DOORS if name in ("hermes", "glm45", "gpt-oss") else ["chat"]
     for choice, path in (("required", "chat"), *(("auto", path) for path in doors)):
-        answer = through(path, server, choice=choice, **wanted)
+        answer = through(path, server, choice=choice, seed=seeds[choice], **wanted)
         assert answer.calls
         for called, arguments in answer.calls:
             jsonschema.validate(json.loads(arguments), SCHEMAS[called])
@@ -205,44 +219,53 @@ def thoughtful(server: LiveServer) -> dict[str, Any]:
 
 
 def test_channels_are_told_apart_through_every_door(channels: LiveServer) -> None:
-    sampling = thoughtful(channels)
-    found = [through(path, channels, seed=seed, **sampling) for path in DOORS for seed in (3, 7)]
-    assert found[:2] == [answer._replace(ending=end.ending) for answer, end in zip(found[2:4], found, strict=False)]
-    assert any(answer.reasoning and answer.calls for answer in found)
-    assert any(answer.reasoning and answer.content for answer in found)
-    assert not any("<|" in answer.reasoning + answer.content for answer in found)
+    wanted = thoughtful(channels)
+    seed = seed_of(channels, lambda answer: answer.reasoning and has_calls(answer), **wanted)
+    first, *others = (through(path, channels, seed=seed, **wanted) for path in DOORS)
+    assert all(answer._replace(ending=first.ending) == first for answer in others)
+    assert "<|" not in first.reasoning
+    assert not first.content
+    seed = seed_of(channels, lambda answer: answer.reasoning and answer.content, **wanted)
+    answer = through("chat", channels, seed=seed, **wanted)
+    assert answer.reasoning
+    assert not any("<|" in text for text in (answer.reasoning, answer.content))
 
 
-def test_a_document_comes_in_the_last_channel(channels: LiveServer) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "order", "schema": ORDER}}
-    for tools, seeds in (("none", (1, 2)), ("auto", (0, 4))):
-        options = {"choice": tools, "response_format": wanted, **thoughtful(channels)}
-        answers = [chat(channels, stream=bool(seed % 2), seed=seed, **options) for seed in seeds]
-        assert any(answer.reasoning and answer.content for answer in answers)
-        for answer in answers:
-            if tools == "none" or not answer.calls:
-                jsonschema.validate(json.loads(answer.content), ORDER)
+@pytest.mark.parametrize("choice", ["none", "auto"])
+def test_a_document_comes_in_the_last_channel(channels: LiveServer, choice: str) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "order", "schema": ORDER}}
+    wanted = {"choice": choice, "response_format": schema, **thoughtful(channels)}
+    seed = seed_of(channels, lambda answer: answer.reasoning and answer.content.endswith("}"), **wanted)
+    answer = chat(channels, stream=True, seed=seed, **wanted)
+    assert answer.reasoning
+    jsonschema.validate(json.loads(answer.content), ORDER)
 
 
 def test_reasoning_in_channels_may_be_left_in_the_text(channels: LiveServer) -> None:
-    sampling = {**thoughtful(channels), "seed": 3}
-    apart = through("chat", channels, **sampling)
-    joined = through("chat", channels, separate_reasoning=False, **sampling)
-    assert joined == apart._replace(reasoning="", content=apart.reasoning)
-    assert through("chat", channels, stream_reasoning=False, **sampling) == apart
-    assert through("chat", channels, include_reasoning=False, **sampling) == apart._replace(reasoning="")
+    wanted = thoughtful(channels)
+    wanted["seed"] = seed_of(channels, lambda answer: answer.reasoning, **wanted)
+    apart = through("chat", channels, **wanted)
+    joined = through("chat", channels, separate_reasoning=False, **wanted)
+    assert joined == apart._replace(reasoning="", content=apart.reasoning + apart.content)
+    assert through("chat", channels, stream_reasoning=False, **wanted) == apart
+    assert through("chat", channels, include_reasoning=False, **wanted) == apart._replace(reasoning="")
 
 
 @pytest.mark.parametrize("options", [{"tool_call_parser": "gpt-oss"}, {"reasoning_parser": "gpt-oss"}])
 def test_channels_are_read_where_an_option_says_so(engine: Engine, options: dict[str, str]) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant"
     with served(engine, template=template, **options) as server:
-        answer = through("chat", server, seed=3, **thoughtful(server))
-        assert answer.reasoning
-        assert answer.calls
+        assert seed_of(server, lambda answer: answer.reasoning and answer.calls, **thoughtful(server)) >= 0
 
 
-@pytest.mark.parametrize("parser", [name for name in FORMATS if name != "gpt-oss"])
+PARSERS = [
+    pytest.param(name, marks=() if name in ("kimi", "qwen3") else pytest.mark.slow)
+    for name in FORMATS
+    if name != "gpt-oss"
+]
+
+
+@pytest.mark.parametrize("parser", PARSERS)
 def test_reasoning_of_each_family_is_told_and_free_of_the_constraint(engine: Engine, parser: str) -> None:
     format = FORMATS[parser]
     template = "{% for m in messages %}{{ m.content }}{% endfor %}[assistant]"
@@ -250,25 +273,30 @@ def test_reasoning_of_each_family_is_told_and_free_of_the_constraint(engine: Eng
     with served(engine, template=template + begun, reasoning_parser=parser) as server:
         bias = biased(server, **{format.begin: 9.0, format.end: 4.0})
         wanted = {"choice": "none", "regex": "[ab]{3}", "temperature": 1.0, "max_tokens": 300, "logit_bias": bias}
-        answer = through("responses" if format.starts_inside else "messages", server, seed=1, **wanted)
-        assert answer == through("chat", server, seed=1, **wanted)._replace(ending=answer.ending)
-        assert answer.reasoning
+        wanted["seed"] = seed_of(server, lambda answer: answer.reasoning and answer.content, **wanted)
+        answer = through("responses" if format.starts_inside else "messages", server, **wanted)
+        assert answer == through("chat", server, **wanted)._replace(ending=answer.ending)
         assert re.fullmatch("[ab]{3}", answer.content)
 
 
 @pytest.mark.parametrize(
     ("name", "parser"),
-    [("deepseekv3", "deepseek-r1"), ("kimi_k2", "kimi_k2"), ("glm45", "glm45"), ("mistral_args", "mistral")],
+    [
+        ("glm45", "glm45"),
+        *(
+            pytest.param(name, parser, marks=pytest.mark.slow)
+            for name, parser in (("deepseekv3", "deepseek-r1"), ("kimi_k2", "kimi_k2"), ("mistral_args", "mistral"))
+        ),
+    ],
 )
 def test_a_call_that_must_come_may_be_thought_about_first(engine: Engine, name: str, parser: str) -> None:
     format = FORMATS[parser]
     with served(engine, template=template_of(name), reasoning_parser=parser) as server:
         bias = biased(server, **{format.begin: 30.0, format.end: 5.0})
-        wanted = {"choice": "required", "temperature": 1.0, "max_tokens": 200, "logit_bias": bias, "seed": 2}
+        wanted = {"choice": "required", "temperature": 1.0, "max_tokens": 150, "logit_bias": bias}
+        wanted["seed"] = seed_of(server, lambda answer: answer.reasoning and has_calls(answer), **wanted)
         answer = through("chat", server, **wanted)
-        assert answer.reasoning
         assert not answer.content.strip()
-        assert answer.calls
         for called, arguments in answer.calls:
             jsonschema.validate(json.loads(arguments), SCHEMAS[called])
 
@@ -290,18 +318,18 @@ def test_a_special_token_triggers_tags_through_every_door(channels: LiveServer) 
     server = channels
     bias = biased(server, **{BEGIN: 8.0, "2": 4.0})
     common = {"temperature": 1.0, "seed": 5, "logit_bias": bias, "skip_special_tokens": False}
-    native = {**common, "structural_tag": json.dumps(TAG), "max_new_tokens": 60, "no_stop_trim": True}
+    native = {**common, "structural_tag": json.dumps(TAG), "max_new_tokens": 30, "no_stop_trim": True}
     texts = [server.post("/generate", {"text": "hello", "sampling_params": native}).json()["text"]]
     for field in (
         {"response_format": TAG},
         {"structural_tag": TAG},
         {"structured_outputs": {"structural_tag": TAG}},
     ):
-        body = {"messages": HELLO, "max_tokens": 60, **common, **field}
+        body = {"messages": HELLO, "max_tokens": 30, **common, **field}
         answer = server.post("/v1/chat/completions", body)
         assert answer.status_code == 200, answer.text
         texts.append(answer.json()["choices"][0]["message"]["content"])
-        answer = server.post("/v1/completions", {"prompt": "hello", "max_tokens": 60, **common, **field})
+        answer = server.post("/v1/completions", {"prompt": "hello", "max_tokens": 30, **common, **field})
         texts.append(answer.json()["choices"][0]["text"])
     for text in texts:
         complete, _, rest = text.rpartition(END)
