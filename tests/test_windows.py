@@ -92,15 +92,16 @@ def sampling(number: int) -> dict[str, Any]:
 def test_a_pool_that_holds_no_context_gives_the_tokens_of_transformers(
     reference: Reference, most_held: list[int], device: str, options: dict[str, Any]
 ) -> None:
-    with Engine(reference.path, device=device, **{**OPTIONS, "max_total_tokens": POOL, **options}) as engine:
+    backend = "torch" if device == "cuda" else None  # in float32
+    options = {**OPTIONS, "max_total_tokens": POOL, "attention_backend": backend, **options}
+    with Engine(reference.path, device=device, **options) as engine:
         assert engine.config.context_length == CONTEXT
         result = engine.generate(input_ids=reference.prompts[0], sampling_params=sampling(500))
         assert result["output_ids"] == reference.outputs[0]
         assert engine.check_ledger() == []
         state = engine.get_server_info()["internal_states"][0]
         assert state["kv_available_tokens"] + state["kv_evictable_tokens"] == POOL
-        chunk = options.get("chunked_prefill_size", 24)
-        assert 6 < max(most_held) <= pages_in_window(WINDOW, 4, chunk)
+        assert 6 < max(most_held) <= pages_in_window(WINDOW, 4, options["chunked_prefill_size"])
 
 
 @pytest.mark.parametrize("tokens", [POOL, 3 * POOL, 4096])
@@ -131,6 +132,17 @@ def test_logprobs_are_those_of_transformers(reference: Reference, chunk: int) ->
         )
         found = [entry[0] for entry in result["meta_info"]["input_token_logprobs"][1:]]
         assert torch.allclose(torch.tensor(found), reference.logprobs(ids), atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_gpus_kernels_read_nothing_behind_the_window(reference: Reference) -> None:
+    outputs = []
+    for tokens in (POOL, 4096):
+        options = {**OPTIONS, "dtype": "bfloat16", "max_total_tokens": tokens}
+        with Engine(reference.path, device="cuda", **options) as engine:
+            result = engine.generate(input_ids=reference.prompts[0], sampling_params=sampling(500))
+            outputs.append(result["output_ids"])
+    assert outputs[0] == outputs[1]
 
 
 def test_samples_of_one_prompt_share_what_is_in_the_window(reference: Reference) -> None:
