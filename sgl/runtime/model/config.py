@@ -19,6 +19,7 @@ from sgl.runtime.model.quantized.scheme import QuantScheme
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
+_MOST_PARTS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,9 @@ def _model_config(fields: Fields, family: Family, special: tuple[int | None, tup
     if head_dim % 2:
         raise fields.unsupported(f"an odd head_dim, {head_dim}")
     num_layers = fields.integer("num_hidden_layers")
+    for key, value in fields.data.items():
+        if "num_" in key and key.endswith(("layers", "experts")) and isinstance(value, int) and value > _MOST_PARTS:
+            raise fields.error(f"{key!r} is {value}, and at most {_MOST_PARTS} are built")
     rope, local_rope = _ropes(fields, family, head_dim)
     rotary_dim = rope.rotary_dim(head_dim)
     if rotary_dim % 2:
