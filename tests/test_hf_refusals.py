@@ -134,7 +134,8 @@ def test_options_that_do_not_suit_are_named(options: dict[str, Any], option: str
 
 
 def started(path: Path) -> None:
-    with Engine(str(path), device="cpu", skip_tokenizer_init=True, max_total_tokens=64):
+    options: dict[str, Any] = {"device": "cpu", "skip_tokenizer_init": True, "max_total_tokens": 64}
+    with Engine(str(path), model_impl="transformers", **options):
         pass
 
 
