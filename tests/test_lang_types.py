@@ -9,6 +9,9 @@ import types
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from pydantic import BeforeValidator
+from pydantic_core import PydanticUndefined
+
 import sgl
 from sgl.lang.backends.launch import Runtime
 from sgl.lang.ir.sampling import PARAMS, RENAMED, SampleOptions, SamplingOptions
@@ -64,9 +67,11 @@ def test_every_option_of_a_run_may_follow_arguments_by_name() -> None:
 
 
 def plain(hint: Any) -> Any:
-    """A type without what only checks at run time need."""
+    """What callers may give: a type without what only checks at run time need."""
     if get_origin(hint) is Annotated:
-        return plain(get_args(hint)[0])
+        kind, *notes = get_args(hint)
+        given = [note.json_schema_input_type for note in notes if isinstance(note, BeforeValidator)]
+        return plain(next((its for its in given if its is not PydanticUndefined), kind))
     if get_origin(hint) in (Union, types.UnionType):
         parts = [plain(part) for part in get_args(hint)]
         return frozenset(part for part in parts if get_origin(part) is not Literal or int not in parts)

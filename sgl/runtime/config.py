@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -53,6 +53,10 @@ class LoraPath:
     lora_name: str
     lora_path: str
     pinned: bool = False
+
+
+LoraPaths = Mapping[str, str | os.PathLike[str]] | Sequence[str | Mapping[str, Any]]
+"""What callers may give as `lora_paths`."""
 
 
 def _lora_paths(given: Any) -> Any:
@@ -225,13 +229,17 @@ class EngineConfig:
     """Seconds that compiling one constraint may take before it is refused as too large."""
     enable_lora: bool | None = None
     """Serve LoRA adapters. None: if lora_paths names some."""
-    lora_paths: Annotated[tuple[LoraPath, ...] | None, BeforeValidator(_lora_paths)] = None
+    lora_paths: Annotated[
+        tuple[LoraPath, ...] | None, BeforeValidator(_lora_paths, json_schema_input_type=LoraPaths | None)
+    ] = None
     """NAME=FOLDER of adapters to load at start, several with blanks between them."""
     max_loras_per_batch: Annotated[int, Field(ge=1, le=1024)] = 8
     """Adapters in one step: so many have room on the device, others wait in host memory."""
     max_lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     """Rank of an adapter at most. None: the highest of lora_paths, or 16 without."""
-    lora_target_modules: Annotated[tuple[str, ...] | None, BeforeValidator(_lora_targets)] = None
+    lora_target_modules: Annotated[
+        tuple[str, ...] | None, BeforeValidator(_lora_targets, json_schema_input_type=Sequence[str] | None)
+    ] = None
     """The products that adapters may change (q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, or all).
     None: those of lora_paths, or all without."""
     random_seed: NonNegativeInt | None = None
