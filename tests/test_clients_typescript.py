@@ -34,6 +34,7 @@ from tests.page_blocks import blocks
 from tests.patience import PATIENCE
 
 FOLDER = REPOSITORY / "clients" / "typescript"
+ELSEWHERE = {"image", "lora"}  # examples that need a model that sees, or an engine in their own process
 
 pytestmark = [
     pytest.mark.slow,
@@ -159,6 +160,6 @@ def test_the_twelve_programs_write_what_they_write_in_python(built: Path, server
     done = subprocess.run(command, cwd=built, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-4000:]
     theirs, ours = json.loads(done.stdout), of_python(sgl.RuntimeEndpoint(server.url))
-    assert sorted(theirs) == sorted(path.stem for path in (REPOSITORY / "examples").glob("*.py"))
+    assert theirs.keys() == {path.stem for path in (REPOSITORY / "examples").glob("*.py")} - ELSEWHERE
     for name, texts in ours.items():
         assert theirs[name] == texts, name
