@@ -119,7 +119,7 @@ def test_who_has_its_automaton_closed_is_asked_of_another_process_too() -> None:
         assert service.submit(EASY).result(PATIENCE)
         before = pid_of(process)
         leave_room(before, 0)
-        schema = {"type": "object", "properties": {f"name {number}": {"type": "integer"} for number in range(40)}}
+        schema = {"type": "object", "properties": {f"name {number}": {"type": "integer"} for number in range(400)}}
         found = service.submit(make_constraint({"json_schema": schema})).result(PATIENCE)
         assert hasattr(found, "automaton")
         assert pid_of(process) != before
