@@ -19,7 +19,9 @@ from PIL import Image
 import sgl
 from sgl.errors import ConfigError, ContextTooLong, InvalidRequest, ProgramError
 from sgl.runtime.engine import Engine
+from sgl.runtime.media import fetch
 from tests.live_server import LiveServer
+from tests.patience import PATIENCE
 from tests.tiny_vision import IMAGE, PLACE, VIDEO, Oracle, picture, place, tiny_vision
 
 QWEN = "Qwen2_5_VLForConditionalGeneration"
@@ -185,6 +187,17 @@ def test_urls_are_bounded(engine: Engine, folder: Path, web: str) -> None:
             pytest.raises(InvalidRequest, match=said),
         ):
             other.generate(input_ids=PROMPT, image_data=f"{web}/picture", sampling_params=GREEDY)
+
+
+def test_a_name_that_nobody_looks_up_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(fetch, "_SECONDS", 0.01)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: answered.wait(PATIENCE))
+    try:
+        with pytest.raises(InvalidRequest, match=r"it takes more than 0\.01 s"):
+            fetch.fetch("http://slow.invalid/x.png", "any", 1000)
+    finally:
+        answered.set()
 
 
 def test_images_are_counted_against_the_context(folder: Path) -> None:

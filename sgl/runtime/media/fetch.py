@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -59,7 +60,7 @@ def fetch(url: str, policy: UrlPolicy, max_bytes: int) -> bytes:
 def _connected(parts: SplitResult, policy: UrlPolicy, end: float) -> socket.socket:
     """A connection to an address that is allowed: the one that was looked at, not one that a second look-up gives."""
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    addresses = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    addresses = _addresses(host, port, end)
     for address in addresses if policy == "public" else ():
         if not _is_public(address):
             raise _refused(parts.geturl(), f"{host} is at {address}, which is not public (see image_urls)")
@@ -71,6 +72,20 @@ def _connected(parts: SplitResult, policy: UrlPolicy, end: float) -> socket.sock
     except BaseException:
         connected.close()
         raise
+
+
+def _addresses(host: str, port: int, end: float) -> list[str]:
+    """Of a name, whose look-up has no time limit of its own: past ours, its thread is left alone until it ends."""
+    found: Future[list[str]] = Future()
+
+    def look_up() -> None:
+        try:
+            found.set_result([str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)])
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=look_up, name="sgl-image-name", daemon=True).start()
+    return found.result(_left(end))
 
 
 def _is_public(address: str) -> bool:
