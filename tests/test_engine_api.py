@@ -497,7 +497,7 @@ def test_the_arguments_of_a_generation_are_the_same_at_every_door(engine: Engine
     for name, hint in options.items():
         one = get_type_hints(GenerateRequest)[name]
         kinds = set(get_args(hint)) - set(get_args(one)) - {one, type(None)}
-        assert hint is Any or bool(kinds) == request[name].metadata.get("per_prompt", False), name
+        assert (hint is Any or bool(kinds)) == request[name].metadata.get("per_prompt", False), name
     for misspelt in ("retrun_logprob", "arrived"):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{misspelt}'"):
             engine.generate(PROMPT, **{misspelt: True})
