@@ -17,16 +17,15 @@ from sgl.errors import InvalidRequest
 
 UrlPolicy = Literal["public", "any", "none"]
 
-_SECONDS = 10.0  # for all of it
+FETCH_SECONDS = 10.0  # for all images of a prompt
 _MAX_REDIRECTS = 3
 _PIECE = 1 << 16
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
-def fetch(url: str, policy: UrlPolicy, max_bytes: int) -> bytes:
+def fetch(url: str, policy: UrlPolicy, max_bytes: int, end: float) -> bytes:
     """What is at an http or https URL. policy: public refuses addresses of this host and of private networks, any
-    refuses none, none refuses URLs. Raises InvalidRequest."""
-    end = time.monotonic() + _SECONDS
+    refuses none, none refuses URLs. end: monotonic seconds at which to give up. Raises InvalidRequest."""
     if policy == "none":
         raise _refused(url, "images are not fetched from URLs here (image_urls): send them as data: URLs")
     for _ in range(_MAX_REDIRECTS + 1):
@@ -49,7 +48,7 @@ def fetch(url: str, policy: UrlPolicy, max_bytes: int) -> bytes:
             raise
         except (OSError, http.client.HTTPException, ValueError) as error:
             late = isinstance(error, TimeoutError) or time.monotonic() >= end
-            said = f"it takes more than {_SECONDS:g} s" if late else f"{type(error).__name__}: {error}"
+            said = f"it takes more than {FETCH_SECONDS:g} s" if late else f"{type(error).__name__}: {error}"
             raise _refused(url, said) from error
         if isinstance(found, bytes):
             return found
@@ -122,7 +121,7 @@ def _interrupt(connected: socket.socket) -> None:
 def _left(end: float) -> float:
     left = end - time.monotonic()
     if left <= 0:
-        raise TimeoutError(f"it takes more than {_SECONDS:g} s")
+        raise TimeoutError(f"it takes more than {FETCH_SECONDS:g} s")
     return left
 
 

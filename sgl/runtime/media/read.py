@@ -11,6 +11,7 @@ import hashlib
 import io
 import math
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 
 from sgl.errors import ContextTooLong, InvalidRequest, QueueFull, needs_extra
 from sgl.runtime.media.config import MediaConfig, Preprocessing
-from sgl.runtime.media.fetch import UrlPolicy, fetch
+from sgl.runtime.media.fetch import FETCH_SECONDS, UrlPolicy, fetch
 from sgl.runtime.media.item import MediaItem, MediaKind
 
 MAX_BYTES = 32 << 20
@@ -58,8 +59,9 @@ class MediaReader:
         given += [("video", each) for each in ([videos] if _is_video(videos) else _several(videos))]
         _check_number(len(given))
         items: list[MediaItem] = []
+        end = time.monotonic() + FETCH_SECONDS
         for kind, each in given:
-            items.append(self.item(kind, each))
+            items.append(self.item(kind, each, end=end))
             self.check(items)
         return items
 
@@ -70,16 +72,19 @@ class MediaReader:
         if num_tokens >= self._context_length:
             raise ContextTooLong.of(num_tokens, self._context_length, param="image_data", seen="images")
 
-    def item(self, kind: MediaKind, given: Any, fps: float | None = None) -> MediaItem:
+    def item(self, kind: MediaKind, given: Any, fps: float | None = None, end: float | None = None) -> MediaItem:
         """An image, or a video: its frames as a list of images, or as PNG images one after the other, or {"frames",
-        "fps"}. fps: frames a second. Raises InvalidRequest."""
+        "fps"}. fps: frames a second. end: monotonic seconds at which fetching gives up. Raises InvalidRequest."""
         if isinstance(given, MediaItem):
             return given
         if kind == "video" and isinstance(given, Mapping):
             given, fps = given.get("frames"), given.get("fps", fps)
         if fps is not None and not (isinstance(fps, int | float) and 0 < fps < 1e6):
             raise InvalidRequest(f"fps must be above 0, not {fps!r:.40}", param="video_data")
-        frames = [self._content(frame) for frame in (given if kind == "video" and _is_list(given) else [given])]
+        end = time.monotonic() + FETCH_SECONDS if end is None else end
+        frames = [
+            self._content(frame, end) for frame in (given if kind == "video" and _is_list(given) else [given])
+        ]
         if kind == "video" and len(frames) == 1 and isinstance(frames[0], bytes):
             frames = list(_cut(frames[0]))
         if not 0 < len(frames) <= MAX_FRAMES:
@@ -112,10 +117,10 @@ class MediaReader:
         with self._lock:
             self._num_live -= num_bytes
 
-    def _content(self, given: Any) -> Any:
+    def _content(self, given: Any, end: float) -> Any:
         """Encoded bytes, or a Pillow image."""
         if isinstance(given, str | Path):
-            given = self._loaded(str(given))
+            given = self._loaded(str(given), end)
         if isinstance(given, bytes | bytearray | memoryview):
             if len(given) > MAX_BYTES:
                 raise InvalidRequest(
@@ -129,9 +134,9 @@ class MediaReader:
             param="image_data",
         )
 
-    def _loaded(self, text: str) -> bytes:
+    def _loaded(self, text: str, end: float) -> bytes:
         if text.startswith(("http://", "https://")):
-            return fetch(text, self._urls, MAX_BYTES)
+            return fetch(text, self._urls, MAX_BYTES, end)
         if text.startswith("data:") or (len(text) > 4096 and not text.startswith("file:")):
             return from_base64(text)
         path = Path(text.removeprefix("file://"))
