@@ -40,7 +40,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.program": ("sgl.runtime.requests", "sgl.lang.ir", "sgl.lang.typed"),
     "sgl.runtime.requests": ("sgl.runtime.loop", "sgl.runtime.config"),
     "sgl.runtime.startup": (
-        "sgl.runtime.scheduler",
+        "sgl.runtime.speculate",
         "sgl.runtime.parallel",
         "sgl.runtime.text",
         "sgl.runtime.attention_choice",
@@ -54,7 +54,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.parallel": ("sgl.runtime.runner", "sgl.child"),
     "sgl.runtime.attention_choice": ("sgl.kernels", "sgl.runtime.config"),
     "sgl.runtime.adapter_choice": ("sgl.runtime.model", "sgl.runtime.config"),
-    "sgl.runtime.loop": ("sgl.runtime.scheduler", "sgl.runtime.runner", "sgl.runtime.constraints"),
+    "sgl.runtime.loop": ("sgl.runtime.speculate",),
+    "sgl.runtime.speculate": ("sgl.runtime.scheduler", "sgl.runtime.runner", "sgl.runtime.constraints"),
     "sgl.machine_limits": (),
     "sgl.runtime.constraints": (
         "sgl.grammar",
@@ -133,6 +134,10 @@ WITHOUT_TORCH = (
     "sgl.runtime.config",
     "sgl.runtime.scheduler",
     "sgl.runtime.cache",
+    "sgl.runtime.speculate.drafter",
+    "sgl.runtime.speculate.history",
+    "sgl.runtime.speculate.pools",
+    "sgl.runtime.speculate.lookup",
 )
 TORCH = ("torch", "triton", "flashinfer")
 HEAVY = (*TORCH, "transformers", "ray", "aiohttp")
@@ -158,6 +163,7 @@ MOST_LINES = {
     "runtime.model.quantized": 710,
     "runtime.parallel": 1_080,
     "runtime.server": 9_650,
+    "runtime.speculate": 360,
     "cli": 2_000,
     "bench": 900,
     "compat": 500,

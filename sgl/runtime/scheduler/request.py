@@ -55,6 +55,8 @@ class Request:
     priority: int = 0
     namespace: Namespace = None
     adapter: int = 0  # number of its LoRA adapter; 0: none
+    origin: Hashable | None = None
+    """What its output is one of: same client, program and gen. Outputs of the same origin resemble each other."""
     call: Hashable | None = None  # shared by the requests of one call; None: it was alone
     deadline: float | None = None  # monotonic seconds, for the whole request
     queue_deadline: float | None = None  # monotonic seconds, for its first admission

@@ -1,0 +1,36 @@
+"""What may watch a runner's steps on the device: a drafter that computes from the model's hidden states or beside
+its KV pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from sgl.runtime.batch import Batch, Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedStep:
+    """A step of T tokens whose forward pass was launched. Tensors are valid until the next step is launched, in
+    stream order: work on them must be launched on the current stream before `observe` returns."""
+
+    batch: Batch
+    pages: Int32Array  # [B, n] the batch's rows of the page table, on the host
+    token_ids: torch.Tensor  # int64 [T], those from the device filled in
+    positions: torch.Tensor  # int64 [T] as the layers see them
+    slots: torch.Tensor  # int64 [T] page * page_size + offset, where each token's keys and values went
+    hidden: tuple[torch.Tensor, ...]  # by `layers`: [T, hidden_size] in the model's dtype
+
+
+class Observer(Protocol):
+    """Sees every step of one runner, prompts and padding aside, in launch order. Rank 0 alone has one: hidden states
+    behind a layer are whole on each tensor-parallel rank."""
+
+    layers: tuple[int, ...]
+    """The target's layers behind which hidden states (with the residual) are wanted, ascending; they are kept for
+    every token of a step, also of replayed graphs. Empty: none, and `hidden` is empty."""
+
+    def observe(self, step: ObservedStep) -> None:
+        """A step was launched. Must not wait for the device."""

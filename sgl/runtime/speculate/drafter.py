@@ -1,0 +1,73 @@
+"""What every drafter is: something that guesses a request's next tokens.
+
+A step computes a request's drafts behind its last token and samples at each of these positions with the seed,
+position and mask of plain decoding. A draft stands while it equals the sample, and the sample behind the last that
+stands counts, too. So a drafter never changes an output, only the number of steps: it may be wrong, late, or silent.
+
+A request's life, as a drafter sees it; all calls come from the engine's thread, between two steps:
+
+    enter       it has a row: newly admitted, or again after a retract, with the outputs that it has
+    propose     before each step that may carry drafts; tokens appended since the last call are in `output_ids`
+    judge       what became of drafts that a step verified
+    leave       its row is gone: retracted (`enter` may follow), or ended (`request.is_done`) for any reason
+
+Output tokens are only ever appended. A fork is a new request whose prompt is the tokens so far: its `cached_len`
+leading tokens lie in pages that others computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from sgl.runtime.batch import Int32Array
+from sgl.runtime.scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request whose last token is known and not computed yet."""
+
+    request: Request  # its row, tokens, seed and parameters; not to be changed
+    most: int  # drafts wanted at most, >= 1
+    pages: Int32Array
+    """[n] a view of its row of the page table: pages for positions up to num_known + most - 1."""
+    num_computed: int  # tokens in KV: positions num_computed to num_known - 1 come with the drafts
+    offset: int = 0  # what positions behind images are ahead of their indices
+
+
+class Draft(NamedTuple):
+    """Token ids that may follow, the likeliest path only."""
+
+    token_ids: Sequence[int] = ()
+    grade: int = 0
+    """0 to MAX_GRADE: which of the drafter's kinds of guesses it is. Acceptance is measured for each."""
+
+
+MAX_GRADE = 7
+NO_DRAFT = Draft()
+
+
+class Drafter(Protocol):
+    """Guesses for one engine. Not thread-safe: see the module's text for who calls what when."""
+
+    name: str
+    """In metrics and traces."""
+    costs_device_time: bool
+    """Whether proposing takes time on the device: then it is asked only for what a step will verify."""
+
+    def enter(self, request: Request) -> None:
+        """The request has a row."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """One draft for each, of at most `most` tokens; NO_DRAFT where there is no guess. Must be quick: the step
+        waits. Requests may be left out at will, also for many steps."""
+        ...
+
+    def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
+        """Of this drafter's latest draft for the request, as far as it was verified (it may have been shortened),
+        num_standing leading tokens stood. Comes before the next `propose`."""
+
+    def leave(self, request: Request) -> None:
+        """The request gave up its row, by a retract or its end. Idempotent."""

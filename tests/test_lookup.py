@@ -1,0 +1,129 @@
+"""Drafts that are looked up: what is found, from where, and within which bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.scheduler.request import FinishReason, Request
+from sgl.runtime.speculate.drafter import MAX_GRADE, Ask, Draft, Drafter
+from sgl.runtime.speculate.history import MAX_CONTEXT, History, search
+from sgl.runtime.speculate.lookup import Lookup
+from sgl.runtime.speculate.pools import START, Pools
+
+_IDS = st.lists(st.integers(0, 2), max_size=40)
+
+
+def _request(uid: int, prompt: list[int], output: list[int] | None = None, origin: str | None = None) -> Request:
+    params = SamplingParams(max_new_tokens=100)
+    request = Request(uid, np.array(prompt, np.int32), params, seed=0, max_new_tokens=100, origin=origin)
+    request.output_ids += output or []
+    return request
+
+
+def _draft(drafter: Drafter, request: Request, most: int = 4) -> Draft:
+    [draft] = drafter.propose([Ask(request, most, np.empty(0, np.int32), request.num_known - 1)])
+    return draft
+
+
+def _end(drafter: Drafter, request: Request, reason: str = "stop") -> None:
+    request.finish_reason = FinishReason(reason)  # type: ignore[arg-type]
+    drafter.leave(request)
+
+
+@given(_IDS, _IDS.filter(bool))
+def test_the_newest_of_the_longest_matches_is_found(text: list[int], context: list[int]) -> None:
+    best = (0, 0)
+    for end in range(1, len(text)):
+        pairs = zip(reversed(text[:end]), reversed(context[-MAX_CONTEXT:]), strict=False)
+        in_common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(end, len(context), MAX_CONTEXT))
+        if in_common and in_common >= best[1]:
+            best = end, in_common
+    assert search(np.array(text, np.int32), np.array(context, np.int32)) == best
+
+
+@given(st.lists(_IDS, max_size=6), st.integers(0, 5))
+def test_a_history_holds_what_was_appended_and_leaves_the_given_array_alone(
+    parts: list[list[int]], dropped: int
+) -> None:
+    first = np.array([7, 8], np.int32)
+    history, expected = History(first), [7, 8]
+    for part in parts:
+        history.extend(part)
+        expected += part
+        assert history.ids.tolist() == expected
+    history.drop_first(dropped)
+    assert history.ids.tolist() == expected[dropped:]
+    assert first.tolist() == [7, 8]
+
+
+def test_a_draft_is_what_followed_in_the_prompt_and_then_is_read_on() -> None:
+    lookup = Lookup()
+    request = _request(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], [3])
+    lookup.enter(request)
+    assert _draft(lookup, request).token_ids == [4, 5, 6, 7]
+    request.output_ids += [4, 5]
+    assert _draft(lookup, request).token_ids == [6, 7, 8, 9]
+    request.output_ids += [0]
+    assert _draft(lookup, request).token_ids == ()
+    request.output_ids += [4]
+    assert _draft(lookup, request, most=2).token_ids == [5, 0], "the output is newer than the prompt"
+
+
+def test_outputs_of_one_origin_are_drafted_from_their_first_token_on() -> None:
+    lookup = Lookup(Pools())
+    first = _request(1, [9, 9], [1, 2, 3, 4], origin="a")
+    lookup.enter(first)
+    _end(lookup, first)
+    second = _request(2, [8], origin="a")
+    lookup.enter(second)
+    draft = _draft(lookup, second)
+    assert (draft.token_ids, draft.grade) == ([1, 2, 3, 4], MAX_GRADE)
+    second.output_ids += [5, 3]
+    assert _draft(lookup, second).token_ids == [4], "no further than the end of the earlier output"
+
+
+def test_no_output_is_shown_to_another_origin_nor_kept_of_an_aborted_request() -> None:
+    lookup = Lookup(Pools())
+    for uid, (origin, reason) in enumerate([("a", "stop"), (None, "stop"), ("b", "abort")]):
+        request = _request(uid, [9], [1, 2, 3, 4], origin=origin)
+        lookup.enter(request)
+        _end(lookup, request, reason)
+    for uid, origin in enumerate(["b", None, "c"], 10):
+        request = _request(uid, [8], [1, 2], origin=origin)
+        lookup.enter(request)
+        assert _draft(lookup, request).token_ids == ()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 9), min_size=1, max_size=30)), max_size=60))
+def test_pools_stay_within_their_bounds_and_keep_the_newest(outputs: list[tuple[int, list[int]]]) -> None:
+    pools = Pools(pool_tokens=40, all_tokens=100)
+    for origin, output in outputs:
+        pools.add(origin, output)
+        ids = pools.ids(origin)
+        assert ids is not None
+        assert len(ids) <= 40
+        assert ids.tolist()[-len(output[:19]) - 1 :] == [START, *output[:19]]
+        assert pools.num_tokens == sum(len(p) for p in pools._pools.values()) <= 100
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 1000))
+def test_the_tokens_searched_in_a_step_are_bounded_and_every_request_gets_its_turn(seed: int) -> None:
+    lookup = Lookup(scanned_tokens=50)
+    rng = np.random.default_rng(seed)
+    prompt = np.append(rng.permutation(40), 3).tolist()
+    requests = [_request(uid, prompt, [int(rng.integers(40))]) for uid in range(3)]
+    for request in requests:
+        lookup.enter(request)
+    drafted = set()
+    for _ in range(6):
+        for request in requests:
+            request.output_ids.append(int(rng.integers(40)))
+        asks = [Ask(request, 2, np.empty(0, np.int32), request.num_known - 1) for request in requests]
+        found = [bool(draft.token_ids) for draft in lookup.propose(asks)]
+        assert sum(found) <= 2
+        drafted |= {i for i, each in enumerate(found) if each}
+    assert drafted == {0, 1, 2}
