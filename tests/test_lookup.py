@@ -115,13 +115,13 @@ def test_the_tokens_searched_in_a_step_are_bounded_and_every_request_gets_its_tu
     lookup = Lookup(scanned_tokens=50)
     rng = np.random.default_rng(seed)
     prompt = np.append(rng.permutation(40), 3).tolist()
-    requests = [_request(uid, prompt, [int(rng.integers(40))]) for uid in range(3)]
+    requests = [_request(uid, prompt) for uid in range(3)]
     for request in requests:
         lookup.enter(request)
     drafted = set()
-    for _ in range(6):
+    for token in rng.permutation(40)[:6].tolist():
         for request in requests:
-            request.output_ids.append(int(rng.integers(40)))
+            request.output_ids.append(token)
         asks = [Ask(request, 2, np.empty(0, np.int32), request.num_known - 1) for request in requests]
         found = [bool(draft.token_ids) for draft in lookup.propose(asks)]
         assert sum(found) <= 2
