@@ -26,8 +26,9 @@ from sgl.runtime.devices import check_quantization
 from sgl.runtime.engine import Engine
 from sgl.runtime.model import decoder as decoder_module
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.decoder import Decoder, LayerState
+from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.layer_state import LayerState
 from sgl.runtime.model.loader import load_decoder, num_weights
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.model.weights import checkpoint_tensors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -20,29 +19,16 @@ from sgl.kernels.moe.mixture import mixture
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.layer_state import LayerState
 from sgl.runtime.model.lora import LoraStep
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.seen import Eyes, Seen
 from sgl.runtime.model.shard import WHOLE
+from sgl.runtime.model.taps import Taps
 from sgl.runtime.model.weights import LayerWeights, Weights
 
 _EACH, _STEP, _MANY = 512, 32, 16_384  # numbers of tokens to warm up: each, then every 32nd, up to these
-
-
-@dataclass(slots=True)
-class LayerState:
-    """T tokens on their way through the layers."""
-
-    residual: torch.Tensor  # [T, hidden]
-    rotary: tuple[torch.Tensor, torch.Tensor]  # of their positions
-    slots: torch.Tensor  # int64 [T]
-    local_rotary: tuple[torch.Tensor, torch.Tensor] | None = None  # of layers with a window, if another
-    rest: torch.Tensor | None = None  # not yet added to the residual,
-    rest_norm: torch.Tensor | None = None  # before which it is normalised
-    overlaps: bool = False  # attention may start while the previous kernel runs
-    seen: Seen | None = None  # images among them
-    lora: LoraStep | None = None  # of tokens with adapters
 
 
 def warm_up_sizes(most_rows: int, most_tokens: int) -> list[int]:
@@ -88,6 +74,8 @@ class Decoder:
         self._gate = gelu_and_mul if FAMILIES[config.architecture].activation == "gelu" else silu_and_mul
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()  # as rounded
         self.eyes = eyes
+        self.taps: Taps | None = None
+        """Set before graphs are captured, it keeps hidden states of some layers."""
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
         """The attention backend's parameters. kv_dtype: the cache's, if not the weights'."""
@@ -212,6 +200,8 @@ class Decoder:
         layer = self.weights.layers[index]
         x = self._normed(state.rest, state.residual, layer.input_norm, state.rest_norm)
         state.rest = None
+        if self.taps is not None:
+            self.taps.keep(index - 1, state.residual)
         lora, shrunk = state.lora, None
         if lora is not None:
             shrunk = lora.shrink(index, "qkv", x)
@@ -350,6 +340,8 @@ class Decoder:
         x, norm = residual, layers[0].input_norm
         norms = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
+            if self.taps is not None:
+                self.taps.keep(index - 1, residual)
             query = self._rotated(index, state, project(x, norm, eps, layer.qkv, layer.qkv_bias), kv)
             x = self._attend(index, state, query, kv, attention).flatten(1)
             x, norm = added(x, layer.output, layer.output_bias, layer.output_norm, layer.post_attention_norm)

@@ -16,8 +16,9 @@ from sgl.kernels.attention.base import GraphAttention
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import Int64Array
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.decoder import Decoder, LayerState
+from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.layer_state import LayerState
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
 _LARGE_WORK = 1 << 38  # a layer's weights times tokens: a millisecond on an H200, in which launching keeps up
