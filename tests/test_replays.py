@@ -26,6 +26,7 @@ from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.runner import runner as runner_module
 from sgl.runtime.runner.capture import capturing
 from sgl.runtime.runner.graphs import DecodeGraphs
+from sgl.runtime.runner.observer import ObservedStep, Observer
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.sampling_params import SamplingParams
 from tests.tiny_models import tiny_checkpoint
@@ -95,12 +96,12 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecodeGraphs, "_forward", Graph.recorded(DecodeGraphs._forward))
 
 
-def make_runner(model: Decoder, max_graph_rows: int) -> ModelRunner:
+def make_runner(model: Decoder, max_graph_rows: int, observer: Observer | None = None) -> ModelRunner:
     shape = model.attention_shape(PAGE_SIZE)
     attention = TritonAttention(shape, max_graph_rows=max_graph_rows, max_pages=PAGES)
     kv = KVCache(model.config, PAGES * ROWS + 1, PAGE_SIZE, model.dtype, CPU)
     limits = {"max_rows": ROWS, "max_pages": PAGES, "max_graph_rows": max_graph_rows}
-    runner = ModelRunner(model, kv, attention, device=CPU, **limits)
+    runner = ModelRunner(model, kv, attention, device=CPU, observer=observer, **limits)
     if runner._graphs is not None:
         runner._graphs.capture()
     return runner
@@ -151,6 +152,36 @@ def test_replayed_steps_sample_what_launched_ones_do(tmp_path: Path, odd_one: di
         tokens.append(pending.wait().next_tokens.tolist())
         found.append((tokens, runner._sampler.next_tokens[:ROWS].tolist()))
     assert found[0] == found[1]
+
+
+class Watcher:
+    """Notes what an observer is shown."""
+
+    layers = (0, 1)
+
+    def __init__(self) -> None:
+        self.seen: list[list[torch.Tensor]] = []
+
+    def observe(self, step: ObservedStep) -> None:
+        assert len(step.pages) == len(step.batch)
+        self.seen.append([its.clone() for its in (step.token_ids, step.positions, step.slots, *step.hidden)])
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_an_observer_is_shown_replayed_steps_as_launched_ones(tmp_path: Path) -> None:
+    model = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path)), device=CPU, dtype="float32")
+    found = []
+    for max_graph_rows in (0, 5):
+        watcher, kv_lens = Watcher(), [0] * ROWS
+        runner = make_runner(model, max_graph_rows, watcher)
+        runner.launch(batch_of(list(range(ROWS)), 2, kv_lens, [{}] * ROWS)).wait()
+        for rows in ([5, 1, 2], [0, 1, 2, 3, 4, 5], [3]):
+            runner.launch(batch_of(rows, 1, kv_lens, [{}] * ROWS)).wait()
+        found.append(watcher.seen[-4:])
+        model.taps = None
+    for launched, replayed in zip(*found, strict=True):
+        assert all(map(torch.equal, launched[:3], replayed[:3]))
+        torch.testing.assert_close(launched[3:], replayed[3:], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.usefixtures("stand_ins")

@@ -28,11 +28,13 @@ SHRINKS_ASIDE = False
 
 
 class Replayed(NamedTuple):
-    """float32 logits [B, len(vocabulary)]; int64 [B] request rows and positions of the next tokens."""
+    """float32 logits [B, len(vocabulary)]; int64 [B] request rows and positions of the next tokens. `inputs`: int64 [B]
+    token ids (until the next are sampled), positions and slots of the replayed tokens; None unless asked for."""
 
     logits: torch.Tensor
     rows: torch.Tensor
     positions: torch.Tensor
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -80,11 +82,11 @@ class DecodeGraphs:
             self._adapters = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)
         self._logits = torch.empty(max_rows, len(model.vocabulary), dtype=torch.float32, device=model.device)
 
-    def run(self, batch: Batch, pages: Int32Array) -> Replayed | None:
+    def run(self, batch: Batch, pages: Int32Array, *, with_inputs: bool = False) -> Replayed | None:
         """Replay the step; results are valid until the next run. None if it has several tokens in a row, scored
         positions, images, or too many rows. Never waits for the device.
 
-        pages: the batch's rows of the page table, [B, max_pages].
+        pages: the batch's rows of the page table, [B, max_pages]. with_inputs: see `Replayed`.
         """
         num_rows = len(batch)
         is_plain = num_rows == len(batch.token_ids) and bool(batch.samples.all())
@@ -115,7 +117,11 @@ class DecodeGraphs:
         if batch.adapters is not None:
             self._place_adapters(np.concatenate((batch.adapters, np.full(padding, NO_ADAPTER, np.int32))))
         self._graphs[bucket, variant, batch.adapters is not None].replay()
-        return Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows])
+        replayed = Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows])
+        if not with_inputs:
+            return replayed
+        ids = self._next_tokens.index_select(0, replayed.rows)
+        return replayed._replace(inputs=(ids, placed[1][:num_rows], placed[2][:num_rows]))
 
     @torch.inference_mode()
     def capture(self) -> None:

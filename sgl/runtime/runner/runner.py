@@ -26,9 +26,11 @@ from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import Adapter, LoraSlots, LoraStep
 from sgl.runtime.model.seen import Seen
+from sgl.runtime.model.taps import Taps
 from sgl.runtime.runner.adapters import Adapters
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
+from sgl.runtime.runner.observer import ObservedStep, Observer
 from sgl.runtime.runner.pack import pack, pack_places
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, pool, score_inputs
@@ -95,9 +97,15 @@ class ModelRunner:
         max_graph_tokens: int = 0,
         lora: LoraSlots | None = None,
         num_checkpoints: int = 0,
+        observer: Observer | None = None,
     ) -> None:
-        """num_checkpoints: of a RecurrentModel's states."""
+        """num_checkpoints: of a RecurrentModel's states. observer: one with layers is for a Decoder."""
         self._model = model
+        self._observer = observer
+        if observer is not None and observer.layers:
+            assert isinstance(model, Decoder), "startup refuses others"
+            most_tokens, hidden_size = max(max_rows, max_graph_tokens), model.config.hidden_size
+            model.taps = Taps(observer.layers, most_tokens, hidden_size, model.dtype, device)
         self._eyes = eyes_of(model)
         self._states: RowStates | None = None
         if isinstance(model, RecurrentModel):
@@ -141,13 +149,17 @@ class ModelRunner:
             pages, states = self._pages(batch), self._states
             if states is not None:
                 states.load(batch)
-            replayed = None if self._graphs is None else self._graphs.run(batch, pages)
+            replayed, is_seen = None, self._observer is not None
+            if self._graphs is not None:
+                replayed = self._graphs.run(batch, pages, with_inputs=is_seen)
             if replayed is None:
                 self._launching_since = monotonic()
                 try:
                     hidden, sampling = self._forward(batch, pages)
                 finally:
                     self._launching_since = None
+            elif replayed.inputs is not None:
+                self._show(batch, pages, *replayed.inputs)
             if states is not None:
                 states.save(batch)
             if replayed is not None:
@@ -343,9 +355,20 @@ class ModelRunner:
             hidden = self._model.forward(inputs.token_ids, *tensors, **more)
         else:
             hidden = graphs.run(num_tokens, inputs.wanted)
+        if self._observer is not None:
+            self._show(batch, pages, inputs.token_ids, inputs.positions, inputs.slots)
         if len(inputs.last) == len(hidden):
             return hidden, hidden
         return hidden, hidden.index_select(0, inputs.last)
+
+    def _show(self, batch: Batch, pages: Int32Array, *inputs: torch.Tensor) -> None:
+        """Let the observer see a step. inputs: token ids, positions and slots, perhaps padded."""
+        assert self._observer is not None, "there is one"
+        num_tokens = int(batch.q_lens.sum())
+        taps = self._model.taps if isinstance(self._model, Decoder) else None
+        hidden = () if taps is None else taps.hidden(num_tokens)
+        token_ids, positions, slots = (its[:num_tokens] for its in inputs)
+        self._observer.observe(ObservedStep(batch, pages, token_ids, positions, slots, hidden))
 
     def _inputs(self, batch: Batch, pages: Int32Array, upload: Callable[..., Any] | None = None) -> _Inputs:
         """Upload a step and plan its attention."""
