@@ -21,6 +21,7 @@ if importlib.util.find_spec("triton") is None:
 from sgl.kernels.layers import fused_triton
 from sgl.kernels.moe import grouped_triton, single_triton
 from sgl.kernels.moe.grouped_triton import Plan, Tiles
+from sgl.kernels.moe.single_triton import Cut, Shape
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Plan(Tiles(16, 16, 32, 4, 2), Tiles(16, 32, 16, 4, 2))
@@ -238,6 +239,33 @@ def test_a_single_token_equals_the_reference(
     norm = None if norm is None else norm.to(DEVICE)
     single_triton.mixture_add_(on_device, norm, 1e-5, moved(experts), matrices, on_device)
     check(on_device, expected, 1e-5)
+
+
+CUTS = (
+    Cut(Shape(1, 16, 1), Shape(4, 16, 2), Shape(1, 16, 4)),
+    Cut(Shape(4, 128, 4), Shape(1, 128, 4), Shape(8, 64, 2)),
+)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_a_single_token_may_be_cut_in_any_way(cut: Cut, has_biases: bool) -> None:
+    """Twice with the same experts: the count of programs that have scored begins anew."""
+    experts, norm = made(6, 72, 40, 3, has_biases=has_biases), draw(72, seed=3)
+    on_device = moved(experts)
+    for seed in range(2):
+        residual = draw(1, 72, seed=seed)
+        expected = residual.double() + one_by_one(rms_norm(residual, norm, 1e-5), experts, None)
+        row = residual.to(DEVICE, copy=True)
+        single_triton.mixture_add_(row, norm.to(DEVICE), 1e-5, on_device, None, row, cut)
+        check(row, expected, 1e-5)
+
+
+def test_the_cut_of_a_single_token_suits_the_rows() -> None:
+    cut = single_triton.cut_of(made(4, 768, 1408, 2))
+    assert [shape.block for shape in cut] == [256, 256, 512]
+    cut = single_triton.cut_of(made(4, 2880, 72, 2))
+    assert [shape.block for shape in cut] == [2048, 2048, 128]
 
 
 def test_parts_are_summed_by_the_next_norm() -> None:

@@ -1,23 +1,27 @@
 """A layer's mixture of experts on one GPU: microseconds by number of tokens, beside the machine's floor and beside
 torch's grouped products.
 
-    python -m benchmarks.gpu.moe [MODEL] [--tokens 1,8,64] [--kernels] [--sweep]
+    python -m benchmarks.gpu.moe [MODEL] [--tokens 1,8,64] [--kernels] [--sweep] [--seconds 90]
 
 MODEL is a folder with a config.json; without, the shape of Qwen3-30B-A3B. The floor is what it takes to read the
 experts that the tokens chose, or to compute their products, whichever is longer. Layers follow each other in a CUDA
-graph, so that none finds its weights in the cache. --kernels says what each kernel takes; --sweep tries other tiles
-than those that sgl.kernels.moe chooses.
+graph, so that none finds its weights in the cache. --kernels says what each kernel takes when none overlaps with
+another, and what it reads; --sweep tries other tiles than those that sgl.kernels.moe chooses, for so many seconds in
+all, and prints the best ones as that has them.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional
@@ -29,7 +33,7 @@ from sgl.kernels.moe import grouped_triton, single_triton
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.grouped_triton import Plan, Tiles
 from sgl.kernels.moe.mixture import mixture, route
-from sgl.kernels.moe.single_triton import Shape
+from sgl.kernels.moe.single_triton import Cut, Shape
 from sgl.runtime.model.config import ModelConfig
 
 TOKENS = "1,2,8,64,256,2048,8192"
@@ -47,12 +51,15 @@ def main() -> None:
     parser.add_argument("--tokens", default=TOKENS)
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--seconds", type=float, default=90.0)
     arguments = parser.parse_args()
+    before = time.monotonic()
     layers = made(arguments.model)
     machine = Machine.measure()
     print(f"{machine.bandwidth / 1e12:.2f} TB/s copied, {machine.matrix_rate / 1e12:.0f} TFLOP/s bf16")
     print(f"{'tokens':>7} {'experts':>8} {'µs':>9} {'floor':>9} {'of floor':>9} {'grouped_mm':>11} {'ratio':>6}")
-    for num_tokens in map(int, arguments.tokens.split(",")):
+    tokens = list(map(int, arguments.tokens.split(",")))
+    for index, num_tokens in enumerate(tokens):
         x = torch.randn(num_tokens, layers[0].router.shape[1], dtype=torch.bfloat16, device="cuda")
         used, floor = floor_of(x, layers, machine)
         work = single() if num_tokens == 1 else several()
@@ -65,12 +72,12 @@ def main() -> None:
         )
         if arguments.kernels:
             for name, took in kernels(x, layers, work):
-                print(f"{'':16} {took:9.1f} {name}")
+                read = bytes_read(name, used, layers[0])
+                of_floor = f"{read / machine.bandwidth / took * 1e6:9.0%} of {read / 1e6:.1f} MB" if read else ""
+                print(f"{'':16} {took:9.1f} {name:20} {of_floor}")
         if arguments.sweep:
-            found = swept(x, layers)
-            for product_name in ("gate_up", "down"):
-                for took, name in [each for each in found if each[1].startswith(product_name)][:4]:
-                    print(f"{'':16} {took:9.1f} {name}", flush=True)
+            left = arguments.seconds - (time.monotonic() - before)
+            sweep(x, layers, time.monotonic() + left / (len(tokens) - index))
 
 
 def made(model: Path | None) -> list[Experts]:
@@ -119,11 +126,11 @@ def normed(x: torch.Tensor) -> torch.Tensor:
     return rms_norm(x, torch.ones_like(x[0]), EPS)
 
 
-def single(gate_up: Shape = single_triton.GATE_UP, down: Shape = single_triton.DOWN) -> Work:
+def single(cut: Cut | None = None) -> Work:
     """One token, with the norm before and the sum after."""
 
     def work(residual: torch.Tensor, rest: torch.Tensor | None, norm: torch.Tensor, experts: Experts) -> None:
-        single_triton.mixture_add_(residual, norm, EPS, experts, None, residual, (gate_up, down))
+        single_triton.mixture_add_(residual, norm, EPS, experts, None, residual, cut)
 
     return work
 
@@ -191,8 +198,10 @@ def timed(x: torch.Tensor, layers: list[Experts], work: Work) -> float:
 
 
 def kernels(x: torch.Tensor, layers: list[Experts], work: Work) -> Iterator[tuple[str, float]]:
-    """Kernels by name, and the microseconds of each in a layer."""
-    graph = captured(x, layers, work)
+    """Kernels by name, and the microseconds of each in a layer, each begun when the one before has ended."""
+    alone = {"overlap": lambda device: {"overlaps": False}}
+    with patch.multiple(single_triton, **alone), patch.multiple(grouped_triton, **alone):
+        graph = captured(x, layers, work)
     graph.replay()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
         for _ in range(REPLAYS):
@@ -205,45 +214,90 @@ def kernels(x: torch.Tensor, layers: list[Experts], work: Work) -> Iterator[tupl
         yield name[:60], took / 1e3 / REPLAYS / len(layers)
 
 
-def plans(num_tokens: int, layer: Experts) -> Iterator[tuple[str, Work]]:
-    """Other tiles for one product, beside those that are chosen for the other one."""
+def bytes_read(kernel: str, used: float, layer: Experts) -> float:
+    """Of matrices, by a kernel for so many experts."""
+    matrices = {"_gated": layer.gate_up, "_gate_up": layer.gate_up, "_down": layer.down}
+    if kernel in matrices:
+        return used * matrices[kernel][0].nbytes
+    return layer.router.nbytes if kernel in ("_choose", "_router") else 0.0
+
+
+class Candidate(NamedTuple):
+    """Other tiles of one kernel, beside those that are chosen for the others."""
+
+    kernel: str
+    tiles: Shape | Tiles
+    work: Work
+
+
+def plans(num_tokens: int, layer: Experts) -> Iterator[Candidate]:
+    """Of several tokens."""
     pairs = num_tokens * layer.top_k / len(layer.down)
     chosen = grouped_triton.choose(pairs, 2)
     heights = [size for size in (16, 32, 64, 128) if min(128, pairs) / 2 <= size <= max(16, 4 * pairs)]
-    few = ((64, 64, 4, 4), (64, 128, 4, 2), (64, 128, 4, 3), (64, 128, 4, 4), (32, 128, 4, 4), (32, 256, 4, 3))
+    few = ((64, 128, 4, 3), (64, 128, 4, 4), (64, 64, 4, 4), (32, 128, 4, 4), (32, 256, 4, 3), (64, 256, 8, 3))
     many = ((64, 64, 4, 3), (64, 64, 4, 4), (128, 64, 4, 3), (128, 64, 8, 3), (128, 64, 8, 4), (128, 32, 8, 5))
-    for tokens, (rows, columns, warps, stages) in product(heights, few if pairs < 32 else many):
+    for (rows, columns, warps, stages), tokens in product(few if pairs < 32 else many, heights):
         tiles = Tiles(tokens, rows, columns, warps, stages)
         wide = tiles._replace(rows=2 * rows)
-        yield f"gate_up {tuple(tiles)}", several(Plan(tiles, chosen.down))
-        yield f"down {tuple(wide)}", several(Plan(chosen.gate_up, wide))
+        yield Candidate("gate_up", tiles, several(Plan(tiles, chosen.down)))
+        yield Candidate("down", wide, several(Plan(chosen.gate_up, wide)))
 
 
-def single_shapes() -> Iterator[tuple[str, Work]]:
-    """Other cuts of one product of a single token, beside those that are chosen for the other one."""
-    for tile, programs, warps in product((4096, 8192, 16_384), (2, 3, 4, 6, 8), (4, 8)):
-        for name, block in (("gate_up", 1024), ("gate_up", 2048), ("down", 256), ("down", 1024)):
-            shape = Shape(tile, programs, block, warps)
-            yield f"{name} {tuple(shape)}", single(**{name: shape})
+def cuts(layer: Experts) -> Iterator[Candidate]:
+    """Of a single token: from 16 to 128 numbers in a thread at a time."""
+    chosen, slots = single_triton.cut_of(layer), layer.num_used
+    (hidden, size), fewest = layer.down.shape[1:], {"gate_up": 32}
+    most = {"router": hidden, "gate_up": hidden, "down": size}
+    for rows, warps, block in product((1, 2, 4, 8), (1, 2, 4, 8), (2048, 1024, 512, 256)):
+        for kernel, times in (("gate_up", 2), ("down", slots), ("router", 1)):
+            if fewest.get(kernel, 16) <= rows * times * block // (32 * warps) <= 128 and block < 2 * most[kernel]:
+                shape = Shape(rows, block, warps)
+                if kernel != "router" or block == chosen.router.block:
+                    yield Candidate(kernel, shape, single(chosen._replace(**{kernel: shape})))
 
 
-def swept(x: torch.Tensor, layers: list[Experts]) -> list[tuple[float, str]]:
-    """Microseconds of other cuts, the fastest first; those that the GPU has no room for are left out."""
-    works = list(single_shapes() if len(x) == 1 else plans(len(x), layers[0]))
+def sweep(x: torch.Tensor, layers: list[Experts], deadline: float) -> None:
+    """Print the fastest tiles that are found before the deadline, by time.monotonic, and then the best ones together.
+    Those that the GPU has no room for are left out."""
+    single_token = len(x) == 1
+    candidates = list(cuts(layers[0]) if single_token else plans(len(x), layers[0]))
 
-    def compiles(work: Work) -> bool:
+    def compiles(candidate: Candidate) -> bool:
         try:
-            work(x.clone(), None, torch.ones_like(x[0]), layers[0])
+            candidate.work(x.clone(), None, torch.ones_like(x[0]), layers[0])
         except RuntimeError as error:
             if "resource" not in str(error):
                 raise
             return False
         return True
 
+    found: list[tuple[float, Candidate]] = []
     with ThreadPoolExecutor(8) as pool:
-        able = list(pool.map(compiles, [work for _, work in works]))
-    torch.cuda.synchronize()
-    return sorted((timed(x, layers, work), name) for (name, work), its in zip(works, able, strict=True) if its)
+        for first in range(0, len(candidates), 8):
+            some = candidates[first : first + 8]
+            able = list(pool.map(compiles, some))
+            torch.cuda.synchronize()
+            found += [(timed(x, layers, its.work), its) for its, is_able in zip(some, able, strict=True) if is_able]
+            if time.monotonic() > deadline:
+                print(f"{'':16} {len(candidates) - first - len(some)} of {len(candidates)} not tried")
+                break
+    found.sort(key=lambda its: its[0])
+    best = single_triton.cut_of(layers[0]) if single_token else grouped_triton.choose(_pairs(x, layers[0]), 2)
+    for kernel in best._fields:
+        its = [(took, candidate.tiles) for took, candidate in found if candidate.kernel == kernel]
+        for took, tiles in its[:5]:
+            print(f"{'':16} {took:9.1f} {kernel} {tuple(tiles)}", flush=True)
+        if its:
+            best = best._replace(**{kernel: its[0][1]})
+    work = single(best) if isinstance(best, Cut) else several(best)
+    tiles = ", ".join(f"{type(each).__name__}{tuple(each)}" for each in best)
+    print(f"{'':16} {timed(x, layers, work):9.1f} {type(best).__name__}({tiles})", flush=True)
+
+
+def _pairs(x: torch.Tensor, layer: Experts) -> float:
+    """Of a token and its expert, for each expert."""
+    return len(x) * layer.top_k / len(layer.down)
 
 
 if __name__ == "__main__":

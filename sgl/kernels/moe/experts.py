@@ -10,8 +10,15 @@ import torch
 MOST_GROUPS = 16
 
 
+class _Counter:
+    """What kernels keep beside the weights."""
+
+    __slots__ = ("scored",)
+    scored: torch.Tensor  # int32 [1]: programs that have scored, 0 between launches
+
+
 @dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(_Counter):
     """A layer's experts, or a rank's columns of them, and their router. Gated by silu, or as `clamped` says."""
 
     router: torch.Tensor  # [num_experts, hidden]; one row more, if there is one, is the gate of a shared expert
@@ -31,6 +38,9 @@ class Experts:
     down_bias: torch.Tensor | None = None  # [num_experts, hidden]
     clamped: tuple[float, float] | None = None
     """See `activation.clamped_and_mul`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scored", torch.zeros(1, dtype=torch.int32, device=self.router.device))
 
     @property
     def num_experts(self) -> int:

@@ -18,7 +18,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.moe.experts import Experts
-from sgl.kernels.moe.route_triton import group_ranks, of_choice, rules, scores_of, shares_of, within_groups
+from sgl.kernels.moe.route_triton import (
+    gated_by,
+    group_ranks,
+    of_choice,
+    rules,
+    scores_of,
+    shares_of,
+    within_groups,
+)
 
 
 class Tiles(NamedTuple):
@@ -389,12 +397,7 @@ def _gate_up(
     if has_bias:
         gates += tl.load(bias + row).to(tl.float32)[None, :]
         ups += tl.load(bias + row + size).to(tl.float32)[None, :]
-    if limit is None:
-        gated = gates / (1.0 + tl.exp(-gates)) * ups
-    else:
-        gates = tl.minimum(gates, limit)
-        ups = tl.minimum(tl.maximum(ups, -limit), limit) + 1.0
-        gated = gates / (1.0 + tl.exp(-alpha * gates)) * ups
+    gated = gated_by(gates, ups, alpha, limit)
     to = out + (before + places).to(tl.int64)[:, None] * size + rows[None, :]
     tl.store(to, gated.to(out.dtype.element_ty), mask=is_pair[:, None] & (rows < size)[None, :])
 

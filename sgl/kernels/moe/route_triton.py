@@ -1,4 +1,5 @@
-"""The choice of experts in Triton, as mixture.py defines it. Imported only where Triton is."""
+"""The choice of experts, and the gates within them, in Triton, as mixture.py defines both. Imported only where Triton
+is."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -93,3 +94,14 @@ def shares_of(scores, sigmoid: tl.constexpr):
         shares = tl.exp(scores - tl.max(scores, 0))
         total = tl.sum(shares, 0)
     return shares, total
+
+
+@triton.jit
+def gated_by(gates, ups, alpha: tl.constexpr, limit: tl.constexpr):
+    """silu(gates) * ups, or `activation.clamped_and_mul` with a limit."""
+    turned = gates
+    if limit is not None:
+        gates = tl.minimum(gates, limit)
+        ups = tl.minimum(tl.maximum(ups, -limit), limit) + 1.0
+        turned = alpha * gates
+    return gates / (1.0 + tl.exp(-turned)) * ups

@@ -1,8 +1,9 @@
 """A mixture of experts for a single token in Triton, fused with the norm before and the sum after.
 
 At batch 1 the chosen experts' weights are streamed past the one token, as layers/single_triton.py does with matrices of
-all tokens: three launches, of which the first scores the experts. Each later program ranks the scores for itself, which
-takes less than a launch. Imported only where Triton is.
+all tokens, in three launches. The first scores the experts; its program that ends last chooses among them, so that
+those of the two products only look up which rows they read: each reads a few and ends, and others take its place,
+which keeps loads in flight. Imported only where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -18,25 +19,61 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.layers.linear import Matrix
-from sgl.kernels.layers.single_triton import project, project_add_, project_gated
+from sgl.kernels.layers.single_triton import project_add_, project_gated
 from sgl.kernels.moe.experts import Experts
-from sgl.kernels.moe.route_triton import group_ranks, of_choice, rules, scores_of, shares_of, within_groups
+from sgl.kernels.moe.route_triton import (
+    gated_by,
+    group_ranks,
+    of_choice,
+    rules,
+    scores_of,
+    shares_of,
+    within_groups,
+)
 
 _RANKED = 128  # scores that others are compared to at a time
+_LEAST_BLOCK = 256
+_UNROLLED = 4  # blocks of a row, at most
 
 
 class Shape(NamedTuple):
-    """How a product is cut: matrix elements that a program holds at a time, programs for each multiprocessor, most
-    elements of a row at a time, warps."""
+    """A program's rows of the result, at most so many elements of a row at a time, its warps."""
 
-    tile: int
-    programs: int
+    rows: int
     block: int
     warps: int
 
 
-GATE_UP = Shape(8192, 4, 2048, 4)
-DOWN = Shape(8192, 4, 512, 4)
+class Cut(NamedTuple):
+    """The shapes of the three products."""
+
+    router: Shape
+    gate_up: Shape  # rows: of as many gates and as many ups
+    down: Shape  # rows: of each expert
+
+
+CUT = Cut(Shape(1, 2048, 4), Shape(2, 2048, 4), Shape(4, 512, 4))
+
+
+def cut_of(experts: Experts) -> Cut:
+    """CUT, in powers of two that divide the rows of these experts, unless they were too short to read fast."""
+
+    def fitted(shape: Shape, width: int) -> Shape:
+        divisor = width & -width
+        block = divisor if divisor >= _LEAST_BLOCK else triton.next_power_of_2(width)
+        return shape._replace(block=min(block, shape.block))
+
+    hidden, size = experts.down.shape[1:]
+    return Cut(fitted(CUT.router, hidden), fitted(CUT.gate_up, hidden), fitted(CUT.down, size))
+
+
+class Chosen(NamedTuple):
+    """What a token's experts get, and which they are."""
+
+    x: torch.Tensor  # [1, hidden], normed
+    logits: torch.Tensor  # float32 [rows of the router]
+    ids: torch.Tensor  # int32 [num_used]
+    shares: torch.Tensor  # float32 [num_used]
 
 
 def mixture_add_(
@@ -46,89 +83,108 @@ def mixture_add_(
     experts: Experts,
     shared: tuple[Matrix, Matrix] | None,
     residual: torch.Tensor,
-    shapes: tuple[Shape, Shape] = (GATE_UP, DOWN),
+    cut: Cut | None = None,
 ) -> None:
     """Add `mixture` of x [1, hidden], normed first where a norm [hidden] is given, to residual [1, hidden], in place.
 
-    shared: gate_up and down of an expert for all tokens. x may be the residual itself."""
-    logits = project(x, norm, eps, experts.router, None, torch.float32)
-    num_experts = experts.num_experts
+    shared: gate_up and down of an expert for all tokens. x may be the residual itself.
+    cut: if not `cut_of`."""
+    cut = cut or cut_of(experts)
+    chosen = choose(x, norm, eps, experts, cut.router)
     of_shared = None
     if shared is not None:
-        of_shared = project_gated(x, norm, eps, shared[0], None)
+        of_shared = project_gated(chosen.x, None, eps, shared[0], None)
         if experts.has_gate:
-            of_shared *= logits[:, num_experts:].sigmoid()
-    gated = _gated_experts(x, norm, eps, experts, logits, shapes[0])
-    _add_down_(gated, experts, logits, residual, shapes[1])
+            of_shared *= chosen.logits[experts.num_experts :].sigmoid()
+    add_down_(gated_experts(chosen, experts, cut.gate_up), chosen, experts, residual, cut.down)
     if shared is not None and of_shared is not None:
         project_add_(of_shared, shared[1], None, residual)
 
 
-def _gated_experts(
-    x: torch.Tensor, norm: torch.Tensor | None, eps: float, experts: Experts, logits: torch.Tensor, shape: Shape
-) -> torch.Tensor:
-    """float32 [num_used, intermediate]: silu(gate) * up of a token's experts, times their weights."""
-    _, size, width = experts.gate_up.shape
-    size //= 2
-    out = torch.empty(experts.num_used, size, dtype=torch.float32, device=x.device)
-    block = min(triton.next_power_of_2(width), shape.block)
-    rows = max(1, shape.tile // block // 2)
-    parts = max(1, shape.programs * _num_processors(x.device) // experts.num_used)
-    per_program = triton.cdiv(triton.cdiv(size, rows), parts) * rows
-    _gated[experts.num_used, triton.cdiv(size, per_program)](
+def choose(x: torch.Tensor, norm: torch.Tensor | None, eps: float, experts: Experts, shape: Shape) -> Chosen:
+    """The experts of x [1, hidden], normed first where a norm [hidden] is given."""
+    size, width = experts.router.shape
+    normed = x if norm is None else torch.empty_like(x)
+    logits, shares = (
+        torch.empty(count, dtype=torch.float32, device=x.device) for count in (size, experts.num_used)
+    )
+    ids = torch.empty(experts.num_used, dtype=torch.int32, device=x.device)
+    num_programs = triton.cdiv(size, shape.rows)
+    _choose[(num_programs,)](
         x,
         norm,
-        logits,
+        experts.router,
+        experts.router_bias,
         experts.bias,
-        experts.gate_up,
-        out,
+        experts.scored,
+        normed,
+        logits,
+        ids,
+        shares,
         size,
         eps,
         width=width,
-        per_program=per_program,
+        own=triton.next_power_of_2(triton.cdiv(width, num_programs)),
         has_norm=norm is not None,
+        has_router_bias=experts.router_bias is not None,
+        num_used=experts.num_used,
+        num_slots=triton.next_power_of_2(experts.num_used),
         **rules(experts),
         ranked=min(_RANKED, triton.next_power_of_2(experts.num_experts)),
-        rows=rows,
-        block=block,
+        rows=shape.rows,
+        block=shape.block,
         num_warps=shape.warps,
         **overlap(x.device),
+    )
+    return Chosen(normed, logits, ids, shares)
+
+
+def gated_experts(chosen: Chosen, experts: Experts, shape: Shape) -> torch.Tensor:
+    """[num_used, intermediate] in x's dtype: silu(gate) * up, or as `clamped` says, of a token's experts."""
+    _, size, width = experts.gate_up.shape
+    size //= 2
+    out = chosen.x.new_empty(experts.num_used, size)
+    alpha, limit = experts.clamped or (None, None)
+    _gated[triton.cdiv(size, shape.rows), experts.num_used](
+        chosen.x,
+        chosen.ids,
+        experts.gate_up,
+        experts.gate_up_bias,
+        out,
+        size,
+        alpha=alpha,
+        limit=limit,
+        has_bias=experts.gate_up_bias is not None,
+        width=width,
+        rows=shape.rows,
+        block=shape.block,
+        num_warps=shape.warps,
+        **overlap(out.device),
     )
     return out
 
 
-def _add_down_(
-    gated: torch.Tensor, experts: Experts, logits: torch.Tensor, residual: torch.Tensor, shape: Shape
-) -> None:
+def add_down_(gated: torch.Tensor, chosen: Chosen, experts: Experts, residual: torch.Tensor, shape: Shape) -> None:
     """Add the products of a token's experts with gated [num_used, intermediate] to residual [1, hidden]."""
     _, size, width = experts.down.shape
-    slots = triton.next_power_of_2(experts.num_used)
-    divisor = width & -width
-    block = min(divisor if divisor >= 128 else triton.next_power_of_2(width), shape.block)
-    rows = max(1, shape.tile // block // slots)
-    while rows > 1 and size // rows < shape.programs * _num_processors(gated.device):
-        rows //= 2
-    _down[(triton.cdiv(size, rows),)](
+    _down[(triton.cdiv(size, shape.rows),)](
         gated,
-        logits,
-        experts.bias,
+        chosen.ids,
+        chosen.shares,
         experts.down,
+        experts.down_bias,
         residual,
         size,
+        has_bias=experts.down_bias is not None,
         width=width,
         num_used=experts.num_used,
-        **rules(experts),
-        ranked=min(_RANKED, triton.next_power_of_2(experts.num_experts)),
-        num_slots=slots,
-        rows=rows,
-        block=block,
+        num_slots=triton.next_power_of_2(experts.num_used),
+        unrolled=min(_UNROLLED, triton.cdiv(width, shape.block)),
+        rows=shape.rows,
+        block=shape.block,
         num_warps=shape.warps,
         **overlap(gated.device),
     )
-
-
-def _num_processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 @triton.jit
@@ -164,18 +220,25 @@ def _ranks(
 
 
 @triton.jit
-def _gated(
+def _choose(
     x,
     norm,
-    logits,
-    bias,
     matrix,
-    out,
+    router_bias,
+    bias,
+    scored,
+    normed,
+    logits,
+    ids,
+    shares,
     size,
     eps,
     width: tl.constexpr,
-    per_program: tl.constexpr,
+    own: tl.constexpr,
     has_norm: tl.constexpr,
+    has_router_bias: tl.constexpr,
+    num_used: tl.constexpr,
+    num_slots: tl.constexpr,
     top_k: tl.constexpr,
     normalises: tl.constexpr,
     sigmoid: tl.constexpr,
@@ -187,6 +250,70 @@ def _gated(
     num_experts: tl.constexpr,
     num_padded: tl.constexpr,
     ranked: tl.constexpr,
+    rows: tl.constexpr,
+    block: tl.constexpr,
+    overlaps: tl.constexpr,
+):
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
+    columns = tl.arange(0, block)
+    at = matrix + row[:, None] * width + columns[None, :]
+    weights = tl.load(at, mask=(row < size)[:, None] & (columns < width)[None, :], other=0.0)
+    if overlaps:
+        gdc_wait()
+        gdc_launch_dependents()
+    sums = tl.zeros([rows, block], tl.float32)
+    squares = tl.zeros([block], tl.float32)
+    for start in range(0, width, block):
+        inputs = tl.load(x + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
+        if has_norm:
+            squares += inputs * inputs
+            inputs *= tl.load(norm + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
+        sums += weights.to(tl.float32) * inputs[None, :]
+        following = start + block
+        inside = (row < size)[:, None] & (following + columns < width)[None, :]
+        weights = tl.load(at + following, mask=inside, other=0.0)
+    product = tl.sum(sums, 1)
+    if has_norm:
+        scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / width + eps)
+        product *= scale
+        its = tl.program_id(0) * own + tl.arange(0, own)
+        inputs = tl.load(x + its, mask=its < width, other=0.0).to(tl.float32) * scale
+        inputs *= tl.load(norm + its, mask=its < width, other=0.0).to(tl.float32)
+        tl.store(normed + its, inputs.to(normed.dtype.element_ty), mask=its < width)
+    if has_router_bias:
+        product += tl.load(router_bias + row, mask=row < size, other=0.0).to(tl.float32)
+    tl.store(logits + row, product, mask=row < size)
+    tl.debug_barrier()  # all threads' scores are stored before this program is counted
+    if tl.atomic_add(scored, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        scores, ranks = _ranks(
+            logits, bias, sigmoid, has_bias, num_groups, top_groups, best_of_group, num_experts, num_padded, ranked
+        )
+        its_shares, total = shares_of(scores, sigmoid)
+        is_chosen = ranks < top_k
+        if normalises:
+            total = tl.sum(tl.where(is_chosen, its_shares, 0.0), 0) + (1e-20 if sigmoid else 0.0)
+        tl.store(ids + ranks, tl.arange(0, num_padded), mask=is_chosen)
+        tl.store(shares + ranks, its_shares / total * weight_scale, mask=is_chosen)
+        if num_used > top_k:
+            slots = tl.arange(0, num_slots)
+            is_shared = (slots >= top_k) & (slots < num_used)
+            tl.store(ids + slots, num_experts + slots - top_k, mask=is_shared)
+            tl.store(shares + slots, tl.full([num_slots], 1.0, tl.float32), mask=is_shared)
+        tl.store(scored, 0)
+
+
+@triton.jit
+def _gated(
+    x,
+    ids,
+    matrix,
+    bias,
+    out,
+    size,
+    alpha: tl.constexpr,
+    limit: tl.constexpr,
+    has_bias: tl.constexpr,
+    width: tl.constexpr,
     rows: tl.constexpr,
     block: tl.constexpr,
     overlaps: tl.constexpr,
@@ -194,105 +321,78 @@ def _gated(
     if overlaps:
         gdc_wait()
         gdc_launch_dependents()
-    slot = tl.program_id(0)
-    scores, ranks = _ranks(
-        logits, bias, sigmoid, has_bias, num_groups, top_groups, best_of_group, num_experts, num_padded, ranked
-    )
-    chosen = tl.sum(tl.where(ranks == slot, tl.arange(0, num_padded), 0), 0)
-    expert = tl.where(slot < top_k, chosen, num_experts + slot - top_k)
+    slot = tl.program_id(1)
+    row = tl.program_id(0) * rows + tl.arange(0, rows)
     columns = tl.arange(0, block)
-    row = tl.program_id(1) * per_program + tl.arange(0, rows)
-    base = matrix + expert.to(tl.int64) * 2 * size * width
-    at = base + row[:, None] * width + columns[None, :]
+    first = tl.load(ids + slot, cache_modifier=".cg").to(tl.int64) * 2 * size
+    at = matrix + first * width + row[:, None] * width + columns[None, :]
     at_up = at + tl.cast(size, tl.int64) * width
     inside = (row < size)[:, None] & (columns < width)[None, :]
     gate_weights = tl.load(at, mask=inside, other=0.0)
     up_weights = tl.load(at_up, mask=inside, other=0.0)
-    shares, total = shares_of(scores, sigmoid)
-    if normalises:
-        total = tl.sum(tl.where(ranks < top_k, shares, 0.0), 0) + (1e-20 if sigmoid else 0.0)
-    share = tl.sum(tl.where(ranks == slot, shares, 0.0), 0) / total * weight_scale
-    share = tl.where(slot < top_k, share, 1.0)
-    for done in range(0, per_program, rows):
-        gates = tl.zeros([rows, block], tl.float32)
-        ups = tl.zeros([rows, block], tl.float32)
-        squares = tl.zeros([block], tl.float32)
-        for start in tl.static_range(0, width, block):
-            inputs = tl.load(x + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
-            if has_norm:
-                squares += inputs * inputs
-                inputs *= tl.load(norm + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
-            gates += gate_weights.to(tl.float32) * inputs[None, :]
-            ups += up_weights.to(tl.float32) * inputs[None, :]
-            # the next tile: of the same rows, or the first of the next ones
-            if start + block < width:
-                following, ahead = start + block, 0
-            else:
-                following, ahead = 0, rows
-            is_row = (row + done + ahead < size) & (done + ahead < per_program)
-            inside = is_row[:, None] & (following + columns < width)[None, :]
-            step = (done + ahead) * width + following
-            gate_weights = tl.load(at + step, mask=inside, other=0.0)
-            up_weights = tl.load(at_up + step, mask=inside, other=0.0)
-        gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
-        if has_norm:
-            scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / width + eps)
-            gate *= scale
-            up *= scale
-        gated = gate / (1.0 + tl.exp(-gate)) * up * share
-        tl.store(out + slot * size + row + done, gated, mask=row + done < size)
+    gates = tl.zeros([rows, block], tl.float32)
+    ups = tl.zeros([rows, block], tl.float32)
+    for start in range(0, width, block):
+        inputs = tl.load(x + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
+        gates += gate_weights.to(tl.float32) * inputs[None, :]
+        ups += up_weights.to(tl.float32) * inputs[None, :]
+        following = start + block
+        inside = (row < size)[:, None] & (following + columns < width)[None, :]
+        gate_weights = tl.load(at + following, mask=inside, other=0.0)
+        up_weights = tl.load(at_up + following, mask=inside, other=0.0)
+    gate, up = tl.sum(gates, 1), tl.sum(ups, 1)
+    if has_bias:
+        gate += tl.load(bias + first + row, mask=row < size, other=0.0).to(tl.float32)
+        up += tl.load(bias + first + size + row, mask=row < size, other=0.0).to(tl.float32)
+    gated = gated_by(gate, up, alpha, limit)
+    tl.store(out + slot * size + row, gated.to(out.dtype.element_ty), mask=row < size)
 
 
 @triton.jit
 def _down(
     gated,
-    logits,
-    bias,
+    ids,
+    shares,
     matrix,
+    bias,
     out,
     size,
+    has_bias: tl.constexpr,
     width: tl.constexpr,
     num_used: tl.constexpr,
-    top_k: tl.constexpr,
-    normalises: tl.constexpr,
-    sigmoid: tl.constexpr,
-    has_bias: tl.constexpr,
-    weight_scale: tl.constexpr,
-    num_groups: tl.constexpr,
-    top_groups: tl.constexpr,
-    best_of_group: tl.constexpr,
-    num_experts: tl.constexpr,
-    num_padded: tl.constexpr,
-    ranked: tl.constexpr,
     num_slots: tl.constexpr,
+    unrolled: tl.constexpr,
     rows: tl.constexpr,
     block: tl.constexpr,
     overlaps: tl.constexpr,
 ):
-    # The scores are complete: programs begin when all of the previous kernel have waited for them.
-    _, ranks = _ranks(
-        logits, bias, sigmoid, has_bias, num_groups, top_groups, best_of_group, num_experts, num_padded, ranked
-    )
     index = tl.arange(0, num_slots * rows)
     slot = index // rows
-    experts = tl.sum(tl.where(ranks[None, :] == slot[:, None], tl.arange(0, num_padded)[None, :], 0), 1)
-    experts = tl.where(slot < top_k, experts, num_experts + slot - top_k)
+    is_used = slot < num_used
+    # The choice is complete: programs begin when all of the previous kernel have waited for it. Read past the L1
+    # cache, in which an older layer's may be.
+    expert = tl.load(ids + slot, mask=is_used, other=0, cache_modifier=".cg").to(tl.int64)
+    share = tl.load(shares + slot, mask=is_used, other=0.0, cache_modifier=".cg")
     row = tl.program_id(0) * rows + index % rows
     columns = tl.arange(0, block)
-    at = matrix + (experts.to(tl.int64) * size + row)[:, None] * width + columns[None, :]
-    is_row = ((row < size) & (slot < num_used))[:, None]
+    at = matrix + (expert * size + row)[:, None] * width + columns[None, :]
+    is_row = ((row < size) & is_used)[:, None]
     weights = tl.load(at, mask=is_row & (columns < width)[None, :], other=0.0)
     if overlaps:
         gdc_wait()
         gdc_launch_dependents()
     sums = tl.zeros([num_slots * rows, block], tl.float32)
     at_gated = gated + slot[:, None] * width + columns[None, :]
-    for start in range(0, width, block):
-        inputs = tl.load(at_gated + start, mask=is_row & (start + columns < width)[None, :], other=0.0)
+    for start in tl.range(0, width, block, loop_unroll_factor=unrolled):
+        inside = is_row & (start + columns < width)[None, :]
+        inputs = tl.load(at_gated + start, mask=inside, other=0.0).to(tl.float32)
         sums += weights.to(tl.float32) * inputs
         following = start + block
         weights = tl.load(at + following, mask=is_row & (following + columns < width)[None, :], other=0.0)
-    added = tl.sum(tl.reshape(tl.sum(sums, 1), [num_slots, rows]), 0)
+    products = tl.sum(sums, 1)
+    if has_bias:
+        products += tl.load(bias + expert * size + row, mask=(row < size) & is_used, other=0.0).to(tl.float32)
+    added = tl.sum(tl.reshape(products * share, [num_slots, rows]), 0)
     to = tl.program_id(0) * rows + tl.arange(0, rows)
     before = tl.load(out + to, mask=to < size, other=0.0).to(tl.float32)
     tl.store(out + to, (before + added).to(out.dtype.element_ty), mask=to < size)

@@ -368,9 +368,6 @@ class Decoder:
         from sgl.kernels.moe.single_triton import mixture_add_
 
         eps, ranks = self.config.rms_norm_eps, self.collectives
-        if experts.clamped is not None:
-            parts = self._mixture(x if norm is None else rms_norm(x, norm, eps), layer, experts)
-            return self._normed(parts, residual, next_norm, None), None
         shared = None
         if layer.gate_up is not None and layer.down is not None:
             shared = layer.gate_up, layer.down
