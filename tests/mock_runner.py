@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sgl.runtime.batch import EMPTY_STATE, FROM_DEVICE, Batch, Logprobs, StepResult, TokenMasks
+from sgl.runtime.batch import EMPTY_STATE, FROM_DEVICE, Batch, Int32Array, Logprobs, StepResult, TokenMasks
 
 VOCAB = 97
 _MASK = (1 << 61) - 1
+_WINDOWED = 11
 
 
 def _mix(state: int, token: int) -> int:
@@ -27,6 +28,10 @@ def next_state(state: int, token: int) -> int:
 
 def _choose(total: int, seed: int) -> int:
     return (((total & _MASK) * 2862933555777941757 + seed) & _MASK) >> 20
+
+
+class Mixed(int):
+    """A window that some layers have, while others see everything."""
 
 
 def expected_output(
@@ -47,7 +52,7 @@ def expected_output(
         contents.append(_mix(contents[-1], token))
         state = next_state(state, token)
     while len(output) < max_new_tokens:
-        token = _choose(sum(_seen(contents, window)) + state * recurrent, seed) % VOCAB
+        token = _choose(_total(contents, window) + state * recurrent, seed) % VOCAB
         output.append(token)
         if token in stop_ids:
             break
@@ -56,8 +61,11 @@ def expected_output(
     return output
 
 
-def _seen(contents: list[int], window: int | None) -> list[int]:
-    return contents if window is None else contents[-window:]
+def _total(contents: list[int], window: int | None) -> int:
+    if window is None:
+        return sum(contents)
+    seen = sum(contents[-window:])
+    return sum(contents) + _WINDOWED * seen if isinstance(window, Mixed) else seen
 
 
 class MockPending:
@@ -72,7 +80,8 @@ class MockPending:
 
 class MockRunner:
     """Executes batches over a real page table and a KV memory of one integer a slot. num_checkpoints: of states of one
-    integer, too; None: it has none. window: tokens that a token sees, 2 at least."""
+    integer, too; None: it has none. window: tokens that a token sees, 2 at least; if Mixed, of a memory of its own with
+    num_window_pages."""
 
     def __init__(
         self,
@@ -82,8 +91,11 @@ class MockRunner:
         max_pages: int,
         num_checkpoints: int | None = None,
         window: int | None = None,
+        num_window_pages: int = 0,
     ) -> None:
         self.window = window
+        self.window_kv = [0] * (num_window_pages * page_size)
+        self.window_table = np.zeros((num_rows, max_pages), np.int32)
         self.states: list[int] | None = None if num_checkpoints is None else [0] * num_rows
         self.checkpoints = [0] * (num_checkpoints or 0)
         self.page_size = page_size
@@ -95,16 +107,20 @@ class MockRunner:
         self.keep_batches = False
 
     def forward(self, batch: Batch) -> tuple[Batch, StepResult]:
+        assert (batch.window_writes is None) != isinstance(self.window, Mixed)
         writes = batch.page_writes
-        places = {(int(row), int(index)) for row, index, _ in writes}
-        assert len(places) == len(writes), "a page-table entry is written twice in one step"
+        for its, table in ((writes, self.page_table), (batch.window_writes, self.window_table)):
+            if its is not None:
+                places = {(int(row), int(index)) for row, index, _ in its}
+                assert len(places) == len(its), "a page-table entry is written twice in one step"
+                table[its[:, 0], its[:, 1]] = its[:, 2]
         assert len(set(batch.rows.tolist())) == len(batch.rows), "a row appears twice in one step"
         for setup in batch.setups:
             self.seeds[setup.row] = setup.seed
-        self.page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
         if self.keep_batches:
             self.batches.append(batch)
         written: set[int] = set()
+        windowed_written: set[int] = set()
         tokens, at, inputs, checks = [], 0, {}, {}
         if self.states is not None:
             assert batch.state_loads is not None
@@ -113,8 +129,9 @@ class MockRunner:
         for b, (row, q_len, kv_len) in enumerate(
             zip(batch.rows.tolist(), batch.q_lens.tolist(), batch.kv_lens.tolist(), strict=True)
         ):
-            pages = self.page_table[row]
-            slots = [int(pages[p // self.page_size]) * self.page_size + p % self.page_size for p in range(kv_len)]
+            slots, windowed = self._slots(self.page_table[row], kv_len), []
+            if isinstance(self.window, Mixed):
+                windowed = self._slots(self.window_table[row], kv_len)
             for i in range(kv_len - q_len, kv_len):
                 token = int(batch.token_ids[at])
                 at += 1
@@ -124,18 +141,25 @@ class MockRunner:
                 assert slots[i] not in written, "two rows write to one slot"
                 written.add(slots[i])
                 self.kv[slots[i]] = _mix(self.kv[slots[i - 1]] if i else 0, token)
+                if windowed:
+                    assert windowed[i] >= self.page_size, "the dummy page is nobody's"
+                    assert windowed[i] not in windowed_written, "two rows write to one slot"
+                    windowed_written.add(windowed[i])
+                    self.window_kv[windowed[i]] = self.kv[slots[i]]
                 if self.states is not None:
                     self.states[row] = next_state(self.states[row], token)
             if batch.score_from[b] >= 0:
                 start = kv_len - q_len + int(batch.score_from[b])
                 targets = batch.score_targets[b]
-                scored = [self._score(slots[: start + j + 1], int(t)) for j, t in enumerate(targets)]
+                ends = range(start + 1, start + 1 + len(targets))
+                totals = [self._sum(slots[:end], windowed[:end]) for end in ends]
+                scored = [expected_score(total, int(t)) for total, t in zip(totals, targets, strict=True)]
                 inputs[b] = Logprobs(np.array(scored, np.float32))
             state = 0 if self.states is None else self.states[row]
-            tokens.append(_choose(self._sum(slots) + state, self.seeds[row]) % VOCAB)
+            tokens.append(_choose(self._sum(slots, windowed) + state, self.seeds[row]) % VOCAB)
             if b in batch.drafts:
                 assert q_len > 1
-                checks[b] = _choose(self._sum(slots[:-1]), self.seeds[row]) % VOCAB
+                checks[b] = _choose(self._sum(slots[:-1], windowed[:-1]), self.seeds[row]) % VOCAB
         if self.states is not None:
             assert batch.state_saves is not None
             assert not batch.drafts
@@ -154,11 +178,14 @@ class MockRunner:
     def launch(self, batch: Batch) -> MockPending:
         return self.sample(self.forward(batch))
 
-    def _score(self, slots: list[int], target: int) -> float:
-        return expected_score(self._sum(slots), target)
+    def _slots(self, pages: Int32Array, kv_len: int) -> list[int]:
+        return [int(pages[p // self.page_size]) * self.page_size + p % self.page_size for p in range(kv_len)]
 
-    def _sum(self, slots: list[int]) -> int:
-        return sum(self.kv[slot] for slot in _seen(slots, self.window))
+    def _sum(self, slots: list[int], windowed: list[int]) -> int:
+        if isinstance(self.window, Mixed):
+            seen = sum(self.window_kv[slot] for slot in windowed[-self.window :])
+            return sum(self.kv[slot] for slot in slots) + _WINDOWED * seen
+        return sum(self.kv[slot] for slot in (slots if self.window is None else slots[-self.window :]))
 
 
 def expected_score(total: int, target: int) -> float:
@@ -171,5 +198,5 @@ def prefix_totals(tokens: Sequence[int], window: int | None = None) -> list[int]
     contents, totals = [0], []
     for token in tokens:
         contents.append(_mix(contents[-1], token))
-        totals.append(sum(_seen(contents, window)))
+        totals.append(_total(contents, window))
     return totals

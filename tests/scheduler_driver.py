@@ -15,7 +15,7 @@ from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits, Step
-from tests.mock_runner import MockPending, MockRunner, expected_output, expected_score, prefix_totals
+from tests.mock_runner import Mixed, MockPending, MockRunner, expected_output, expected_score, prefix_totals
 
 STOPS = frozenset({3, 50})
 
@@ -37,7 +37,9 @@ class Setting:
     checkpoints: int | None = None
     """Of recurrent states; None: the model has none."""
     window: int | None = None
-    """Tokens that a token sees; None: all."""
+    """Tokens that a token sees; None: all. Mixed: in some layers."""
+    num_window_pages: int = 0
+    """Of the pool of layers with a window, if others have none."""
     depth: int = 1
     """Steps under way at once; with more than one, overlap says nothing."""
 
@@ -48,6 +50,9 @@ class Driver:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.pool = PagePool(setting.num_pages, setting.page_size)
+        self.window_pool: PagePool | None = None
+        if isinstance(setting.window, Mixed):
+            self.window_pool = PagePool(setting.num_window_pages, setting.page_size)
         limits = Limits(
             setting.rows,
             setting.context,
@@ -63,13 +68,15 @@ class Driver:
             depth=setting.depth,
             num_checkpoints=setting.checkpoints,
             window=setting.window,
+            window_pool=self.window_pool,
             clock=lambda: self.now,
         )
         if self.scheduler.memory.states is not None:
             self.scheduler.memory.states._interval = setting.page_size
         max_pages = -(-setting.context // setting.page_size)
         self.runner = MockRunner(
-            setting.num_pages, setting.page_size, setting.rows, max_pages, setting.checkpoints, setting.window
+            *(setting.num_pages, setting.page_size, setting.rows, max_pages),
+            *(setting.checkpoints, setting.window, setting.num_window_pages),
         )
         self.flying: tuple[Step, MockPending] | None = None
         self.in_stages: deque[tuple[Step, Any]] = deque()
@@ -121,7 +128,8 @@ class Driver:
         left_out = decodable - {r.uid for r in step.requests[: step.num_decodes]}
         for request in self.live_requests():
             if request.uid in left_out:
-                assert request.phase is Phase.WAITING or self.pool.num_free == 0, "a decodable row was left out"
+                pools = [self.pool, *([] if self.window_pool is None else [self.window_pool])]
+                assert request.phase is Phase.WAITING or not min(pool.num_free for pool in pools), "left out"
 
     def handle(self, step: Step, pending: MockPending) -> None:
         for requests in self.scheduler.handle(step, pending.wait()):

@@ -17,7 +17,7 @@ from sgl.runtime.scheduler.admission import OutputLengths
 from sgl.runtime.scheduler.leases import Lease
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.step import Limits
-from tests.mock_runner import expected_output
+from tests.mock_runner import Mixed, expected_output
 from tests.scheduler_driver import Driver, Setting, assert_right, make_request, random_request
 
 settings_strategy = st.builds(
@@ -38,6 +38,11 @@ windowed_strategy = st.builds(
     settings_strategy,
     window=st.sampled_from([2, 3, 7, 16, 40]),
     policy=st.sampled_from(["lpm", "dfs-weight"]),
+)
+mixed_strategy = st.builds(
+    lambda setting, window_room: replace(setting, window=Mixed(setting.window), num_window_pages=window_room),
+    windowed_strategy,
+    st.integers(0, 12),
 )
 recurrent_strategy = st.builds(
     replace, settings_strategy, checkpoints=st.sampled_from([0, 1, 2, 5, 40]), depth=st.just(1)
@@ -86,10 +91,24 @@ def test_any_interleaving_with_a_window_keeps_every_page_owned_and_every_token_r
     run_plan(setting, room, plan)
 
 
+@given(mixed_strategy, st.sampled_from([0.0, 0.1, 0.5, 3.0]), actions)
+@settings(max_examples=100)
+def test_any_interleaving_with_windowed_pages_beside_full_ones_is_right(
+    setting: Setting, room: float, plan: list[tuple[str, int]]
+) -> None:
+    driver = run_plan(setting, room, plan)
+    assert driver.window_pool is not None
+    assert driver.window_pool.num_free == setting.num_window_pages - 1
+
+
 def run_plan(setting: Setting, room: float, plan: list[tuple[str, int]]) -> Driver:
     least = -(-setting.context // setting.page_size) + 1
     if setting.window is not None:
-        least = min(least, pages_in_window(setting.window, setting.page_size, 1) + 1)
+        windowed = min(least, pages_in_window(setting.window, setting.page_size, 1) + 1)
+        if isinstance(setting.window, Mixed):
+            setting.num_window_pages += windowed
+        else:
+            least = windowed
     setting.num_pages = least + int(room * least)
     driver = Driver(setting)
     requests: list[Request] = []

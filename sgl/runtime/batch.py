@@ -77,6 +77,8 @@ class Batch:
     """By b: first query index whose hidden states are summed up, to the row's last."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
     """By b: token ids whose logprobs are wanted at every scored and sampled position."""
+    window_writes: Int32Array | None = None
+    """page_writes to the page table of layers with a window. None: all layers have the same."""
     state_loads: Int32Array | None = None
     """[N, 2] (checkpoint or EMPTY_STATE, row): recurrent states to copy before the step. None: the model has none."""
     state_saves: Int32Array | None = None

@@ -16,6 +16,7 @@ from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.keys import TOKEN_BYTES
 from sgl.runtime.cache.pages import DUMMY, FREE, OWNER_NAMES, PRIVATE, TREE, PagePool
 from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.window_pages import WindowPages
 
 Holder: TypeAlias = Node | tuple[Node, Node | None]
 
@@ -29,7 +30,7 @@ def check(
     """Problems, one sentence each. `private`: the pages of every live private tail. `locked`: a node for each held
     lock, or with it the one above what it holds; without it, locks are only checked along the tree."""
     nodes = list(_walk(cache))
-    problems = _check_pages(pool, nodes, list(private))
+    problems = _check_pages(pool, [node.pages for node in nodes], list(private))
     problems += _check_shape(cache, nodes)
     problems += _check_locks(cache, nodes, locked)
     problems += _check_lru(cache, nodes)
@@ -47,6 +48,27 @@ def check_states(checkpoints: Checkpoints, cache: RadixCache, kept: Iterable[int
     return problems + [f"{node} has a checkpoint, but is not in the tree" for node in gone]
 
 
+def check_windows(windows: WindowPages, private: Iterable[Int32Array], held: Iterable[Int32Array]) -> list[str]:
+    """Problems of windowed pages. private: those of every live private tail; held: of the tree's, what each holder
+    holds."""
+    tree = {node: pages[pages != 0] for node, pages in windows.of_node.items()}
+    problems = [f"windowed: {each}" for each in _check_pages(windows.pool, list(tree.values()), list(private))]
+    held, num_pages = list(held), windows.pool.num_pages
+    holders = np.bincount(np.concatenate(held) if held else np.empty(0, np.int32), minlength=num_pages)
+    for node, pages in windows.of_node.items():
+        if len(pages) != len(node.pages) or not node.length or not pages.any():
+            problems.append(f"{node} has windowed pages for {len(pages)} pages, or is gone, or has none")
+    owned = np.concatenate([np.empty(0, np.int32), *tree.values()])
+    is_owned = np.zeros(num_pages, np.bool_)
+    is_owned[owned] = True
+    counted = np.where(is_owned, windows.holders, 0)
+    problems += [f"windowed page {page} has {holders[page]} holders" for page in np.flatnonzero(counted != holders)]
+    unheld, evictable = set(owned[holders[owned] == 0].tolist()), [*windows.evictable[0], *windows.evictable[1]]
+    if unheld != set(evictable) or len(unheld) != len(evictable):
+        problems.append(f"windowed pages {sorted(unheld)} are held by nobody, and {sorted(evictable)} evictable")
+    return problems
+
+
 def _walk(cache: RadixCache) -> Iterator[Node]:
     stack = [*cache.root.children.values(), *cache.detached]
     while stack:
@@ -55,12 +77,12 @@ def _walk(cache: RadixCache) -> Iterator[Node]:
         stack.extend(node.children.values())
 
 
-def _check_pages(pool: PagePool, nodes: list[Node], private: list[Int32Array]) -> list[str]:
+def _check_pages(pool: PagePool, tree: list[Int32Array], private: list[Int32Array]) -> list[str]:
     """free ⊎ tree ⊎ private ⊎ {dummy} = all pages, as the pool's owner states say."""
     claims = {
         DUMMY: [np.zeros(1, np.int32)],
         FREE: [pool.free_list()],
-        TREE: [node.pages for node in nodes],
+        TREE: tree,
         PRIVATE: private,
     }
     problems = []

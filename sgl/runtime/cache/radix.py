@@ -114,6 +114,16 @@ class EndWatcher(Protocol):
         """`node` is removed or shortened."""
 
 
+class Beside(Protocol):
+    """Other pages of the same tokens; learns how nodes change."""
+
+    def cut(self, node: Node, num_pages: int) -> None:
+        """`node` will keep only so many of its pages, the first ones; none: it is removed."""
+
+    def split(self, node: Node, upper: Node) -> None:
+        """`upper` is new, above `node`, and has the beginning of its pages."""
+
+
 class RadixCache:
     """A tree of whole-page prefixes over `pool`. Costs depend on the key and its path, never on the tree:
     `num_nodes`, `evictable_pages` and `locked_pages` are kept current.
@@ -133,6 +143,7 @@ class RadixCache:
         self.detached: dict[Node, None] = {}  # those without a parent
         self.watcher: Watcher | None = None
         self.end_watcher: EndWatcher | None = None
+        self.beside: Beside | None = None
         self._page_bytes = pool.page_size * TOKEN_BYTES
         self._next_id = 1
 
@@ -242,6 +253,8 @@ class RadixCache:
         if not upper.lock_ref:
             self.lru[upper] = None  # in LRU order, since only an access that ends or passes here splits
         self.num_nodes += 1
+        if self.beside is not None:
+            self.beside.split(node, upper)
         if self.watcher is not None:
             self.watcher.split(node, upper)
         return upper
@@ -343,6 +356,8 @@ class RadixCache:
             kept = max(len(leaf.pages) - missing, 0)
             if self.end_watcher is not None:
                 self.end_watcher.cut(leaf)
+            if self.beside is not None:
+                self.beside.cut(leaf, kept)
             freed.append(leaf.pages[kept:])
             missing -= len(leaf.pages) - kept
             if kept:
@@ -375,6 +390,8 @@ class RadixCache:
             if not node.lock_ref:
                 if self.end_watcher is not None:
                     self.end_watcher.cut(node)
+                if self.beside is not None:
+                    self.beside.cut(node, 0)
                 self._detach_children(node)
                 self._remove(node)
         if not freed:

@@ -1,4 +1,4 @@
-"""How many pages a request holds whose model attends to a sliding window in every layer."""
+"""Which pages, and how many, a request needs of layers that attend to a sliding window."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ def give_back_unit(window: int, page_size: int) -> int:
 def pages_in_window(window: int, page_size: int, step_tokens: int) -> int:
     """Pages that a request holds at most which computes so many tokens at a time."""
     return -(-(window + step_tokens) // page_size) + give_back_unit(window, page_size) + _EXTRA_PAGES
+
+
+def first_seen_page(window: int, page_size: int, position: int) -> int:
+    """The first page with a token that the token at `position` sees."""
+    return max(0, position - window + 1) // page_size

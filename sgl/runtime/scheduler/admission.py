@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from operator import sub
 
 import numpy as np
 
+from sgl.runtime.cache.windows import first_seen_page
 from sgl.runtime.scheduler.memory import RowMemory
+from sgl.runtime.scheduler.request import Request
 
 _WINDOW = 128
 _QUANTILE = 0.9
@@ -51,9 +54,11 @@ class OutputLengths:
 
 
 class ReleaseSimulation:
-    """Counts free pages at each moment at which a running request ends."""
+    """Counts free pages at each moment at which a running request ends. beside: the same of another pool, from which
+    each request takes pages, too."""
 
-    def __init__(self, available_pages: int, page_size: int) -> None:
+    def __init__(self, available_pages: int, page_size: int, beside: ReleaseSimulation | None = None) -> None:
+        self.beside = beside
         self._available = available_pages
         self._page_size = page_size
         self._remaining: list[int] = []
@@ -84,7 +89,7 @@ class ReleaseSimulation:
 
     def is_feasible(self) -> bool:
         """Whether free pages suffice at every moment."""
-        if self._available < 0:
+        if self._available < 0 or not (self.beside is None or self.beside.is_feasible()):
             return False
         if self._available >= self._most_grown:  # usual; the rest takes 50 µs
             return True
@@ -99,12 +104,16 @@ class ReleaseSimulation:
         freed = np.cumsum(released) - released
         return bool((self._available + freed - grown >= 0).all())
 
-    def shrink(self, pages: int) -> None:
-        """Count `pages` fewer as available."""
+    def shrink(self, pages: int, beside: int = 0) -> None:
+        """Count `pages` fewer as available, and so many of the pool beside."""
         self._available -= pages
+        if self.beside is not None:
+            self.beside.shrink(beside)
 
     def drop_last(self) -> None:
         """Undo the latest `add`."""
+        if self.beside is not None:
+            self.beside.drop_last()
         remaining, slack = self._remaining.pop(), self._slack.pop()
         self._most_grown -= self._growth(remaining, slack) if self._grows.pop() else 0
         self._available += self._needed.pop()
@@ -113,6 +122,49 @@ class ReleaseSimulation:
     def _growth(self, remaining: int, slack: int) -> int:
         """Pages for tokens beyond `slack`."""
         return max(0, -(-(remaining - slack) // self._page_size))
+
+
+def simulation_of(memory: RowMemory) -> ReleaseSimulation:
+    """Of no request so far."""
+    windows, beside = memory.windows, None
+    if windows is not None:
+        beside = ReleaseSimulation(windows.pages.available, memory.page_size)
+    return ReleaseSimulation(memory.available_pages, memory.page_size, beside)
+
+
+def add_running(
+    simulation: ReleaseSimulation, memory: RowMemory, request: Request, remaining: int, step_tokens: int | None
+) -> None:
+    """Add a request that has a row."""
+    row, windows = request.row, memory.windows
+    known, num_pages = max(request.target_len, int(memory.rows.kv_len[row])), int(memory.rows.num_pages[row])
+
+    def add(pool: ReleaseSimulation, given: int, most: int | None) -> None:
+        held, lent = num_pages - given, max(request.shared_pages - given, 0)
+        pool.add(remaining, known - given * memory.page_size, held, held - lent, most)
+
+    add(simulation, int(memory.rows.given_back[row]), memory.most_pages(request, step_tokens))
+    if simulation.beside is not None and windows is not None:
+        add(simulation.beside, int(windows.given_back[row]), windows.most_pages(request, step_tokens))
+
+
+def add_waiting(
+    simulation: ReleaseSimulation,
+    memory: RowMemory,
+    request: Request,
+    remaining: int,
+    matched_len: int,
+    skipped: int,
+    step_tokens: int | None,
+) -> None:
+    """Add a request that finds matched_len of its tokens, of which it does not read the first ones, `skipped`."""
+    windows, page_size = memory.windows, memory.page_size
+    lent = (matched_len - skipped) // page_size
+    simulation.add(remaining, request.num_known - skipped, lent, 0, memory.most_pages(request, step_tokens))
+    if simulation.beside is not None and windows is not None:
+        first = first_seen_page(windows.window, page_size, matched_len)
+        lent, most = matched_len // page_size - first, windows.most_pages(request, step_tokens)
+        simulation.beside.add(remaining, request.num_known - first * page_size, lent, 0, most)
 
 
 def drop_leases(memory: RowMemory, simulation: ReleaseSimulation, lent: int) -> bool:
@@ -124,12 +176,13 @@ def drop_leases(memory: RowMemory, simulation: ReleaseSimulation, lent: int) -> 
     # With shared pages, either count may miss some.
     in_use = lent + sum(request.tree_len for request in memory.running.values()) // memory.page_size
     room = max(leases.num_pages, memory.cache.locked_pages - in_use)
-    simulation.shrink(-room)
+    window_room = sum(map(len, leases.window_pages()))
+    simulation.shrink(-room, -window_room)
     would_do = simulation.is_feasible()
-    simulation.shrink(room)
+    simulation.shrink(room, window_room)
     while would_do and not simulation.is_feasible():
-        before = memory.available_pages
+        before = memory.available_by_pool()
         if not leases.drop_oldest():
             return False
-        simulation.shrink(before - memory.available_pages)
+        simulation.shrink(*map(sub, before, memory.available_by_pool()))
     return would_do

@@ -9,18 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.window_pages import WindowPages
 
 
 class Lease:
     """One lock on a tree node, shared by `num_holders`."""
 
-    __slots__ = ("lost", "node", "num_holders", "num_pages")
+    __slots__ = ("lost", "node", "num_holders", "num_pages", "window_pages")
 
-    def __init__(self, node: Node, num_pages: int) -> None:
+    def __init__(self, node: Node, num_pages: int, window_pages: Int32Array | None = None) -> None:
         self.node = node
         self.num_pages = num_pages  # pages that nobody else held then
+        self.window_pages = window_pages  # held, of layers with a window
         self.num_holders = 1
         self.lost: Literal["expired", "evicted"] | None = None
 
@@ -28,10 +31,11 @@ class Lease:
 class Leases:
     """All leases on one cache. Single-threaded."""
 
-    def __init__(self, cache: RadixCache) -> None:
+    def __init__(self, cache: RadixCache, windows: WindowPages | None = None) -> None:
         self.num_pages = 0
         """Roughly what would become evictable without leases."""
         self._cache = cache
+        self._windows = windows
         self._leases: dict[Lease, None] = {}  # oldest first
 
     def __len__(self) -> int:
@@ -41,6 +45,10 @@ class Leases:
         """One node for each lease, for the ledger."""
         return (lease.node for lease in self._leases)
 
+    def window_pages(self) -> Iterator[Int32Array]:
+        """Those that each lease holds, if there are any."""
+        return (lease.window_pages for lease in self._leases if lease.window_pages is not None)
+
     def take(self, key: bytes, namespace: Namespace) -> Lease | None:
         """Lock a key's cached prefix; None if there is none."""
         match = self._cache.match(key, namespace)
@@ -48,7 +56,10 @@ class Leases:
             return None
         before = self._cache.evictable_pages
         self._cache.lock(match.node)
-        lease = Lease(match.node, before - self._cache.evictable_pages)
+        window_pages = None
+        if self._windows is not None:
+            window_pages = self._windows.hold(self._windows.usable(match).node)
+        lease = Lease(match.node, before - self._cache.evictable_pages, window_pages)
         self._leases[lease] = None
         self.num_pages += lease.num_pages
         return lease
@@ -77,6 +88,8 @@ class Leases:
     def _unlock(self, lease: Lease) -> None:
         del self._leases[lease]
         self.num_pages -= lease.num_pages
+        if self._windows is not None and lease.window_pages is not None:
+            self._windows.release(lease.window_pages, is_end=True)
         self._cache.unlock(lease.node)
 
 

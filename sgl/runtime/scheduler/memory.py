@@ -5,7 +5,8 @@ tokens, held by one lock on `request.node`. Changes of the page table wait for t
 precedence over leases.
 
 Where every layer attends to a window, a request gives the pages behind it back: they stay in the tree, unlocked, while
-there is room. The page table on the device keeps entries that nothing reads.
+there is room. Where some layers do, these have pages of another pool, and only those are given back (`RowWindows`). The
+page table on the device keeps entries that nothing reads.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from sgl.runtime.scheduler.leases import Leases
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.rows import RowTable
 from sgl.runtime.scheduler.states import RowStates
+from sgl.runtime.scheduler.windows import RowWindows
 
 
 class RowMemory:
     """Rows, pages and the tree of one scheduler. Without `share` the tree stays empty. num_checkpoints: of recurrent
-    states; None: the model has none. window: tokens that a token sees in any layer, itself included; None: all."""
+    states; None: the model has none. window: tokens that a token sees in any layer, itself included; None: all.
+    window_pool: pages of the layers with that window, if others see all tokens."""
 
     def __init__(
         self,
@@ -37,12 +40,16 @@ class RowMemory:
         share: bool,
         num_checkpoints: int | None = None,
         window: int | None = None,
+        window_pool: PagePool | None = None,
     ) -> None:
         self.pool = pool
         self.page_size = pool.page_size
         self.cache = RadixCache(pool)
-        self.leases = Leases(self.cache)
         self.rows = RowTable(num_rows, max_pages)
+        self.windows: RowWindows | None = None
+        if window is not None and window_pool is not None:
+            self.windows = RowWindows(window_pool, self.cache, self.rows, window)
+        self.leases = Leases(self.cache, None if self.windows is None else self.windows.pages)
         self.running: dict[int, Request] = {}
         """Requests by row, in order of admission."""
         self.states: RowStates | None = None
@@ -50,7 +57,7 @@ class RowMemory:
             self.states = RowStates(self.rows, pool.page_size, num_checkpoints if share else 0)
             self.cache.end_watcher = self.states.checkpoints
         self._shares = share
-        self._window = window
+        self._window = window if window_pool is None else None
         self._least_given = give_back_unit(window or 0, pool.page_size)
         self._in_flight = InFlight(pool.page_size)
         self._page_writes: list[Int32Array] = []
@@ -59,6 +66,16 @@ class RowMemory:
     def available_pages(self) -> int:
         """Free or evictable pages."""
         return self.pool.num_free + self.cache.evictable_pages
+
+    def available_by_pool(self) -> tuple[int, int]:
+        """`available_pages`, and those of the layers with a window if they have a pool of their own, else 0."""
+        return self.available_pages, 0 if self.windows is None else self.windows.pages.available
+
+    @property
+    def _obtainable_pages(self) -> int:
+        """Pages that rows can get, of each pool."""
+        pages, windowed = self.available_by_pool()
+        return pages if self.windows is None else min(pages, windowed)
 
     def pop_page_writes(self) -> Int32Array:
         """The page table's changes since the last batch, [n, 3] of (row, index, page), without repeats."""
@@ -78,9 +95,25 @@ class RowMemory:
     def entry_match(self, request: Request) -> Match:
         """The part of a waiting request's match that it can take over."""
         match = self.current_match(request)
+        if self.windows is not None:
+            match = self.windows.pages.usable(match)
         return match if self.states is None else self.states.usable(match)
 
-    def unneeded(self, match: Match) -> Node | None:
+    def lock(self, match: Match) -> Node | None:
+        """Lock what a request reads that goes on behind the match: what comes below the node returned."""
+        above = self._unneeded(match)
+        self.cache.lock(match.node, above)
+        if self.windows is not None:
+            self.windows.pages.hold(match.node)
+        return above
+
+    def unlock(self, match: Match, above: Node | None) -> None:
+        """Undo `lock`, right after it."""
+        if self.windows is not None:
+            self.windows.pages.release(self.windows.pages.seen_behind(match.node)[1], is_end=True)
+        self.cache.unlock(match.node, above)
+
+    def _unneeded(self, match: Match) -> Node | None:
         """The node at whose end begins what a request reads that goes on behind the match; None: the root."""
         first = (match.length - (self._window or match.length)) // self.page_size
         return self.cache.cut(match.node, first * self.page_size) if first > 0 else None
@@ -93,13 +126,16 @@ class RowMemory:
 
     def computed_by(self, request: Request) -> int | None:
         """The uid of a running request that will soon insert this one's next tokens."""
-        cached_len = self.current_match(request).length
+        match = self.current_match(request)
+        cached_len = match.length if self.windows is None else self.windows.pages.usable_length(match.node)
         key = request.key()[: 4 * request.match_limit]
         pending = self._in_flight.find(request.uid, key, cached_len, request.namespace)
         if pending is None:
             return None
         if self.states is not None:
             self.states.want(pending.owner, pending.length)
+        if self.windows is not None:
+            self.windows.want(pending.owner, pending.length)
         return pending.owner
 
     def is_in_flight(self, uid: int) -> bool:
@@ -107,7 +143,7 @@ class RowMemory:
         return uid in self._in_flight
 
     def enter(self, request: Request, above: Node | None) -> None:
-        """Give a waiting request a row with its cached prefix, whose node the caller has locked below `above`."""
+        """Give a waiting request a row with its cached prefix, which `lock` has locked below `above`."""
         match, matched_len = self.entry_match(request), self.current_match(request).length
         request.row = self.rows.take()
         self.running[request.row] = request
@@ -122,6 +158,8 @@ class RowMemory:
             self._page_writes.append(self.rows.append(request.row, pages))
         if self.states is not None:
             self.states.enter(request, match.node, matched_len)
+        if self.windows is not None:
+            self.windows.enter(request, match.node, matched_len)
         if self._shares:
             self._in_flight.begin(request.uid, request.key(), request.namespace)
 
@@ -135,6 +173,8 @@ class RowMemory:
         self.prompt_is_computed(request)
         if self.states is not None:
             self.states.leave(request)
+        if self.windows is not None:
+            self.windows.leave(request, request.tree_len // self.page_size)
         self.cache.unlock(request.node, request.above)
         request.node, request.above, request.tree_len, request.row = None, None, 0, -1
         del self.running[row]
@@ -161,6 +201,8 @@ class RowMemory:
         mine = self.rows.pages[row, first:num_pages]
         inserted = self.cache.insert(key, mine, request.namespace, after=held)
         self.cache.move_lock(held, inserted.node)
+        if self.windows is not None:
+            self.windows.share(row, inserted.node, first, num_pages)
         request.node, request.tree_len = inserted.node, num_pages * self.page_size
         if len(inserted.duplicates):  # another request computed the same tokens meanwhile
             mine[: len(inserted.pages)] = inserted.pages
@@ -171,6 +213,10 @@ class RowMemory:
         """Give back the pages of what no token sees that the request computes from here on. A few together: each time
         splits a node of the tree."""
         row = request.row
+        if self.windows is not None and self.windows.may_give_back(request):
+            if self._shares:
+                self.share(request)
+            self.windows.give_back(request, request.tree_len // self.page_size if self._shares else None)
         given = int(self.rows.given_back[row])
         if self._window is None:
             return
@@ -198,28 +244,32 @@ class RowMemory:
         """Give the request pages up to token `end`, if available; returns the token reached."""
         held = int(self.rows.num_pages[request.row])
         self._reclaim(-(-end // self.page_size) - held)
-        end = min(end, (held + self.available_pages) * self.page_size)
+        end = min(end, (held + self._obtainable_pages) * self.page_size)
         missing = -(-end // self.page_size) - held
         if missing > 0:
             pages = self.cache.alloc(missing)
             assert pages is not None, "evictable and free pages were counted"
+            if self.windows is not None:
+                self.windows.extend(request.row, held, missing)
             self._page_writes.append(self.rows.append(request.row, pages))
         return end
 
     def grow(self, rows: Int32Array) -> bool:
         """Give each row one more page, or none; returns which."""
         self._reclaim(len(rows))
-        pages = self.cache.alloc(len(rows))
+        pages = self.cache.alloc(len(rows)) if self._obtainable_pages >= len(rows) else None
         if pages is None:
             return False
         index = self.rows.num_pages[rows]
+        if self.windows is not None:
+            self.windows.grow(rows, index)
         self.rows.pages[rows, index] = pages
         self.rows.num_pages[rows] = index + 1
         self._page_writes.append(np.stack((rows, index, pages), axis=1))
         return True
 
     def _reclaim(self, num_pages: int) -> None:
-        while self.available_pages < num_pages and self.leases.drop_oldest():
+        while self._obtainable_pages < num_pages and self.leases.drop_oldest():
             pass
 
     def check(self) -> list[str]:
@@ -228,6 +278,6 @@ class RowMemory:
         private = [self.rows.held_from(row, r.tree_len // self.page_size) for row, r in running]
         locked = [(request.node, request.above) for _, request in running if request.node is not None]
         problems = check(self.pool, self.cache, private, [*locked, *self.leases.nodes()])
-        if self.states is None:
-            return problems
-        return problems + check_states(self.states.checkpoints, self.cache, self.states.slots())
+        if self.states is not None:
+            problems += check_states(self.states.checkpoints, self.cache, self.states.slots())
+        return problems if self.windows is None else problems + self.windows.check(self.running, self.leases)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
+from operator import neg, sub
 
 import numpy as np
 
@@ -16,7 +17,14 @@ from sgl.errors import QueueFull
 from sgl.runtime.batch import Int32Array, RowSetup, StepResult
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.scheduler.adapters import AdapterSlots
-from sgl.runtime.scheduler.admission import OutputLengths, ReleaseSimulation, drop_leases
+from sgl.runtime.scheduler.admission import (
+    OutputLengths,
+    ReleaseSimulation,
+    add_running,
+    add_waiting,
+    drop_leases,
+    simulation_of,
+)
 from sgl.runtime.scheduler.counters import Counters
 from sgl.runtime.scheduler.deadlines import MAX_EXPIRED, Deadlines
 from sgl.runtime.scheduler.memory import RowMemory
@@ -42,17 +50,22 @@ class Scheduler:
         depth: int = 1,
         num_checkpoints: int | None = None,
         window: int | None = None,
+        window_pool: PagePool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """depth: steps that are under way at once, each with other decodes (pipeline parallelism). num_checkpoints,
-        window: see `RowMemory`."""
+        window, window_pool: see `RowMemory`."""
         self.limits = limits
         self.counters = Counters()
         self._depth = depth
         max_pages = -(-limits.context_length // pool.page_size)
         num_rows = limits.max_running_requests
         self.memory = RowMemory(
-            pool, num_rows, max_pages, share=share, num_checkpoints=num_checkpoints, window=window
+            *(pool, num_rows, max_pages),
+            share=share,
+            num_checkpoints=num_checkpoints,
+            window=window,
+            window_pool=window_pool,
         )
         self.queue = WaitingQueue(limits.schedule_policy, self.memory)
         self.memory.cache.watcher = self.queue
@@ -305,14 +318,11 @@ class Scheduler:
         return chunks
 
     def _simulation(self) -> ReleaseSimulation:
-        simulation = ReleaseSimulation(self.memory.available_pages, self.memory.page_size)
-        for row, request in self._running.items():
+        simulation = simulation_of(self.memory)
+        for request in self._running.values():
             if request.phase is not Phase.DRAINING:
-                given = int(self._rows.given_back[row])
-                held, lent = int(self._rows.num_pages[row]) - given, max(request.shared_pages - given, 0)
-                known = max(request.target_len, int(self._rows.kv_len[row])) - given * self.memory.page_size
-                most = self.memory.most_pages(request, self.limits.step_tokens)
-                simulation.add(self._remaining(request), known, held, held - lent, most)
+                remaining, most = self._remaining(request), self.limits.step_tokens
+                add_running(simulation, self.memory, request, remaining, most)
         return simulation
 
     def _remaining(self, request: Request) -> int:
@@ -324,19 +334,18 @@ class Scheduler:
         """Give the request a row and its cached prefix, if it fits or nothing else runs."""
         memory = self.memory
         match = memory.entry_match(request)
-        before = memory.available_pages
-        above = memory.unneeded(match)
-        memory.cache.lock(match.node, above)  # so that nobody counts or evicts it as free
-        locked = before - memory.available_pages
+        before = memory.available_by_pool()
+        above = memory.lock(match)  # so that nobody counts or evicts it as free
+        locked = tuple(map(sub, before, memory.available_by_pool()))
         skipped = 0 if above is None else above.length
         lent = (match.length - skipped) // memory.page_size
-        most = memory.most_pages(request, self.limits.step_tokens)
-        simulation.shrink(locked)
-        simulation.add(self._remaining(request), request.num_known - skipped, lent, 0, most)
+        simulation.shrink(*locked)
+        most, lengths = self.limits.step_tokens, (match.length, skipped)
+        add_waiting(simulation, memory, request, self._remaining(request), *lengths, most)
         if not simulation.is_feasible() and self._running and not drop_leases(memory, simulation, lent):
             simulation.drop_last()
-            simulation.shrink(-locked)
-            memory.cache.unlock(match.node, above)
+            simulation.shrink(*map(neg, locked))
+            memory.unlock(match, above)
             return False
         memory.enter(request, above)
         self._rows.adapter[request.row] = self.adapters.take(request.adapter)
@@ -359,6 +368,8 @@ class Scheduler:
         batch = assemble(self._rows, decodes, decode_rows, chunks, setups, page_writes)
         if self.memory.states is not None:
             batch.state_loads, batch.state_saves = self.memory.states.copies(decode_rows, chunks)
+        if self.memory.windows is not None:
+            batch.window_writes = self.memory.windows.pop_writes()
         self.adapters.note(batch, self._rows.adapter)
         requests = decodes + [chunk.request for chunk in chunks]
         for chunk in chunks:
