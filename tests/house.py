@@ -77,7 +77,8 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.batch": ("sgl.runtime.sampling_params", "sgl.grammar", "sgl.runtime.media"),
     "sgl.runtime.media": ("sgl.errors",),
     "sgl.runtime.sampling_params": ("sgl.lang.ir.sampling",),
-    "sgl.runtime.config": ("sgl.lang.ir.sampling",),
+    "sgl.runtime.config": ("sgl.lang.ir.sampling", "sgl.runtime.lora_options"),
+    "sgl.runtime.lora_options": (),
     "sgl.runtime": (),  # its __init__.py
     "sgl.lang": ("sgl.lang.record", "sgl.machine_limits"),
     "sgl.lang.record": ("sgl.lang.config", "sgl.lang.typed", "sgl.lang.view", "sgl.machine_limits"),

@@ -14,8 +14,9 @@ import pytest
 from sgl.cli import bench_serving, entry, launch_server
 from sgl.cli.options import configs
 from sgl.errors import ConfigError
-from sgl.runtime.config import LORA_TARGETS, EngineConfig, LoraPath, ServerConfig
+from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
+from sgl.runtime.lora_options import LORA_TARGETS, LoraPath
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 
 from sgl.errors import ConfigError
-from sgl.runtime.config import LORA_TARGETS, EngineConfig
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.lora_options import LORA_TARGETS
 from sgl.runtime.model.adapter import LoraConfig, check_room, parts_of
 from sgl.runtime.model.base import Config, Model
 from sgl.runtime.model.config import ModelConfig

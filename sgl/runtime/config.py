@@ -9,7 +9,6 @@ its row in docs/engine.md or docs/server.md. The flag, the variable and their ch
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -31,6 +30,7 @@ from pydantic import (
 
 from sgl.errors import ConfigError, nearest_name
 from sgl.lang.ir.sampling import MAX_SECONDS
+from sgl.runtime.lora_options import LoraPath, LoraPaths, read_lora_paths, read_lora_targets
 
 logger = logging.getLogger(__name__)
 
@@ -44,76 +44,6 @@ SchedulePolicy = Literal["lpm", "fcfs", "priority", "dfs-weight"]
 JsonWhitespace = Literal["compact", "flexible"]
 AdditionalProperties = Literal["closed", "schema"]
 GrammarBackend = Literal["sgl", "outlines", "llguidance"]
-
-
-@dataclass(frozen=True, slots=True)
-class LoraPath:
-    """A LoRA adapter to load: a name for requests, and a folder as peft saves it. pinned: it keeps its slot."""
-
-    lora_name: str
-    lora_path: str
-    pinned: bool = False
-
-
-LoraPaths = Mapping[str, str | os.PathLike[str]] | Sequence[str | Mapping[str, Any]]
-"""What callers may give as `lora_paths`."""
-
-
-def _lora_paths(given: Any) -> Any:
-    """Read `NAME=FOLDER` or `FOLDER` texts, a mapping, or what /load_lora_adapter takes, one or several."""
-    if isinstance(given, Mapping) and "lora_path" not in given:
-        given = [{"lora_name": name, "lora_path": path} for name, path in given.items()]
-    elif isinstance(given, Mapping):
-        given = [given]
-    elif isinstance(given, str):
-        given = [given] if given.startswith("{") else given.split()
-    if given is None or not isinstance(given, (list, tuple)):
-        return given
-    found: dict[str, LoraPath] = {}
-    for each in given:
-        if isinstance(each, str) and each.startswith("{"):
-            each = json.loads(each)
-        if isinstance(each, str):
-            name, equals, path = each.partition("=")
-            each = LoraPath(name, path if equals else name)
-        elif isinstance(each, Mapping):
-            fields = {name: os.fspath(its) if isinstance(its, os.PathLike) else its for name, its in each.items()}
-            if not {"lora_name", "lora_path"} <= fields.keys() <= {"lora_name", "lora_path", "pinned"}:
-                raise ValueError("an adapter has a lora_name, a lora_path, and perhaps pinned")
-            each = LoraPath(**fields)
-        if not isinstance(each, LoraPath):
-            raise ValueError("an adapter is a NAME=FOLDER, or has a lora_name and a lora_path")
-        if not all(isinstance(text, str) and text for text in (each.lora_name, each.lora_path)):
-            raise ValueError("an adapter's name and folder are texts")
-        if not isinstance(each.pinned, bool):
-            raise ValueError("pinned is true or false")
-        if each.lora_name in found:
-            raise ValueError(f"there are two adapters {each.lora_name!r}")
-        found[each.lora_name] = each
-    return tuple(found.values())
-
-
-LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The products that LoRA adapters may have matrices for."""
-LORA_FUSED = {"qkv_proj": LORA_TARGETS[:3], "gate_up_proj": LORA_TARGETS[4:6]}
-"""Of models that compute several of them at once."""
-
-
-def _lora_targets(given: Any) -> Any:
-    if given is None:
-        return None
-    names = [given] if isinstance(given, str) else given
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise ValueError("targets are names")
-    names = [part for name in names for part in re.split(r"[\s,]+", name) if part]
-    if {"all", "all-linear"} & set(names):
-        return LORA_TARGETS
-    names = [part for name in names for part in LORA_FUSED.get(name, (name,))]
-    if unknown := [name for name in names if name not in LORA_TARGETS]:
-        raise ValueError(f"there is no {unknown[0]!r}; there are {', '.join(LORA_TARGETS)}, and all")
-    if not names:
-        raise ValueError("no target is named")
-    return tuple(name for name in LORA_TARGETS if name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +160,7 @@ class EngineConfig:
     enable_lora: bool | None = None
     """Serve LoRA adapters. None: if lora_paths names some."""
     lora_paths: Annotated[
-        tuple[LoraPath, ...] | None, BeforeValidator(_lora_paths, json_schema_input_type=LoraPaths | None)
+        tuple[LoraPath, ...] | None, BeforeValidator(read_lora_paths, json_schema_input_type=LoraPaths | None)
     ] = None
     """NAME=FOLDER of adapters to load at start, several with blanks between them."""
     max_loras_per_batch: Annotated[int, Field(ge=1, le=1024)] = 8
@@ -238,7 +168,7 @@ class EngineConfig:
     max_lora_rank: Annotated[int, Field(ge=1, le=512)] | None = None
     """Rank of an adapter at most. None: the highest of lora_paths, or 16 without."""
     lora_target_modules: Annotated[
-        tuple[str, ...] | None, BeforeValidator(_lora_targets, json_schema_input_type=Sequence[str] | None)
+        tuple[str, ...] | None, BeforeValidator(read_lora_targets, json_schema_input_type=Sequence[str] | None)
     ] = None
     """The products that adapters may change (q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, or all).
     None: those of lora_paths, or all without."""

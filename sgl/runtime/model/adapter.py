@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sgl.errors import AdapterError, ModelError
-from sgl.runtime.config import LORA_FUSED
+from sgl.runtime.lora_options import LORA_FUSED
 from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES

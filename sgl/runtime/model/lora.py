@@ -15,7 +15,7 @@ import torch
 from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.lora.ops import Shrunk, expand_, expand_silu_and_mul, shrink
 from sgl.kernels.lora.rows import AdapterRows
-from sgl.runtime.config import LORA_TARGETS
+from sgl.runtime.lora_options import LORA_TARGETS
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.rotary import rotary_order
 from sgl.runtime.model.shard import Shard

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.ir.sampling import shown
 from sgl.runtime.cache.keys import Namespace
-from sgl.runtime.config import EngineConfig, LoraPath
+from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.lora_options import LoraPath
 from sgl.runtime.scheduler.scheduler import Scheduler
 
 _MOST_CHARACTERS = 1024  # of a name or path

@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 from sgl.errors import AdapterError, EngineDead, SglError
 from sgl.lang.ir import nodes as ir
-from sgl.runtime.config import EngineConfig, LoraPath, working_folder_left_out
+from sgl.runtime.config import EngineConfig, working_folder_left_out
 from sgl.runtime.loop.submission import Detail, Output
+from sgl.runtime.lora_options import LoraPath
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.program.source import source
 from sgl.runtime.requests.results import CallResults, Header, NativeResult

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from sgl.errors import InvalidRequest, SglError
-from sgl.runtime.config import LoraPath
+from sgl.runtime.lora_options import LoraPath
 from sgl.runtime.requests.aside import aside
 from sgl.runtime.requests.builder import MAX_TOP_LOGPROBS
 from sgl.runtime.requests.results import failure_of

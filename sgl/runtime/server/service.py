@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import web
 
 from sgl.errors import EngineDead, InvalidRequest
-from sgl.runtime.config import LoraPath, ServerConfig
+from sgl.runtime.config import ServerConfig
+from sgl.runtime.lora_options import LoraPath
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.requests.aside import in_turns
