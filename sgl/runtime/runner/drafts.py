@@ -1,0 +1,84 @@
+"""Runners of what drafts beside a model: a smaller model, or a head on its hidden states. Their KV lies in arrays of
+their own at the same slots as the model's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from sgl.kernels.attention.base import AttentionBackend, AttentionStep
+from sgl.runtime.batch import Batch, Int32Array
+from sgl.runtime.model.eagle.head import EagleHead
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.runner.pack import pack
+from sgl.runtime.runner.runner import ModelRunner
+
+
+class DraftRunner(ModelRunner):
+    """Runs a draft model. Its pages are given by `place`, not by batches; it has the threads of the model's step."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """As `ModelRunner`."""
+        super().__init__(*arguments, **options)
+        self._threads = None
+
+    def place(self, row: int, first: int, pages: Int32Array) -> None:
+        """Pages of a row from index `first` on."""
+        self._page_table[row, first : first + len(pages)] = pages
+
+
+class HeadRunner(DraftRunner):
+    """Runs an EAGLE-3 head, whose entries attend to one less than there are tokens: pages hold one slot each."""
+
+    def __init__(
+        self,
+        head: EagleHead,
+        num_slots: int,
+        page_size: int,
+        attention: AttentionBackend,
+        *,
+        kv_dtype: torch.dtype,
+        max_rows: int,
+        max_pages: int,
+    ) -> None:
+        """attention: of pages of one slot. page_size, max_pages: of the pages given to `place`."""
+        kv = KVCache(head.config, num_slots, 1, kv_dtype, head.device)
+        super().__init__(
+            head, kv, attention, max_rows=max_rows, max_pages=max_pages * page_size, device=head.device
+        )
+        self._head = head
+        self._offsets = np.arange(page_size, dtype=np.int32)
+        self._features = torch.zeros(num_slots, head.config.hidden_size, dtype=head.dtype, device=head.device)
+
+    def place(self, row: int, first: int, pages: Int32Array) -> None:
+        """Pages of a row from index `first` on."""
+        slots = (pages[:, None] * len(self._offsets) + self._offsets).reshape(-1)
+        super().place(row, first * len(self._offsets), slots)
+
+    @torch.inference_mode()
+    def read(self, hidden: tuple[torch.Tensor, ...], slots: torch.Tensor) -> None:
+        """Keep the features of T tokens that the model has computed. slots: int64 [T]."""
+        with self._current:
+            self._features.index_copy_(0, slots, self._head.fused(hidden))
+
+    def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows begin behind their first token. Tokens that are sampled after get the head's own features."""
+        packed = pack(batch, pages, 1)
+        of_row = np.repeat(np.arange(len(batch)), batch.q_lens)
+        entries = packed.positions - 1
+        before = pages[of_row, entries].astype(np.int64)
+        token_ids, positions, slots, previous, from_device, from_rows, last = self._uploader.upload(
+            packed.token_ids, entries, packed.slots, before, packed.from_device, packed.from_rows, packed.last
+        )
+        if len(packed.from_device):
+            token_ids.index_copy_(0, from_device, self._sampler.next_tokens.index_select(0, from_rows))
+        self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens - 1, np.ascontiguousarray(pages[:, 1:])))
+        features = self._features.index_select(0, previous)
+        hidden, unnormed = self._head.forward(
+            token_ids, features, positions, self._kv, slots, self._attention, last
+        )
+        if len(packed.last):
+            self._features.index_copy_(0, slots.index_select(0, last), unnormed)
+        return hidden, hidden

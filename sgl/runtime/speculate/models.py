@@ -1,0 +1,285 @@
+"""Drafters that compute on the device: a draft model, or an EAGLE-3 head.
+
+Both draw with the seed and position of the model's own draw, so that a draft equals it wherever the distributions
+agree (Daliri, Musco, Suresh, arXiv 2408.07978). Their KV lies at the slots of the model's: prompts are filled in within
+the step that computes them, so cached prefixes, forks and resumed requests find it; other tokens when the request is
+next asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array, PendingStep, RowSetup
+from sgl.runtime.runner.drafts import DraftRunner, HeadRunner
+from sgl.runtime.runner.observer import ObservedStep
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft
+
+_MOST_FORCED = 8  # tokens that a head goes through one by one, before it drafts
+_NO_PAGES: Int32Array = np.empty(0, np.int32)
+_NO_PAGE_WRITES: Int32Array = np.empty((0, 3), np.int32)
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request's row, as the drafter has computed it."""
+
+    known: Int32Array  # [n] tokens at its first step
+    done: int = 0  # tokens whose KV is right
+    pages: Int32Array = field(default_factory=lambda: _NO_PAGES)  # known to the runner
+    is_blind: bool = False  # it has seen images, which the drafter does not
+    drafted: list[int] = field(default_factory=list)  # tokens computed behind `done`, which may yet be right
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Tokens [start, end) of a row to compute; None: the one that was drawn last."""
+
+    row: int
+    start: int
+    end: int
+    token_ids: Int32Array | None
+
+
+class ModelDrafter:
+    """A draft model. `Drafter` and `Observer` of one engine."""
+
+    costs_device_time = True
+    name = "draft"
+    layers: tuple[int, ...] = ()
+    _first = 0  # tokens without an entry
+
+    def __init__(self, runner: DraftRunner, *, num_slots: int, page_size: int, max_positions: int) -> None:
+        """num_slots: of KV. max_positions: beyond which nothing is drafted."""
+        self._runner = runner
+        self._page_size = page_size
+        self._max_positions = max_positions
+        self._is_filled = np.zeros(num_slots, np.bool_)
+        """Of tokens that the model has computed, whether this drafter has, too."""
+        self._rows: dict[int, _Row] = {}
+        self._row_of: dict[int, int] = {}  # by uid
+        self._setups: dict[int, RowSetup] = {}  # by row, those that the runner does not know yet
+
+    # ---- steps of the model
+
+    def observe(self, step: ObservedStep) -> None:
+        """See `Observer`. Fills prompts in."""
+        batch, pages = step.batch, step.pages
+        self._read(step)
+        for setup in batch.setups:
+            self._rows[setup.row] = _Row(np.concatenate((setup.prompt_ids, setup.output_ids)))
+            params = setup.params
+            if params.has_penalties:  # such requests are not asked about
+                params = replace(params, frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0)
+            self._setups[setup.row] = replace(setup, params=params)
+        starts = batch.kv_lens - batch.q_lens
+        slots = self._slots(pages, starts, batch.q_lens)
+        self._is_filled[slots] = False
+        new_rows = {setup.row for setup in batch.setups}
+        chunks: list[_Chunk] = []
+        ends = np.cumsum(batch.q_lens)
+        for b in np.flatnonzero(batch.token_ids[ends - batch.q_lens] != FROM_DEVICE).tolist():
+            number, start, end = int(batch.rows[b]), int(starts[b]), int(batch.kv_lens[b])
+            row = self._rows.get(number)
+            if row is None or b in batch.drafts:
+                continue
+            row.is_blind |= b in batch.places or (batch.offsets is not None and bool(batch.offsets[b]))
+            if number in new_rows:
+                row.done = self._filled_len(pages[b], start)
+            elif row.done < start:
+                continue  # later, with the next draft
+            if row.is_blind or end > self._max_positions:
+                continue
+            self._place(row, number, pages[b, : -(-end // self._page_size)])
+            first = min(row.done, start)  # what is cached may lack this drafter's part
+            ids = np.concatenate((row.known[first:start], batch.token_ids[ends[b] - batch.q_lens[b] : ends[b]]))
+            skipped = max(self._first - first, 0)
+            if first + skipped < end:
+                chunks.append(_Chunk(number, first + skipped, end, ids[skipped:]))
+            row.done, row.drafted = end, []
+            self._mark(row)
+        if chunks:
+            self._runner.forward(self._batch(chunks, samples=False))
+
+    def _read(self, step: ObservedStep) -> None:
+        """What else of the step is needed."""
+
+    def _filled_len(self, pages: Int32Array, length: int) -> int:
+        """Leading tokens of `length` in these pages that are filled in."""
+        filled = self._is_filled[self._slots(pages[None], np.array([0]), np.array([length]))]
+        return length if filled.all() else int(filled.argmin())
+
+    def _slots(
+        self, pages: Int32Array, starts: Int32Array | Int64Array, lengths: Int32Array | Int64Array
+    ) -> Int64Array:
+        """Of so many tokens of each row from its start on."""
+        ends = np.cumsum(lengths, dtype=np.int64)
+        of_row = np.repeat(np.arange(len(lengths)), lengths)
+        positions = np.arange(int(ends[-1])) - np.repeat(ends - lengths - starts, lengths)
+        index, offset = np.divmod(positions, self._page_size)
+        slots: Int64Array = pages[of_row, index].astype(np.int64) * self._page_size + offset
+        return slots
+
+    def _place(self, row: _Row, number: int, pages: Int32Array) -> None:
+        num_known = len(row.pages)
+        if len(pages) > num_known:
+            self._runner.place(number, num_known, pages[num_known:])
+            row.pages = pages.copy()
+
+    def _mark(self, row: _Row) -> None:
+        """Note for whoever finds them in the cache that its tokens are filled in."""
+        if row.done:
+            self._is_filled[self._slots(row.pages[None], np.array([0]), np.array([row.done]))] = True
+
+    # ---- requests
+
+    def enter(self, request: Request) -> None:
+        """See `Drafter`."""
+        self._row_of[request.uid] = request.row
+
+    def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
+        """See `Drafter`. What stood shows in the output."""
+
+    def leave(self, request: Request) -> None:
+        """See `Drafter`."""
+        number = self._row_of.pop(request.uid, None)
+        row = None if number is None else self._rows.pop(number, None)
+        if row is not None:
+            self._catch_up(row, request)
+            self._mark(row)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See `Drafter`."""
+        guesses = [guess for index, ask in enumerate(asks) if (guess := self._guess(index, ask)) is not None]
+        steps: list[tuple[list[_Guess], PendingStep]] = []
+        turn = 0
+        while going := [guess for guess in guesses if turn < guess.num_steps]:
+            chunks = [guess.chunk(turn) for guess in going]
+            steps.append((going, self._runner.launch(self._batch(chunks, samples=True))))
+            turn += 1
+        drafts = [NO_DRAFT] * len(asks)
+        for turn, (going, pending) in enumerate(steps):
+            for guess, token in zip(going, pending.wait().next_tokens.tolist(), strict=True):
+                if turn >= guess.num_forced:
+                    guess.drafted.append(token)
+        for guess in guesses:
+            drafts[guess.index] = Draft(guess.drafted)
+            self._note(guess)
+        return drafts
+
+    def _guess(self, index: int, ask: Ask) -> _Guess | None:
+        """What to compute for a request; None: nothing can be drafted."""
+        request = ask.request
+        row, known = self._rows.get(request.row), request.num_known
+        most = min(ask.most, self._max_positions - known + 1)
+        if row is None or row.is_blind or request.params.has_penalties or known <= self._first or most < 1:
+            return None
+        self._catch_up(row, request)
+        reach = self._reach(ask)
+        num_forced = known - reach
+        if num_forced > _MOST_FORCED:
+            return None
+        start = max(min(row.done, reach - 1), self._first)
+        if start >= reach:
+            return None
+        self._place(row, request.row, ask.pages[: -(-(known + most - 1) // self._page_size)])
+        return _Guess(index, row, request.row, start, reach, _known_from(request, start), num_forced, most)
+
+    def _catch_up(self, row: _Row, request: Request) -> None:
+        """Count the drafts of last time that became tokens: they are computed."""
+        if row.drafted:
+            known, row.drafted = _known_from(request, row.done)[: len(row.drafted)], row.drafted
+            stands = known == np.array(row.drafted[: len(known)], np.int32)
+            row.done += len(known) if stands.all() else int(stands.argmin())
+            row.drafted = []
+
+    def _reach(self, ask: Ask) -> int:
+        """Known tokens that can be computed at once."""
+        return ask.request.num_known
+
+    def _note(self, guess: _Guess) -> None:
+        guess.row.done = guess.reach
+        guess.row.drafted = guess.drafted[:-1]
+
+    def _batch(self, chunks: list[_Chunk], *, samples: bool) -> Batch:
+        setups, self._setups = list(self._setups.values()), {}
+        drawn = np.array([FROM_DEVICE], np.int32)
+        size = len(chunks)
+        return Batch(
+            rows=np.array([chunk.row for chunk in chunks], np.int32),
+            q_lens=np.array([chunk.end - chunk.start for chunk in chunks], np.int32),
+            kv_lens=np.array([chunk.end for chunk in chunks], np.int32),
+            token_ids=np.concatenate([drawn if chunk.token_ids is None else chunk.token_ids for chunk in chunks]),
+            page_writes=_NO_PAGE_WRITES,
+            samples=np.full(size, samples, np.bool_),
+            score_from=np.full(size, -1, np.int32),
+            top_logprobs=np.full(size, -1, np.int32),
+            setups=setups,
+        )
+
+
+class EagleDrafter(ModelDrafter):
+    """An EAGLE-3 head."""
+
+    name = "eagle3"
+    _first = 1
+
+    def __init__(
+        self, runner: HeadRunner, layers: tuple[int, ...], *, num_slots: int, page_size: int, max_positions: int
+    ) -> None:
+        """layers: see `Observer`."""
+        super().__init__(runner, num_slots=num_slots, page_size=page_size, max_positions=max_positions)
+        self._head = runner
+        self.layers = layers
+
+    def _read(self, step: ObservedStep) -> None:
+        self._head.read(step.hidden, step.slots)
+
+    def _reach(self, ask: Ask) -> int:
+        """One token more than the model has computed: further ones need the head's own features."""
+        return min(ask.request.num_known, ask.num_computed + 1)
+
+    def _note(self, guess: _Guess) -> None:
+        guess.row.done = guess.reach  # of what follows, the model will make other features
+        guess.row.drafted = []
+
+
+@dataclass(slots=True)
+class _Guess:
+    """A request's draft under way."""
+
+    index: int  # of the ask
+    row: _Row
+    number: int  # of the row
+    start: int
+    reach: int
+    known: Int32Array  # tokens from start on
+    num_forced: int  # known tokens behind `reach`, each a step of its own
+    most: int
+    drafted: list[int] = field(default_factory=list)
+
+    @property
+    def num_steps(self) -> int:
+        """Forward passes."""
+        return self.num_forced + self.most
+
+    def chunk(self, turn: int) -> _Chunk:
+        """What one of them computes."""
+        if not turn:
+            return _Chunk(self.number, self.start, self.reach, self.known[: self.reach - self.start])
+        at = self.reach + turn - 1
+        is_known = turn <= self.num_forced
+        ids = self.known[at - self.start : at - self.start + 1] if is_known else None
+        return _Chunk(self.number, at, at + 1, ids)
+
+
+def _known_from(request: Request, start: int) -> npt.NDArray[np.int32]:
+    """Its tokens from one on."""
+    if start >= request.prompt_len:
+        return np.array(request.output_ids[start - request.prompt_len :], np.int32)
+    return request.known_ids()[start:]

@@ -1,0 +1,377 @@
+"""Drafters that compute: what they propose equals oracles' drafts, however their KV came about."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
+from sgl.kernels.attention.base import AttentionStep
+from sgl.kernels.attention.torch import TorchAttention
+from sgl.runtime.batch import FROM_DEVICE, Batch, RowSetup
+from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.draft import DraftDecoder
+from sgl.runtime.model.eagle.config import EagleConfig
+from sgl.runtime.model.eagle.loader import load_head
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.runner.drafts import DraftRunner, HeadRunner
+from sgl.runtime.runner.runner import ModelRunner
+from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.speculate.drafter import Ask
+from sgl.runtime.speculate.models import EagleDrafter, ModelDrafter
+from tests.tiny_heads import HeadOracle, tiny_head
+from tests.tiny_models import edit_json, tiny_checkpoint
+
+PAGE_SIZE, PAGES, ROWS = 4, 16, 4
+NUM_PAGES = ROWS * PAGES + 1
+
+
+def target(path: Path, **overrides: Any) -> Decoder:
+    return load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(path, **overrides)), dtype="float32")
+
+
+class Served:
+    """A target with a drafter, step by step, without a scheduler."""
+
+    def __init__(self, model: Decoder, drafter: ModelDrafter) -> None:
+        self.drafter = drafter
+        kv = KVCache(model.config, NUM_PAGES, PAGE_SIZE, model.dtype, model.device)
+        attention = TorchAttention(model.attention_shape(PAGE_SIZE))
+        bounds = {"max_rows": ROWS, "max_pages": PAGES}
+        self.runner = ModelRunner(model, kv, attention, device=model.device, observer=drafter, **bounds)
+        self.requests: dict[int, Request] = {}
+        self.done: dict[int, int] = {}
+        self.pages: dict[int, np.ndarray[Any, Any]] = {}
+
+    def enter(
+        self, row: int, prompt: Sequence[int], pages: Sequence[int], cached_len: int = 0, **params: Any
+    ) -> None:
+        ids = np.array(prompt, np.int32)
+        self.requests[row] = request = Request(
+            100 + row, ids, SamplingParams(**{"temperature": 0.0, **params}), seed=7 + row, max_new_tokens=64
+        )
+        request.row, self.done[row] = row, cached_len
+        self.pages[row] = np.array(pages, np.int32)
+        self.drafter.enter(request)
+
+    def leave(self, row: int) -> None:
+        self.drafter.leave(self.requests[row])
+
+    def step(self, rows: dict[int, int], *, drawn: bool = False) -> None:
+        """Compute so many known tokens of each row; what is sampled behind the last known one is appended. drawn: the
+        only token comes from the device."""
+        ids, setups = [], []
+        for row, count in rows.items():
+            request = self.requests[row]
+            start = self.done[row]
+            if not hasattr(request, "_seen") and start == request.cached_len and not request.output_ids:
+                setups.append(
+                    RowSetup(row, request.params, request.seed, request.prompt_ids, np.empty(0, np.int32))
+                )
+            ids += [FROM_DEVICE] if drawn else request.known_ids()[start : start + count].tolist()
+            self.done[row] = start + count
+        writes = [(row, i, page) for row in rows for i, page in enumerate(self.pages[row].tolist())]
+        ends = [self.done[row] == self.requests[row].num_known for row in rows]
+        size = len(rows)
+        batch = Batch(
+            rows=np.array(list(rows), np.int32),
+            q_lens=np.array(list(rows.values()), np.int32),
+            kv_lens=np.array([self.done[row] for row in rows], np.int32),
+            token_ids=np.array(ids, np.int32),
+            page_writes=np.array(writes, np.int32),
+            samples=np.array(ends),
+            score_from=np.full(size, -1, np.int32),
+            top_logprobs=np.full(size, -1, np.int32),
+            setups=setups,
+        )
+        result = self.runner.launch(batch).wait()
+        for row, is_end, token in zip(rows, ends, result.next_tokens.tolist(), strict=True):
+            if is_end:
+                self.requests[row].output_ids.append(token)
+
+    def propose(self, most: dict[int, int]) -> dict[int, list[int]]:
+        asks = [Ask(self.requests[row], count, self.pages[row], self.done[row]) for row, count in most.items()]
+        drafts = self.drafter.propose(asks)
+        return {row: list(draft.token_ids) for row, draft in zip(most, drafts, strict=True)}
+
+    def known(self, row: int) -> list[int]:
+        ids: list[int] = self.requests[row].known_ids().tolist()
+        return ids
+
+
+def draft_model(path: Path, as_many: int = 384, max_positions: int = 64, **overrides: Any) -> ModelDrafter:
+    config = ModelConfig.from_pretrained(tiny_checkpoint(path, **overrides))
+    weights = load_decoder(config, dtype="float32").weights
+    model = DraftDecoder(config, weights, as_many, max_positions)
+    kv = KVCache(model.config, NUM_PAGES, PAGE_SIZE, model.dtype, model.device)
+    attention = TorchAttention(model.attention_shape(PAGE_SIZE))
+    runner = DraftRunner(model, kv, attention, max_rows=ROWS, max_pages=PAGES, device=model.device)
+    return ModelDrafter(runner, num_slots=NUM_PAGES * PAGE_SIZE, page_size=PAGE_SIZE, max_positions=max_positions)
+
+
+def eagle(path: Path, model: Decoder, **changes: Any) -> EagleDrafter:
+    config = EagleConfig.from_pretrained(tiny_head(path, **changes))
+    head = load_head(config, model)
+    num_slots = NUM_PAGES * PAGE_SIZE
+    attention = TorchAttention(head.attention_shape(1))
+    bounds = {"max_rows": ROWS, "max_pages": PAGES}
+    runner = HeadRunner(head, num_slots, PAGE_SIZE, attention, kv_dtype=head.dtype, **bounds)
+    layers = config.layers_of(model.config.num_layers)
+    return EagleDrafter(runner, layers, num_slots=num_slots, page_size=PAGE_SIZE, max_positions=64)
+
+
+class ModelOracle:
+    """The likeliest tokens by transformers."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def drafts(self, ids: list[int], most: int, computed: int) -> list[int]:
+        ids = list(ids)
+        for _ in range(most):
+            ids.append(int(self.model(torch.tensor([ids])).logits[0, -1].argmax()))
+        return ids[len(ids) - most :]
+
+
+class EagleOracle:
+    """The likeliest tokens by a head on transformers' hidden states behind layers."""
+
+    def __init__(self, target_path: Path, head_path: Path, layers: Sequence[int]) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(target_path, torch_dtype=torch.float32).eval()
+        self.head = HeadOracle(head_path, self.model.get_input_embeddings().weight.detach())
+        self.layers = layers
+
+    @torch.inference_mode()
+    def drafts(self, ids: list[int], most: int, computed: int) -> list[int]:
+        states = self.model(torch.tensor([ids[:computed]]), output_hidden_states=True).hidden_states
+        return self.head.drafts(torch.cat([states[its + 1][0] for its in self.layers], -1), ids, most)
+
+
+@pytest.fixture(params=["model", "eagle"])
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Served, Any]:
+    model = target(tmp_path / "target")
+    if request.param == "model":
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "seed": 3}
+        return Served(model, draft_model(tmp_path / "draft", **sizes)), ModelOracle(tmp_path / "draft")
+    drafter = eagle(tmp_path / "head", model)
+    return Served(model, drafter), EagleOracle(tmp_path / "target", tmp_path / "head", drafter.layers)
+
+
+def check(served: Served, oracle: Any, most: dict[int, int]) -> None:
+    proposed = served.propose(most)
+    for row, count in most.items():
+        assert proposed[row] == oracle.drafts(served.known(row), count, served.done[row]), row
+
+
+def drawn(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(384) for _ in range(count)]
+
+
+def test_drafts_equal_the_oracles_after_chunks_decodes_and_forks(served: tuple[Served, Any]) -> None:
+    its, oracle = served
+    rng = random.Random(0)
+    prompts = [drawn(rng, count) for count in (21, 2, 30)]
+    its.enter(0, prompts[0], range(1, 17))
+    its.enter(1, prompts[1], range(17, 33))
+    its.step({0: 7})
+    its.step({1: 2, 0: 1})
+    its.step({0: 13})
+    check(its, oracle, {0: 4, 1: 3})
+    for _ in range(3):  # without drafts
+        its.step({0: 1, 1: 1}, drawn=True)
+    check(its, oracle, {1: 1, 0: 5})
+    check(its, oracle, {0: 2})  # again, from the same place
+    its.requests[0].output_ids += drawn(rng, 3)  # forced
+    check(its, oracle, {0: 3})
+    its.step({0: 4})
+    check(its, oracle, {0: 3, 1: 2})
+    # a fork: its prompt is cached in pages of others, decodes among them, then an own end
+    shared = its.known(0)[: its.done[0] // PAGE_SIZE * PAGE_SIZE]
+    pages = [*range(1, 1 + len(shared) // PAGE_SIZE), *range(40, 50)][:PAGES]
+    its.enter(2, shared + prompts[2], pages, cached_len=len(shared))
+    its.requests[2].cached_len = len(shared)
+    its.step({2: len(prompts[2]), 1: 1})
+    check(its, oracle, {0: 2, 2: 4, 1: 2})
+
+
+def test_what_stood_is_not_computed_again(tmp_path: Path) -> None:
+    model = target(tmp_path / "target")
+    drafter = draft_model(tmp_path / "target")
+    its = Served(model, drafter)
+    its.enter(0, [5, 6, 7], range(1, 17))
+    its.step({0: 3})
+    first = its.propose({0: 5})[0]
+    its.requests[0].output_ids += first[:3]
+    row = drafter._rows[0]
+    drafter._catch_up(row, its.requests[0])
+    assert row.done == 4 + 3
+    drafter.leave(its.requests[0])
+    assert drafter._is_filled[4 : 4 + 7].all()
+    assert not drafter._is_filled[4 + 8 :].any()
+
+
+def test_equal_weights_draft_what_is_drawn(tmp_path: Path) -> None:
+    """Greedy, and with seeds, top-k, top-p and biases."""
+    model = target(tmp_path / "target")
+    its = Served(model, draft_model(tmp_path / "target"))
+    rng = random.Random(1)
+    params: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+        {"temperature": 2.0, "logit_bias": {3: 8.0}, "min_new_tokens": 9},
+    ]
+    for row, its_params in enumerate(params):
+        its.enter(row, drawn(rng, 5 + row), range(1 + PAGES * row, 1 + PAGES * (row + 1)), **its_params)
+    its.step({row: 5 + row for row in range(ROWS)})
+    for _ in range(4):
+        proposed = its.propose(dict.fromkeys(range(ROWS), 3))
+        for _ in range(3):
+            its.step(dict.fromkeys(range(ROWS), 1), drawn=True)
+        for row in range(ROWS):
+            assert its.requests[row].output_ids[-3:] == proposed[row]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prefix": "layers.0.", "has_embedding": True, "norm_before_residual": True},
+        {"biases": True, "draft_vocab_size": ..., "logit_scale": 0.5, "head_dim": 8},
+        {"num_key_value_heads": 4, "rope_theta": 500000.0, "seed": 4},
+    ],
+    ids=["vLLM's names", "biases", "heads"],
+)
+def test_heads_draft_what_the_oracle_does(changes: dict[str, Any], tmp_path: Path) -> None:
+    model = target(tmp_path / "target")
+    drafter = eagle(tmp_path / "head", model, **changes)
+    its, oracle = Served(model, drafter), EagleOracle(tmp_path / "target", tmp_path / "head", drafter.layers)
+    its.enter(0, drawn(random.Random(2), 11), range(1, 17))
+    its.step({0: 11})
+    check(its, oracle, {0: 6})
+    its.step({0: 1}, drawn=True)
+    check(its, oracle, {0: 4})
+
+
+def test_a_head_as_speculators_writes_it(tmp_path: Path) -> None:
+    model = target(tmp_path / "target", num_hidden_layers=4)
+    flat = tiny_head(tmp_path / "flat", norm_before_residual=True, eagle_config=..., architectures=["X Eagle3"])
+    fields = json.loads((flat / "config.json").read_text(encoding="utf-8"))
+    layer = {key: value for key, value in fields.items() if key != "draft_vocab_size"}
+    wrapped = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": layer,
+        "eagle_aux_hidden_state_layer_ids": [0, 1, 3],
+        "norm_before_residual": True,
+    }
+    others = dict.fromkeys(layer, ...)
+    folder = tiny_head(tmp_path / "head", **{**others, "eagle_config": ..., **wrapped})
+    config = EagleConfig.from_pretrained(folder)
+    assert config.layers == (-1, 0, 2)
+    assert config.norm_before_residual
+    head = load_head(config, model)
+    assert head.weights.lm_head is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, UnsupportedModel, "LlamaForCausalLM as an EAGLE-3 head"),
+        ({"num_hidden_layers": 2}, UnsupportedModel, "a head of 2 layers"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModel, "use_aux_hidden_state"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}},
+            ModelError,
+            "layer 2, and the target has 3",
+        ),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}, ModelError, "must be three, ascending"),
+        ({"eagle_aux_hidden_state_layer_ids": "0", "eagle_config": {}}, ModelError, "not a list of layers"),
+        ({"target_hidden_size": 128}, ConfigError, "a hidden_size of 128.*has one of 64.*trained for it"),
+        ({"vocab_size": 500}, ConfigError, "a vocab_size of 500.*has one of 384"),
+        ({"hidden_size": 32, "target_hidden_size": 64}, WeightsError, "lacks embed_tokens.weight.*of width 32"),
+        ({"draft_vocab_size": 385}, ModelError, "draft_vocab_size 385 is more than vocab_size 384"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_with_what_would(
+    changes: dict[str, Any], error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    model = target(tmp_path / "target", num_hidden_layers=3)
+    folder = tiny_head(tmp_path / "head")
+    if changes.get("hidden_size"):
+        tiny_head(folder, **changes)
+    else:
+        edit_json(folder / "config.json", **changes)
+    with pytest.raises(error, match=f"(?s){says}"):
+        _load(folder, model)
+
+
+def _load(folder: Path, model: Decoder) -> None:
+    config = EagleConfig.from_pretrained(folder)
+    load_head(config, model)
+    config.layers_of(model.config.num_layers)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda its: its.pop("d2t"), "lacks d2t: which 200 tokens"),
+        (lambda its: its.pop("lm_head.weight"), "lacks lm_head.weight of its 200"),
+        (lambda its: its["d2t"].add_(300), "d2t .* names tokens"),
+        (lambda its: its["d2t"].copy_(-torch.arange(200)), "names a token twice"),
+        (lambda its: its.update(t2d=torch.zeros(384, dtype=torch.bool)), "names other tokens than t2d"),
+        (lambda its: its.update(d2t=torch.zeros(3)), "not integers"),
+        (lambda its: its.pop("fc.weight"), "lacks 1 tensor .* fc.weight"),
+        (lambda its: its.update({"midlayer.odd.weight": torch.zeros(3)}), "has no place for: midlayer.odd"),
+        (lambda its: its.update({"midlayer.self_attn.q_proj.bias": torch.zeros(64)}), "k_proj.bias"),
+    ],
+)
+def test_a_head_whose_file_is_wrong_is_refused(change: Callable[[Any], Any], says: str, tmp_path: Path) -> None:
+    model, folder = target(tmp_path / "target"), tiny_head(tmp_path / "head")
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=says):
+        load_head(EagleConfig.from_pretrained(folder), model)
+
+
+def test_a_head_without_embedding_and_output_has_its_targets(tmp_path: Path) -> None:
+    model, folder = target(tmp_path / "target"), tiny_head(tmp_path / "head", draft_vocab_size=...)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    weights = load_head(EagleConfig.from_pretrained(folder), model).weights
+    assert weights.embedding is model.weights.embedding
+    assert weights.borrowed == {"embedding", "lm_head"}
+    assert all(its is not weights.embedding for its in weights.tensors())
+
+
+@pytest.mark.parametrize("own", [380, 400])
+def test_a_vocabulary_padded_to_another_size_is_the_same(own: int, tmp_path: Path) -> None:
+    """Token 383 exists in one of them at most, and does no harm as input."""
+    model = draft_model(tmp_path, vocab_size=own)._runner._model
+    plain = load_decoder(ModelConfig.from_pretrained(tmp_path), dtype="float32")
+    hidden = torch.randn(2, 64)
+    logits, expected = model.logits(hidden), plain.logits(hidden)
+    common = min(own, 384)
+    assert torch.equal(logits[:, :common], expected[:, :common])
+    assert bool((logits[:, common:] == -math.inf).all())
+    assert torch.equal(model.logits(hidden, torch.empty(2, 384)), logits)
+    kv = KVCache(model.config, 2, 4, torch.float32, model.device)
+    attention = TorchAttention(model.attention_shape(4))
+    attention.plan(AttentionStep(np.array([2], np.int32), np.array([2], np.int32), np.array([[1]], np.int32)))
+    places = torch.arange(2)
+    assert model.forward(torch.tensor([5, 383]), places, kv, places + 4, attention).isfinite().all()
