@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 DOCS_STAMP := $(VENV)/.docs
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
-# More workers than this cost more in imports and memory than they save.
-JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))')
+# One more than there are cores, since tests that watch other processes wait a fifth of their time. More than four cost
+# more in imports and memory than they save.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)))')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all slow docs format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-embedded bench-serving bench-programs train-embedded soak clean

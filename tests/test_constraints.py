@@ -481,7 +481,7 @@ def test_texts_of_some_use_up_no_states_of_those_who_come_later(
     """One schema's grammar is everybody's, and each number leads to remainders that nobody has met."""
     monkeypatch.setattr("sgl.grammar.compiler.MAX_STATES", 3000)
     schema = {"type": "integer", "multipleOf": 10**12 + 39}
-    for seed in range(60):
+    for seed in range(30):
         params = {"json_schema": schema, "max_new_tokens": 24, "temperature": 2.0, "seed": seed}
         result = engine.generate("a", sampling_params=params)
         assert int(result["text"]) % schema["multipleOf"] == 0

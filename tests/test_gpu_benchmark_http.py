@@ -98,6 +98,7 @@ def test_bars_hold_at_their_edges_and_recorded_figures_fill_the_same_columns() -
             assert len(serving.line(name, rate, values)) == len(serving.HEADING.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_programs_run_beside_a_peers_front_end_and_are_traced(
     server: LiveServer,
     small: str,

@@ -313,6 +313,12 @@ ENGINE_SCRIPTS = {
         assert engine.generate("a", {**one, "regex": "[a-z]+"})["text"] == expected
         assert len(list(stream)) > 1
         assert engine.check_ledger() == []
+        try:
+            pickle.dumps(engine)
+        except TypeError as error:
+            assert "another process" in str(error)
+        else:
+            raise AssertionError("it was sent")
     """,
     "a child that lets go of it": """
         engine = sgl.Engine(where, device="cpu", max_total_tokens=4096)
@@ -348,15 +354,6 @@ ENGINE_SCRIPTS = {
         work()
         forked(lambda: raises(EngineDead, work))
     """,
-    "an engine that is sent": """
-        engine = sgl.Engine(where, device="cpu", max_total_tokens=4096)
-        try:
-            pickle.dumps(engine)
-        except TypeError as error:
-            assert "another process" in str(error)
-        else:
-            raise AssertionError("it was sent")
-    """,
 }
 
 
@@ -384,7 +381,13 @@ def test_what_talks_to_a_server_works_in_a_forked_child(name: str, server: LiveS
     assert engine.check_ledger() == []
 
 
-@pytest.mark.parametrize("name", ENGINE_SCRIPTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("every method", "the default backend") else pytest.param(name, marks=pytest.mark.slow)
+        for name in ENGINE_SCRIPTS
+    ],
+)
 def test_an_engine_is_of_its_own_process(name: str, model: Path) -> None:
     run(ENGINE_SCRIPTS[name], str(model))
 

@@ -265,7 +265,7 @@ class Recorder:
     st.lists(st.tuples(nodes, st.integers(0, 12), st.booleans()), min_size=1, max_size=4),
     st.lists(st.integers(1, 60), max_size=4),
 )
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_random_programs_and_cancels_on_few_pages_leave_no_page_behind(
     small: Engine, plans: list[tuple[list[str], int, bool]], ordinary: list[int]
 ) -> None:
