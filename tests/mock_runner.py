@@ -158,8 +158,13 @@ class MockRunner:
             state = 0 if self.states is None else self.states[row]
             tokens.append(_choose(self._sum(slots, windowed) + state, self.seeds[row]) % VOCAB)
             if b in batch.drafts:
-                assert q_len > 1
-                checks[b] = _choose(self._sum(slots[:-1], windowed[:-1]), self.seeds[row]) % VOCAB
+                drafts = batch.drafts[b]
+                assert q_len > len(drafts) > 0
+                assert batch.token_ids[at - len(drafts) : at].tolist() == drafts.tolist()
+                places = range(kv_len - len(drafts), kv_len)
+                totals = [self._sum(slots[:place], windowed[:place]) for place in places]
+                checked = [_choose(total, self.seeds[row]) % VOCAB for total in totals]
+                checks[b] = np.array(checked, np.int32)
         if self.states is not None:
             assert batch.state_saves is not None
             assert not batch.drafts

@@ -152,26 +152,28 @@ class Driver:
             self.try_draft(request)
 
     def try_draft(self, request: Request) -> None:
-        """Append the token that comes next and draft the one behind it, or only draft, or neither; drafts are at times
-        wrong."""
+        """Append tokens that come next and draft those behind them, or only draft, or neither; drafts are at times
+        wrong, and tokens are also appended amid those that were just verified."""
         number = len(request.output_ids)
-        recurrent = self.setting.checkpoints is not None
+        rng = random.Random(request.uid * 1000 + number)
         expected = expected_output(
             request.prompt_ids.tolist(),
-            number + 2,
+            number + 8,
             request.seed,
             request.stop_ids,
-            recurrent=recurrent,
+            recurrent=self.setting.checkpoints is not None,
             window=self.setting.window,
-        )
-        which, is_wrong = (request.uid + number) % 4, (request.uid * 7 + number) % 5 == 0
-        room = request.max_new_tokens - number
-        appended = expected[number : number + 1] if which > 1 and room > 2 and len(expected) == number + 2 else []
-        if which % 2 and len(expected) > number + len(appended) and not recurrent:
-            draft = expected[number + len(appended)]
-            self.scheduler.append(request, appended, 0 if is_wrong else draft)
-        elif appended:
-            self.scheduler.append(request, appended)
+        )[number:]
+        room = min(request.max_new_tokens - number, len(expected)) - 1
+        num_appended = rng.choice([0, 0, 0, 1, 2, 4])
+        if 0 < num_appended <= room:
+            self.scheduler.append(request, expected[:num_appended])
+            expected = expected[num_appended:]
+        if request.num_ahead or not self.scheduler.may_draft(request):
+            return
+        drafts = [*expected, 0, 0, 0][: rng.choice([0, 1, 1, 2, 3, 7])]
+        drafts = [token if rng.random() < 0.9 else rng.randrange(97) for token in drafts]
+        self.scheduler.draft(request, drafts[: request.max_new_tokens - len(request.output_ids) - 1])
 
     def abort(self, request: Request) -> None:
         self.scheduler.finish(request, FinishReason("abort"))

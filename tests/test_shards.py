@@ -214,7 +214,7 @@ def random_batch(rng: np.random.Generator) -> Batch:
         top_logprobs=rng.integers(-1, 9, num_rows).astype(np.int32),
         setups=setups,
         score_targets={b: ids(20) for b in chosen},
-        drafts=set(chosen),
+        drafts={b: ids(8) for b in chosen},
         pool_from={b: b + 1 for b in chosen},
         token_ids_logprob={b: ids(20) for b in chosen},
         is_streamed=bool(rng.integers(2)),

@@ -71,8 +71,9 @@ class Batch:
     score_targets: dict[int, Int32Array] = field(default_factory=dict)
     """By b: the tokens after query indices score_from[b] onwards, [n <= q_len - score_from[b]]. Exactly n positions
     are scored."""
-    drafts: set[int] = field(default_factory=set)
-    """Rows whose last token is speculative. They sample before it (to verify) and after it (kept if verified)."""
+    drafts: dict[int, Int32Array] = field(default_factory=dict)
+    """By b: the row's last k tokens, which are speculative, [1 <= k < q_len]. It samples before each of them (to verify
+    it) and after the last."""
     pool_from: dict[int, int] = field(default_factory=dict)
     """By b: first query index whose hidden states are summed up, to the row's last."""
     token_ids_logprob: dict[int, Int32Array] = field(default_factory=dict)
@@ -101,8 +102,11 @@ class Batch:
         rows = np.flatnonzero(self.samples)
         if not self.drafts:
             return rows, np.zeros(len(rows), np.int64)
-        rows = np.sort(np.concatenate((rows, np.array(list(self.drafts), np.int64))))
-        return rows, np.append(rows[1:] == rows[:-1], False).astype(np.int64)
+        counts = np.ones(len(self), np.int64)
+        counts[list(self.drafts)] += [len(ids) for ids in self.drafts.values()]
+        counts = counts[rows]
+        ends = np.repeat(np.cumsum(counts), counts)
+        return np.repeat(rows, counts), ends - 1 - np.arange(len(ends))
 
 
 @dataclass(slots=True)
@@ -114,14 +118,24 @@ class Logprobs:
     top_ids: Int32Array | None = None  # [n, k]
     given: Float32Array | None = None  # [n, m] of token_ids_logprob
 
+    def split(self) -> list[Logprobs]:
+        """Those of each position."""
+        if len(self.chosen) == 1:
+            return [self]
+        columns = self.chosen, self.top_values, self.top_ids, self.given
+        parts = [[None if its is None else its[i : i + 1] for its in columns] for i in range(len(self.chosen))]
+        return [Logprobs(*part) for part in parts]  # type: ignore[arg-type]  # the first is there
+
 
 @dataclass(slots=True)
 class StepResult:
     """The results of one step, on the host."""
 
     next_tokens: Int32Array  # [B]; -1 in rows that do not sample
-    checks: dict[int, int] = field(default_factory=dict)  # by b of drafts: the token sampled where the draft stands
-    output_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = 1
+    checks: dict[int, Int32Array] = field(
+        default_factory=dict
+    )  # by b of drafts: the tokens sampled in their places
+    output_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = 1 + its drafts
     input_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = len(score_targets[b])
     pooled: dict[int, Float32Array] = field(default_factory=dict)  # by b of pool_from: the sum, [hidden_size]
 

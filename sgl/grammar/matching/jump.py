@@ -21,7 +21,8 @@ from sgl.grammar.vocabulary.tokens import Vocabulary
 
 _TAIL_TOKENS = 8  # of the output so far, as context: more than any tokenizer looks back within JSON
 _TAIL_BYTES = 32  # and at least so many, where tokens are short
-_MAX_TAIL_TOKENS = 64
+MAX_TAIL_TOKENS = 64
+"""Of the output, looked at."""
 _KNOWN_RUNS = 1024  # of one automaton
 _ANCHOR = "\n"  # before the tail, so that a tokenizer that marks the beginning of a text marks this one
 
@@ -127,7 +128,7 @@ def _in_context(output_ids: Sequence[int], forced: bytes, seam: int, vocabulary:
 def _tail(output_ids: Sequence[int], vocabulary: Vocabulary) -> bytes:
     """The end of an output, from a character that is no white space: that would be cut with what is put before it."""
     tail = b""
-    for number, token_id in enumerate(reversed(output_ids[-_MAX_TAIL_TOKENS:])):
+    for number, token_id in enumerate(reversed(output_ids[-MAX_TAIL_TOKENS:])):
         if (
             number >= _TAIL_TOKENS
             and len(tail) >= _TAIL_BYTES

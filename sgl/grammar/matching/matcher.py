@@ -187,7 +187,7 @@ class Matcher:
         """A cursor at the same place that goes its own way."""
         other = Matcher.__new__(Matcher)
         other._automaton, other._vocabulary, other._masks = self._automaton, self._vocabulary, self._masks
-        other._budget, other._most_needed, other._growth = self._budget, None, None
+        other._budget, other._most_needed, other._growth = self._budget, self._most_needed, self._growth
         other._promise = self._promise
         other._place = self._place
         other._history = self._history.copy()

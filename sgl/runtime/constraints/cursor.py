@@ -30,6 +30,13 @@ _TOO_LONG = f"the constraint takes more than {ALLOWANCE:g} s of the engine's tim
 _MOST_MARGIN = 16  # tokens
 
 
+class _Allowance:
+    """CPU seconds left to an output and to all that is tried behind it."""
+
+    def __init__(self) -> None:
+        self.seconds = ALLOWANCE
+
+
 class MatcherCursor:
     """A cursor that computes masks itself. It has ALLOWANCE seconds of CPU time and gains SECONDS_A_TOKEN with each
     token; when they are used up, any method raises GrammarTooLarge.
@@ -38,7 +45,7 @@ class MatcherCursor:
     """
 
     def __init__(self, grammar: Grammar, text: bytes = b"") -> None:
-        self._seconds_left = ALLOWANCE
+        self._left = _Allowance()
         self._matcher = grammar.matcher()
         self._vocabulary = grammar.vocabulary
         with self._on_time():
@@ -49,10 +56,10 @@ class MatcherCursor:
     def _on_time(self) -> Iterator[None]:
         began = thread_time() - collection_time()
         try:
-            with time_limit(self._seconds_left, thread_time, too_long=_TOO_LONG):
+            with time_limit(self._left.seconds, thread_time, too_long=_TOO_LONG):
                 yield
         finally:
-            self._seconds_left -= thread_time() - collection_time() - began
+            self._left.seconds -= thread_time() - collection_time() - began
 
     def mask(self, remaining: int | None) -> Int32Array:
         """The packed, read-only mask with `remaining` tokens to come (see `Matcher.fill_mask`). Raises GrammarError."""
@@ -62,9 +69,13 @@ class MatcherCursor:
 
     def accept(self, token_id: int) -> bool:
         """Advance by a token; False, without a change, if it is not allowed."""
-        self._seconds_left = min(self._seconds_left + SECONDS_A_TOKEN, ALLOWANCE)
+        self.gain()
         with self._on_time():
             return self._matcher.accept(token_id)
+
+    def gain(self) -> None:
+        """A token of the output was accepted, here or by the cursor `behind` it."""
+        self._left.seconds = min(self._left.seconds + SECONDS_A_TOKEN, ALLOWANCE)
 
     def accept_all(self, token_ids: Sequence[int]) -> bool:
         """Advance by tokens that `forced` returned."""
@@ -91,10 +102,13 @@ class MatcherCursor:
             return found
 
     def behind(self, draft: int) -> MatcherCursor | None:
-        """A cursor after `forced`'s tokens and draft; None if the draft is not allowed."""
+        """A cursor behind a draft; None if the draft is not allowed, or time is short. Both use the same seconds."""
+        if self._left.seconds < ALLOWANCE / 2:
+            return None
         other = copy(self)
         other._matcher = self._matcher.copy()
-        return other if other.accept(draft) else None
+        with self._on_time():
+            return other if other._matcher.accept(draft) else None
 
     def is_complete(self) -> bool:
         """Whether the output matches and nothing can follow."""
@@ -203,8 +217,21 @@ class FinishedCursor:
             return found
         return found if remaining > self._automaton.needed(self._place, 1) else Jump([])  # one byte opens one frame
 
-    def behind(self, draft: int) -> None:
-        """See `MatcherCursor`. Never drafts."""
+    def gain(self) -> None:
+        """See `MatcherCursor`."""
+        if self._host is not None:
+            self._host.gain()
+
+    def behind(self, draft: int) -> FinishedCursor | None:
+        """See `MatcherCursor`."""
+        host = None if self._host is None else self._host.behind(draft)
+        if self._host is not None and host is None:
+            return None
+        other = copy(self)
+        other._host, other._text = None, self._text.copy()
+        is_allowed = other.accept(draft)
+        other._host = host
+        return other if is_allowed else None
 
     def is_complete(self) -> bool:
         """See `MatcherCursor`."""

@@ -6,7 +6,7 @@ Compiling delays no step: the caller waits, up to a deadline. Only the loop's th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 
 import numpy as np
@@ -16,7 +16,7 @@ from sgl.grammar import Vocabulary
 from sgl.grammar.automaton.finished import Standing, finish
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
-from sgl.grammar.matching.jump import Encode, ForcedText, Jump, cut
+from sgl.grammar.matching.jump import MAX_TAIL_TOKENS, Encode, ForcedText, Jump, cut
 from sgl.machine_limits import num_processors
 from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import EngineConfig
@@ -42,8 +42,11 @@ class RequestMatcher:
         self._failure: GrammarError | None = None
         self._pinned: list[int] = []  # forced tokens, last first
         self._was_pinned = False
+        self._mask: TokenMask | None = None  # of the next token, where it was foreseen
         self._draft = -1
         self._behind: RequestMatcher | None = None  # the state after the draft
+        self.likely: int | None = None
+        """The token that probably comes next, if the forced text before it tells."""
 
     def start(self) -> None:
         """Take the compiled grammar. Raises the error of compiling."""
@@ -75,10 +78,11 @@ class RequestMatcher:
 
     def accept(self, token_id: int) -> None:
         """Advance by a token. Raises GrammarError if it is not allowed."""
-        behind, self._behind = self._behind, None
+        behind, self._behind, self.likely = self._behind, None, None
         if behind is not None and token_id == self._draft:
-            self._cursor, self._failure = behind._cursor, behind._failure
-        elif not self._cursor.accept(token_id):
+            self._adopt(behind)
+            return
+        if not self._cursor.accept(token_id):
             raise GrammarError(f"token {token_id} is none that the constraint allows here")
         self._was_pinned = bool(self._pinned)
         if self._pinned:
@@ -87,22 +91,93 @@ class RequestMatcher:
     def accept_all(self, token_ids: Sequence[int]) -> None:
         """Advance by tokens that `forced` returned."""
         self.check()
-        self._behind = None
-        if not self._cursor.accept_all(token_ids):
-            raise GrammarError(f"the constraint does not allow tokens {list(token_ids)} here")
-        self._was_pinned = False
+        number = 0
+        while number < len(token_ids) and self._behind is not None and token_ids[number] == self._draft:
+            self._adopt(self._behind)
+            number += 1
+        if number < len(token_ids):
+            self._behind = None
+            if not self._cursor.accept_all(token_ids[number:]):
+                raise GrammarError(f"the constraint does not allow tokens {list(token_ids)} here")
+        self.likely = None
+        self._pinned, self._was_pinned = [], False
 
-    def next_behind(self, draft: int, remaining: int) -> TokenMask | None:
-        """`next` for the position after a draft."""
+    def _adopt(self, behind: RequestMatcher) -> None:
+        """Become the state behind the draft."""
+        self.__dict__.update(behind.__dict__)
+        self._cursor.gain()
+
+    def foresee(
+        self,
+        guess: Sequence[int],
+        output_ids: Sequence[int],
+        remaining: int,
+        most: int,
+        *,
+        jumps: bool,
+        stop_ids: Collection[int] = (),
+    ) -> list[int]:
+        """Walk a guess of the next tokens, with masks for `masks`; returns at most `most` drafts: the guess as far as
+        it is allowed, with what is certain in it.
+
+        remaining: as of `next`, more than `most`. jumps: whether `forced` tokens are appended.
+        """
+        drafts: list[int] = []
+        left, at, likely = list(reversed(guess)), self, self.likely
+        tail = list(output_ids[-MAX_TAIL_TOKENS:])
+        self._behind = None
+        while True:
+            if not left and not at._pinned and likely is not None:
+                left, likely = [likely], None
+            if not (left or at._pinned) and not drafts:
+                return drafts
+            at._mask = at.next(remaining - len(drafts))
+            if len(drafts) == most or at._failure is not None or not (left or at._pinned):
+                return drafts
+            token = at._pinned[-1] if at._pinned else left[-1]
+            if left and left.pop() != token:
+                left.clear()
+            behind = at._after(token)
+            if behind is None:
+                return drafts
+            at._draft, at._behind, at = token, behind, behind
+            drafts.append(token)
+            if token in stop_ids or at.is_complete():
+                at._mask = None
+                return drafts
+            if jumps and (found := at._certain(tail + drafts, remaining - len(drafts))) is not None:
+                at.pin(found.token_ids[: remaining - len(drafts)])
+                likely = found.draft
+
+    def _after(self, token: int) -> RequestMatcher | None:
+        """The state behind a token; None if it is not allowed."""
         try:
-            cursor = self._cursor.behind(draft)
-        except GrammarError:  # probably not allowed
+            cursor = self._cursor.behind(token)
+        except GrammarError:  # the token will be found out if it is sampled
             cursor = None
         if cursor is None:
             return None
-        self._draft, self._behind = draft, copy(self)
-        self._behind._cursor = cursor
-        return self._behind.next(remaining)
+        behind = copy(self)
+        behind._cursor, behind._was_pinned, behind._pinned = cursor, bool(self._pinned), self._pinned[:-1]
+        behind._behind = behind.likely = None
+        return behind
+
+    def _certain(self, output_ids: Sequence[int], remaining: int) -> Jump | None:
+        """What `forced` will find."""
+        try:
+            ahead = self.forced_text(output_ids)
+            return None if ahead is None else self.forced(ahead, cut([ahead], self.encode)[0], remaining)
+        except GrammarError:
+            return None
+
+    def masks(self, num_drafts: int) -> list[TokenMask | None]:
+        """The masks of the first `num_drafts` that `foresee` returned, and of the token behind them."""
+        masks, at = [self._mask], self
+        while len(masks) <= num_drafts:
+            assert at._behind is not None, "so many were foreseen"
+            at = at._behind
+            masks.append(at._mask)
+        return masks
 
     def forced_text(self, output_ids: Sequence[int]) -> ForcedText | None:
         """The forced text that follows, for `grammar.jump.cut`; None if there is none, or after a pinned token,

@@ -25,14 +25,12 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestAborted, RequestTimeout, SglError
-from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.matching.jump import ForcedText, Jump, cut
-from sgl.runtime.batch import PendingStep, Runner, TokenMask, TokenMasks
+from sgl.runtime.batch import PendingStep, Runner
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.loop.home import Home
+from sgl.runtime.loop.masks import collect_masks
 from sgl.runtime.loop.slices import Slices
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.thread import EngineThread, settle
@@ -40,6 +38,7 @@ from sgl.runtime.loop.timers import Timers
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Step
+from sgl.runtime.speculate.speculator import Speculator
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +67,7 @@ class EngineLoop:
         jump_cost: float = 0.0,
         stream_interval: int = 1,
         check_ledger: bool = False,
+        speculator: Speculator | None = None,
     ) -> None:
         """depth: steps under way at once. jump_cost: by how many steps a row of several tokens prolongs its step."""
         self.scheduler = scheduler
@@ -80,6 +80,8 @@ class EngineLoop:
         self._jump_cost = jump_cost
         self._stream_interval = stream_interval
         self._check_ledger = check_ledger
+        self._speculator = speculator or Speculator(scheduler)
+        self._hinted: list[Request] = []  # whose constraint tells what is likely
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Submission] = {}
         self._outputs: list[Output] = []
@@ -216,6 +218,12 @@ class EngineLoop:
         self._slices.work_off(_SLICES_SECONDS)
 
     def _step(self) -> None:
+        if self._speculator.wants_results and (latest := self._in_flight) is not None:
+            self._in_flight = None
+            self._handle(*latest)
+        if self._in_flight is None:
+            self._speculator.draft(self._hinted)
+        self._hinted.clear()
         step = self.scheduler.schedule() if self.scheduler.has_work else None
         if step is not None:
             self._note_first_step(step)
@@ -230,7 +238,7 @@ class EngineLoop:
                 if unhandled is not None:
                     self._handle(*unhandled)
                     unhandled = None
-                masks = self._collect_masks(oldest)
+                masks = collect_masks(oldest, self.scheduler.counters)
             pending = self._runner.sample(launched, masks)
             if self._run_ahead:
                 self._in_flight = oldest, pending
@@ -244,23 +252,6 @@ class EngineLoop:
             self._handle(*unhandled)
         if self._check_ledger and (problems := self.scheduler.memory.check()):
             raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
-
-    def _collect_masks(self, step: Step) -> TokenMasks | None:
-        """The masks of a step's rows; none for ended requests."""
-        batch, counters = step.batch, self.scheduler.counters
-        masks: list[TokenMask | None] = []
-        for b, comes_draft in zip(*map(np.ndarray.tolist, batch.sampling), strict=True):
-            request, mask = step.requests[b], None
-            matcher = request.owner.matcher
-            if matcher is not None and not request.is_done and request.uid not in step.dropped:
-                # what the matcher closes a document within
-                remaining = request.max_new_tokens - len(request.output_ids)
-                is_behind = b in batch.drafts and not comes_draft
-                mask = matcher.next_behind(request.draft, remaining - 1) if is_behind else matcher.next(remaining)
-            counters.host_masks += isinstance(mask, np.ndarray)
-            counters.device_masks += isinstance(mask, Standing)
-            masks.append(mask)
-        return masks if any(mask is not None for mask in masks) else None
 
     def _note_first_step(self, step: Step) -> None:
         if step.batch.setups:
@@ -322,11 +313,17 @@ class EngineLoop:
         room = request.max_new_tokens - len(request.output_ids)
         forced = jump.token_ids[:room]
         # With run-ahead, a row with a draft would miss the very step that it may save. No state goes back behind one.
-        draft = None if self._run_ahead or self.scheduler.memory.states or len(forced) + 2 > room else jump.draft
+        may_draft = not (self._run_ahead or self.scheduler.memory.states) or self._speculator.wants_results
+        draft = jump.draft if may_draft and len(forced) + 2 <= room else None
         # Each token saves a step, except the one that the step in flight samples.
         saved = len(forced) + (draft is not None)
-        if saved <= self._run_ahead + self._jump_cost * self.scheduler.num_running:
+        waits = self._run_ahead and not self._speculator.wants_results
+        if saved <= waits + self._jump_cost * self.scheduler.num_running and not request.num_ahead:
             matcher.pin(forced)
+            return None
+        if not forced:
+            matcher.likely = draft
+            self._hinted.append(request)
             return None
         reason = None
         if submission.is_incremental or not request.stop_ids.isdisjoint(forced):
@@ -337,7 +334,10 @@ class EngineLoop:
                     break
         else:
             matcher.accept_all(forced)
-        self.scheduler.append(request, forced, draft)
+        self.scheduler.append(request, forced)
+        if draft is not None:
+            matcher.likely = draft
+            self._hinted.append(request)
         if reason is None and matcher.is_complete():
             reason = FinishReason("stop")
         return reason or (FinishReason("length") if len(forced) == room else None)
@@ -347,6 +347,7 @@ class EngineLoop:
         del self._live[request.uid]
         if submission.has_entered:
             self.scheduler.finish(request, reason)
+            self._speculator.ended(request)
             self._num_constrained -= submission.matcher is not None
             self._num_streamed -= submission.stream
         else:

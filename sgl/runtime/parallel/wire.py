@@ -101,7 +101,6 @@ def _batch(values: dict[str, Any]) -> Batch:
         RowSetup(**{**setup, "params": SamplingParams(**setup["params"])}) for setup in values["setups"]
     ]
     values["page_writes"] = values["page_writes"].reshape(-1, 3)
-    values["drafts"] = set(values["drafts"])
     return Batch(**values)
 
 

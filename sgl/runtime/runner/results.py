@@ -201,10 +201,12 @@ class PendingStep:
         next_tokens: Int32Array = np.full(len(self._batch), -1, np.int32)
         sampled = next(arrays)
         rows, behind = self._batch.sampling
-        next_tokens[rows] = sampled  # the last of a row counts
-        result = StepResult(
-            next_tokens, dict(zip(rows[behind > 0].tolist(), sampled[behind > 0].tolist(), strict=True))
-        )
+        is_last = behind == 0
+        next_tokens[rows[is_last]] = sampled[is_last]
+        result = StepResult(next_tokens)
+        for b in self._batch.drafts:
+            start, stop = np.searchsorted(rows, (b, b + 1))
+            result.checks[b] = sampled[start : stop - 1].copy()
         if self._output is not None:
             result.output_logprobs = self._output.split(arrays)
         if self._inputs is not None:

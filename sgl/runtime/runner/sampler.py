@@ -6,6 +6,7 @@ rows are greedy, bisection without cut-offs, penalty tables without penalties.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -147,7 +148,7 @@ class Sampler:
         wants_logprobs = np.flatnonzero(batch.top_logprobs[sampling_rows] >= 0)
         penalised = np.flatnonzero(self._has_penalties[rows])
         index, places = placed or self._uploader.upload(rows, positions)
-        spans, given_ids = spans_of(batch, [(b, 1) for b in sampling_rows[wants_logprobs].tolist()])
+        spans, given_ids = spans_of(batch, Counter(sampling_rows[wants_logprobs].tolist()).items())
         if spans:
             logprob_index, given = self._uploader.upload(wants_logprobs, given_ids)
             raw = self._whole(logits.index_select(0, logprob_index))

@@ -13,7 +13,8 @@ class Counters:
     cached_tokens: int = 0  # of those, found in the cache
     generated_tokens: int = 0  # sampled
     forced_tokens: int = 0  # output tokens that were certain
-    verified_tokens: int = 0  # accepted drafts, each saving a step
+    drafted_tokens: int = 0  # drafts that were verified,
+    verified_tokens: int = 0  # and accepted ones, each saving a step
     host_masks: int = 0  # token masks made on the host
     device_masks: int = 0  # token masks made on the device
     retractions: int = 0

@@ -13,7 +13,7 @@ from sgl.runtime.scheduler.rows import RowTable
 
 @dataclass(slots=True)
 class Chunk:
-    """Known tokens [start, end) of a request, perhaps with its draft."""
+    """Known tokens [start, end) of a request, perhaps with its drafts."""
 
     request: Request
     start: int
@@ -27,8 +27,13 @@ class Chunk:
     @property
     def token_ids(self) -> Int32Array:
         """[end - start]"""
-        ids, draft = self.request.known_ids(), self.request.draft
-        return (ids if draft is None else np.append(ids, np.int32(draft)))[self.start : self.end]
+        request, start, end = self.request, self.start, self.end
+        if start >= request.prompt_len:  # behind long prompts, too, only a few tokens are touched
+            first = start - request.prompt_len
+            behind = request.output_ids[first : end - request.prompt_len]
+            return np.array([*behind, *request.drafts][: end - start], np.int32)
+        ids = request.known_ids()
+        return (np.append(ids, np.array(request.drafts, np.int32)) if request.drafts else ids)[start:end]
 
 
 def share_of(decode_rows: Int32Array, pending: list[Batch], depth: int) -> Int64Array:
@@ -71,8 +76,8 @@ def assemble(
         request = chunk.request
         wants_next = request.max_new_tokens > 0 or request.top_logprobs >= 0
         batch.samples[b] = chunk.is_last and wants_next
-        if chunk.is_last and request.draft is not None:
-            batch.drafts.add(b)
+        if chunk.is_last and request.drafts:
+            batch.drafts[b] = np.array(request.drafts, np.int32)
         _score(batch, b, chunk)
         if request.pooling == "mean":
             batch.pool_from[b] = 0

@@ -3,7 +3,7 @@ device. The scheduler moves it through its phases; the loop reads its output."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -26,7 +26,7 @@ class Phase(Enum):
     WAITING = "waiting"  # queued: new or retracted
     PREFILL = "prefill"  # has a row; known tokens remain to be computed
     DECODE = "decode"  # has a row; samples one token each step
-    VERIFY = "verify"  # has a row; a draft is being verified
+    VERIFY = "verify"  # has a row; drafts are being verified
     DRAINING = "draining"  # its last token is sampled, but not on the host yet
     DONE = "done"
 
@@ -83,8 +83,11 @@ class Request:
     waits_in: Any = None  # the Order of the waiting queue
     group: Any = None  # its Group there
     row: int = -1
-    target_len: int = 0  # prefill ends here: known tokens at admission, and a draft
-    draft: int | None = None  # a speculative next token, kept if it is sampled
+    target_len: int = 0  # prefill ends here: known tokens at admission, and drafts
+    drafts: Sequence[int] = ()  # speculative next tokens, kept as far as they are sampled
+    num_ahead: int = 0  # tokens sampled already, behind the latest that the loop was given
+    num_drafted: int = 0  # drafts that were verified,
+    num_accepted: int = 0  # and those of them that stood
     shared_pages: int = 0  # leading pages lent by the cache at admission
     scored_len: int = 0  # next prompt position whose logits are wanted
     node: Node | None = None  # locked cache node for the first tree_len tokens

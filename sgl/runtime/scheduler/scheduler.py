@@ -14,7 +14,7 @@ from operator import neg, sub
 import numpy as np
 
 from sgl.errors import QueueFull
-from sgl.runtime.batch import Int32Array, RowSetup, StepResult
+from sgl.runtime.batch import Int32Array, Logprobs, RowSetup, StepResult
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.scheduler.adapters import AdapterSlots
 from sgl.runtime.scheduler.admission import (
@@ -31,6 +31,7 @@ from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.packing import Chunk, assemble, share_of
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.step import Limits, Step
+from sgl.runtime.scheduler.verification import may_draft, verified
 from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
 _MAX_BYPASSED = 16  # requests found not to fit before a round ends
@@ -118,15 +119,10 @@ class Scheduler:
         if request.waits_for_grammar:
             self.queue.grammar_is_ready(request)
 
-    def append(self, request: Request, token_ids: Sequence[int], draft: int | None = None) -> None:
-        """Append certain tokens to a request that was just advanced: the next step computes them and samples what
-        follows, with a draft perhaps two tokens. The sample of a step in flight for it is dropped; a draft alone
-        then changes nothing."""
-        assert draft is None or self.memory.states is None, "a state cannot go back behind a draft"
-        if not token_ids and self._rows.kv_len[request.row] == request.num_known:
-            return
-        if token_ids:
-            request.forced.append((len(request.output_ids), len(token_ids)))
+    def append(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Append certain tokens, one at least, to a request that was just advanced: the next step computes them and
+        samples what follows. The sample of a step in flight for it is dropped."""
+        request.forced.append((len(request.output_ids), len(token_ids)))
         request.output_ids.extend(token_ids)
         self.counters.forced_tokens += len(token_ids)
         request.match = None
@@ -135,8 +131,20 @@ class Scheduler:
                 step.dropped.add(request.uid)
         if request.phase is Phase.DECODE:
             self._extend(request)
-            request.draft = draft
-            request.target_len += draft is not None
+
+    def may_draft(self, request: Request) -> bool:
+        """Whether the next step could verify drafts of a running request."""
+        return self.memory.states is None and may_draft(request, self._rows)
+
+    def draft(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Let the next step verify drafts of a request that may draft, fewer than the tokens that it still wants. They
+        replace earlier ones."""
+        assert len(request.output_ids) + len(token_ids) < request.max_new_tokens, "one more is sampled"
+        if request.phase is Phase.DECODE and token_ids:
+            self._extend(request)
+        if request.phase is Phase.PREFILL:
+            request.drafts = token_ids
+            request.target_len = request.num_known + len(token_ids)
 
     def _extend(self, request: Request) -> None:
         request.phase = Phase.PREFILL
@@ -196,12 +204,13 @@ class Scheduler:
         """Append a step's tokens to its requests; those that have ended are skipped.
 
         Yields the requests that went on, for the caller to read their latest token: first all of them (also those
-        that want none and are computed now), then again those whose draft was accepted, with the token behind it,
-        unless the caller ended them or appended to them in between."""
+        that want none and are computed now), then again those whose first draft was accepted, with the token behind
+        it, and so on, unless the caller ended them or appended other tokens in between."""
         for b, logprobs in result.input_logprobs.items():
             step.requests[b].input_logprobs.append(logprobs)
         for b, logprobs in result.output_logprobs.items():
-            step.requests[b].output_logprobs.append(logprobs)
+            if b not in result.checks:
+                step.requests[b].output_logprobs.append(logprobs)
         for b, pooled in result.pooled.items():
             request = step.requests[b]
             if request.phase is not Phase.WAITING:  # a retracted one begins anew
@@ -221,7 +230,9 @@ class Scheduler:
             if request.phase is not Phase.DONE and step.batch.kv_lens[b] == request.target_len:
                 request.match = None
                 if b in result.checks:
-                    verified.append(self._verified(request, result.checks[b], tokens[b]))
+                    sampled = [*result.checks[b].tolist(), tokens[b]]
+                    parts = result.output_logprobs[b].split() if b in result.output_logprobs else []
+                    verified.append(self._verified(request, sampled, parts))
                     continue
                 if request.max_new_tokens:
                     request.output_ids.append(tokens[b])
@@ -229,19 +240,10 @@ class Scheduler:
         self.counters.generated_tokens += len(advanced)
         return _groups(advanced, verified)
 
-    def _verified(self, request: Request, check: int, token: int) -> Iterator[Request]:
-        """Append the token sampled in place of the draft, and if equal, the next one."""
-        stands = check == request.draft
-        self._rows.kv_len[request.row] -= not stands  # the draft's KV will be overwritten
-        request.draft, request.phase = None, Phase.DECODE
-        for number, sampled in enumerate((check, token) if stands else (check,)):
-            request.output_ids.append(sampled)
-            self.counters.generated_tokens += 1
-            self.counters.verified_tokens += number
-            yield request
-            if request.phase is not Phase.DECODE:  # it has ended or got tokens
-                return
-        self._extend(request)
+    def _verified(self, request: Request, sampled: list[int], logprobs: list[Logprobs]) -> Iterator[Request]:
+        yield from verified(request, sampled, logprobs, self._rows, self.counters)
+        if request.phase is Phase.DECODE:
+            self._extend(request)
 
     # ── what goes into a batch ──────────────────────────────────────────────────────────────────────────────────
 
@@ -273,18 +275,20 @@ class Scheduler:
 
     def _continue_prompts(self, tokens_left: int) -> list[Chunk]:
         chunks: list[Chunk] = []
-        for request in self._running.values():
+        started = [request for request in self._running.values() if request.phase is Phase.PREFILL]
+        started.sort(key=lambda request: not request.output_ids)  # outputs go on beside long prompts
+        for request in started:
             if tokens_left <= 0:
                 break
-            if request.phase is Phase.PREFILL:
-                start = int(self._rows.kv_len[request.row])
-                self.memory.give_back(request)
-                end = self.memory.reach(request, min(request.computable_len, start + tokens_left))
-                if request.draft is not None and end < request.target_len:  # verified at once or not at all
-                    request.draft, request.target_len = None, request.num_known
-                if end > start:
-                    chunks.append(Chunk(request, start, end))
-                    tokens_left -= end - start
+            start = int(self._rows.kv_len[request.row])
+            self.memory.give_back(request)
+            end = self.memory.reach(request, min(request.computable_len, start + tokens_left))
+            if request.drafts and end < request.target_len:  # verified at once or not at all
+                request.drafts, request.target_len = (), request.num_known
+                end = min(end, request.target_len)
+            if end > start:
+                chunks.append(Chunk(request, start, end))
+                tokens_left -= end - start
         return chunks
 
     def _admit(self, tokens_left: int, setups: list[RowSetup]) -> list[Chunk]:
@@ -374,7 +378,7 @@ class Scheduler:
         requests = decodes + [chunk.request for chunk in chunks]
         for chunk in chunks:
             if chunk.is_last:
-                wants_more = Phase.DECODE if chunk.request.draft is None else Phase.VERIFY
+                wants_more = Phase.VERIFY if chunk.request.drafts else Phase.DECODE
                 chunk.request.phase = wants_more if chunk.request.max_new_tokens else Phase.DRAINING
                 self._decodes = None
         sampling = batch.rows[batch.samples]
@@ -415,7 +419,7 @@ class Scheduler:
         will be a hit."""
         self._leave(request)
         request.phase = Phase.WAITING
-        request.draft = request.pooled = None
+        request.drafts, request.pooled = (), None
         request.num_retractions += 1
         self.counters.retractions += 1
         self._lengths.retracted()

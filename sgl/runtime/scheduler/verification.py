@@ -1,0 +1,59 @@
+"""Drafts: whose next step may have some, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sgl.runtime.batch import Logprobs
+from sgl.runtime.scheduler.counters import Counters
+from sgl.runtime.scheduler.request import Phase, Request
+from sgl.runtime.scheduler.rows import RowTable
+
+
+def may_draft(request: Request, table: RowTable) -> bool:
+    """Whether the next step computes a running request's last known token, and could verify drafts behind it. Not with
+    penalties, which count tokens that are sampled for good."""
+    if not request.output_ids or request.params.has_penalties:
+        return False
+    if request.phase is Phase.DECODE:
+        return bool(table.kv_len[request.row] == request.num_known - 1)
+    return request.phase is Phase.PREFILL and not request.waits_for_grammar
+
+
+def verified(
+    request: Request, sampled: list[int], logprobs: list[Logprobs], table: RowTable, counters: Counters
+) -> Iterator[Request]:
+    """Append the tokens sampled in place of drafts, up to the first that differs from its draft, or all and the one
+    behind them; yields the request after each, for the caller to read it. Ends when it has ended, or got other tokens
+    than were sampled.
+
+    sampled: [drafts + 1]. logprobs: likewise, or none.
+    """
+    drafts, row = request.drafts, request.row
+    standing = next((i for i, draft in enumerate(drafts) if sampled[i] != draft), len(drafts))
+    del sampled[standing + 1 :]
+    table.kv_len[row] -= len(drafts) - standing  # the others' KV will be overwritten
+    request.drafts, request.phase = (), Phase.DECODE
+    request.num_drafted += len(drafts)
+    request.num_accepted += standing
+    counters.drafted_tokens += len(drafts)
+    counters.verified_tokens += standing
+    outputs, first, number = request.output_ids, len(request.output_ids), 0
+    while number < len(sampled):
+        outputs.append(sampled[number])
+        request.output_logprobs += logprobs[number : number + 1]
+        counters.generated_tokens += 1
+        number += 1
+        request.num_ahead = len(sampled) - number
+        yield request
+        phase = request.phase
+        if phase is Phase.PREFILL:  # the caller appended tokens, perhaps those that were sampled
+            while number < len(sampled) and outputs[first + number : first + number + 1] == [sampled[number]]:
+                number += 1
+            table.kv_len[row] = min(int(table.kv_len[row]), request.prompt_len + first + number)
+            if number == len(sampled) or first + number < len(outputs):
+                break
+            request.phase = Phase.DECODE
+        elif phase is not Phase.DECODE:  # it has ended
+            break
+    request.num_ahead = 0

@@ -1,0 +1,218 @@
+"""Speculation changes no token: engines with drafters of every kind against one without, on the CPU in float32."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sgl import Engine
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft, Drafter
+from sgl.runtime.speculate.lookup import Lookup
+from sgl.runtime.speculate.pools import Pools
+from sgl.runtime.speculate.speculator import Speculator
+from tests.tiny_models import tiny_checkpoint
+
+DATE = r"(?P<year>20[0-9]{2})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+RECORD: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "identifier": {"type": "integer", "maximum": 99},
+        "surname": {"type": "string", "maxLength": 5},
+        "telephone": {"enum": ["none", "nonesuch"]},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["identifier", "surname", "telephone", "flags"],
+    "additionalProperties": False,
+}
+
+
+class Oracle:
+    """Drafts what plain decoding gave, by prompt and seed, with mistakes now and then."""
+
+    name, costs_device_time = "oracle", False
+
+    def __init__(self, outputs: dict[tuple[tuple[int, ...], int], list[int]], mistakes: float, seed: int) -> None:
+        self._outputs = outputs
+        self._mistakes = mistakes
+        self._rng = random.Random(seed)
+        self.entered: set[int] = set()
+        self.num_judged = 0
+
+    def enter(self, request: Request) -> None:
+        assert request.uid not in self.entered
+        self.entered.add(request.uid)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._draft(ask) for ask in asks]
+
+    def _draft(self, ask: Ask) -> Draft:
+        request, rng = ask.request, self._rng
+        assert request.uid in self.entered
+        assert ask.num_computed < request.num_known
+        assert ask.most > 0
+        if rng.random() < 0.2:
+            return NO_DRAFT
+        known = self._outputs.get((tuple(request.prompt_ids.tolist()), request.seed), [])
+        ahead = known[len(request.output_ids) :][: rng.randint(0, ask.most)]
+        return Draft([rng.randrange(256) if rng.random() < self._mistakes else token for token in ahead])
+
+    def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
+        assert 0 <= num_standing <= len(draft.token_ids)
+        assert num_standing == 0 or draft.token_ids[0] in request.output_ids
+        self.num_judged += 1
+
+    def leave(self, request: Request) -> None:
+        self.entered.discard(request.uid)
+
+
+def speculate(engine: Engine, drafters: list[Drafter], most: int = 5) -> None:
+    """Give an engine these drafters."""
+    loop = engine._loop
+
+    def replace() -> None:
+        loop._speculator = Speculator(engine._scheduler, drafters, most=most, jumps=loop._jump_forward)
+
+    loop.call(replace)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("model"), with_tokenizer=True)
+
+
+def requests(temperature: float) -> tuple[list[str], list[dict[str, Any]]]:
+    base = {"temperature": temperature, "max_new_tokens": 40}
+    kinds: list[dict[str, Any]] = [
+        {"json_schema": RECORD, "max_new_tokens": 70},
+        {"json_schema": RECORD, "max_new_tokens": 9},
+        {"json_schema": RECORD, "stop": "phone"},
+        {"json_schema": RECORD, "frequency_penalty": 0.5},
+        {"regex": DATE},
+        {"ignore_eos": True, "max_new_tokens": 25},
+        {"stop": ["e", "q"], "min_new_tokens": 3},
+        {"top_k": 5, "top_p": 0.9, "n": 2},
+        {"logit_bias": {"70": 4.0}, "max_new_tokens": 1},
+        {"json_schema": RECORD, "max_new_tokens": 33},
+    ]
+    params = [{**base, **kinds[i % len(kinds)], "seed": i} for i in range(20)]
+    return [f"a record of {'very ' * (i % 5)}much:" for i in range(20)], params
+
+
+def told(results: list[dict[str, Any]]) -> list[Any]:
+    """What speculation may not change."""
+    return [(r["text"], r["output_ids"], r["meta_info"]["finish_reason"]) for r in results]
+
+
+def outputs_of(engine: Engine, prompts: list[str], params: list[dict[str, Any]]) -> dict[Any, list[int]]:
+    """By prompt and seed, from plain requests."""
+    outputs: dict[Any, list[int]] = {}
+    loop_end = engine._loop._end
+
+    def end(submission: Any, reason: Any) -> None:
+        request = submission.request
+        outputs[tuple(request.prompt_ids.tolist()), request.seed] = list(request.output_ids)
+        loop_end(submission, reason)
+
+    engine._loop._end = end  # type: ignore[method-assign]
+    engine.generate(prompt=prompts, sampling_params=params)
+    engine._loop._end = loop_end  # type: ignore[method-assign]
+    return outputs
+
+
+@pytest.fixture(scope="module", params=[0.0, 1.2], ids=["greedy", "sampled"])
+def plain(folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    prompts, params = requests(request.param)
+    with Engine(folder, dtype="float32", disable_overlap_schedule=True) as engine:
+        expected = told(engine.generate(prompt=prompts, sampling_params=params))
+        yield prompts, params, expected, outputs_of(engine, prompts, params)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"page_size": 1, "chunked_prefill_size": 7, "disable_overlap_schedule": False},
+        pytest.param(
+            {"page_size": 4, "max_total_tokens": 160, "schedule_conservativeness": 0.01, "max_running_requests": 8},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"disable_radix_cache": True, "chunked_prefill_size": 3}, marks=pytest.mark.slow),
+    ],
+    ids=["plain", "run-ahead", "tight", "no-cache"],
+)
+def test_random_drafters_change_no_token(folder: Path, plain: Any, options: dict[str, Any]) -> None:
+    prompts, params, expected, outputs = plain
+    with Engine(folder, dtype="float32", check_ledger=True, **options) as engine:
+        for mistakes in (0.0, 0.3, 1.0):
+            oracle = Oracle(outputs, mistakes, seed=int(10 * mistakes))
+            speculate(engine, [oracle])
+            assert told(engine.generate(prompt=prompts, sampling_params=params)) == expected
+            assert not oracle.entered
+            counters = engine._scheduler.counters
+            assert oracle.num_judged
+            assert counters.verified_tokens < counters.drafted_tokens or not mistakes
+        assert engine.check_ledger() == []
+
+
+def test_lookups_change_no_token_and_save_steps(folder: Path, plain: Any) -> None:
+    prompts, params, expected, _ = plain
+    steps = []
+    with Engine(folder, dtype="float32", check_ledger=True) as engine:
+        for drafters in ([], [Lookup(Pools())]):
+            speculate(engine, drafters)
+            before = engine._scheduler.counters.steps
+            assert told(engine.generate(prompt=prompts, sampling_params=params)) == expected
+            steps.append(engine._scheduler.counters.steps - before)
+    assert steps[1] <= steps[0]
+
+
+def test_logprobs_of_drafts_that_stand_are_those_of_plain_decoding(folder: Path, plain: Any) -> None:
+    prompts, params, _, outputs = plain
+    params = [{**its, "n": 1} for its in params]
+    asked: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [5, 9]}
+    asked |= {"prompt": prompts, "sampling_params": params}
+    with Engine(folder, dtype="float32", disable_overlap_schedule=True, disable_jump_forward=True) as engine:
+        expected = engine.generate(**asked)
+        speculate(engine, [Oracle(outputs, 0.2, seed=1)])
+        results = engine.generate(**asked)
+        assert engine._scheduler.counters.verified_tokens
+    assert told(results) == told(expected)
+    for result, wanted in zip(results, expected, strict=True):
+        for name in ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"):
+            got, right = ([_numbers(entry) for entry in r["meta_info"][name]] for r in (result, wanted))
+            assert np.allclose(got, right, atol=1e-4)
+
+
+def _numbers(entry: Any) -> list[float]:
+    if isinstance(entry[0], list):
+        return [x for each in entry for x in each[:2]]
+    return entry[:2]
+
+
+def test_streams_and_aborts_amid_drafts_leave_nothing_behind(folder: Path, plain: Any) -> None:
+    prompts, params, expected, outputs = plain
+    with Engine(folder, dtype="float32", check_ledger=True) as engine:
+        oracle = Oracle(outputs, 0.1, seed=3)
+        speculate(engine, [oracle])
+        for number, (prompt, its) in enumerate(zip(prompts, params, strict=True)):
+            if its.get("n", 1) > 1:
+                continue
+            events = engine.generate(prompt=prompt, sampling_params=its, stream=True)
+            texts = []
+            for event in events:
+                texts.append(event["text"])
+                if number % 3 == 0 and len(texts) > 2:
+                    events.close()
+                    break
+            else:
+                assert texts == sorted(texts, key=len)
+                assert (texts[-1], event["output_ids"], event["meta_info"]["finish_reason"]) in expected
+        engine.abort(None)
+        assert not oracle.entered
+        assert engine.check_ledger() == []
