@@ -293,6 +293,10 @@ def test_experts_in_eight_bits_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mixtures of experts") as caught:
         check_quantization(options, config, torch.device("cpu"))
     assert caught.value.option == "quantization"
+    check_quantization(EngineConfig(model_path=config.path, quantization="int4"), config, torch.device("cpu"))
+    options = EngineConfig(model_path=config.path, quantization="int4", tp_size=2)
+    with pytest.raises(ConfigError, match="multiples of 32"):
+        check_quantization(options, config, torch.device("cpu"))
 
 
 @pytest.mark.gpu

@@ -180,7 +180,7 @@ def test_quantized_checkpoints_of_other_decoders(
     )
     prompt = random_sequences(384, lengths=(40, 20))[0]
     expected = Reference(dense, architecture).logprobs(prompt)
-    for is_packed in (False, True) if impl == "sgl" else (False,):
+    for is_packed in (False,) if impl == "transformers" else (False, True):
         monkeypatch.setattr(loader, "keeps_groups", lambda device, is_packed=is_packed: is_packed)
         with Engine(str(folder), **{**OPTIONS, "model_impl": impl}) as engine:
             assert engine.get_server_info()["checkpoint_format"].startswith("safetensors: ")

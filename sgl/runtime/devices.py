@@ -75,9 +75,10 @@ def check_quantization(config: EngineConfig, model: Config, device: torch.device
             "here",
             option="quantization",
         )
-    if model.experts is not None:
+    if model.experts is not None and config.quantization != "int4":
         raise ConfigError(
-            f"{option} is for dense layers, and {model.path} has mixtures of experts: leave it out",
+            f"{option} is for dense layers, and {model.path} has mixtures of experts: leave it out, or set "
+            "quantization='int4'",
             option="quantization",
         )
     if model.scheme is not None:
@@ -96,7 +97,10 @@ def check_quantization(config: EngineConfig, model: Config, device: torch.device
                 f"{option} multiplies into bfloat16, and dtype is {dtype_name(dtype)}: set dtype='bfloat16'",
                 option="quantization",
             )
-    widths = (model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
+    experts, of_heads = model.experts, model.num_heads * model.head_dim
+    inner = [of_heads, *(() if experts is not None and all(experts.layers) else (model.intermediate_size,))]
+    inner += [] if experts is None else [experts.intermediate_size, experts.shared_size or side]
+    widths = (model.hidden_size, *(width // config.tp_size for width in inner))
     if any(width % side for width in (*widths, model.num_kv_heads * model.head_dim)):
         raise ConfigError(
             f"{option} needs matrices whose sides are multiples of {side}; {model.path} has {widths}",

@@ -7,6 +7,8 @@ from typing import Literal
 
 import torch
 
+from sgl.kernels.moe.packed import ExpertMatrices
+
 MOST_GROUPS = 16
 
 
@@ -22,8 +24,8 @@ class Experts(_Counter):
     """A layer's experts, or a rank's columns of them, and their router. Gated by silu, or as `clamped` says."""
 
     router: torch.Tensor  # [num_experts, hidden]; one row more, if there is one, is the gate of a shared expert
-    gate_up: torch.Tensor  # [num_experts + num_shared, 2 * intermediate, hidden], gates first
-    down: torch.Tensor  # [num_experts + num_shared, hidden, intermediate]
+    gate_up: ExpertMatrices  # [num_experts + num_shared, 2 * intermediate, hidden], gates first
+    down: ExpertMatrices  # [num_experts + num_shared, hidden, intermediate]
     top_k: int  # experts that a token chooses
     normalises: bool  # weights of a token's chosen experts, to a sum of one
     scores: Literal["softmax", "sigmoid"] = "softmax"  # of the router's logits: the weights
@@ -41,6 +43,13 @@ class Experts(_Counter):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scored", torch.zeros(1, dtype=torch.int32, device=self.router.device))
+
+    @property
+    def unpacked(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """gate_up and down, none of which is packed."""
+        assert isinstance(self.gate_up, torch.Tensor)
+        assert isinstance(self.down, torch.Tensor)
+        return self.gate_up, self.down
 
     @property
     def num_experts(self) -> int:

@@ -17,10 +17,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.moe import packed_triton
 from sgl.kernels.moe.experts import Experts
+from sgl.kernels.moe.packed import ExpertMatrices, PackedExperts
 from sgl.kernels.moe.route_triton import (
+    find,
     gated_by,
     group_ranks,
+    most_blocks,
     of_choice,
     rules,
     scores_of,
@@ -112,8 +116,8 @@ def mixture_of(
 
 def _multiply(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
     weights: torch.Tensor,
     counts: torch.Tensor,
     lists: torch.Tensor,
@@ -132,6 +136,11 @@ def _multiply(
     gated = x.new_empty(num_pairs, size)
     for is_down, tiles in enumerate(plan):
         num_rows = hidden if is_down else size
+        matrices = down if is_down else gate_up
+        if isinstance(matrices, PackedExperts):
+            inputs, to = (gated, out) if is_down else (x, gated)
+            packed_triton.multiply(inputs, matrices, weights, counts, lists, to, experts, is_down=bool(is_down))
+            continue
         blocks = most_blocks(num_pairs, num_experts, tiles.tokens)
         tensors = (gated, down, weights, counts, lists, out) if is_down else (x, gate_up, counts, lists, gated)
         gates = {} if is_down else {"alpha": alpha, "limit": limit}
@@ -160,12 +169,6 @@ def choose(pairs_per_expert: float, itemsize: int) -> Plan:
     if itemsize == 4:
         return _WIDE
     return next((plan for most, plan in PLANS.items() if pairs_per_expert <= most), MANY)
-
-
-def most_blocks(num_pairs: int, num_experts: int, block: int) -> int:
-    """As many blocks as num_pairs may fill, each of one expert's pairs."""
-    most_used = min(num_experts, num_pairs)
-    return most_used + (num_pairs - most_used) // block
 
 
 def _scores(
@@ -326,20 +329,6 @@ def _enlist(ids, counts, lists, num_tokens, top_k: tl.constexpr, block: tl.const
     tl.store(lists + experts * num_tokens + place, pairs, mask=is_pair)
 
 
-@triton.jit
-def _find(counts, block, num_experts, num_padded: tl.constexpr, block_tokens: tl.constexpr):
-    """A block's expert, its first row among the expert's pairs, how many those are, and how many are before."""
-    index = tl.arange(0, num_padded)
-    its = tl.load(counts + index, mask=index < num_experts, other=0)
-    blocks = (its + block_tokens - 1) // block_tokens
-    ends = tl.cumsum(blocks, 0)
-    expert = tl.sum((ends <= block).to(tl.int32), 0)
-    is_before = index < expert
-    first = (block - tl.sum(tl.where(is_before, blocks, 0), 0)) * block_tokens
-    count = tl.sum(tl.where(index == expert, its, 0), 0)
-    return expert, first, count, tl.sum(tl.where(is_before, its, 0), 0)
-
-
 @triton.jit(do_not_specialize=["num_tokens"])
 def _gate_up(
     x,
@@ -366,7 +355,7 @@ def _gate_up(
         gdc_launch_dependents()
         gdc_wait()
     num_tiles = tl.cdiv(size, block_rows)
-    expert, first, count, before = _find(
+    expert, first, count, before = find(
         counts, tl.program_id(0) // num_tiles, num_experts, num_padded, block_tokens
     )
     if expert >= num_experts:
@@ -427,7 +416,7 @@ def _down(
         gdc_launch_dependents()
         gdc_wait()
     num_tiles = tl.cdiv(size, block_rows)
-    expert, first, count, before = _find(
+    expert, first, count, before = find(
         counts, tl.program_id(0) // num_tiles, num_experts, num_padded, block_tokens
     )
     if expert >= num_experts:

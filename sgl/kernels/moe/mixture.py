@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from sgl.kernels.layers.activation import clamped_and_mul, silu_and_mul
 from sgl.kernels.moe.experts import Experts
+from sgl.kernels.moe.packed import ExpertMatrices, matrix_of
 
 LEAST_SUM = 1e-20  # of weights that are normalised, as DeepSeek adds it
 
@@ -72,8 +73,8 @@ def route(logits: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.T
 
 def _summed(
     x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
     weights: torch.Tensor,
     ids: torch.Tensor,
     experts: Experts | None = None,
@@ -93,10 +94,11 @@ def _summed(
         its = tokens[start:end]
         biases = (None, None) if experts is None else (experts.gate_up_bias, experts.down_bias)
         before, after = (None if bias is None else bias[expert] for bias in biases)
-        product = functional.linear(x[its], gate_up[expert], before)
+        product = functional.linear(x[its], matrix_of(gate_up, expert, x.dtype), before)
         if experts is None or experts.clamped is None:
             gated = silu_and_mul(product)
         else:
             gated = clamped_and_mul(product, *experts.clamped)
-        out.index_add_(0, its, functional.linear(gated, down[expert], after).float() * scales[start:end])
+        product = functional.linear(gated, matrix_of(down, expert, x.dtype), after)
+        out.index_add_(0, its, product.float() * scales[start:end])
     return out

@@ -1,5 +1,5 @@
-"""The choice of experts, and the gates within them, in Triton, as mixture.py defines both. Imported only where Triton
-is."""
+"""The choice of experts, their blocks of pairs and their gates in Triton, as mixture.py defines them. Imported only
+where Triton is."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -28,6 +28,12 @@ def rules(experts: Experts) -> dict[str, Any]:
         "num_experts": experts.num_experts,
         "num_padded": triton.next_power_of_2(experts.num_experts),
     }
+
+
+def most_blocks(num_pairs: int, num_experts: int, block: int) -> int:
+    """As many blocks as num_pairs may fill, each of one expert's pairs."""
+    most_used = min(num_experts, num_pairs)
+    return most_used + (num_pairs - most_used) // block
 
 
 @triton.jit
@@ -105,3 +111,17 @@ def gated_by(gates, ups, alpha: tl.constexpr, limit: tl.constexpr):
         ups = tl.minimum(tl.maximum(ups, -limit), limit) + 1.0
         turned = alpha * gates
     return gates / (1.0 + tl.exp(-turned)) * ups
+
+
+@triton.jit
+def find(counts, block, num_experts, num_padded: tl.constexpr, block_tokens: tl.constexpr):
+    """A block's expert, its first row among the expert's pairs, how many those are, and how many are before."""
+    index = tl.arange(0, num_padded)
+    its = tl.load(counts + index, mask=index < num_experts, other=0)
+    blocks = (its + block_tokens - 1) // block_tokens
+    ends = tl.cumsum(blocks, 0)
+    expert = tl.sum((ends <= block).to(tl.int32), 0)
+    is_before = index < expert
+    first = (block - tl.sum(tl.where(is_before, blocks, 0), 0)) * block_tokens
+    count = tl.sum(tl.where(index == expert, its, 0), 0)
+    return expert, first, count, tl.sum(tl.where(is_before, its, 0), 0)

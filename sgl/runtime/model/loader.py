@@ -16,12 +16,14 @@ from safetensors import SafetensorError, safe_open
 
 from sgl.errors import ConfigError, WeightsError
 from sgl.kernels.layers.grouped import GroupedMatrix
+from sgl.kernels.moe.packed import PackedExperts
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
+from sgl.runtime.model.quantized.experts import pack_experts, quantized_experts
 from sgl.runtime.model.quantized.library import multiply_by_library
 from sgl.runtime.model.quantized.pack import grouped
 from sgl.runtime.model.quantized.scheme import QuantScheme
@@ -174,7 +176,10 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
         folder,
     )
     packed = _packed_matrices(config, entries, quantized, shard) if keeps_groups(device) else {}
-    weights = allocate_weights(config, dtype, device, tied=tied, shard=shard, without=packed.keys())
+    of_experts = quantized_experts(config, entries, quantized, shard) if keeps_groups(device) else {}
+    without = packed.keys() | of_experts.keys()
+    weights = allocate_weights(config, dtype, device, tied=tied, shard=shard, without=without)
+    pack_experts(weights, of_experts, config, entries, quantized, shard, device)
     for (layer, name), modules in packed.items():
         codes = [
             quantized.codes(entries[module].name, entries[module].part(shard.part(module, config)))
@@ -255,9 +260,11 @@ def _packed_matrices(
 
 def _say_packed(weights: Weights, scheme: QuantScheme | None, dtype: torch.dtype) -> None:
     matrices = [matrix for layer in weights.layers for _, matrix in layer.matrices()]
-    num_packed = sum(isinstance(matrix, GroupedMatrix) for matrix in matrices)
+    experts = [layer.experts for layer in weights.layers if layer.experts is not None]
+    of_experts = [matrices for its in experts for matrices in (its.gate_up, its.down)]
+    num_packed = sum(isinstance(its, GroupedMatrix | PackedExperts) for its in (*matrices, *of_experts))
     message = "%s: of the layers' %d matrices, %d stay as they are, and the others are in %s"
-    logger.info(message, scheme, len(matrices), num_packed, dtype_name(dtype))
+    logger.info(message, scheme, len(matrices) + len(of_experts), num_packed, dtype_name(dtype))
 
 
 def _unfused(entries: dict[str, Entry], config: ModelConfig) -> dict[str, Entry]:

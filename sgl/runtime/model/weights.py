@@ -15,6 +15,7 @@ import torch
 from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.kernels.layers.linear import Fp8Matrix, Matrix, PackedMatrix, prepare
 from sgl.kernels.moe.experts import Experts
+from sgl.kernels.moe.packed import ExpertMatrices, PackedExperts
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES, ExpertNames
 from sgl.runtime.model.rotary import rotary_order
@@ -112,10 +113,12 @@ class Weights:
         yield self.norm
 
     def quantize(self, kind: Literal["fp8", "int4"]) -> None:
-        """Quantise the layers' matrices to 8 or 4 bits; embedding and head stay. On a CPU, which has no kernel for 4
-        bits, the rounded numbers stay in the matrices' dtype. Not for experts."""
+        """Quantise the layers' matrices to 8 or 4 bits, experts to 4; embedding, head and routers stay. On a CPU, which
+        has no kernel for 4 bits, the rounded numbers stay in the matrices' dtype."""
         for layer in self.layers:
-            assert layer.experts is None, "startup refuses them"
+            if layer.experts is not None:
+                gate_up, down = map(_rounded_experts, (layer.experts.gate_up, layer.experts.down))
+                layer.experts = replace(layer.experts, gate_up=gate_up, down=down)
             for name, matrix in layer.matrices():
                 if isinstance(matrix, torch.Tensor):
                     setattr(layer, name, _rounded(matrix, kind))
@@ -152,6 +155,16 @@ def _rounded(matrix: torch.Tensor, kind: Literal["fp8", "int4"]) -> Matrix:
     return rounded if keeps_groups(matrix.device) else rounded.dequantized(matrix.dtype)
 
 
+def _rounded_experts(matrices: ExpertMatrices) -> ExpertMatrices:
+    """In four bits."""
+    assert isinstance(matrices, torch.Tensor), "quantised checkpoints are refused"
+    if keeps_groups(matrices.device):
+        return PackedExperts.rounded(matrices)
+    for matrix in matrices:
+        matrix.copy_(GroupedMatrix.rounded(matrix).dequantized(matrix.dtype))
+    return matrices
+
+
 def _count(matrix: Matrix) -> int:
     """Its elements."""
     return math.prod(matrix.shape if isinstance(matrix, GroupedMatrix) else next(matrix_tensors(matrix)).shape)
@@ -167,7 +180,7 @@ def packed(matrix: Matrix) -> Matrix:
 def _part_gates(experts: Experts) -> None:
     """Bring rows of each gate and its up into an order of all gates, then all ups, in place."""
     for its in (experts.gate_up, experts.gate_up_bias):
-        for expert in () if its is None else its:
+        for expert in its if isinstance(its, torch.Tensor) else ():
             expert.copy_(torch.cat((expert[::2], expert[1::2])))
 
 
@@ -178,13 +191,15 @@ def _rows(matrix: Matrix, bias: torch.Tensor | None) -> Iterator[torch.Tensor]:
     yield from (tensor for tensor in (*its, bias) if tensor is not None)
 
 
-def matrix_tensors(matrix: Matrix | Experts) -> Iterator[torch.Tensor]:
+def matrix_tensors(matrix: Matrix | Experts | PackedExperts) -> Iterator[torch.Tensor]:
     """That hold it."""
     if isinstance(matrix, torch.Tensor):
         yield matrix
     else:
-        values = (getattr(matrix, field.name) for field in fields(matrix))
-        yield from (value for value in values if isinstance(value, torch.Tensor))
+        for field in fields(matrix):
+            value = getattr(matrix, field.name)
+            if isinstance(value, torch.Tensor | PackedExperts):
+                yield from matrix_tensors(value)
         if isinstance(matrix, GroupedMatrix) and matrix.of_several is not None:
             yield from matrix.of_several.tensors()
 
@@ -246,8 +261,10 @@ def allocate_weights(
         if experts is not None:
             its.experts = Experts(
                 router=tensor(experts.num_experts + (experts.shared_size is not None), hidden),
-                gate_up=tensor(experts.num_experts, 2 * experts.intermediate_size, hidden),
-                down=tensor(experts.num_experts, hidden, experts.intermediate_size),
+                gate_up=matrix(
+                    layer, "experts.gate_up", experts.num_experts, 2 * experts.intermediate_size, hidden
+                ),
+                down=matrix(layer, "experts.down", experts.num_experts, hidden, experts.intermediate_size),
                 top_k=experts.top_k,
                 normalises=experts.normalises,
                 clamped=experts.clamped,
@@ -309,26 +326,30 @@ def checkpoint_tensors(
 
 
 def _expert_tensors(experts: Experts, names: ExpertNames, *, fused: bool) -> Mapping[str, torch.Tensor | None]:
-    """A layer's experts and routers by their names in it."""
+    """A layer's experts and routers by their names in it, but packed ones."""
+    gate_ups, downs = (its if isinstance(its, torch.Tensor) else None for its in (experts.gate_up, experts.down))
     if names.is_turned:
         return {
             "mlp.router.weight": experts.router,
             "mlp.router.bias": experts.router_bias,
-            f"mlp.{GATE_UP}": experts.gate_up.transpose(1, 2),
+            f"mlp.{GATE_UP}": None if gate_ups is None else gate_ups.transpose(1, 2),
             f"mlp.{GATE_UP}_bias": experts.gate_up_bias,
-            f"mlp.{DOWN}": experts.down.transpose(1, 2),
+            f"mlp.{DOWN}": None if downs is None else downs.transpose(1, 2),
             f"mlp.{DOWN}_bias": experts.down_bias,
         }
     block = "mlp" if fused else names.block
-    num_experts, _, size = experts.down.shape
-    parts = {
+    num_experts = len(experts.down)
+    parts: dict[str, torch.Tensor | None] = {
         f"{block}.gate.weight": experts.router[:num_experts],
         f"{block}.shared_expert_gate.weight": experts.router[num_experts:],
     }
     if fused:
-        return parts | {f"{block}.{GATE_UP}": experts.gate_up, f"{block}.{DOWN}": experts.down}
-    for index, (gate_up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
+        return parts | {f"{block}.{GATE_UP}": gate_ups, f"{block}.{DOWN}": downs}
+    for index in range(num_experts):
         expert = f"{block}.experts.{index}"
-        parts[f"{expert}.{names.gate}.weight"], parts[f"{expert}.{names.up}.weight"] = gate_up.split(size)
-        parts[f"{expert}.{names.down}.weight"] = down
+        if gate_ups is not None:
+            gate, up = gate_ups[index].chunk(2)
+            parts |= {f"{expert}.{names.gate}.weight": gate, f"{expert}.{names.up}.weight": up}
+        if downs is not None:
+            parts[f"{expert}.{names.down}.weight"] = downs[index]
     return parts

@@ -97,7 +97,7 @@ class HybridWeights:
         yield self.norm
         for part in self._parts():
             if isinstance(part, SparseWeights):
-                yield from (part.experts.router, part.experts.gate_up, part.experts.down)
+                yield from (part.experts.router, *part.experts.unpacked)
                 continue
             for field in fields(part):
                 value = getattr(part, field.name)
@@ -374,7 +374,7 @@ def _dense_slots(name: str, its: DenseWeights) -> dict[str, _Slot]:
 
 
 def _sparse_slots(its: SparseWeights, *, fused: bool) -> dict[str, _Slot]:
-    experts = its.experts
+    experts, (gate_ups, downs) = its.experts, its.experts.unpacked
     slots = {
         "mlp.gate.weight": _into(experts.router[:-1]),
         "mlp.shared_expert_gate.weight": _into(experts.router[-1:]),
@@ -383,10 +383,10 @@ def _sparse_slots(its: SparseWeights, *, fused: bool) -> dict[str, _Slot]:
     if fused:
         return {
             **slots,
-            "mlp.experts.gate_up_proj": _into(experts.gate_up),
-            "mlp.experts.down_proj": _into(experts.down),
+            "mlp.experts.gate_up_proj": _into(gate_ups),
+            "mlp.experts.down_proj": _into(downs),
         }
-    for expert, (gate_up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
+    for expert, (gate_up, down) in enumerate(zip(gate_ups, downs, strict=True)):
         slots |= _dense_slots(f"mlp.experts.{expert}", DenseWeights(gate_up, down))
     return slots
 

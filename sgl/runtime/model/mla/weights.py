@@ -183,13 +183,14 @@ def _expert_tensors(config: LatentConfig, experts: Experts) -> dict[str, Matrix 
         "mlp.gate.weight": experts.router,
         "mlp.gate.e_score_correction_bias": experts.bias,
     }
-    gates, ups = experts.gate_up.chunk(2, 1)
+    gate_up, down = experts.unpacked
+    gates, ups = gate_up.chunk(2, 1)
     for expert in range(num_experts):
         parts[f"mlp.experts.{expert}.gate_proj.weight"] = gates[expert]
         parts[f"mlp.experts.{expert}.up_proj.weight"] = ups[expert]
-        parts[f"mlp.experts.{expert}.down_proj.weight"] = experts.down[expert]
+        parts[f"mlp.experts.{expert}.down_proj.weight"] = down[expert]
     if config.num_shared:  # in a checkpoint one wide MLP, whose columns we cut among experts
         parts["mlp.shared_experts.gate_proj.weight"] = gates[num_experts:]
         parts["mlp.shared_experts.up_proj.weight"] = ups[num_experts:]
-        parts["mlp.shared_experts.down_proj.weight"] = experts.down[num_experts:].transpose(0, 1)
+        parts["mlp.shared_experts.down_proj.weight"] = down[num_experts:].transpose(0, 1)
     return parts

@@ -99,10 +99,15 @@ class QuantizedCheckpoint:
         except ValueError as error:
             self._fail(next(whole for last, whole in module.parts.items() if last.endswith("g_idx")), str(error))
 
+    def blocks(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Blocks and exponents of a tensor of experts in MXFP4, see `dequantize_mxfp4`."""
+        blocks, exponents = (self._read(tensor) for tensor in self._experts[name])
+        return blocks, exponents
+
     def dequantized(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
         """float32, or a part of it. Raises WeightsError."""
         if name in self._experts:
-            blocks, scales = (self._read(tensor) for tensor in self._experts[name])
+            blocks, scales = self.blocks(name)
             return torch.stack(
                 [dequantize_mxfp4(*both).t() for both in zip(blocks, scales, strict=True)]
                 if blocks.dim() == 4

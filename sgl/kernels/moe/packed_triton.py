@@ -1,0 +1,218 @@
+"""Products of several tokens with `PackedExperts` in Triton: as grouped_triton.py has them, of tiles that are
+dequantised in registers. Imported only where Triton is."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.grouped_triton import SIXTEEN, numbers
+from sgl.kernels.moe.experts import Experts
+from sgl.kernels.moe.packed import PackedExperts
+from sgl.kernels.moe.route_triton import find, gated_by, most_blocks
+
+_ROWS = 64  # of a tile; of gate_up, half are gates and half are ups
+_TILES = {16: (128, 6), 32: (128, 5), 64: (128, 4), 128: (128, 3)}
+"""Columns of a tile in four bits with inputs of two bytes, and its stages, by its tokens."""
+
+
+def multiply(
+    x: torch.Tensor,
+    matrices: PackedExperts,
+    weights: torch.Tensor,
+    counts: torch.Tensor,
+    lists: torch.Tensor,
+    out: torch.Tensor,
+    experts: Experts | None,
+    *,
+    is_down: bool,
+) -> None:
+    """Fill out by the lists of pairs by expert: [pairs, intermediate] of x [T, hidden], gated, or is_down: [top_k, T,
+    hidden] of x [pairs, intermediate], times the weights. experts: has their biases and gate."""
+    num_experts, size, width = matrices.shape
+    num_tokens, top_k = weights.shape
+    num_pairs = num_tokens * top_k
+    bias, alpha, limit = None, None, None
+    if experts is not None:
+        bias = experts.down_bias if is_down else experts.gate_up_bias
+        alpha, limit = experts.clamped or (None, None)
+    tokens = min(max(16, triton.next_power_of_2(triton.cdiv(num_pairs, num_experts))), 128)
+    columns, stages = _TILES[tokens]
+    columns = max(16 * 32 // matrices.bits, columns * 8 // (x.dtype.itemsize * matrices.bits))
+    own = _ROWS if is_down else _ROWS // 2
+    size = size if is_down else size // 2
+    _product[(most_blocks(num_pairs, num_experts, tokens) * triton.cdiv(size, own),)](
+        x,
+        *parts(matrices),
+        bias,
+        weights,
+        counts,
+        lists,
+        out,
+        num_tokens,
+        num_experts,
+        size,
+        SIXTEEN,
+        is_down=is_down,
+        alpha=alpha,
+        limit=limit,
+        has_bias=bias is not None,
+        width=width,
+        **layout(matrices),
+        has_whole_groups=matrices.group % columns == 0,
+        top_k=top_k,
+        num_padded=triton.next_power_of_2(num_experts),
+        block_tokens=tokens,
+        block_rows=_ROWS,
+        block_columns=columns,
+        num_warps=4,
+        num_stages=stages,
+        **overlap(x.device),
+    )
+
+
+def parts(matrices: PackedExperts) -> tuple[Any, ...]:
+    """A kernel's arguments."""
+    return matrices.values, matrices.scales, matrices.zeros
+
+
+def layout(matrices: PackedExperts) -> dict[str, Any]:
+    """A kernel's constants."""
+    return {
+        "num_groups": matrices.scales.shape[2],
+        "middle": matrices.middle,
+        "bits": matrices.bits,
+        "is_e2m1": matrices.is_e2m1,
+        "has_zeros": matrices.zeros is not None,
+    }
+
+
+@triton.jit
+def floats(words, j: tl.constexpr):
+    """The four-bit float j of each word, times two to the power of -126."""
+    numbers_of = (words << (22 - 3 * j)) & 0x01C00000
+    return (numbers_of | ((words << (7 - j)) & -0x80000000)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scales_of(scales, index, mask, is_e2m1: tl.constexpr):
+    """float32; of four-bit floats, times two to the power of 126."""
+    if is_e2m1:
+        exponents = tl.load(scales + index, mask=mask, other=0).to(tl.int32)
+        return ((exponents + 126) << 23).to(tl.float32, bitcast=True)
+    return tl.load(scales + index, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _product(
+    x,
+    values,
+    scales,
+    zeros,
+    bias,
+    weights,
+    counts,
+    lists,
+    out,
+    num_tokens,
+    num_experts,
+    size,
+    base,
+    is_down: tl.constexpr,
+    alpha: tl.constexpr,
+    limit: tl.constexpr,
+    has_bias: tl.constexpr,
+    width: tl.constexpr,
+    num_groups: tl.constexpr,
+    middle: tl.constexpr,
+    bits: tl.constexpr,
+    is_e2m1: tl.constexpr,
+    has_zeros: tl.constexpr,
+    has_whole_groups: tl.constexpr,
+    top_k: tl.constexpr,
+    num_padded: tl.constexpr,
+    block_tokens: tl.constexpr,
+    block_rows: tl.constexpr,
+    block_columns: tl.constexpr,
+    overlaps: tl.constexpr,
+):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    own: tl.constexpr = block_rows if is_down else block_rows // 2  # rows of the result
+    num_tiles = tl.cdiv(size, own)
+    expert, first_pair, count, before = find(
+        counts, tl.program_id(0) // num_tiles, num_experts, num_padded, block_tokens
+    )
+    if expert >= num_experts:
+        return
+    num_words: tl.constexpr = block_columns // 8 if bits == 4 else block_columns
+    row_width: tl.constexpr = width // 8 if bits == 4 else width
+    group_width: tl.constexpr = row_width // num_groups
+    places = first_pair + tl.arange(0, block_tokens)
+    is_pair = places < count
+    pairs = tl.load(lists + expert.to(tl.int64) * num_tokens + places, mask=is_pair, other=0)
+    tile = tl.arange(0, block_rows)
+    result = (tl.program_id(0) % num_tiles) * own + tile % own
+    words = tl.arange(0, num_words)
+    # gates, then what they gate
+    row = (expert.to(tl.int64) * (1 if is_down else 2) + tile // own) * size + tl.minimum(result, size - 1)
+    at = values + row[:, None] * row_width + words[None, :]
+    at_group = row[:, None] * num_groups
+    inputs_at = before + places if is_down else pairs // top_k
+    at_x = x + inputs_at.to(tl.int64)[None, :] * width
+    sums = tl.zeros([block_rows, block_tokens], tl.float32)
+    for first in range(0, row_width, num_words):
+        inside = (first + words < row_width)[None, :]
+        is_input = is_pair[None, :] & (first + words < row_width)[:, None]
+        codes_of = tl.load(at + first, mask=inside, other=0.0)
+        if has_whole_groups:  # their scales are applied to their sums
+            group = at_group + tl.minimum(first // group_width, num_groups - 1)
+            scale = scales_of(scales, group, group >= 0, is_e2m1)
+        else:
+            group = at_group + ((first + words) // group_width)[None, :]
+            scale = scales_of(scales, group, inside, is_e2m1)
+        if not has_zeros:
+            zero = tl.full(scale.shape, middle, tl.float32)
+        elif has_whole_groups:
+            zero = tl.load(zeros + group).to(tl.float32)
+        else:
+            zero = tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
+        of_group = tl.zeros([block_rows, block_tokens], tl.float32) if has_whole_groups else sums
+        if bits == 4:
+            columns = (first + words) // 4 * 32 + (first + words) % 4
+            for j in tl.static_range(8):
+                if is_e2m1:
+                    codes = floats(codes_of, j)
+                else:
+                    codes = numbers(codes_of, j, base) - ((256.0 if j % 2 == 0 else 16.0) + zero)
+                codes = codes if has_whole_groups else codes * scale
+                inputs = tl.load(at_x + (columns + 4 * j)[:, None], mask=is_input, other=0.0)
+                of_group = tl.dot(codes.to(inputs.dtype), inputs, of_group, input_precision="ieee")
+        else:
+            codes = codes_of.to(tl.float32) - zero
+            codes = codes if has_whole_groups else codes * scale
+            inputs = tl.load(at_x + (first + words)[:, None], mask=is_input, other=0.0)
+            of_group = tl.dot(codes.to(inputs.dtype), inputs, of_group, input_precision="ieee")
+        sums = sums + of_group * scale if has_whole_groups else of_group
+    if has_bias:
+        sums += tl.load(bias + row).to(tl.float32)[:, None]
+    if is_down:
+        sums *= tl.load(weights + pairs, mask=is_pair, other=0.0)[None, :]
+        to = out + ((pairs % top_k) * num_tokens + pairs // top_k).to(tl.int64)[None, :] * size + result[:, None]
+        tl.store(to, sums.to(out.dtype.element_ty), mask=is_pair[None, :] & (result < size)[:, None])
+    else:
+        both = tl.reshape(sums, [2, own, block_tokens])
+        is_gate = (tl.arange(0, 2) == 0)[:, None, None]
+        gates, ups = tl.sum(tl.where(is_gate, both, 0.0), 0), tl.sum(tl.where(is_gate, 0.0, both), 0)
+        result = (tl.program_id(0) % num_tiles) * own + tl.arange(0, own)
+        to = out + (before + places).to(tl.int64)[None, :] * size + result[:, None]
+        gated = gated_by(gates, ups, alpha, limit).to(out.dtype.element_ty)
+        tl.store(to, gated, mask=is_pair[None, :] & (result < size)[:, None])
