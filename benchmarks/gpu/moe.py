@@ -1,13 +1,14 @@
 """A layer's mixture of experts on one GPU: microseconds by number of tokens, beside the machine's floor and beside
 torch's grouped products.
 
-    python -m benchmarks.gpu.moe [MODEL] [--tokens 1,8,64] [--kernels] [--sweep] [--seconds 90]
+    python -m benchmarks.gpu.moe [MODEL] [--bits 4] [--tokens 1,8,64] [--kernels] [--sweep] [--seconds 90]
 
-MODEL is a folder with a config.json; without, the shape of Qwen3-30B-A3B. The floor is what it takes to read the
-experts that the tokens chose, or to compute their products, whichever is longer. Layers follow each other in a CUDA
-graph, so that none finds its weights in the cache. --kernels says what each kernel takes when none overlaps with
-another, and what it reads; --sweep tries other tiles than those that sgl.kernels.moe chooses, for so many seconds in
-all, and prints the best ones as that has them.
+MODEL is a folder with a config.json; without, the shape of Qwen3-30B-A3B, and `gpt-oss` that of gpt-oss-20b. --bits: 4
+or 8, as quantised checkpoints have them; torch's products beside them stay in bfloat16. The floor is what it takes to
+read the experts that the tokens chose, or to compute their products, whichever is longer. Layers follow each other in a
+CUDA graph, so that none finds its weights in the cache. --kernels says what each kernel takes when none overlaps with
+another, and what it reads; --sweep tries other tiles for 16 bits than those that sgl.kernels.moe chooses, for so many
+seconds in all, and prints the best ones as that has them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -29,14 +32,16 @@ from torch.nn import functional
 from benchmarks.gpu.workloads import Machine
 from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
-from sgl.kernels.moe import grouped_triton, single_triton
+from sgl.kernels.moe import grouped_triton, packed_triton, single_triton
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.grouped_triton import Plan, Tiles
 from sgl.kernels.moe.mixture import mixture, route
+from sgl.kernels.moe.packed import PackedExperts
 from sgl.kernels.moe.single_triton import Cut, Shape
 from sgl.runtime.model.config import ModelConfig
 
 TOKENS = "1,2,8,64,256,2048,8192"
+GPT_OSS = "gpt-oss"
 EPS = 1e-6
 NUM_LAYERS = 4
 REPLAYS = 11
@@ -48,6 +53,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--bits", type=int, choices=(4, 8, 16), default=16)
     parser.add_argument("--tokens", default=TOKENS)
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--sweep", action="store_true")
@@ -55,15 +61,16 @@ def main() -> None:
     arguments = parser.parse_args()
     before = time.monotonic()
     layers = made(arguments.model)
+    quantized = layers if arguments.bits == 16 else [packed(layer, arguments.bits) for layer in layers]
     machine = Machine.measure()
     print(f"{machine.bandwidth / 1e12:.2f} TB/s copied, {machine.matrix_rate / 1e12:.0f} TFLOP/s bf16")
     print(f"{'tokens':>7} {'experts':>8} {'µs':>9} {'floor':>9} {'of floor':>9} {'grouped_mm':>11} {'ratio':>6}")
     tokens = list(map(int, arguments.tokens.split(",")))
     for index, num_tokens in enumerate(tokens):
         x = torch.randn(num_tokens, layers[0].router.shape[1], dtype=torch.bfloat16, device="cuda")
-        used, floor = floor_of(x, layers, machine)
+        used, floor = floor_of(x, quantized, machine)
         work = single() if num_tokens == 1 else several()
-        ours = timed(x, layers, work)
+        ours = timed(x, quantized, work)
         theirs = timed(x, layers, grouped)
         print(
             f"{num_tokens:7} {used:8.0f} {ours:9.1f} {floor:9.1f} {floor / ours:9.0%} {theirs:11.1f} "
@@ -71,11 +78,11 @@ def main() -> None:
             flush=True,
         )
         if arguments.kernels:
-            for name, took in kernels(x, layers, work):
-                read = bytes_read(name, used, layers[0])
+            for name, took in kernels(x, quantized, work):
+                read = bytes_read(name, used, quantized[0])
                 of_floor = f"{read / machine.bandwidth / took * 1e6:9.0%} of {read / 1e6:.1f} MB" if read else ""
                 print(f"{'':16} {took:9.1f} {name:20} {of_floor}")
-        if arguments.sweep:
+        if arguments.sweep and quantized is layers:
             left = arguments.seconds - (time.monotonic() - before)
             sweep(x, layers, time.monotonic() + left / (len(tokens) - index))
 
@@ -83,7 +90,10 @@ def main() -> None:
 def made(model: Path | None) -> list[Experts]:
     """Layers of random experts."""
     num_experts, hidden, size, top_k, normalises = 128, 2048, 768, 8, True
-    if model is not None:
+    is_gpt_oss = model is not None and str(model) == GPT_OSS
+    if is_gpt_oss:
+        num_experts, hidden, size, top_k = 32, 2880, 2880, 4
+    elif model is not None:
         config = ModelConfig.from_pretrained(model)
         if config.experts is None:
             raise SystemExit(f"{model} has no experts")
@@ -98,16 +108,41 @@ def made(model: Path | None) -> list[Experts]:
     def draw(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, shape[-1] ** -0.5)
 
-    return [
-        Experts(
+    def layer() -> Experts:
+        experts = Experts(
             draw(num_experts, hidden),
             draw(num_experts, 2 * size, hidden),
             draw(num_experts, hidden, size),
             top_k,
             normalises,
         )
-        for _ in range(NUM_LAYERS)
-    ]
+        if not is_gpt_oss:
+            return experts
+        biases = {"router_bias": (), "gate_up_bias": (2 * size,), "down_bias": (hidden,)}
+        drawn = {name: draw(num_experts, *shape) for name, shape in biases.items()}
+        return replace(experts, clamped=(1.702, 7.0), **drawn)
+
+    return [layer() for _ in range(NUM_LAYERS)]
+
+
+def packed(layer: Experts, bits: int) -> Experts:
+    """In as many bits: gpt-oss's in MXFP4, others in groups or blocks of 128."""
+
+    def random(matrices: torch.Tensor) -> PackedExperts:
+        lead, k = matrices.shape[:2], matrices.shape[2]
+        if layer.clamped is not None:
+            exponents = torch.full((*lead, k // 32), 118, dtype=torch.uint8, device="cuda")
+            blocks = torch.randint(0, 256, (*lead, k // 32, 16), dtype=torch.uint8, device="cuda")
+            of_blocks = PackedExperts.of_e2m1(blocks, exponents)
+            assert of_blocks is not None
+            return of_blocks
+        if bits == 4:
+            return PackedExperts.rounded(matrices)
+        scales = torch.full((*lead, k // 128), 1.0, device="cuda")
+        return PackedExperts(matrices.to(torch.float8_e4m3fn), scales)
+
+    gate_up, down = layer.unpacked
+    return replace(layer, gate_up=random(gate_up), down=random(down))
 
 
 def floor_of(x: torch.Tensor, layers: list[Experts], machine: Machine) -> tuple[float, float]:
@@ -116,9 +151,10 @@ def floor_of(x: torch.Tensor, layers: list[Experts], machine: Machine) -> tuple[
     for experts in layers:
         logits = functional.linear(normed(x), experts.router).float()
         used += len(route(logits, experts)[1].unique()) / len(layers)
-    expert = layers[0].gate_up[0].numel() + layers[0].down[0].numel()
-    flops = 2 * len(x) * layers[0].top_k * expert
-    return used, 1e6 * max(2 * used * expert / machine.bandwidth, flops / machine.matrix_rate)
+    matrices = layers[0].gate_up, layers[0].down
+    flops = 2 * len(x) * layers[0].top_k * sum(its.numel() for its in matrices) / len(matrices[0])
+    read = used * sum(its.nbytes for its in matrices) / len(matrices[0])
+    return used, 1e6 * max(read / machine.bandwidth, flops / machine.matrix_rate)
 
 
 def normed(x: torch.Tensor) -> torch.Tensor:
@@ -158,8 +194,9 @@ def grouped(
     index = torch.arange(len(experts.down), device=x.device)
     ends = torch.searchsorted(flat[order], index, right=True).to(torch.int32)
     tokens = order // experts.top_k
-    gated = silu_and_mul(functional.grouped_mm(x[tokens], experts.gate_up.transpose(1, 2), offs=ends))
-    products = functional.grouped_mm(gated, experts.down.transpose(1, 2), offs=ends)
+    gate_up, down = experts.unpacked
+    gated = silu_and_mul(functional.grouped_mm(x[tokens], gate_up.transpose(1, 2), offs=ends))
+    products = functional.grouped_mm(gated, down.transpose(1, 2), offs=ends)
     placed = torch.empty_like(products)
     placed[order] = products * weights.flatten()[order, None].to(x.dtype)
     return placed.view(len(x), experts.top_k, -1).sum(1)
@@ -200,7 +237,10 @@ def timed(x: torch.Tensor, layers: list[Experts], work: Work) -> float:
 def kernels(x: torch.Tensor, layers: list[Experts], work: Work) -> Iterator[tuple[str, float]]:
     """Kernels by name, and the microseconds of each in a layer, each begun when the one before has ended."""
     alone = {"overlap": lambda device: {"overlaps": False}}
-    with patch.multiple(single_triton, **alone), patch.multiple(grouped_triton, **alone):
+    modules = single_triton, grouped_triton, packed_triton
+    with ExitStack() as patches:
+        for module in modules:
+            patches.enter_context(patch.multiple(module, **alone))
         graph = captured(x, layers, work)
     graph.replay()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
@@ -216,9 +256,10 @@ def kernels(x: torch.Tensor, layers: list[Experts], work: Work) -> Iterator[tupl
 
 def bytes_read(kernel: str, used: float, layer: Experts) -> float:
     """Of matrices, by a kernel for so many experts."""
-    matrices = {"_gated": layer.gate_up, "_gate_up": layer.gate_up, "_down": layer.down}
+    matrices = {"_gated": (layer.gate_up,), "_gate_up": (layer.gate_up,), "_down": (layer.down,)}
+    matrices["_product"] = (layer.gate_up, layer.down)
     if kernel in matrices:
-        return used * matrices[kernel][0].nbytes
+        return used * sum(its.nbytes for its in matrices[kernel]) / len(layer.down)
     return layer.router.nbytes if kernel in ("_choose", "_router") else 0.0
 
 
