@@ -92,7 +92,10 @@ class HeadOracle:
         self.config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         self.layer = self.config.get("transformer_layer_config") or self.config
         named = load_file(path / "model.safetensors")
-        self.tensors = {name.replace("layers.0.", "midlayer."): its for name, its in named.items()}
+        self.tensors = {
+            name.replace("layers.0.", "midlayer."): its.float() if its.is_floating_point() else its
+            for name, its in named.items()
+        }
         self.embedding = self.tensors.get("embed_tokens.weight", embedding)
 
     def logits(self, hidden: torch.Tensor, ids: list[int], given: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,0 +1,133 @@
+"""What benchmarks/draft_training.py trains: at tiny size its loss falls, and the loaders read what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks import draft_training
+from benchmarks.draft_training import Head, Texts, arguments_of, train_draft, train_head
+from benchmarks.real_prompts import SUITES, prompts
+from benchmarks.torch_llama import TorchLlama
+from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.eagle.config import EagleConfig, default_layers
+from sgl.runtime.model.eagle.loader import load_head
+from sgl.runtime.model.loader import load_decoder
+from tests.tiny_heads import HeadOracle
+from tests.tiny_models import tiny_checkpoint
+
+DATA = {
+    "gsm8k/train.jsonl": {"question": "How many?"},
+    "gsm8k/test.jsonl": {"question": "How much?"},
+    "mtbench/question.jsonl": {"turns": ["Write.", "Again."]},
+    "mtbench/vicuna_bench_question.jsonl": {"turns": ["Tell."]},
+    "e2e/train_from_clean_dev.jsonl": {"text": "A pub."},
+    "e2e/test_clean.jsonl": {"text": "A coffee shop."},
+}
+TOOL = {
+    "name": "f",
+    "parameters": {
+        "type": "dict",
+        "properties": {"x": {"type": "float"}, "y": {"type": "array", "items": {"type": "any"}}},
+        "required": ["x"],
+    },
+}
+
+
+FEW = "--steps", "20", "--batch", "8", "--length", "20", "--rate", "5e-3"
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return tiny_checkpoint(tmp_path / "model", num_hidden_layers=8, tie_word_embeddings=True)
+
+
+def texts() -> Texts:
+    """Counting, by steps of one to three."""
+    starts, steps = torch.arange(64)[:, None], torch.arange(64)[:, None] % 3 + 1
+    ids = (starts * 5 + steps * torch.arange(40)) % 384
+    return Texts(ids, torch.full((64,), 4), 40 - torch.arange(64) % 7)
+
+
+def test_a_plain_llama_is_the_same_in_torch(tiny: Path, tmp_path: Path) -> None:
+    model, ids = TorchLlama.read(tiny), torch.randint(384, (2, 30))
+    reference = AutoModelForCausalLM.from_pretrained(tiny, torch_dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = reference(ids, output_hidden_states=True)
+        hidden, states = model(ids)
+        torch.testing.assert_close(model.logits(hidden), expected.logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(states[:-1], list(expected.hidden_states[:-1]), atol=1e-4, rtol=1e-4)
+    model.with_layers([0, 7]).save(tmp_path / "draft", (2,))
+    loaded = load_decoder(ModelConfig.from_pretrained(tmp_path / "draft"))
+    assert loaded.config.num_layers == 2
+    assert loaded.config.eos_token_ids == (2,)
+
+
+def test_the_loss_of_a_draft_model_falls(tiny: Path) -> None:
+    arguments = arguments_of([str(tiny), ".", "--out", ".", *FEW])
+    model = TorchLlama.read(tiny).requires_grad_(False)
+    draft, losses = train_draft(model, texts(), arguments)
+    assert draft.shape.num_layers == 4
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    arguments.steps = 3
+    again = [train_draft(model, texts(), arguments)[1] for _ in range(2)]
+    assert again[0] == again[1]
+
+
+def test_the_loss_of_a_head_falls_and_it_drafts_as_it_was_trained(tiny: Path, tmp_path: Path) -> None:
+    arguments = arguments_of([str(tiny), ".", "--out", ".", *FEW])
+    model = TorchLlama.read(tiny).requires_grad_(False)
+    head, layers, losses = train_head(model, texts(), arguments)
+    assert layers == default_layers(8)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    head.save(tmp_path / "head", layers)
+    target = load_decoder(ModelConfig.from_pretrained(tiny))
+    config = EagleConfig.from_pretrained(tmp_path / "head")
+    assert config.layers_of(8) == layers
+    assert load_head(config, target).weights.lm_head is not None
+    _compare(head.bfloat16().float(), model, tmp_path / "head", layers)
+
+
+@torch.inference_mode()
+def _compare(head: Head, model: TorchLlama, folder: Path, layers: tuple[int, ...]) -> None:
+    """Entries of every draft with the oracle's, which goes on from its own states."""
+    ids = texts().ids[:1, :12]
+    _, states = model(ids)
+    hidden = torch.cat([states[layer + 1] for layer in layers], -1)
+    unrolled = head.unrolled(model.embed_tokens(ids)[:, 1:], hidden[:, :-1], 3)
+    oracle = HeadOracle(folder, model.embed_tokens.weight)
+    for j, its in enumerate(unrolled):
+        logits = head.lm_head(its)[0]
+        for t in (j + 1, 7, 10):
+            given: list[torch.Tensor] = []
+            for known in range(t - j + 1, t + 2):  # the model has been at tokens before t - j + 1
+                expected, state = oracle.logits(hidden[0, : t - j + 1], ids[0, : known + 1].tolist(), given)
+                given.append(state)
+            torch.testing.assert_close(logits[t], expected[head.drafted], atol=1e-3, rtol=1e-3)
+
+
+def test_prompts_for_training_are_not_those_of_the_evaluation(tmp_path: Path) -> None:
+    for name, line in DATA.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(line) + "\n", encoding="utf-8")
+    (tmp_path / "bfcl").mkdir()
+    question = [[{"role": "user", "content": "Call."}]]
+    for name in ("simple_python", "live_simple", "multiple"):
+        lines = [{"question": question, "function": [TOOL]}, {"question": question, "function": [TOOL, TOOL]}]
+        text = "\n".join(map(json.dumps, lines))
+        (tmp_path / "bfcl" / f"BFCL_v4_{name}.json").write_text(text, encoding="utf-8")
+    for suite in SUITES:
+        training, others = (prompts(tmp_path, suite, training=its, most=9) for its in (True, False))
+        assert training
+        assert others
+        assert not [its for its in training if its in others]
+        assert training == prompts(tmp_path, suite, training=True, most=9)
+    schema = prompts(tmp_path, "bfcl", training=False, most=1)[0].schema
+    assert schema is not None
+    arguments = (schema.get("anyOf") or [schema])[0]["properties"]["arguments"]
+    assert arguments["properties"] == {"x": {"type": "number"}, "y": {"type": "array", "items": {}, "maxItems": 8}}
+    assert draft_training.SHARES.keys() == set(SUITES)
