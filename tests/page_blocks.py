@@ -31,6 +31,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SERVER = re.compile(r"(?:http://)?(?:localhost|127\.0\.0\.1):30000")
 MODEL = "path/to/checkpoint"
 """What pages write for a model: here, the embedded one."""
+CLUSTER = tuple(f"cluster.{name}" for name in ("up", "status", "scale", "update", "down"))
 ADAPTER = "path/to/adapter"
 """What they write for a LoRA adapter's folder."""
 
@@ -91,13 +92,15 @@ def _sgl(words: list[str], output: str, url: str) -> None:
     del output, url
     given: list[SimpleNamespace] = []
     with pytest.MonkeyPatch.context() as patch:
-        for does in ("serve.serve", "programs.run", "programs.trace", "chat.chat", "bench.bench"):
+        for does in (*CLUSTER, "serve.serve", "programs.run", "programs.trace", "chat.chat", "bench.bench"):
             patch.setattr(f"sgl.cli.{does}", lambda options: given.append(options) or 0)
         with pytest.raises(SystemExit) as ended:
             main(["embedded" if word == MODEL else word for word in words[1:]])
     assert ended.value.code == 0, words
     for options in given:
-        if options.does == "serve:serve":
+        if options.does in ("cluster:up", "cluster:update"):
+            assert (REPOSITORY / options.file).is_file(), options.file
+        elif options.does == "serve:serve":
             configs(options, (EngineConfig, ServerConfig))
         elif options.does.startswith("programs:"):
             assert (REPOSITORY / options.file).is_file() or options.file == "program.py", options.file
@@ -186,6 +189,12 @@ def _git(words: list[str], output: str, url: str) -> None:
     assert words[1] in ("clone", "worktree"), words
 
 
+def _ray(words: list[str], output: str, url: str) -> None:
+    """Another project's command."""
+    del output, url
+    assert words[1] == "start", words
+
+
 COMMANDS = {
     "sgl": _sgl,
     ".venv/bin/sgl": _sgl,
@@ -196,6 +205,7 @@ COMMANDS = {
     "docker": _docker,
     "git": _git,
     "npx": _npx,
+    "ray": _ray,
 }
 VARIABLES = {
     f"SGL_{field.name.upper()}" for cls in (EngineConfig, ServerConfig) for field in dataclasses.fields(cls)

@@ -20,6 +20,7 @@ from tests.house import REPOSITORY
 from tests.patience import PATIENCE
 
 COMMANDS = ["serve", "run", "trace", "chat", "bench serving", "bench offline", "bench latency"]
+COMMANDS += ["cluster up", "cluster status", "cluster scale", "cluster update", "cluster down"]
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def groups(text: str) -> dict[str, list[str]]:
 def test_help_lists_the_commands_in_the_order_of_a_newcomer(shown: Any) -> None:
     code, out, err = shown("--help")
     assert (code, err) == (0, "")
-    assert groups(out)["Commands"] == ["serve", "run", "trace", "chat", "bench"]
+    assert groups(out)["Commands"] == ["serve", "run", "trace", "chat", "bench", "cluster"]
     assert "_SGL_COMPLETE=bash_source" in out
     for line in ("", "bench"):
         code, out, _ = shown(line)
@@ -102,7 +103,10 @@ def test_the_version_is_told(shown: Any) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("serv", "sgl: there is no 'serv' (did you mean 'serve'?); there are serve, run, trace, chat, bench"),
+        (
+            "serv",
+            "sgl: there is no 'serv' (did you mean 'serve'?); there are serve, run, trace, chat, bench, cluster",
+        ),
         ("bench servng", "sgl bench: there is no 'servng' (did you mean 'serving'?)"),
         ("--verson", "unknown option --verson (did you mean '--version'?)"),
         ("serve --prot 3", "sgl serve: unknown option --prot (did you mean '--port'?) (see sgl serve --help)"),

@@ -47,7 +47,7 @@ def test_the_extra_asks_for_just_the_flashinfer_that_is_accepted() -> None:
 
 
 def test_the_extras_are_those_that_messages_name() -> None:
-    assert set(EXTRAS) == {"engine", "cuda", "quant", "ebnf", "otel", "plot", "video", "docs", "dev"}
+    assert set(EXTRAS) == {"engine", "cuda", "quant", "ebnf", "dist", "otel", "plot", "video", "docs", "dev"}
     named = {
         extra
         for path in (REPOSITORY / "sgl").rglob("*.py")
@@ -58,7 +58,7 @@ def test_the_extras_are_those_that_messages_name() -> None:
 
 def test_an_engine_is_a_part_of_what_needs_one() -> None:
     assert "torch" not in requirements(None)
-    for extra in ("cuda", "quant", "dev"):
+    for extra in ("cuda", "quant", "dist", "dev"):
         assert requirements("engine").keys() <= requirements(extra).keys()
 
 

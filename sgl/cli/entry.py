@@ -106,12 +106,22 @@ def _sgl() -> _Group:
         _Command("offline", "bench:bench", "Throughput of the engine on one large batch.", _bench_engine),
         _Command("latency", "bench:bench", "Milliseconds of a small batch's prompts and tokens.", _bench_engine),
     ]
+    of_a_cluster = [
+        _Command("up", "cluster:up", _CLUSTER_UP, _cluster_file),
+        _Command(
+            "status", "cluster:status", "Show a cluster's replicas, their processes and load.", _cluster_status
+        ),
+        _Command("scale", "cluster:scale", "Have N replicas; those that go finish what runs.", _cluster_scale),
+        _Command("update", "cluster:update", _CLUSTER_UPDATE, _cluster_update),
+        _Command("down", "cluster:down", "End a cluster, once what runs is finished.", _cluster_port),
+    ]
     commands = [
         _Command("serve", "serve:serve", _SERVE, _serve),
         _Command("run", "programs:run", _RUN, _run, context_settings=the_rest_is_the_files),
         _Command("trace", "programs:trace", _TRACE, _trace, context_settings=the_rest_is_the_files),
         _Command("chat", "chat:chat", "Talk with a model that is served.", _chat),
         _Group(name="bench", commands=benches, help="Measure a server, or the engine alone."),
+        _Group(name="cluster", commands=of_a_cluster, help="Replicas of a server on one or several hosts."),
     ]
     sgl = _Group(
         name="sgl",
@@ -127,6 +137,12 @@ _SERVE = """Serve a model over HTTP: native API, OpenAI API, programs.
 
 Every option may also come from a YAML file (--config) or from an SGL_<NAME> variable; flags win over the file, and the
 file over variables."""
+_CLUSTER_UP = """Run replicas of a server behind one address, as a YAML FILE says.
+
+Stays until Ctrl-C or `sgl cluster down`. FILE holds options of `sgl serve`, and how many replicas."""
+_CLUSTER_UPDATE = """Replace a cluster's replicas by ones with FILE's options.
+
+One after the other, and each finishes what runs."""
 _RUN = """Run a Python file whose programs go to a server or an engine, or a saved program.
 
 What follows a Python FILE is the file's own. A saved program (FILE.json, of f.compile().save) takes its arguments as
@@ -152,6 +168,28 @@ def _serve() -> Parameters:
         "otlp_endpoint": "Traces and logs",
     }
     return [*_model(), *field_options(ServerConfig, groups), *_engine()]
+
+
+def _cluster_file() -> Parameters:
+    text = "Options by name, such as replicas: 2."
+    return [click.RichArgument(["file"], type=click.Path(), help=text)]
+
+
+def _cluster_port() -> Parameters:
+    text = "Of the cluster, where several run here."
+    return [Option(["--port"], type=int, metavar="PORT", help=text)]
+
+
+def _cluster_status() -> Parameters:
+    return [*_cluster_port(), Option(["--json"], is_flag=True, help="Print it as JSON.")]
+
+
+def _cluster_scale() -> Parameters:
+    return [*_cluster_port(), click.RichArgument(["replicas"], type=int, metavar="N", help="How many.")]
+
+
+def _cluster_update() -> Parameters:
+    return [*_cluster_port(), *_cluster_file()]
 
 
 def _model() -> Parameters:

@@ -165,6 +165,11 @@ def check_output(name: str) -> None:
         raise ConfigError(f"{name} cannot be written: there is no such folder, or it may not be", option="output")
 
 
+def ray_address() -> str | None:
+    """The Ray cluster that the environment names, as Ray's own commands read it."""
+    return os.environ.get("RAY_ADDRESS") or None
+
+
 def _refuse_misspelt_variables() -> None:
     """Refuse variables named almost like an option; others share the prefix."""
     from sgl.runtime.config import EngineConfig, ServerConfig

@@ -8,7 +8,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,13 +39,13 @@ def serve(options: SimpleNamespace) -> int:
     engine, server = configs(options, (EngineConfig, ServerConfig))
     configure_logging(server.log_level, server.log_format)
     if engine.node_rank:
-        _follow(engine)
+        follow(engine)
     else:
-        asyncio.run(_serve(engine, server))
+        asyncio.run(serve_engine(engine, server))
     return 0
 
 
-def _follow(config: EngineConfig) -> None:
+def follow(config: EngineConfig) -> None:
     """Compute for host 0 until a signal."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -60,7 +60,12 @@ def _follow(config: EngineConfig) -> None:
     run_node(config, stop)
 
 
-async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
+async def serve_engine(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    tell: Callable[[str, EngineConfig], None] = lambda url, config: None,
+) -> None:
+    """Serve until a signal; `tell` gets the URL and what was decided of the options once it is up."""
     began = time.monotonic()
     template = _chat_template(config)
     if config.tool_call_parser is not None:
@@ -83,6 +88,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig) -> None:
         seconds = service.metrics.startup_seconds
         text = f"sgl serves {service.model_name}{_shape(engine.config)} at {url} (ready in {seconds:.1f} s)"
         Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
+        tell(url, engine.config)
 
     await serve_until_stopped(service, bound, on_ready)
 

@@ -180,7 +180,7 @@ class EngineConfig:
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:
         """Options by name override `SGL_<NAME>` variables, which override defaults. Raises ConfigError."""
-        config = cls(**_checked(cls, options))
+        config = cls(**checked_options(cls, options))
         if config.model_path != "embedded":
             return config
         if "model_path" not in options:
@@ -321,7 +321,7 @@ class ServerConfig:
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> ServerConfig:
         """Options by name override `SGL_<NAME>` variables, which override defaults. Raises ConfigError."""
-        config = cls(**_checked(cls, options))
+        config = cls(**checked_options(cls, options))
         if config.admin_api_key in [key.key for key in config.api_key or ()]:
             raise ConfigError("admin_api_key is one of api_key's keys: it must be another", option="admin_api_key")
         return config
@@ -341,7 +341,9 @@ def working_folder_left_out() -> Iterator[None]:
             os.environ["PYTHONSAFEPATH"] = before
 
 
-def _checked(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def checked_options(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass of options that are given by name, or by `SGL_<NAME>` variables. Raises
+    ConfigError."""
     known = {item.name for item in fields(cls)}
     for name in options:
         if name not in known:

@@ -1,0 +1,146 @@
+"""`sgl cluster`: replicas of a server on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rich.console import Console
+
+from sgl.cli.logs import configure_logging
+from sgl.cli.options import options_of_file, ray_address
+from sgl.errors import ConfigError, EngineDead, ServerUnreachable, needs_extra
+from sgl.runtime.cluster.config import Options
+from sgl.runtime.cluster.running import Running, found
+from sgl.runtime.server.serve import listen
+
+_POLL_SECONDS = 0.1
+_ENDING_SECONDS = 120.0
+_COMMAND_SECONDS = 60.0
+
+
+def up(options: SimpleNamespace) -> int:
+    """Run a cluster until a signal or `sgl cluster down`."""
+    given = Options.of(options_of_file(Path(options.file)), options.file)
+    with needs_extra("dist", "sgl cluster"):
+        from sgl.runtime.cluster.cluster import Cluster
+        from sgl.runtime.cluster.serve_app import RayCluster
+    configure_logging(given.server.log_level, given.server.log_format)
+    began = time.monotonic()
+    console = Console(soft_wrap=True, highlight=False)
+    bound = listen(given.server.host, given.server.port)
+
+    def on_ready(url: str) -> None:
+        seconds = time.monotonic() - began
+        what = f"{given.engine.model_name} by {given.cluster.replicas} replicas"
+        text = f"sgl serves {what} at {url} (ready in {seconds:.1f} s)"
+        console.print(text, style="bold", markup=False)
+
+    async def run(ray: RayCluster) -> None:
+        cluster = Cluster(given, bound, ray)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, cluster.stop)
+        await cluster.run(on_ready)
+
+    ray = RayCluster(given.cluster.ray_address or ray_address())
+    try:
+        asyncio.run(run(ray))
+    finally:
+        ray.close()
+    return 0
+
+
+def status(options: SimpleNamespace) -> int:
+    """Show what runs."""
+    facts = found(options.port).link().get("/status")
+    console = Console(soft_wrap=True, highlight=False)
+    if options.json:
+        console.print(json.dumps(facts, indent=2), markup=False)
+        return 0
+    pids = ", ".join(f"{name} {pid}" for name, pid in facts["pids"].items())
+    console.print(
+        f"{facts['model']} at {facts['url']}: {facts['serving']} of {facts['replicas']} replicas", markup=False
+    )
+    console.print(f"processes: {pids}\nlogs: {facts['logs']}", markup=False)
+    rows = [("WORKER", "STATE", "URL", "RUNNING", "WAITING", "KV", "PROCESSES")]
+    for its in facts["workers"]:
+        numbers = str(its["running"]), str(its["waiting"]), f"{its['kv_usage']:.0%}"
+        rows.append((its["id"], its["state"], its["url"] or "-", *numbers, " ".join(map(str, its["pids"]))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
+        console.print(line.rstrip(), markup=False)
+    for its in facts["workers"]:
+        if its["reason"]:
+            console.print(f"{its['id']}: {its['reason']}", markup=False)
+    return 0
+
+
+def scale(options: SimpleNamespace) -> int:
+    """Have so many replicas; returns once they serve."""
+    running = found(options.port)
+    running.link().post("/scale", {"replicas": options.replicas}, seconds=_COMMAND_SECONDS)
+    return _until(running, lambda facts: facts["serving"] == facts["replicas"] == len(facts["workers"]))
+
+
+def update(options: SimpleNamespace) -> int:
+    """Replace the replicas one by one by ones with a file's options; returns once they serve."""
+    given = options_of_file(Path(options.file))
+    running = found(options.port)
+    running.link().post("/update", {"options": given, "source": options.file}, seconds=_COMMAND_SECONDS)
+
+    def is_done(facts: dict[str, Any]) -> bool:
+        return (
+            all(its["generation"] == facts["generation"] for its in facts["workers"])
+            and facts["serving"] == facts["replicas"]
+        )
+
+    return _until(running, is_done)
+
+
+def down(options: SimpleNamespace) -> int:
+    """End a cluster; returns once no process of it is left."""
+    running = found(options.port)
+    with contextlib.suppress(ServerUnreachable):
+        running.link().post("/down", {})
+    end = time.monotonic() + _ENDING_SECONDS
+    while running.is_alive():
+        if time.monotonic() > end:
+            os.kill(running.pid, signal.SIGKILL)  # its own Ray, router and replicas end with it
+        time.sleep(_POLL_SECONDS)
+    if running.ray_address is not None:
+        _delete(running)
+    running.forget()
+    return 0
+
+
+def _delete(running: Running) -> None:
+    """End the replicas on a Ray cluster of others whose cluster's process was killed."""
+    with needs_extra("dist", "sgl cluster"):
+        from sgl.runtime.cluster.serve_app import RayCluster, ServeApp
+    with contextlib.suppress(ConfigError):  # that Ray cluster is gone, too
+        ray = RayCluster(running.ray_address)
+        try:
+            ServeApp(running.app).delete(with_serve=False)
+        finally:
+            ray.close()
+
+
+def _until(running: Running, is_done: Any) -> int:
+    link = running.link()
+    while True:
+        facts = link.get("/status")
+        if is_done(facts):
+            return 0
+        failed = [its for its in facts["workers"] if its["state"] in ("failed", "refused")]
+        if failed and facts["serving"] < facts["replicas"] and failed[0]["generation"] == facts["generation"]:
+            raise EngineDead(f"a replica does not serve: {failed[0]['reason']}")
+        time.sleep(_POLL_SECONDS)

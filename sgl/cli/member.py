@@ -1,0 +1,70 @@
+"""The process of a cluster's replica: `sgl serve` on any free port, whose parent tells it the options and hears where
+it serves. It ends when its parent does, however that ends."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from sgl.cli.logs import configure_logging
+from sgl.cli.serve import follow, serve_engine
+from sgl.errors import SglError
+from sgl.runtime.config import EngineConfig, ServerConfig
+
+_FILES: list[str] = []  # to be removed at the end
+
+
+def main() -> None:
+    """Run. Standard input: a line of JSON, and then nothing until the parent ends; standard output: one, too."""
+    told = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed is for the log
+    given = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=watch, name="sgl-parent", daemon=True).start()
+
+    def tell(**facts: Any) -> None:
+        told.write(json.dumps(facts) + "\n")
+        told.flush()
+
+    if "secret" in given:
+        given["engine"]["dist_key_file"] = _kept(given["secret"])
+    try:
+        engine, server = EngineConfig.from_options(given["engine"]), ServerConfig.from_options(given["server"])
+        configure_logging(server.log_level, server.log_format)
+        if engine.node_rank:
+            tell(url=None)
+            follow(engine)
+        else:
+            asyncio.run(serve_engine(engine, server, lambda url, config: tell(url=url)))
+    except SglError as error:
+        tell(failed=str(error), kind=type(error).__name__)
+        sys.exit(1)
+
+
+def _kept(secret: str) -> str:
+    """A file of this process that holds it, which only its user can read."""
+    handle, path = tempfile.mkstemp(prefix="sgl-ranks-")
+    with os.fdopen(handle, "w") as file:
+        file.write(secret)
+    _FILES.append(path)
+    atexit.register(_forget)
+    return path
+
+
+def _forget() -> None:
+    for path in _FILES:
+        Path(path).unlink(missing_ok=True)
+
+
+def watch() -> None:
+    """Wait for the end of standard input, that is of the parent, and end."""
+    while os.read(0, 4096):  # past the buffered reader, whose lock would outlive the interpreter
+        pass
+    _forget()
+    os._exit(1)  # the engine and its ranks end with this process

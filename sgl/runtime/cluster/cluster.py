@@ -1,0 +1,250 @@
+"""A cluster's process: it holds the listening socket, keeps a router behind it, has Ray Serve keep the replicas, and
+knows which of them take requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from aiohttp import web
+
+from sgl.errors import BackendError, ConfigError, EngineDead
+from sgl.runtime.cluster.config import Options
+from sgl.runtime.cluster.control import Control
+from sgl.runtime.cluster.placement import Placement, placed
+from sgl.runtime.cluster.registry import Registry
+from sgl.runtime.cluster.router import RouterProcess
+from sgl.runtime.cluster.running import Running
+from sgl.runtime.cluster.scaling import Scaler
+from sgl.runtime.cluster.serve_app import RayCluster, ServeApp, keep_token
+
+logger = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+
+
+class Cluster:
+    """One cluster. Its methods run on one event loop."""
+
+    def __init__(self, options: Options, bound: socket.socket, ray: RayCluster) -> None:
+        """bound: where clients connect."""
+        self._options = options
+        self._bound = bound
+        self._ray = ray
+        self._registry = Registry()
+        self._token = secrets.token_urlsafe(32)
+        self._control = Control(self._token, self._registry, self)
+        self._scaler = Scaler(options.cluster)
+        self._port = int(bound.getsockname()[1])
+        self._app = ServeApp(f"sgl-{self._port}")
+        self._replicas = options.cluster.replicas
+        self._generation = 0
+        self._controller: int | None = None
+        self._changing = asyncio.Lock()  # Ray Serve is told one thing at a time
+        self._stop = asyncio.Event()
+        self._control_url = ""
+        self._router: RouterProcess | None = None
+
+    async def run(self, on_ready: Callable[[str], None]) -> None:
+        """Serve until `stop`. on_ready: called with the URL once all replicas serve. Raises EngineDead if one does
+        not start."""
+        async with self._controlled():
+            options = {
+                "control": self._control_url,
+                "token": self._token,
+                "drain_timeout": self._options.server.drain_timeout,
+                "log_level": self._options.server.log_level,
+                "log_format": self._options.server.log_format,
+            }
+            self._router = router = RouterProcess(self._bound, options)
+            known = self._known()
+            known.write()
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    kept = [tasks.create_task(router.keep()), tasks.create_task(self._tick())]
+                    self._serve(self._placement(self._options, self._replicas), surge=False)
+                    await asyncio.to_thread(self._deploy)
+                    if await self._all_are_ready():
+                        on_ready(known.url)
+                        await self._stop.wait()
+                    for task in kept:
+                        task.cancel()
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            finally:
+                await router.stop(self._options.server.drain_timeout)
+                await asyncio.to_thread(self._app.delete, with_serve=self._ray.is_own)
+                known.forget()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stop.set()
+
+    async def status(self) -> dict[str, Any]:
+        """See Commands."""
+        workers = self._registry.table(time.monotonic())
+        return {
+            "url": self._known().url,
+            "model": self._options.engine.model_name,
+            "replicas": self._replicas,
+            "generation": self._generation,
+            "serving": len(self._registry.serving(time.monotonic())),
+            "pids": {
+                "cluster": os.getpid(),
+                "router": None if self._router is None else self._router.pid,
+                "controller": self._controller,
+            },
+            "router_restarts": 0 if self._router is None else self._router.restarts,
+            "ray_address": self._ray.address,
+            "logs": self._ray.logs,
+            "workers": workers,
+        }
+
+    async def scale(self, replicas: int) -> None:
+        """See Commands."""
+        if replicas < 1:
+            raise ConfigError(f"{replicas} replicas: one at least; `sgl cluster down` ends all", option="replicas")
+        config = self._options.cluster
+        if config.is_automatic and not config.least <= replicas <= config.most:
+            raise ConfigError(
+                f"{replicas} replicas: load decides between min_replicas={config.least} and max_replicas={config.most}",
+                option="replicas",
+            )
+        async with self._changing:
+            self._placement(self._options, replicas)
+            logger.info("%d replicas in place of %d", replicas, self._replicas)
+            self._replicas = replicas
+            await asyncio.to_thread(self._app.scale, replicas)
+
+    async def update(self, given: dict[str, Any], source: str) -> None:
+        """See Commands."""
+        options = Options.of(given, source)
+        if (options.server.host, options.server.port) != (self._options.server.host, self._options.server.port):
+            raise ConfigError(
+                f"{source}: host and port stay {self._options.server.host} and {self._options.server.port} while the "
+                "cluster runs",
+                option="port",
+            )
+        async with self._changing:
+            replicas = options.cluster.replicas
+            placement = self._placement(options, replicas)
+            try:
+                self._placement(options, replicas + 1)
+            except ConfigError:
+                surge = False
+            else:
+                surge = True
+            self._options, self._replicas = options, replicas
+            self._scaler = Scaler(options.cluster)
+            self._serve(placement, surge=surge)
+            logger.info("all replicas are replaced by generation %d", self._generation)
+            await asyncio.to_thread(self._deploy)
+
+    def _placement(self, options: Options, replicas: int) -> Placement:
+        return placed(options.engine, self._ray.hosts(), replicas)
+
+    def _serve(self, placement: Placement, *, surge: bool) -> None:
+        """Offer the options to replicas of a new generation."""
+        options = self._options
+        self._generation += 1
+        keys = options.server.api_key or ()
+        self._control.offer(
+            self._generation,
+            {
+                **options.for_replicas(),
+                "bind": "127.0.0.1" if self._ray.is_own else None,
+                "key": options.server.admin_api_key or (keys[0].key if keys else None),
+                "drain_timeout": options.server.drain_timeout,
+                "unhealthy_timeout": options.cluster.unhealthy_timeout,
+            },
+        )
+        self._how = placement, surge
+
+    def _deploy(self) -> None:
+        placement, surge = self._how
+        keep_token(self._app.name, self._token)
+        arguments = {
+            "control": self._control_url,
+            "key": self._app.name,
+            "generation": self._generation,
+            "hosts": placement.hosts,
+        }
+        self._app.deploy(self._options, placement, self._replicas, arguments, surge=surge)
+
+    async def _all_are_ready(self) -> bool:
+        """Wait for them; False: `stop` came first."""
+        end = time.monotonic() + self._options.cluster.start_timeout
+        while len(self._registry.serving(time.monotonic())) < self._replicas:
+            if (why := self._registry.failure()) is not None:
+                raise EngineDead(f"a replica did not start: {why}")
+            if time.monotonic() > end:
+                raise EngineDead(f"the replicas were not ready within {self._options.cluster.start_timeout:g} s")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._stop.wait()
+            if self._stop.is_set():
+                return False
+        return True
+
+    async def _tick(self) -> None:
+        """Keep the registry in step with Ray Serve, and the number of replicas with the load."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            try:
+                states = await asyncio.to_thread(self._app.states)
+            except BackendError as error:
+                logger.warning("%s", error)
+            else:
+                self._registry.compare(states, time.monotonic())
+            self._controller = await asyncio.to_thread(self._app.controller_pid)
+            before = self._registry.version
+            self._registry.tick(time.monotonic())
+            if self._registry.version != before:
+                await self._control.tell()
+            if self._options.cluster.is_automatic and not self._changing.locked():
+                now = time.monotonic()
+                wanted = self._scaler.wanted(self._replicas, self._registry.loads(now), now)
+                if wanted != self._replicas:
+                    await self._scale_by_itself(wanted)
+
+    async def _scale_by_itself(self, wanted: int) -> None:
+        try:
+            await self.scale(wanted)
+        except ConfigError as error:
+            logger.warning("the load asks for %d replicas: %s", wanted, error)
+
+    def _known(self) -> Running:
+        host, port = self._bound.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        return Running(
+            pid=os.getpid(),
+            port=port,
+            url=f"http://{shown}:{port}",
+            control=self._control_url,
+            token=self._token,
+            ray_address=None if self._ray.is_own else self._ray.address,
+            app=self._app.name,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _controlled(self) -> AsyncIterator[None]:
+        runner = web.AppRunner(self._control.app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, self._ray.host, self._options.cluster.control_port)
+            try:
+                await site.start()
+            except OSError as error:
+                raise ConfigError(f"cannot listen on control_port: {error}", option="control_port") from error
+            port = runner.addresses[0][1]
+            self._control_url = f"http://{self._ray.host}:{port}"
+            yield
+        finally:
+            await runner.cleanup()

@@ -1,0 +1,143 @@
+"""The options of a cluster, from one YAML file that engine, server and cluster share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt
+
+from sgl.errors import ConfigError, nearest_name
+from sgl.runtime.config import EMBEDDED, EngineConfig, PositiveFloat, Seconds, ServerConfig, checked_options
+
+_OURS = ("node_rank", "dist_init_addr", "dist_key_file", "dp_rank")
+"""What the cluster decides for each process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Options of a cluster beside those of its replicas; `from_options` checks them."""
+
+    replicas: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Copies of the model, each in tp_size times pp_size processes."""
+    max_replicas: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """More replicas are started under load, up to so many. None: `replicas` stays as it is."""
+    min_replicas: PositiveInt | None = None
+    """Replicas are stopped without load, down to so many. None: as many as `replicas`."""
+    target_queue: PositiveFloat = 4.0
+    """Waiting requests a replica at which another one is started."""
+    target_kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """The part of all KV pages in use at which another one is started."""
+    control_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Where replicas and `sgl cluster` reach the cluster. 0: any free port."""
+    ray_address: str | None = None
+    """HOST:PORT of a Ray cluster that runs already, or "auto". None: that of $RAY_ADDRESS, or one of its own on this
+    machine."""
+    start_timeout: Seconds = 1800.0
+    """Seconds until the first replica must be ready."""
+    unhealthy_timeout: Seconds = 120.0
+    """Seconds that the engine of a replica may be gone before the whole replica is replaced."""
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> ClusterConfig:
+        """Options by name override `SGL_<NAME>` variables, which override defaults. Raises ConfigError."""
+        config = cls(**checked_options(cls, options))
+        least, most = config.least, config.most
+        if not least <= config.replicas <= most:
+            option = "min_replicas" if least > config.replicas else "max_replicas"
+            raise ConfigError(
+                f"{option}={getattr(config, option)}: replicas={config.replicas} lies between min_replicas and "
+                "max_replicas",
+                option=option,
+            )
+        return config
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether load decides how many replicas there are."""
+        return self.least < self.most
+
+    @property
+    def least(self) -> int:
+        """Replicas without load."""
+        return self.replicas if self.min_replicas is None else self.min_replicas
+
+    @property
+    def most(self) -> int:
+        """Replicas under load."""
+        return self.replicas if self.max_replicas is None else self.max_replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All that a file says."""
+
+    cluster: ClusterConfig
+    engine: EngineConfig
+    server: ServerConfig
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], source: str) -> Options:
+        """Of a file's names and values. Raises ConfigError."""
+        kinds = (ClusterConfig, EngineConfig, ServerConfig)
+        known = [{field.name for field in dataclasses.fields(kind)} for kind in kinds]
+        every = set().union(*known) - {*_OURS}
+        for name in given:
+            if name in _OURS:
+                raise ConfigError(f"{source}: {name} is the cluster's to say: leave it out", option=name)
+            if name not in every:
+                raise ConfigError(f"{source}: there is no option {name!r}{nearest_name(name, every)}", option=name)
+        parts = [{name: given[name] for name in given if name in names} for names in known]
+        options = cls(
+            ClusterConfig.from_options(parts[0]),
+            EngineConfig.from_options({"model_path": "embedded", **parts[1]}),
+            ServerConfig.from_options(parts[2]),
+        )
+        if options.engine.device not in (None, "cpu", "cuda"):
+            raise ConfigError(
+                f"device={options.engine.device!r}: Ray gives each replica its GPUs, so a cluster's device is cpu or "
+                "cuda",
+                option="device",
+            )
+        if options.engine.nnodes > 1 and options.engine.dp_size > 1:
+            raise ConfigError(
+                f"dp_size={options.engine.dp_size}: several engines of a replica run on one host, so nnodes is 1",
+                option="dp_size",
+            )
+        if options.engine.nnodes > 1 and options.engine.num_ranks % options.engine.nnodes:
+            raise ConfigError(
+                f"nnodes={options.engine.nnodes}: tp_size={options.engine.tp_size} times pp_size="
+                f"{options.engine.pp_size} is no multiple of it",
+                option="nnodes",
+            )
+        return options
+
+    def for_replicas(self) -> dict[str, dict[str, Any]]:
+        """The options of a replica's server, as plain data for `from_options`. Where it listens is its own to say."""
+        engine = self.engine
+        if engine.model_path == str(EMBEDDED):  # lies elsewhere on other hosts
+            engine = replace(engine, model_path="embedded")
+        return {
+            "engine": {**_changed(engine), "model_path": engine.model_path},
+            "server": _changed(self.server, but=("host", "port")),
+        }
+
+
+def _changed(config: EngineConfig | ServerConfig, but: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What differs from the defaults."""
+    found = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name not in but and value != field.default:
+            found[field.name] = _plain(field.name, value)
+    return found
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name == "api_key":  # keys without a name were given one that nobody can write
+        return [key.key if key.name.startswith("#") else f"{key.name}={key.key}" for key in value]
+    if isinstance(value, tuple):
+        return [dataclasses.asdict(each) if dataclasses.is_dataclass(each) else each for each in value]  # type: ignore[arg-type]
+    return value

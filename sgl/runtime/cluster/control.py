@@ -1,0 +1,122 @@
+"""Where replicas, the router and `sgl cluster` reach a cluster's process. HTTP; every call needs the token."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from sgl.errors import ConfigError, SglError
+from sgl.runtime.cluster.link import TOKEN_HEADER
+from sgl.runtime.cluster.registry import Registry, Report
+
+_POLLING_SECONDS = 5.0  # a wait for news of the workers
+
+
+class Commands(Protocol):
+    """What a cluster can be told."""
+
+    async def status(self) -> dict[str, Any]:
+        """All about it."""
+        ...
+
+    async def scale(self, replicas: int) -> None:
+        """Have so many replicas. Raises ConfigError."""
+        ...
+
+    async def update(self, given: dict[str, Any], source: str) -> None:
+        """Replace all replicas by ones with a file's options. Raises ConfigError."""
+        ...
+
+    def stop(self) -> None:
+        """End it."""
+        ...
+
+
+class Control:
+    """The endpoints."""
+
+    def __init__(self, token: str, registry: Registry, commands: Commands) -> None:
+        self._token = token
+        self._registry = registry
+        self._commands = commands
+        self._options: dict[int, dict[str, Any]] = {}
+        self._news = asyncio.Condition()
+        self.app = web.Application(middlewares=[self._guard])
+        self.app.add_routes(
+            [
+                web.get("/options", self._get_options),
+                web.post("/beat", self._hear),
+                web.get("/workers", self._workers),
+                web.get("/status", self._status),
+                web.post("/scale", self._scale),
+                web.post("/update", self._update),
+                web.post("/down", self._down),
+            ]
+        )
+
+    def offer(self, generation: int, options: dict[str, Any]) -> None:
+        """What replicas of a generation are to serve."""
+        self._options[generation] = options
+
+    async def tell(self) -> None:
+        """Wake who waits for news of the workers."""
+        async with self._news:
+            self._news.notify_all()
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        given = request.headers.get(TOKEN_HEADER, "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            return web.json_response({"error": "this needs the cluster's token"}, status=401)
+        try:
+            return await handler(request)
+        except ConfigError as error:
+            return web.json_response({"error": str(error), "option": error.option}, status=400)
+        except SglError as error:
+            return web.json_response({"error": str(error)}, status=503)
+
+    async def _get_options(self, request: web.Request) -> web.Response:
+        return web.json_response(self._options[int(request.query["generation"])])
+
+    async def _hear(self, request: web.Request) -> web.Response:
+        before = self._registry.version
+        self._registry.hear(msgspec.json.decode(await request.read(), type=Report), time.monotonic())
+        if self._registry.version != before:
+            await self.tell()
+        return web.json_response({})
+
+    async def _workers(self, request: web.Request) -> web.Response:
+        """Those that take requests, once they differ from `version`, or after a while."""
+        version = int(request.query["version"])
+        try:
+            async with asyncio.timeout(_POLLING_SECONDS), self._news:
+                await self._news.wait_for(lambda: self._registry.version != version)
+        except TimeoutError:
+            pass
+        registry = self._registry
+        news = {"version": registry.version, "workers": registry.serving(time.monotonic())}
+        return web.json_response({**news, "draining": registry.draining()})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.json_response(await self._commands.status())
+
+    async def _scale(self, request: web.Request) -> web.Response:
+        await self._commands.scale(int((await request.json())["replicas"]))
+        return web.json_response({})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        await self._commands.update(body["options"], body["source"])
+        return web.json_response({})
+
+    async def _down(self, request: web.Request) -> web.Response:
+        self._commands.stop()
+        return web.json_response({})

@@ -1,0 +1,68 @@
+"""A process that serves (host 0 of a replica) or follows (another host of it), and ends with the process that started
+it. It is `sgl serve`, told what to do by a line of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from sgl.child import command
+from sgl.errors import EngineDead
+
+_CODE = "from sgl.cli.member import main; main()"
+
+
+class Member:
+    """One such process."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        """Start it. options: of `Options.for_replicas`."""
+        self._process = subprocess.Popen(
+            command(_CODE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        self._facts: dict[str, Any] = {}
+        self._told = threading.Event()
+        threading.Thread(target=self._read, name="sgl-member", daemon=True).start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended, which `ready` tells
+            self._process.stdin.write(json.dumps(options).encode() + b"\n")
+            self._process.stdin.flush()  # stays open: its end tells that this process is gone
+
+    @property
+    def pid(self) -> int:
+        """The process's."""
+        return self._process.pid
+
+    def ready(self, timeout: float | None = None) -> dict[str, Any] | None:
+        """What it says when it serves; None if `timeout` seconds passed. Raises EngineDead, with its reason."""
+        if not self._told.wait(timeout):
+            return None
+        if "url" not in self._facts:
+            code = self._process.wait()
+            raise EngineDead(self._facts.get("failed") or f"the server ended while it was starting (code {code})")
+        return self._facts
+
+    def ended(self) -> int | None:
+        """Its exit code; None: it runs."""
+        return self._process.poll()
+
+    def stop(self, timeout: float) -> None:
+        """Have it finish what runs, for up to so many seconds, and end it. Idempotent."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with contextlib.suppress(ValueError):
+                self._facts = json.loads(line)
+                break
+        self._told.set()

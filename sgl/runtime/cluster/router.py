@@ -1,0 +1,122 @@
+"""The router's process: the gateway on a listening socket that it inherits, told by the cluster's process which workers
+there are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import subprocess
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from sgl.child import command
+from sgl.runtime.cluster.link import TOKEN_HEADER
+from sgl.runtime.cluster.passing import Gateway
+
+logger = logging.getLogger(__name__)
+
+_CODE = "from sgl.cli.router import main; main()"
+_PAUSE_SECONDS = 0.5
+_BACKLOG = 2048
+_AGAIN_SECONDS = 1.0  # a router that lived shorter is not started again at once
+
+
+class RouterProcess:
+    """Keeps one running. The socket stays open here: while a router is being replaced, connections wait."""
+
+    def __init__(self, bound: socket.socket, options: dict[str, Any]) -> None:
+        """options: of `route`."""
+        bound.listen(_BACKLOG)
+        self._bound = bound
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self.restarts = -1
+
+    @property
+    def pid(self) -> int | None:
+        """The process's."""
+        return None if self._process is None else self._process.pid
+
+    async def keep(self) -> None:
+        """Start it, and start it again whenever it ends, until cancelled."""
+        while True:
+            began = asyncio.get_running_loop().time()
+            self.restarts += 1
+            self._process = process = subprocess.Popen(
+                command(_CODE), stdin=subprocess.PIPE, pass_fds=[self._bound.fileno()], start_new_session=True
+            )
+            assert process.stdin is not None
+            options = {**self._options, "fd": self._bound.fileno()}
+            await asyncio.to_thread(_write, process, json.dumps(options).encode() + b"\n")
+            code = await asyncio.to_thread(process.wait)
+            logger.error("the router ended (code %d): it is started again", code)
+            if asyncio.get_running_loop().time() - began < _AGAIN_SECONDS:
+                await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def stop(self, timeout: float) -> None:
+        """Refuse connections, finish what runs for up to so many seconds, and end. `keep` is cancelled before."""
+        self._bound.close()
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            await asyncio.to_thread(self._process.wait, timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+
+async def route(options: dict[str, Any]) -> None:
+    """Route until SIGTERM, then finish what runs. options: fd (the socket), control, token, drain_timeout."""
+    gateway = Gateway()
+    runner = web.AppRunner(gateway.app, access_log=None, shutdown_timeout=options["drain_timeout"])
+    await runner.setup()
+    bound = socket.socket(fileno=options["fd"])
+    await web.SockSite(runner, bound, backlog=_BACKLOG).start()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    following = asyncio.ensure_future(_follow(gateway, options["control"], options["token"]))
+    try:
+        await stop.wait()
+    finally:
+        following.cancel()
+        await runner.cleanup()
+
+
+async def _follow(gateway: Gateway, control: str, token: str) -> None:
+    """Keep the gateway's workers those that take requests."""
+    version, known = -1, dict[str, str]()
+    headers = {TOKEN_HEADER: f"Bearer {token}"}
+    async with aiohttp.ClientSession(control, headers=headers) as session:
+        while True:
+            try:
+                async with session.get("/workers", params={"version": version}) as answer:
+                    answer.raise_for_status()
+                    news = await answer.json()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                logger.warning("the cluster does not answer: %s", error)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            version, workers = news["version"], news["workers"]
+            for name, url in known.items():
+                if workers.get(name) != url:  # gone, or another server in its place
+                    await (gateway.drain_worker if name in news["draining"] else gateway.remove_worker)(name)
+            for name, url in workers.items():
+                if known.get(name) != url:
+                    await gateway.add_worker(url, name)
+            known = workers
+
+
+def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
+    assert process.stdin is not None
+    try:
+        process.stdin.write(data)
+        process.stdin.flush()
+    except OSError:  # it has ended already
+        return

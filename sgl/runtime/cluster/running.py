@@ -1,0 +1,85 @@
+"""The clusters that run on this machine, as files that only their user can read: how `sgl cluster` finds them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+
+from sgl.errors import ConfigError
+from sgl.runtime.cluster.link import Link
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A cluster."""
+
+    pid: int
+    port: int
+    url: str
+    control: str
+    token: str
+    ray_address: str | None  # of a Ray cluster that is not its own
+    app: str  # of Ray Serve
+
+    def link(self) -> Link:
+        """The way to it."""
+        return Link(self.control, self.token)
+
+    def is_alive(self) -> bool:
+        """Whether its process is there."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # another user's process has its number
+            return False
+        return True
+
+    def write(self) -> None:
+        """Have it found."""
+        folder = _folder()
+        path = folder / f"{self.port}.json"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(asdict(self)))
+
+    def forget(self) -> None:
+        """Have it found no more. Idempotent."""
+        (_folder() / f"{self.port}.json").unlink(missing_ok=True)
+
+
+def found(port: int | None) -> Running:
+    """The one that listens on a port; None: the only one. Raises ConfigError."""
+    there = running()
+    if port is not None:
+        there = [each for each in there if each.port == port]
+    if len(there) == 1:
+        return there[0]
+    ports = ", ".join(str(each.port) for each in there)
+    if there:
+        raise ConfigError(f"several clusters run here: give --port, one of {ports}", option="port")
+    where = "" if port is None else f" on port {port}"
+    raise ConfigError(f"no cluster runs on this machine{where}: `sgl cluster up FILE` starts one", option="port")
+
+
+def running() -> list[Running]:
+    """All of them, also those that were killed."""
+    found = []
+    for path in sorted(_folder().glob("*.json")):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found.append(msgspec.json.decode(path.read_bytes(), type=Running))
+    return found
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"sgl-clusters-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.stat()
+    if about.st_uid != os.getuid() or about.st_mode & 0o077:
+        raise ConfigError(f"{folder} is not this user's alone: remove it", option="port")
+    return folder

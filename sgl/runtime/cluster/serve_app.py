@@ -1,0 +1,160 @@
+"""The replicas as an application of Ray Serve: which are there, how many, of which options.
+
+Ray Serve's own HTTP proxies are not started. `ServeDeploySchema` is its public form of a configuration; the client that
+takes one is not public (the public door is HTTP, on Ray's dashboard), which is why sgl[dist] names the releases that
+this was tested with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import tempfile
+from typing import Any
+
+from sgl.errors import BackendError, ConfigError, needs_extra
+from sgl.machine_limits import num_processors
+from sgl.runtime.cluster.config import Options
+from sgl.runtime.cluster.placement import Host, Placement
+
+with needs_extra("dist", "a cluster"):
+    import ray
+    from ray import serve
+    from ray.experimental import internal_kv as _kv
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+logger = logging.getLogger(__name__)
+
+_STORE_BYTES = 100 << 20  # the least that Ray takes is 75 MiB; no tensor and no token goes there
+_OWN_CPUS = 256  # of a Ray on one machine: a replica counts its processes, and the machine's cores bound nothing
+_IMPORT = "sgl.runtime.cluster.replica:app"
+_PREFIX = "sgl-token-"
+_DEPLOYMENT = "worker"
+_HEALTH_SECONDS = 1.0
+_MARGIN_SECONDS = 30.0
+
+
+def keep_token(key: str, token: str) -> None:
+    """Keep it where only processes of the Ray cluster find it; arguments of replicas are shown and logged."""
+    _kv._internal_kv_put(_PREFIX + key, token)
+
+
+def token(key: str) -> str:
+    """A token that was kept."""
+    return bytes(_kv._internal_kv_get(_PREFIX + key)).decode()
+
+
+class RayCluster:
+    """The Ray cluster that the replicas run on: this machine's own, which ends with this process, or another's."""
+
+    def __init__(self, address: str | None) -> None:
+        """Start or join it. Raises ConfigError."""
+        self._folder = None
+        about: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "namespace": "sgl"}
+        if address is None:
+            self._folder = tempfile.mkdtemp(prefix="sgl-ray-", dir="/tmp")  # sockets' paths must be short
+            about |= {
+                "num_cpus": max(_OWN_CPUS, num_processors()),
+                "object_store_memory": _STORE_BYTES,
+                "include_dashboard": False,
+                "_temp_dir": self._folder,
+            }
+        try:
+            ray.init(address="local" if address is None else address, **about)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            self.close()
+            raise ConfigError(f"ray_address={address!r}: {error}", option="ray_address") from error
+        self.is_own = address is None
+        self.address = str(ray.get_runtime_context().gcs_address)
+        self.host = "127.0.0.1" if self.is_own else str(ray.util.get_node_ip_address())
+
+    def hosts(self) -> list[Host]:
+        """All that are there."""
+        found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return [Host(each.get("CPU", 0), each.get("GPU", 0)) for each in found]
+
+    @property
+    def logs(self) -> str:
+        """The folder of the processes' logs."""
+        return f"{self._folder or '/tmp/ray'}/session_latest/logs"
+
+    def close(self) -> None:
+        """Leave it; one's own ends. Idempotent."""
+        ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class ServeApp:
+    """The application."""
+
+    def __init__(self, name: str) -> None:
+        """name: of the application, one for each cluster of replicas on a Ray cluster."""
+        self.name = name
+        self._applied: dict[str, Any] = {}
+
+    def deploy(
+        self, options: Options, placement: Placement, replicas: int, arguments: dict[str, Any], *, surge: bool
+    ) -> None:
+        """Have so many replicas with these arguments (see `replica.Replica`): the same as before are kept, others are
+        replaced one by one, each drained before it ends. surge: each new one starts before its old one stops, for
+        which there must be room."""
+        serve.start(proxy_location="Disabled")
+        self._applied = {
+            "name": _DEPLOYMENT,
+            "num_replicas": replicas,
+            "placement_group_bundles": [placement.resources] * placement.hosts,
+            "placement_group_strategy": "PACK",
+            "ray_actor_options": placement.actor,
+            "health_check_period_s": _HEALTH_SECONDS,
+            "graceful_shutdown_timeout_s": options.server.drain_timeout + _MARGIN_SECONDS,
+            "graceful_shutdown_wait_loop_s": 0.1,
+            "max_surge_percent": 1 if surge else 0,  # rounded up: one replica
+        }
+        self._arguments = arguments
+        self._apply()
+
+    def scale(self, replicas: int) -> None:
+        """Have so many replicas; those that there are, are kept."""
+        self._applied["num_replicas"] = replicas
+        self._apply()
+
+    def states(self) -> dict[str, str]:
+        """The replicas' states, by id. Raises BackendError while Ray Serve's controller is away."""
+        try:
+            details = _client().get_serve_details()
+        except Exception as error:  # any of Ray's: its controller is being started again
+            raise BackendError(f"Ray Serve's controller does not answer: {error}", retryable=True) from error
+        deployments = details["applications"].get(self.name, {}).get("deployments", {})
+        replicas = deployments.get(_DEPLOYMENT, {}).get("replicas", [])
+        return {each["replica_id"]: getattr(each["state"], "value", each["state"]) for each in replicas}
+
+    def controller_pid(self) -> int | None:
+        """The process of Ray Serve's controller."""
+        with contextlib.suppress(Exception):
+            return int(ray.get(_client()._controller.get_pid.remote(), timeout=2.0))
+        return None
+
+    def delete(self, *, with_serve: bool) -> None:
+        """Drain and end all replicas. with_serve: Ray Serve, too."""
+        if with_serve:
+            serve.shutdown()
+        else:
+            serve.delete(self.name)
+
+    def _apply(self) -> None:
+        application = {
+            "name": self.name,
+            "route_prefix": None,
+            "import_path": _IMPORT,
+            "args": self._arguments,
+            "deployments": [self._applied],
+        }
+        schema = ServeDeploySchema.model_validate({"proxy_location": "Disabled", "applications": [application]})
+        _client().deploy_apps(schema)
+
+
+def _client() -> Any:
+    return _get_global_client()

@@ -1,0 +1,246 @@
+"""A cluster without Ray: what its file may say, where processes go, which workers take requests, how many there are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sgl.cli import main
+from sgl.cli.options import options_of_file
+from sgl.errors import ConfigError, EngineDead
+from sgl.runtime.cluster.config import ClusterConfig, Options
+from sgl.runtime.cluster.member import Member
+from sgl.runtime.cluster.placement import Host, placed
+from sgl.runtime.cluster.registry import Capabilities, Registry, Report
+from sgl.runtime.cluster.running import Running, found
+from sgl.runtime.cluster.scaling import Load, Scaler
+from sgl.runtime.config import EngineConfig, ServerConfig
+from tests.house import REPOSITORY
+
+EXAMPLE = REPOSITORY / "examples" / "cluster.yaml"
+CAPABILITIES = Capabilities("m", 1024, 8192, (), "sgl", False, "cpu", 1, "1")
+
+
+def options(**given: Any) -> Options:
+    return Options.of(given, "f.yaml")
+
+
+def test_the_example_has_the_keys_that_every_cluster_needs() -> None:
+    given = options_of_file(EXAMPLE)
+    assert {"model_path", "replicas", "tp_size", "pp_size", "host", "port"} <= given.keys()
+    assert options(**given).cluster.replicas == 2
+
+
+def test_no_default_port_is_one_of_ray_serve() -> None:
+    ports = [value for name, value in options_of_file(EXAMPLE).items() if name.endswith("port")]
+    assert len(set(ports)) == len(ports)
+    assert not {8000, 8265, 9000, 10001, 6379} & {*ports, ServerConfig().port}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("replcas", 2, "there is no option 'replcas' (did you mean 'replicas'?)"),
+        ("tp", 2, "there is no option 'tp'"),
+        ("node_rank", 1, "node_rank is the cluster's to say"),
+        ("replicas", 0, "replicas=0: input should be greater than or equal to 1"),
+        ("replicas", "two", "replicas='two'"),
+        ("max_replicas", 1, "max_replicas=1: replicas=2 lies between"),
+        ("min_replicas", 3, "min_replicas=3: replicas=2 lies between"),
+        ("device", "cuda:1", "device='cuda:1': Ray gives each replica its GPUs"),
+        ("nnodes", 3, "nnodes=3: tp_size=2 times pp_size=1 is no multiple"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(name: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        options(**{"replicas": 2, "tp_size": 2, name: value})
+    assert said in str(refused.value)
+    assert refused.value.option == name
+
+
+def test_the_command_names_an_unknown_key_and_starts_nothing(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("model_path: embedded\nreplica: 2\n")
+    with pytest.raises(SystemExit) as stopped:
+        main(["cluster", "up", str(file)])
+    assert stopped.value.code == 2
+    assert f"{file}: there is no option 'replica' (did you mean 'replicas'?)" in capsys.readouterr().err
+
+
+def test_without_ray_a_cluster_says_what_to_install(tmp_path: Path) -> None:
+    code = f"import sys; sys.modules['ray'] = None; from sgl.cli import main; main(['cluster', 'up', {str(EXAMPLE)!r}])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "a cluster needs ray, which is not installed: pip install 'sgl[dist]'" in done.stderr
+
+
+def test_neither_the_package_nor_a_server_imports_ray() -> None:
+    code = "import sys, sgl, sgl.cli.serve, sgl.cli.cluster; print([name for name in sys.modules if name == 'ray'])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_replicas_get_what_differs_from_the_defaults() -> None:
+    given = options(port=1, tp_size=2, api_key=["me=a", "b"], lora_paths=["x=/y"], enable_lora=True).for_replicas()
+    assert given["server"] == {"api_key": ["me=a", "b"]}
+    engine, server = EngineConfig.from_options(given["engine"]), ServerConfig.from_options(given["server"])
+    assert (engine.tp_size, engine.model_name) == (2, "embedded")
+    assert [(path.lora_name, path.lora_path) for path in engine.lora_paths or ()] == [("x", "/y")]
+    assert [key.key for key in server.api_key or ()] == ["a", "b"]
+
+
+@pytest.mark.slow
+def test_a_server_that_cannot_start_tells_why() -> None:
+    member = Member({"engine": {"model_path": "/nowhere"}, "server": {"port": 0}})
+    with pytest.raises(EngineDead, match="/nowhere"):
+        member.ready()
+
+
+# ── where processes go ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def plan(hosts: list[tuple[int, int]], replicas: int = 1, **given: Any) -> tuple[int, int, bool]:
+    found = placed(EngineConfig(**given), [Host(*each) for each in hosts], replicas)
+    return found.hosts, found.share, found.uses_gpus
+
+
+def test_a_replica_takes_as_few_hosts_as_hold_it() -> None:
+    assert plan([(8, 4)], tp_size=4) == (1, 4, True)
+    assert plan([(8, 2), (8, 2)], tp_size=4) == (2, 2, True)
+    assert plan([(1, 0), (1, 0)], tp_size=2) == (2, 1, False)
+    assert plan([(8, 4)], device="cpu", tp_size=4) == (1, 4, False)
+    assert plan([(8, 4)], tp_size=4, nnodes=2) == (2, 2, True)
+    assert plan([(8, 2), (8, 2)], replicas=2, dp_size=2) == (1, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "replicas", "given", "option"),
+    [
+        ([(8, 2)], 1, {"tp_size": 4}, "tp_size"),
+        ([(8, 2)], 3, {}, "replicas"),
+        ([(8, 1), (8, 1)], 1, {"dp_size": 2}, "dp_size"),
+        ([(8, 0)], 1, {"device": "cuda"}, "device"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    hosts: list[tuple[int, int]], replicas: int, given: dict[str, Any], option: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan(hosts, replicas, **given)
+    assert refused.value.option == option
+
+
+# ── which workers take requests ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def report(name: str, state: Any = "ready", **about: Any) -> Report:
+    return Report(name, 1, state, url=f"http://{name}", **{"capabilities": CAPABILITIES, **about})
+
+
+def test_a_worker_serves_from_its_first_beat_until_it_drains() -> None:
+    registry = Registry()
+    registry.hear(report("a", "starting"), 0.0)
+    assert not registry.serving(0.0)
+    registry.hear(report("a"), 1.0)
+    assert registry.serving(1.0) == {"a": "http://a"}
+    version = registry.version
+    registry.hear(report("a"), 2.0)
+    assert registry.version == version  # no news
+    registry.hear(report("a", "draining"), 3.0)
+    registry.hear(report("a"), 3.1)  # a beat that was overtaken
+    assert not registry.serving(3.1)
+    assert registry.draining() == ["a"]
+    assert registry.version == version + 1
+
+
+def test_a_silent_worker_and_one_that_ray_serve_stops_take_no_requests() -> None:
+    registry = Registry()
+    registry.hear(report("a"), 0.0)
+    registry.hear(report("b"), 0.0)
+    registry.compare({"a": "RUNNING", "b": "STOPPING"}, 1.0)
+    assert registry.serving(1.0) == {"a": "http://a"}
+    assert registry.draining() == ["b"]
+    registry.tick(60.0)
+    assert not registry.serving(60.0)
+    for _ in range(2):  # one list may be older than the worker
+        registry.compare({"a": "RUNNING"}, 61.0)
+    assert [row["id"] for row in registry.table(61.0)] == ["a"]
+
+
+def test_a_worker_that_serves_something_else_is_refused() -> None:
+    registry = Registry()
+    registry.hear(report("a"), 0.0)
+    registry.hear(report("b", capabilities=Capabilities("m", 512, 8192, (), "sgl", False, "cpu", 1, "1")), 0.0)
+    registry.hear(report("c", capabilities=None), 0.0)
+    assert registry.serving(0.0) == {"a": "http://a"}
+    assert registry.failure() == "context_length is 512, and the others' 1024"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["ready", "draining", "restarting", "gone"]))))
+def test_the_version_grows_whenever_the_serving_workers_change(steps: list[tuple[str, str]]) -> None:
+    registry, told = Registry(), (0, dict[str, str]())
+    for now, (name, what) in enumerate(steps):
+        if what == "gone":
+            for _ in range(2):
+                registry.compare(dict.fromkeys(registry.workers.keys() - {name}, "RUNNING"), now)
+        else:
+            registry.hear(report(name, what), now)
+        serving = registry.serving(now)
+        assert (registry.version == told[0]) == (serving == told[1])
+        told = registry.version, serving
+
+
+# ── how many replicas there are ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def scaled(loads: dict[int, list[Load]], seconds: int, **given: Any) -> list[int]:
+    """The number of replicas after each second; loads: from this second on, of each replica."""
+    scaler, current, found = Scaler(ClusterConfig(**given)), given["replicas"], []
+    for second in range(seconds):
+        load = loads[max(start for start in loads if start <= second)]
+        current = scaler.wanted(current, load * current if len(load) == 1 else load, float(second))
+        found.append(current)
+    return found
+
+
+def test_waiting_requests_and_full_pages_start_replicas_up_to_the_limit() -> None:
+    limits = {"replicas": 1, "max_replicas": 3}
+    assert scaled({0: [Load(8, 9, 0.1)]}, 60, **limits)[-1] == 3
+    assert scaled({0: [Load(8, 0, 0.95)]}, 60, **limits)[-1] == 3
+    assert scaled({0: [Load(8, 0, 0.5)]}, 60, **limits)[-1] == 1
+
+
+def test_a_short_peak_starts_none_and_a_short_pause_stops_none() -> None:
+    busy, idle = [Load(8, 40, 0.5)], [Load(0, 0, 0.0)]
+    assert max(scaled({0: idle, 10: busy, 13: idle}, 30, replicas=1, max_replicas=4)) == 1
+    assert min(scaled({0: [Load(8, 3, 0.5)], 5: idle, 60: [Load(8, 3, 0.5)]}, 90, replicas=2, min_replicas=1)) == 2
+    assert scaled({0: idle}, 300, replicas=3, min_replicas=1)[-1] == 1
+
+
+def test_nothing_is_decided_while_replicas_start() -> None:
+    assert set(scaled({0: [Load(8, 40, 1.0), Load(8, 40, 1.0)]}, 60, replicas=3, max_replicas=9)) == {3}
+
+
+# ── finding it ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_running_cluster_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match="no cluster runs on this machine"):
+        found(None)
+    one, other = (Running(1, port, "http://x", "http://y", "secret", None, "sgl") for port in (30000, 30001))
+    one.write()
+    assert found(None) == one
+    other.write()
+    assert found(30001) == other
+    with pytest.raises(ConfigError, match="several clusters run here: give --port, one of 30000, 30001"):
+        found(None)
+    files = list(tmp_path.rglob("*.json"))
+    assert {file.stat().st_mode & 0o777 for file in [*files, files[0].parent]} == {0o600, 0o700}
+    one.forget()
+    assert found(None) == other
