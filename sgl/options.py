@@ -42,7 +42,7 @@ class EngineOptions(TypedDict, total=False):
     max_queued_requests: int | None
     max_requests_per_call: int
     chunked_prefill_size: int | None
-    schedule_policy: Literal["lpm", "fcfs", "priority", "dfs-weight"]
+    schedule_policy: Literal["lpm", "fcfs", "priority", "dfs-weight", "program"]
     schedule_conservativeness: float
     disable_radix_cache: bool
     disable_overlap_schedule: bool | None

@@ -28,7 +28,7 @@ settings_strategy = st.builds(
     budget=st.sampled_from([1, 3, 7, 16, 64, None]),
     overlap=st.booleans(),
     radix=st.sampled_from([True, True, True, False]),
-    policy=st.sampled_from(["lpm", "fcfs", "priority", "dfs-weight"]),
+    policy=st.sampled_from(["lpm", "fcfs", "priority", "dfs-weight", "program"]),
     conservativeness=st.sampled_from([1.0, 0.01]),
     drafts=st.booleans(),
     depth=st.sampled_from([1, 1, 2, 3, 5]),
@@ -37,7 +37,7 @@ windowed_strategy = st.builds(
     replace,
     settings_strategy,
     window=st.sampled_from([2, 3, 7, 16, 40]),
-    policy=st.sampled_from(["lpm", "dfs-weight"]),
+    policy=st.sampled_from(["lpm", "dfs-weight", "program"]),
 )
 mixed_strategy = st.builds(
     lambda setting, window_room: replace(setting, window=Mixed(setting.window), num_window_pages=window_room),
@@ -234,7 +234,7 @@ def test_a_retracted_request_resumes_as_a_prefix_hit_with_the_same_tokens() -> N
         assert request.output_ids == expected_output(request.prompt_ids.tolist(), 80, request.seed, frozenset())
 
 
-@pytest.mark.parametrize("policy", ["lpm", "fcfs", "priority", "dfs-weight"])
+@pytest.mark.parametrize("policy", ["lpm", "fcfs", "priority", "dfs-weight", "program"])
 def test_a_steady_stream_of_better_matches_starves_nobody(policy: str) -> None:
     driver = Driver(Setting(rows=2, policy=policy, budget=64))
     driver.scheduler.queue._patience = 10

@@ -18,7 +18,7 @@ from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
 from tests.scheduler_driver import Driver, Setting, assert_right, make_request, random_request
 
-POLICIES = ["lpm", "fcfs", "priority", "dfs-weight"]
+POLICIES = ["lpm", "fcfs", "priority", "dfs-weight", "program"]
 ABORT = FinishReason("abort")
 
 

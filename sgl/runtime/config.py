@@ -40,7 +40,7 @@ EMBEDDED = Path(__file__).resolve().parent.parent / "models" / "embedded"
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 NoLimit = Annotated[Literal[-1], BeforeValidator(lambda given: -1 if given == "-1" else given)]  # texts, too
-SchedulePolicy = Literal["lpm", "fcfs", "priority", "dfs-weight"]
+SchedulePolicy = Literal["lpm", "fcfs", "priority", "dfs-weight", "program"]
 JsonWhitespace = Literal["compact", "flexible"]
 AdditionalProperties = Literal["closed", "schema"]
 GrammarBackend = Literal["sgl", "outlines", "llguidance"]
@@ -125,7 +125,8 @@ class EngineConfig:
     64 for each multiprocessor (8448 on an H200), up to four times as many for small models; -1: prompts are never
     split."""
     schedule_policy: SchedulePolicy = "lpm"
-    """Who is admitted first: longest cached prefix, first come, priority, or depth-first by subtree weight."""
+    """Who is admitted first: longest cached prefix, first come, priority, depth-first by subtree weight, or small
+    programs before large ones."""
     schedule_conservativeness: PositiveFloat = 1.0
     """Scales the output length that admission expects of a request; higher admits fewer and retracts less."""
     disable_radix_cache: bool = False

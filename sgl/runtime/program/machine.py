@@ -20,6 +20,7 @@ from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.timers import Timer
+from sgl.runtime.program.order import ProgramOrder
 from sgl.runtime.program.source import source
 from sgl.runtime.program.stream import NodeRequests, Stream
 from sgl.runtime.program.tokens import Encoder
@@ -64,6 +65,7 @@ class Machine(Turns[Stream]):
         self._leasing: set[Stream] = set()
         self._submissions: list[Submission] = []  # of this turn
         self._calls: dict[int, NodeRequests] = {}  # by uid
+        self.order = ProgramOrder()
         self._num_away = 0  # pieces of work on other threads
         self._idle_since = 0.0
         self._lease_timer: Timer | None = None
@@ -97,10 +99,12 @@ class Machine(Turns[Stream]):
         self._calls.update(dict.fromkeys(uids, call))
         for request in call.requests:
             request.call = self._call
+        self.order.begin(call)
         self._services.router.expect(uids, self)
         self._submissions += call.submissions
         while not call.is_over:
             yield
+        self.order.end(call)
         if call.error is not None:
             self._abort(call.unfinished)
             raise call.error
@@ -173,6 +177,9 @@ class Machine(Turns[Stream]):
             for _ in range(_STREAMS_A_TURN):
                 if self._ready and len(self._submissions) < _STREAMS_A_TURN:
                     self._resume(self._ready.popleft())
+            if not self._ready and not self._num_away:
+                for request in self.order.became_critical():
+                    self._services.loop.scheduler.becomes_critical(request)
             if self._submissions:
                 submissions, self._submissions = self._submissions, []
                 self._services.loop.submit(submissions)

@@ -20,7 +20,7 @@ from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.lang.ir.choices import Scores, method_named
 from sgl.lang.ir.interpreter import Interpreter, Steps
 from sgl.lang.ir.media import is_elsewhere
-from sgl.lang.ir.sampling import logprob_options, native_sampling
+from sgl.lang.ir.sampling import DEFAULTS, logprob_options, native_sampling
 from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.media.item import MediaItem
@@ -36,6 +36,7 @@ from sgl.runtime.requests.builder import check_num_logprobs, no_images, num_logp
 from sgl.runtime.requests.images import THREADS
 from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.scheduler.programs import MOST_GENERATED
 
 INLINE_CHARACTERS = 512
 """Longest text to encode on the loop's thread (0.2 ms)."""
@@ -96,6 +97,21 @@ class ProgramSession(Interpreter[Stream]):
         reader.check(stream.items)
         self._quota.charge(item.num_tokens, "tokens")
         self._write(stream, builder.placeholder(node.kind), is_template=True)
+
+    def _receive(self, segment: ir.Segment) -> None:
+        self._machine.order.foresee(sum(map(self._most_generated, segment.nodes)))
+        super()._receive(segment)
+
+    def _most_generated(self, recorded: tuple[int, ir.Node]) -> int:
+        _, node = recorded
+        if not isinstance(node, ir.Gen):
+            return 0
+        limit = node.params.get("max_tokens", self._program.defaults.get("max_tokens", DEFAULTS["max_tokens"]))
+        return self._samples(node) * min(int(limit), MOST_GENERATED)
+
+    def _ref(self, stream: Stream, node: ir.Ref) -> Steps[None]:
+        self._machine.order.want(node.stream, node.index)
+        yield from super()._ref(stream, node)
 
     def _gen(self, stream: Stream, node: ir.Gen) -> Steps[None]:
         is_wide = self._samples(node) > _FEW_SAMPLES

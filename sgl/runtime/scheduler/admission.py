@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable, Sequence
 from operator import sub
 
 import numpy as np
 
 from sgl.runtime.cache.windows import first_seen_page
 from sgl.runtime.scheduler.memory import RowMemory
-from sgl.runtime.scheduler.request import Request
+from sgl.runtime.scheduler.request import Phase, Request
 
 _WINDOW = 128
 _QUANTILE = 0.9
@@ -124,47 +125,79 @@ class ReleaseSimulation:
         return max(0, -(-(remaining - slack) // self._page_size))
 
 
-def simulation_of(memory: RowMemory) -> ReleaseSimulation:
-    """Of no request so far."""
-    windows, beside = memory.windows, None
-    if windows is not None:
-        beside = ReleaseSimulation(windows.pages.available, memory.page_size)
-    return ReleaseSimulation(memory.available_pages, memory.page_size, beside)
+class Admission:
+    """What running requests and those about to run will need. step_tokens: as in `Limits`."""
 
+    def __init__(self, memory: RowMemory, lengths: OutputLengths, step_tokens: int | None) -> None:
+        self._memory = memory
+        self._lengths = lengths
+        self._step_tokens = step_tokens
 
-def add_running(
-    simulation: ReleaseSimulation, memory: RowMemory, request: Request, remaining: int, step_tokens: int | None
-) -> None:
-    """Add a request that has a row."""
-    row, windows = request.row, memory.windows
-    known, num_pages = max(request.target_len, int(memory.rows.kv_len[row])), int(memory.rows.num_pages[row])
+    def simulation(self, reserved: Iterable[Request] = ()) -> ReleaseSimulation:
+        """Of the running requests, and waiting ones that room is reserved for."""
+        memory, beside = self._memory, None
+        if memory.windows is not None:
+            beside = ReleaseSimulation(memory.windows.pages.available, memory.page_size)
+        simulation = ReleaseSimulation(memory.available_pages, memory.page_size, beside)
+        for request in memory.running.values():
+            if request.phase is not Phase.DRAINING:
+                self._add_running(simulation, request)
+        for request in reserved:
+            self._add_waiting(simulation, request, memory.current_match(request).length)
+        return simulation
 
-    def add(pool: ReleaseSimulation, given: int, most: int | None) -> None:
-        held, lent = num_pages - given, max(request.shared_pages - given, 0)
-        pool.add(remaining, known - given * memory.page_size, held, held - lent, most)
+    def fits(
+        self,
+        simulation: ReleaseSimulation,
+        request: Request,
+        partners: Sequence[tuple[Request, int]],
+        matched_len: int,
+        skipped: int,
+    ) -> bool:
+        """Whether there is room for a request that finds matched_len of its tokens, of which it does not read the
+        first ones, `skipped`, and for its partners (each with the tokens that it will find). Counts them if so, or if
+        nothing runs; drops leases if that helps."""
+        self._add_waiting(simulation, request, matched_len, skipped)
+        for partner, found in partners:
+            self._add_waiting(simulation, partner, found)
+        lent = (matched_len - skipped) // self._memory.page_size
+        is_running = bool(self._memory.running)
+        if simulation.is_feasible() or (is_running and drop_leases(self._memory, simulation, lent)):
+            return True
+        if is_running:
+            for _ in range(len(partners) + 1):
+                simulation.drop_last()
+        return False
 
-    add(simulation, int(memory.rows.given_back[row]), memory.most_pages(request, step_tokens))
-    if simulation.beside is not None and windows is not None:
-        add(simulation.beside, int(windows.given_back[row]), windows.most_pages(request, step_tokens))
+    def _add_running(self, simulation: ReleaseSimulation, request: Request) -> None:
+        memory, row, windows = self._memory, request.row, self._memory.windows
+        known, num_pages = max(request.target_len, int(memory.rows.kv_len[row])), int(memory.rows.num_pages[row])
+        remaining = self._remaining(request)
 
+        def add(pool: ReleaseSimulation, given: int, most: int | None) -> None:
+            held, lent = num_pages - given, max(request.shared_pages - given, 0)
+            pool.add(remaining, known - given * memory.page_size, held, held - lent, most)
 
-def add_waiting(
-    simulation: ReleaseSimulation,
-    memory: RowMemory,
-    request: Request,
-    remaining: int,
-    matched_len: int,
-    skipped: int,
-    step_tokens: int | None,
-) -> None:
-    """Add a request that finds matched_len of its tokens, of which it does not read the first ones, `skipped`."""
-    windows, page_size = memory.windows, memory.page_size
-    lent = (matched_len - skipped) // page_size
-    simulation.add(remaining, request.num_known - skipped, lent, 0, memory.most_pages(request, step_tokens))
-    if simulation.beside is not None and windows is not None:
-        first = first_seen_page(windows.window, page_size, matched_len)
-        lent, most = matched_len // page_size - first, windows.most_pages(request, step_tokens)
-        simulation.beside.add(remaining, request.num_known - first * page_size, lent, 0, most)
+        add(simulation, int(memory.rows.given_back[row]), memory.most_pages(request, self._step_tokens))
+        if simulation.beside is not None and windows is not None:
+            add(simulation.beside, int(windows.given_back[row]), windows.most_pages(request, self._step_tokens))
+
+    def _add_waiting(
+        self, simulation: ReleaseSimulation, request: Request, matched_len: int, skipped: int = 0
+    ) -> None:
+        memory, windows, page_size = self._memory, self._memory.windows, self._memory.page_size
+        lent, remaining = (matched_len - skipped) // page_size, self._remaining(request)
+        most = memory.most_pages(request, self._step_tokens)
+        simulation.add(remaining, request.num_known - skipped, lent, 0, most)
+        if simulation.beside is not None and windows is not None:
+            first = first_seen_page(windows.window, page_size, matched_len)
+            lent, most = matched_len // page_size - first, windows.most_pages(request, self._step_tokens)
+            simulation.beside.add(remaining, request.num_known - first * page_size, lent, 0, most)
+
+    def _remaining(self, request: Request) -> int:
+        return self._lengths.remaining(
+            len(request.output_ids), request.max_new_tokens, exact=request.params.ignore_eos
+        )
 
 
 def drop_leases(memory: RowMemory, simulation: ReleaseSimulation, lent: int) -> bool:

@@ -14,6 +14,7 @@ from itertools import count
 from sgl.runtime.cache.radix import Edge, Match, Node
 from sgl.runtime.config import SchedulePolicy
 from sgl.runtime.scheduler.memory import RowMemory
+from sgl.runtime.scheduler.programs import rank_of
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.subtrees import Group, Key, Rank, Subtrees
 
@@ -129,6 +130,8 @@ class Order:
         rank = request.order
         if self._policy == "priority":
             rank -= request.priority << _ORDER_BITS
+        elif self._policy == "program":
+            rank |= rank_of(request) << _ORDER_BITS
         heappush(group.members, rank)
         if len(group.members) > 2 * group.size + _MUCH_GARBAGE:
             group.members = sorted({rank for rank in group.members if self._is_member(group, rank)})
@@ -162,7 +165,7 @@ class Order:
 
     def _rank(self, group: Group) -> Rank:
         self._first(group)
-        rank = group.members[0]  # for fcfs and priority
+        rank = group.members[0]  # for fcfs, priority and program
         return rank - (group.length << _ORDER_BITS) if self._policy == "lpm" else rank
 
     def _top(self) -> Group | None:

@@ -80,6 +80,10 @@ class Request:
     waits_for_grammar: bool = False  # its last known token waits for the constraint
     tick: int = 0  # scheduling round of its arrival
     order: int = 0  # serial number of arrival; 0: never waited
+    program: Any = None  # its ProgramService, for the policy "program"; None: it is alone
+    unit: Any = None  # of the requests that begin a fork's branches; None: it begins none
+    is_critical: bool = True  # its program cannot go on meanwhile
+    level: int = 0  # of its program's service when it arrived
     waits_in: Any = None  # the Order of the waiting queue
     group: Any = None  # its Group there
     row: int = -1

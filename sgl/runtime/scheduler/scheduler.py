@@ -17,18 +17,12 @@ from sgl.errors import QueueFull
 from sgl.runtime.batch import Int32Array, Logprobs, RowSetup, StepResult
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.scheduler.adapters import AdapterSlots
-from sgl.runtime.scheduler.admission import (
-    OutputLengths,
-    ReleaseSimulation,
-    add_running,
-    add_waiting,
-    drop_leases,
-    simulation_of,
-)
+from sgl.runtime.scheduler.admission import Admission, OutputLengths, ReleaseSimulation
 from sgl.runtime.scheduler.counters import Counters
 from sgl.runtime.scheduler.deadlines import MAX_EXPIRED, Deadlines
 from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.packing import Chunk, assemble, share_of
+from sgl.runtime.scheduler.programs import Programs, last_of
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.step import Limits, Step
 from sgl.runtime.scheduler.verification import may_draft, verified
@@ -78,6 +72,8 @@ class Scheduler:
         self._decode_rows: Int32Array = np.empty(0, np.int32)
         self._in_flight: list[Step] = []  # scheduled, not yet handled
         self._lengths = OutputLengths(limits.conservativeness)
+        self._admission = Admission(self.memory, self._lengths, limits.step_tokens)
+        self._programs = Programs() if limits.schedule_policy == "program" else None
         self._deadlines = Deadlines()
         self._tick = 0
 
@@ -90,6 +86,8 @@ class Scheduler:
             raise QueueFull(f"{limit} requests are waiting already; try again later", limit=limit)
         self.adapters.enter(request.adapter)
         request.tick = self._tick
+        if self._programs is not None:
+            self._programs.enter(request)
         request.scored_len = request.logprob_start or 0
         self.queue.add(request)
         self._deadlines.add(request)
@@ -100,6 +98,8 @@ class Scheduler:
             return
         if request.phase is Phase.WAITING:
             self.queue.remove(request)
+            if self._programs is not None:
+                self._programs.gave_up(request)
         else:
             self._leave(request)
         request.phase = Phase.DONE
@@ -118,6 +118,12 @@ class Scheduler:
         """The constraint is compiled: compute the last known token, too."""
         if request.waits_for_grammar:
             self.queue.grammar_is_ready(request)
+
+    def becomes_critical(self, request: Request) -> None:
+        """Its program waits for nothing else any more. Idempotent."""
+        if not request.is_critical:
+            request.is_critical = True
+            self.queue.renew(request)
 
     def append(self, request: Request, token_ids: Sequence[int]) -> None:
         """Append certain tokens, one at least, to a request that was just advanced: the next step computes them and
@@ -295,7 +301,8 @@ class Scheduler:
         chunks: list[Chunk] = []
         if tokens_left <= 0 or not self._rows.num_free or not len(self.queue):
             return chunks
-        simulation = self._simulation()
+        reserved = () if self._programs is None else self._programs.reserved()
+        simulation = self._admission.simulation(reserved)
         bypassed = without_slot = 0
         with closing(self.queue.candidates()) as candidates:
             for request in candidates:
@@ -306,6 +313,8 @@ class Scheduler:
                     if self.queue.is_aged(request) or without_slot > _MAX_WITHOUT_SLOT:
                         break
                     continue
+                if request.unit is not None and request.unit.failed_in == self._tick:
+                    continue  # as little room as for the one before
                 if not self._give_row(request, simulation):
                     bypassed += 1
                     if self.queue.is_aged(request) or bypassed > _MAX_BYPASSED:
@@ -321,38 +330,28 @@ class Scheduler:
                     break
         return chunks
 
-    def _simulation(self) -> ReleaseSimulation:
-        simulation = simulation_of(self.memory)
-        for request in self._running.values():
-            if request.phase is not Phase.DRAINING:
-                remaining, most = self._remaining(request), self.limits.step_tokens
-                add_running(simulation, self.memory, request, remaining, most)
-        return simulation
-
-    def _remaining(self, request: Request) -> int:
-        return self._lengths.remaining(
-            len(request.output_ids), request.max_new_tokens, exact=request.params.ignore_eos
-        )
-
     def _give_row(self, request: Request, simulation: ReleaseSimulation) -> bool:
         """Give the request a row and its cached prefix, if it fits or nothing else runs."""
-        memory = self.memory
+        memory, programs = self.memory, self._programs
         match = memory.entry_match(request)
         before = memory.available_by_pool()
         above = memory.lock(match)  # so that nobody counts or evicts it as free
         locked = tuple(map(sub, before, memory.available_by_pool()))
         skipped = 0 if above is None else above.length
-        lent = (match.length - skipped) // memory.page_size
         simulation.shrink(*locked)
-        most, lengths = self.limits.step_tokens, (match.length, skipped)
-        add_waiting(simulation, memory, request, self._remaining(request), *lengths, most)
-        if not simulation.is_feasible() and self._running and not drop_leases(memory, simulation, lent):
-            simulation.drop_last()
-            simulation.shrink(*map(neg, locked))
-            memory.unlock(match, above)
-            return False
+        if programs is None or not programs.is_reserved(request):
+            partners = [] if programs is None else programs.partners(request, memory)
+            fits = self._admission.fits(simulation, request, partners, match.length, skipped)
+            if programs is not None and partners:
+                programs.tried(request.unit, self._tick, fits=fits, others_run=bool(self._running))
+            if not fits and self._running:
+                simulation.shrink(*map(neg, locked))
+                memory.unlock(match, above)
+                return False
         memory.enter(request, above)
         self._rows.adapter[request.row] = self.adapters.take(request.adapter)
+        if programs is not None:
+            programs.admitted(request, request.num_known - match.length)
         self.queue.admitted(request)
         request.phase = Phase.PREFILL
         request.target_len = request.num_known
@@ -397,6 +396,8 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         self.memory.leave(request)
         self.adapters.give_back(request.adapter)
+        if self._programs is not None:
+            self._programs.left(request)
         self._decodes = None
 
     def _break_deadlock(self) -> bool:
@@ -436,7 +437,7 @@ class Scheduler:
             lowest = min(request.priority for request in candidates)
             candidates = [request for request in candidates if request.priority == lowest]
         waiting = [request for request in candidates if request.waits_for_grammar]
-        return (waiting or candidates)[-1]
+        return (waiting or candidates)[-1] if self._programs is None else last_of(waiting or candidates)
 
 
 def _groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:

@@ -107,6 +107,12 @@ class WaitingQueue:
                 self._note_arrival(request)
                 request.waits_in.place(request)
 
+    def renew(self, request: Request) -> None:
+        """What the policy goes by has changed for this request."""
+        if request.group is not None:
+            request.waits_in.leave(request)
+            request.waits_in.place(request)
+
     def is_aged(self, request: Request) -> bool:
         """Whether nobody may pass this request."""
         return self._overtaken >= self._patience and self._round(request) == self._round(self._oldest())
