@@ -13,6 +13,7 @@ import torch
 
 import tests.interpreter  # noqa: F401 - mends it
 from sgl.kernels.layers.grouped import GroupedMatrix
+from sgl.kernels.layers.norm import rms_norm
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.mixture import mixture
 from sgl.kernels.moe.packed import ExpertMatrices, PackedExperts, matrix_of
@@ -29,7 +30,7 @@ from tests.tiny_quantized import tiny_quantized
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-from sgl.kernels.moe import grouped_triton
+from sgl.kernels.moe import grouped_triton, packed_single_triton, single_triton
 
 KINDS: dict[str, dict[str, Any]] = {
     "int4": {"group": 32},
@@ -160,6 +161,31 @@ def test_packed_experts_may_have_biases_and_clamped_gates(is_packed: tuple[bool,
     check(mixture(x, experts), expected, 1e-6)
     parts = grouped_triton.mixture(x.to(DEVICE), to_device(experts, torch.float32))
     check(parts.double().sum(0), expected, 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(6, 192, 64, 2), (3, 96, 160, 3)])
+def test_a_single_token_of_packed_experts_equals_the_reference(kind: str, shape: tuple[int, ...]) -> None:
+    if (list(KINDS).index(kind) + shape[3]) % 2:
+        pytest.skip("each kind has one shape")
+    experts, residual = made_packed(kind, *shape), draw(1, shape[1])
+    norm = draw(shape[1], seed=3)
+    expected = residual + mixture(rms_norm(residual, norm, 1e-5), plain(experts))
+    row = residual.to(DEVICE, copy=True)
+    single_triton.mixture_add_(row, norm.to(DEVICE), 1e-5, to_device(experts, torch.float32), None, row)
+    check(row, expected, 1e-5)
+
+
+@pytest.mark.parametrize("is_packed", [(True, True), (True, False), (False, True)])
+def test_a_single_token_of_packed_experts_may_have_biases(
+    is_packed: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And rows of more units than a program holds."""
+    monkeypatch.setattr(packed_single_triton, "_MOST_UNITS", 2)
+    experts, x = made_packed("e2m1", 4, 96, 160, 3, is_packed=is_packed, has_biases=True), draw(1, 96)
+    row = torch.zeros_like(x).to(DEVICE)
+    single_triton.mixture_add_(x.to(DEVICE), None, 1e-5, to_device(experts, torch.float32), None, row)
+    check(row, mixture(x, plain(experts)), 1e-5)
 
 
 def is_of_experts(module: str) -> bool:

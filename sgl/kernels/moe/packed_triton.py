@@ -87,7 +87,7 @@ def layout(matrices: PackedExperts) -> dict[str, Any]:
     """A kernel's constants."""
     return {
         "num_groups": matrices.scales.shape[2],
-        "middle": matrices.middle,
+        "middle": matrices.middle if matrices.zeros is None else 0,
         "bits": matrices.bits,
         "is_e2m1": matrices.is_e2m1,
         "has_zeros": matrices.zeros is not None,
@@ -102,11 +102,11 @@ def floats(words, j: tl.constexpr):
 
 
 @triton.jit
-def scales_of(scales, index, mask, is_e2m1: tl.constexpr):
-    """float32; of four-bit floats, times two to the power of 126."""
+def scales_of(scales, index, mask, is_e2m1: tl.constexpr, less: tl.constexpr = 0):
+    """float32; of four-bit floats, times two to the power of 126 - less."""
     if is_e2m1:
         exponents = tl.load(scales + index, mask=mask, other=0).to(tl.int32)
-        return ((exponents + 126) << 23).to(tl.float32, bitcast=True)
+        return ((exponents + 126 - less) << 23).to(tl.float32, bitcast=True)
     return tl.load(scales + index, mask=mask, other=0.0).to(tl.float32)
 
 

@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import add_rms_norm, overlap, rms_norm, silu_and_mul
-from sgl.kernels.layers.linear import Matrix, linear
+from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.linear import Matrix
 from sgl.kernels.layers.single_triton import project_add_, project_gated
-from sgl.kernels.moe import grouped_triton
+from sgl.kernels.moe import packed_single_triton
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
 from sgl.kernels.moe.route_triton import (
@@ -91,9 +91,6 @@ def mixture_add_(
 
     shared: gate_up and down of an expert for all tokens. x may be the residual itself.
     cut: if not `cut_of`."""
-    if isinstance(experts.gate_up, PackedExperts) or isinstance(experts.down, PackedExperts):
-        _add_packed_(x if norm is None else rms_norm(x, norm, eps), experts, shared, residual)
-        return
     cut = cut or cut_of(experts)
     chosen = choose(x, norm, eps, experts, cut.router)
     of_shared = None
@@ -104,16 +101,6 @@ def mixture_add_(
     add_down_(gated_experts(chosen, experts, cut.gate_up), chosen, experts, residual, cut.down)
     if shared is not None and of_shared is not None:
         project_add_(of_shared, shared[1], None, residual)
-
-
-def _add_packed_(
-    x: torch.Tensor, experts: Experts, shared: tuple[Matrix, Matrix] | None, residual: torch.Tensor
-) -> None:
-    """`mixture_add_` by the kernels of several tokens."""
-    of_shared = None
-    if shared is not None:
-        of_shared = linear(silu_and_mul(linear(x, shared[0], None)), shared[1], None)
-    add_rms_norm(grouped_triton.mixture(x, experts, of_shared), residual, None, 0.0)
 
 
 def choose(x: torch.Tensor, norm: torch.Tensor | None, eps: float, experts: Experts, shape: Shape) -> Chosen:
@@ -156,6 +143,8 @@ def choose(x: torch.Tensor, norm: torch.Tensor | None, eps: float, experts: Expe
 
 def gated_experts(chosen: Chosen, experts: Experts, shape: Shape) -> torch.Tensor:
     """[num_used, intermediate] in x's dtype: silu(gate) * up, or as `clamped` says, of a token's experts."""
+    if isinstance(experts.gate_up, PackedExperts):
+        return packed_single_triton.gated_experts(chosen.x, chosen.ids, experts, experts.gate_up)
     _, size, width = experts.gate_up.shape
     size //= 2
     out = chosen.x.new_empty(experts.num_used, size)
@@ -181,6 +170,10 @@ def gated_experts(chosen: Chosen, experts: Experts, shape: Shape) -> torch.Tenso
 
 def add_down_(gated: torch.Tensor, chosen: Chosen, experts: Experts, residual: torch.Tensor, shape: Shape) -> None:
     """Add the products of a token's experts with gated [num_used, intermediate] to residual [1, hidden]."""
+    if isinstance(experts.down, PackedExperts):
+        ids, shares = chosen.ids, chosen.shares
+        packed_single_triton.add_down_(gated, ids, shares, experts, experts.down, residual)
+        return
     _, size, width = experts.down.shape
     _down[(triton.cdiv(size, shape.rows),)](
         gated,
