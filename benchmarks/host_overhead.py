@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from sgl.grammar.vocabulary.token_table import TokenTable
+from sgl.kernels.attention.base import AttentionStep
 from sgl.runtime.batch import Batch, StepResult, TokenMasks
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.loop.loop import EngineLoop
@@ -63,7 +64,7 @@ class PackingRunner:
         """See Runner."""
         writes = batch.page_writes
         self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
-        pack(batch, self._page_table[batch.rows], PAGE_SIZE)
+        pack(batch, AttentionStep(batch.q_lens, batch.kv_lens, self._page_table[batch.rows]), PAGE_SIZE)
         self._step += 1
         tokens = np.where(batch.samples, self._tokens[self._step % 64, : len(batch)], np.int32(-1))
         return DrawnTokens(StepResult(tokens))

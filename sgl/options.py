@@ -38,6 +38,7 @@ class EngineOptions(TypedDict, total=False):
     mem_fraction_static: float | None
     max_total_tokens: int | None
     state_checkpoints: int | None
+    swa_full_tokens_ratio: float | None
     max_running_requests: int | None
     max_queued_requests: int | None
     max_requests_per_call: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -18,8 +19,10 @@ from sgl.kernels.attention import cpu as attention_cpu
 from sgl.kernels.attention import torch as attention_torch
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from sgl.kernels.attention.cpu import CpuAttention
+from sgl.kernels.attention.pools import for_pools
 from sgl.kernels.attention.prefixes import shared_prefixes
 from sgl.kernels.attention.torch import TorchAttention
+from sgl.runtime.runner.pack import windowed_step
 
 
 class Way(NamedTuple):
@@ -191,6 +194,41 @@ def test_sinks_take_their_part_of_the_weight(softcap: float | None, way: Way) ->
     Case(MIXED, has_sinks=True, softcap=softcap, windows=(None, 5), way=way, num_heads=6).check(5)
     shared = [(1 + i % 3, 280 + i) for i in range(24)]
     Case(shared, shared=16, has_sinks=True, softcap=softcap, way=way).check()
+
+
+class PooledCase:
+    """A step of a model whose layers with a window have pages of their own."""
+
+    def __init__(self, rows: list[tuple[int, int]], window: int, **options: Any) -> None:
+        self.window = window
+        self.full = Case(rows, windows=(None,), **options)
+        self.windowed = Case(rows, windows=(window,), seed=1, **options)
+        self.windowed.query, self.windowed.sinks = self.full.query, self.full.sinks
+        self.shape = replace(self.full.shape, windows=(None, window), pooled_windows=(window,))
+
+    @property
+    def step(self) -> AttentionStep:
+        full, table = self.full, self.windowed.page_table.copy()
+        for row, (kv_len, q_len) in enumerate(zip(full.kv_lens, full.q_lens, strict=True)):
+            table[row, : max(kv_len - q_len - self.window, 0) // full.shape.page_size] = 0  # given back
+        rows: Any = SimpleNamespace(rows=np.arange(len(table)), q_lens=full.q_lens, kv_lens=full.kv_lens)
+        return replace(full.step, windowed=windowed_step(rows, table, self.window, full.shape.page_size))
+
+    def check(self, backend: AttentionBackend) -> None:
+        for case, window in ((self.full, None), (self.windowed, self.window)) * 2:
+            found = backend.run(case.query, case.key_cache, case.value_cache, window, sinks=case.sinks)
+            torch.testing.assert_close(found.double(), case.expected(window), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 9, 60])
+def test_layers_with_a_window_read_pages_of_their_own(window: int, way: Way) -> None:
+    rows = [(1, 400), (1, 33), (3, 70), (40, 150), (90, 90)]
+    case = PooledCase(rows, window, has_sinks=True, page_size=4, way=way)
+    assert case.step.windowed is not None
+    assert case.step.windowed.page_table.shape[1] <= (90 + window + 6) // 4
+    backend = for_pools(case.shape, way.backend)
+    backend.plan(case.step)
+    case.check(backend)
 
 
 def test_layers_with_and_without_a_window_share_a_plan(way: Way) -> None:

@@ -61,6 +61,7 @@ def test_other_threads_spoil_no_capture_of_a_step_with_prompts(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     graphs: Any = PromptGraphs.__new__(PromptGraphs)
     graphs._model = SimpleNamespace(config=SimpleNamespace(num_layers=3), first_layers=lambda: [0])
+    graphs._kv = SimpleNamespace(windowed=None)
     graphs._inputs, graphs._pieces = torch.zeros(1024, dtype=torch.uint8), {}
     graphs._enter = graphs._piece = lambda *_: None
     graphs._capture(16, "the pool")

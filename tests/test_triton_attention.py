@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ import tests.interpreter  # noqa: F401 - mends it
 from sgl.kernels.attention import decode
 from sgl.kernels.attention.base import MAX_INPUTS, AttentionShape, AttentionStep
 from sgl.kernels.attention.decode import DecodeAttention, SharedOutput, SplitWork
-from tests.test_attention import Case
+from sgl.kernels.attention.pools import PooledAttention
+from tests.test_attention import Case, PooledCase
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
@@ -248,3 +250,23 @@ def test_what_was_captured_attends_for_later_steps(
         for overlaps in (False, True):
             found = backend.run(case.query, case.key_cache, case.value_cache, window, overlaps=overlaps)
             near(found, case.expected(window))
+
+
+def test_a_captured_decode_takes_the_pages_of_both_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        monkeypatch.setattr(decode, "_PER_PROCESSOR", 4)
+    case = PooledCase([(1, 300)] * 3, 50, device=DEVICE)
+    backend = PooledAttention(case.shape, lambda its: TritonAttention(its, max_graph_rows=3, max_pages=19))
+    ones, slots = np.ones(3, np.int32), np.zeros((2, 4), np.int64)
+    first = AttentionStep(ones, ones, np.zeros((3, 1), np.int32))
+    nothing = [ones.astype(np.int64), ones.astype(np.int64), slots, ones.astype(np.int64)]
+    placed = backend.plan_decode(replace(first, windowed=first), 0, nothing)
+    captured = [each._decodes for each in backend._backends.values()]  # type: ignore[attr-defined]
+    for lens in ([300, 7, 120], [1, 299, 50]):
+        case.full.kv_lens[:] = case.windowed.kv_lens[:] = lens
+        slots = np.arange(sum(lens), sum(lens) + 8).reshape(2, 4)
+        backend.plan_decode(case.step, 0, [*nothing[:2], slots, nothing[3]])
+        assert placed[2].tolist() == slots.tolist()
+        for each, plan in zip(backend._backends.values(), captured, strict=True):
+            each._decodes = plan  # type: ignore[attr-defined]
+        case.check(backend)

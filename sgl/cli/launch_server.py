@@ -38,7 +38,7 @@ _VALUES = {
 _SO = words_of(
     """trust-remote-code skip-server-warmup enable-metrics enable-cache-report enable-mixed-chunk nccl-port
     nccl-init-addr dist-timeout enable-p2p-check sampling-backend disable-custom-all-reduce
-    disable-outlines-disk-cache disable-flashinfer-autotune disable-shared-experts-fusion disable-hybrid-swa-memory
+    disable-outlines-disk-cache disable-flashinfer-autotune disable-shared-experts-fusion
     disable-fast-image-processor disable-priority-preemption disable-attn-tp-gather"""
 )
 """They change nothing: metrics are always told, one process needs no addresses, what is switched off is not there."""
@@ -83,6 +83,7 @@ _TRANSLATED: dict[str, Callable[[list[str]], list[str]]] = {
     "cuda-graph-max-bs-decode": lambda values: ["--cuda-graph-max-bs", one("cuda-graph-max-bs-decode", values)],
     "base-gpu-id": lambda values: [] if values == ["0"] else ["--device", f"cuda:{one('base-gpu-id', values)}"],
     "enable-priority-scheduling": lambda values: ["--schedule-policy", "priority"],
+    "disable-hybrid-swa-memory": lambda values: ["--swa-full-tokens-ratio", "1"],
     "constrained-json-disable-any-whitespace": lambda values: ["--json-whitespace", "compact"],
     "tool-call-parser": lambda values: (
         [] if values == ["auto"] else ["--tool-call-parser", one("tool-call-parser", values)]

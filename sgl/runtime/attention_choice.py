@@ -14,6 +14,7 @@ from sgl.kernels import cpu
 from sgl.kernels.attention import cpu as attention_cpu
 from sgl.kernels.attention import flashinfer
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
+from sgl.kernels.attention.pools import for_pools
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.kernels.latent import flashinfer as latent_flashinfer
 from sgl.kernels.latent.attention import LatentAttention, TritonPrompts
@@ -67,7 +68,7 @@ def _name_and_reason(config: EngineConfig, shape: AttentionShape) -> tuple[_Back
 
 
 def _cpu_attention(config: EngineConfig, shape: AttentionShape, reason: str) -> Built:
-    return _without_graphs(config, "cpu", reason, is_slow=False), attention_cpu.CpuAttention(shape)
+    return _without_graphs(config, "cpu", reason, is_slow=False), for_pools(shape, attention_cpu.CpuAttention)
 
 
 def _torch_attention(config: EngineConfig, shape: AttentionShape, reason: str) -> Built:
@@ -75,7 +76,7 @@ def _torch_attention(config: EngineConfig, shape: AttentionShape, reason: str) -
     if obstacle is not None and obstacle not in reason:
         reason = f"{reason}; nothing is compiled for this processor: {obstacle}"
     is_slow = shape.device.type == "cuda" or obstacle is not None
-    return _without_graphs(config, "torch", reason, is_slow=is_slow), TorchAttention(shape)
+    return _without_graphs(config, "torch", reason, is_slow=is_slow), for_pools(shape, TorchAttention)
 
 
 def _triton_attention(config: EngineConfig, shape: AttentionShape, reason: str) -> Built:
@@ -88,7 +89,7 @@ def _triton_attention(config: EngineConfig, shape: AttentionShape, reason: str) 
         # a CPU may have no Triton
         from sgl.kernels.attention.triton import TritonAttention
 
-        backend = TritonAttention(shape, **bounds)
+        backend = for_pools(shape, lambda its: TritonAttention(its, **bounds))
     logger.info("attention: triton (%s); %s", reason, _shown(graph_rows))
     return replace(config, attention_backend="triton", cuda_graph_max_bs=graph_rows or None), backend
 
@@ -108,14 +109,14 @@ def _flashinfer_attention(config: EngineConfig, shape: AttentionShape, reason: s
         if shape.latent_dim:
             backend = LatentAttention(shape, FlashInferPrompts(shape, kernel), **bounds)
         else:
-            backend = flashinfer.FlashInferAttention(shape, prefill=kernel, **bounds)
+            backend = for_pools(shape, lambda its: flashinfer.FlashInferAttention(its, prefill=kernel, **bounds))
     except flashinfer.CannotCompile as error:
         if config.attention_backend is not None or config.prefill_kernel is not None or is_narrow:
             raise ConfigError(f"attention_backend='flashinfer': {error}", option="attention_backend") from error
         reason = _fallback_reason("flashinfer", str(error))
         if shape.latent_dim:
             return _triton_attention(config, shape, reason)
-        return _without_graphs(config, "torch", reason, is_slow=True), TorchAttention(shape)
+        return _without_graphs(config, "torch", reason, is_slow=True), for_pools(shape, TorchAttention)
     by_length = kernel == "fa3" and not shape.latent_dim
     prompts = "long prompts by fa3, short prompts by fa2" if by_length else f"prompts by {kernel}"
     logger.info("attention: flashinfer (%s), decodes by triton, %s; %s", reason, prompts, _shown(graph_rows))

@@ -114,6 +114,10 @@ class EngineConfig:
     state_checkpoints: NonNegativeInt | None = None
     """Recurrent states to keep beside cached prefixes, of a model that has any. None: up to two for each request in a
     step, of half of the memory."""
+    swa_full_tokens_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
+    """KV tokens of layers with a sliding window, for each of max_total_tokens, where other layers see everything. None:
+    what requests of the whole context need, or more, up to half of the memory, for the windows of as many short ones
+    as may run at once."""
     max_running_requests: PositiveInt | None = None
     """Requests in one step. None: 512 on a GPU, 128 on a CPU, fewer where memory is short."""
     max_queued_requests: PositiveInt | None = None

@@ -338,6 +338,7 @@ class Engine:
                 "kv_available_tokens": scheduler.memory.pool.num_free * cache.pool.page_size,
                 "kv_evictable_tokens": cache.evictable_pages * cache.pool.page_size,
                 "evicted_tokens": cache.evicted_pages * cache.pool.page_size,
+                **scheduler.memory.windowed_tokens(),
                 "encoded_images": self._started.runner.num_encoded,
                 "cache_hit_rate": counters["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
                 **counters,

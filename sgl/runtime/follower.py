@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.memory_plan import KVPlan
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
@@ -63,7 +64,8 @@ def _follow(end: End, rank: int) -> NoReturn:
         if isinstance(build, wire.Stop):
             _stop()
         assert isinstance(build, wire.Build), "it comes second"
-        runner = startup.follow(EngineConfig(**build.options), model, build.num_pages, frozenset(build.eos_ids))
+        plan = KVPlan(**build.plan)
+        runner = startup.follow(EngineConfig(**build.options), model, plan, frozenset(build.eos_ids))
         launched: deque[Launched] = deque()  # not sampled yet
         while True:
             frame = wire.unpacked(end.get())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,8 +18,9 @@ from sgl.runtime.devices import kv_dtype
 from sgl.runtime.model.base import Config, Model, RecurrentModel
 from sgl.runtime.model.choice import eyes_of
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.kv_cache import KVCache, WindowedLayers
 from sgl.runtime.model.loader import dtype_name
+from sgl.runtime.model.shard import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -32,18 +35,108 @@ _ADDRESS_FRACTION = 0.5  # of what `ulimit -v` leaves after loading weights, for
 _STATES_FRACTION = 0.5  # of what weights leave, for recurrent states
 _CHECKPOINTS_A_ROW = 2
 _MIN_TOKENS_A_ROW = 64  # by default fewer rows, rather than less KV for each
+_WINDOWS_FRACTION = 0.5  # of KV, for the windows of as many requests as may run, however short
 
 
-def window_of(model_config: Config, model: Model) -> int | None:
-    """Tokens before which no layer attends; None where some attends to all. model_config: that of all layers."""
-    windows = model_config.windows if isinstance(model_config, ModelConfig) else model.attention_shape(1).windows
-    longest = max(model.max_positions if window is None else window for window in windows)
-    return longest if longest < model.max_positions else None
+@dataclass(frozen=True, slots=True)
+class KVPlan:
+    """Pages of KV, including each pool's dummy page."""
+
+    num_pages: int
+    window: int | None
+    """Tokens before which no layer attends, or with two pools no layer with a window; None: some attend to all."""
+    num_window_pages: int = 0
+    """Of the pool of layers with a window; 0: there is one pool."""
+
+    def windowed(self, model: Model) -> WindowedLayers | None:
+        """The layers of this rank that have the second pool."""
+        if self.window is None or not self.num_window_pages:
+            return None
+        return WindowedLayers(_windowed(model.windows, model), self.window, self.num_window_pages)
 
 
-def plan_memory(config: EngineConfig, model: Model, window: int | None) -> tuple[EngineConfig, int]:
-    """The number of KV pages including the dummy page, and the options with every None resolved that follows. A
-    request needs pages for its context, or for its `window`. Raises ConfigError."""
+def kv_bytes(config: EngineConfig, model: Model, plan: KVPlan) -> int:
+    """What the pages of this rank take; of one pool, in the stage with the most layers."""
+    assert config.page_size is not None
+    if not plan.num_window_pages:
+        return plan.num_pages * config.page_size * token_bytes(config, model)
+    layer_bytes = config.page_size * _layer_bytes(config, model)
+    number = sum(_windowed(model.windows, model))
+    return layer_bytes * (plan.num_pages * (len(model.windows) - number) + plan.num_window_pages * number)
+
+
+def _windowed(windows: tuple[int | None, ...], model: Model) -> list[bool]:
+    """Which layers have a window that is narrower than the context."""
+    return [window is not None and window < model.max_positions for window in windows]
+
+
+def _layer_bytes(config: EngineConfig, model: Model) -> int:
+    return KVCache.bytes_per_token(model.config, kv_dtype(config) or model.dtype) // model.config.num_layers
+
+
+class PoolSizes:
+    """How full and windowed pages share memory. `is_mixed`: whether a model has both; without, `window` is that of all
+    its layers."""
+
+    def __init__(
+        self, config: EngineConfig, model: Model, model_config: Config, page_size: int, rows: int, step_tokens: int
+    ) -> None:
+        """model_config: that of all layers. rows: requests that may run at once."""
+        windows = model_config.windows if isinstance(model_config, ModelConfig) else model.windows
+        widths = [window for window in windows if window is not None and window < model.max_positions]
+        self.window = max(widths, default=None)
+        self.is_mixed = False
+        self._context_pages = -(-model.max_positions // page_size)
+        if self.window is None:
+            return
+        self._ratio = config.swa_full_tokens_ratio
+        self._each = pages_in_window(self.window, page_size, step_tokens=1)
+        self.is_mixed = 0 < len(widths) < len(windows) and self._each < self._context_pages
+        if len(widths) < len(windows) and not self.is_mixed:
+            self.window = None
+        if step_tokens == -1:
+            step_tokens = model.max_positions
+        self._a_step = -(-min(step_tokens, model.max_positions) // page_size)
+        self._at_once = rows * self._each + self._a_step
+        page_bytes = page_size * _layer_bytes(config, model)
+        stages = [windows]
+        if isinstance(model_config, ModelConfig):
+            parts = (
+                Shard(stage=stage, stages=config.pp_size).layers(model_config) for stage in range(config.pp_size)
+            )
+            stages = [windows[part.start : part.stop] for part in parts]
+        counts = [sum(_windowed(stage, model)) for stage in stages]
+        self._bytes = [
+            (page_bytes * (len(stage) - count), page_bytes * count)
+            for stage, count in zip(stages, counts, strict=True)
+        ]
+        """Of a page of each pool, by stage."""
+
+    def num_windowed(self, num_pages: int, available: float | None = None) -> int:
+        """Windowed pages beside so many full ones: what requests of the whole context need that these hold, or more,
+        up to half of what is available, if as many requests may run at once."""
+        if self._ratio is not None:
+            return min(num_pages, max(math.ceil(num_pages * self._ratio), self._each))
+        share = -(-num_pages * self._each // self._context_pages) + self._a_step
+        at_once = self._at_once
+        if available is not None:
+            most = max(windowed for _, windowed in self._bytes)
+            at_once = min(at_once, int(available * _WINDOWS_FRACTION / most))
+        return min(num_pages, max(share, at_once, self._each))
+
+    def num_pages(self, available: float, most: int) -> int:
+        """Full pages, at most so many, that fit there together with their windowed pages."""
+
+        def fits(number: int) -> bool:
+            windowed = self.num_windowed(number, available)
+            return all(number * full + windowed * its <= available for full, its in self._bytes)
+
+        return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
+
+
+def plan_memory(config: EngineConfig, model: Model, model_config: Config) -> tuple[EngineConfig, KVPlan]:
+    """The KV pages, and the options with every None resolved that follows. A request needs pages for its context, or
+    if all layers have one for its window. model_config: that of all layers. Raises ConfigError."""
     device, context, bytes_of_token = model.device, model.max_positions, token_bytes(config, model)
     page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
     weight_bytes = held_bytes(model) + slot_bytes(config, model)
@@ -59,10 +152,17 @@ def plan_memory(config: EngineConfig, model: Model, window: int | None) -> tuple
         rows, checkpoints = _plan_states(config, rows, available / num_bytes)
         config = replace(config, max_running_requests=rows, state_checkpoints=checkpoints)
         num_bytes *= rows + 1 + checkpoints
+    step_tokens = config.chunked_prefill_size or _default_step_tokens(model)
+    pools, most_pages = (
+        PoolSizes(config, model, model_config, page_size, rows, step_tokens),
+        rows * -(-context // page_size),
+    )
     if config.max_total_tokens is not None:
         num_pages = -(-config.max_total_tokens // page_size)
+    elif pools.is_mixed:
+        num_pages = pools.num_pages(available, most_pages)
     else:
-        num_pages = min(int((available - num_bytes) // page_bytes), rows * -(-context // page_size))
+        num_pages = min(int((available - num_bytes) // page_bytes), most_pages)
     if num_pages < 1:
         raise ConfigError(
             f"no memory is left for KV pages, of which one takes {gib(page_bytes)}: weights take "
@@ -72,8 +172,20 @@ def plan_memory(config: EngineConfig, model: Model, window: int | None) -> tuple
         )
     if config.max_running_requests is None:
         rows = max(1, min(rows, num_pages * page_size // _MIN_TOKENS_A_ROW))
-    if window is None or num_pages < pages_in_window(window, page_size, step_tokens=1):
+    if not pools.is_mixed and (config.swa_full_tokens_ratio or 1.0) < 1.0:
+        raise ConfigError(
+            f"swa_full_tokens_ratio={config.swa_full_tokens_ratio}: in a context of {model.max_positions} tokens, "
+            f"{model_config.architecture} has not both layers that see all of it and layers that see a part",
+            option="swa_full_tokens_ratio",
+        )
+    window = pools.window
+    if window is None or pools.is_mixed or num_pages < pages_in_window(window, page_size, step_tokens=1):
         context = min(context, num_pages * page_size)
+    num_windowed = 0
+    if pools.is_mixed:
+        is_given = config.max_total_tokens is not None
+        num_windowed = pools.num_windowed(num_pages, None if is_given else available)
+    plan = KVPlan(num_pages + 1, window, num_windowed + (num_windowed > 0))
     resolved = replace(
         config,
         device=str(device),
@@ -83,7 +195,7 @@ def plan_memory(config: EngineConfig, model: Model, window: int | None) -> tuple
         max_running_requests=rows,
         max_total_tokens=num_pages * page_size,
         mem_fraction_static=fraction,
-        chunked_prefill_size=config.chunked_prefill_size or _default_step_tokens(model),
+        chunked_prefill_size=step_tokens,
         disable_overlap_schedule=(
             device.type == "cpu" if config.disable_overlap_schedule is None else config.disable_overlap_schedule
         ),
@@ -95,17 +207,23 @@ def plan_memory(config: EngineConfig, model: Model, window: int | None) -> tuple
         resolved.device,
         resolved.dtype,
         gib(weight_bytes),
-        gib(num_pages * page_bytes),
+        gib(kv_bytes(resolved, model, plan)),
         num_pages * page_size,
         page_size,
         resolved.context_length,
         rows,
     )
+    if num_windowed:
+        logger.info(
+            "layers with a window of %d tokens have pages of their own, for %d tokens",
+            window,
+            num_windowed * page_size,
+        )
     if num_bytes:
         logger.info(
             "states of %d requests and %d checkpoints: %s", rows, resolved.state_checkpoints, gib(num_bytes)
         )
-    return resolved, num_pages + 1
+    return resolved, plan
 
 
 def _plan_states(config: EngineConfig, rows: int, available: float) -> tuple[int, int]:

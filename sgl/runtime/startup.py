@@ -20,7 +20,7 @@ from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
-from sgl.runtime.memory_plan import gib, held_bytes, plan_memory, token_bytes, window_of
+from sgl.runtime.memory_plan import KVPlan, gib, held_bytes, kv_bytes, plan_memory
 from sgl.runtime.model.base import Config, Model
 from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
 from sgl.runtime.model.config import ModelConfig
@@ -217,21 +217,20 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     logger.info("%s: %s by %s", config.model_name, model_config.architecture, layers)
     config = choose_adapters(replace(config, model_impl="sgl" if is_native else "transformers"), model_config)
     model = load(config, model_config, device, None if group is None else group.ranks)
-    window = window_of(model_config, model)
-    config, num_pages = plan_memory(config, model, window)
-    config, attention = choose_attention(config, _attention_shape(config, model))
+    config, plan = plan_memory(config, model, model_config)
+    config, attention = choose_attention(config, _attention_shape(config, model, plan))
     eos_ids = frozenset(model_config.eos_token_ids)
     if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
         eos_ids = frozenset((tokenizer.eos_id,))
     runner: ModelRunner | LeadingRunner
     if group is None:
-        runner = build_runner(config, model, attention, num_pages, eos_ids)
+        runner = build_runner(config, model, attention, plan, eos_ids)
     else:
-        group.send(Build(asdict(config), num_pages, sorted(eos_ids)))
+        group.send(Build(asdict(config), asdict(plan), sorted(eos_ids)))
         with group.failing():
-            runner = LeadingRunner(build_runner(config, model, attention, num_pages, eos_ids), group)
+            runner = LeadingRunner(build_runner(config, model, attention, plan, eos_ids), group)
     if device.type == "cuda":
-        runner.warm_up(_most_tokens(config, num_pages))
+        runner.warm_up(_most_tokens(config, plan.num_pages))
     assert config.page_size is not None
     assert config.context_length is not None
     assert config.max_running_requests is not None
@@ -244,10 +243,17 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         conservativeness=config.schedule_conservativeness,
         adapter_slots=config.max_loras_per_batch if config.enable_lora else 0,
     )
-    pool = PagePool(num_pages, config.page_size)
-    share, checkpoints = not config.disable_radix_cache, config.state_checkpoints
+    pool, window_pool = PagePool(plan.num_pages, config.page_size), None
+    if plan.num_window_pages:
+        window_pool = PagePool(plan.num_window_pages, config.page_size)
     scheduler = Scheduler(
-        limits, pool, share=share, depth=config.pp_size, num_checkpoints=checkpoints, window=window
+        limits,
+        pool,
+        share=not config.disable_radix_cache,
+        depth=config.pp_size,
+        num_checkpoints=config.state_checkpoints,
+        window=plan.window,
+        window_pool=window_pool,
     )
     return Started(
         config,
@@ -256,24 +262,24 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         runner,
         scheduler,
         eos_ids,
-        kv_bytes=num_pages * config.page_size * token_bytes(config, model),
+        kv_bytes=kv_bytes(config, model, plan),
         weight_bytes=held_bytes(model),
         num_weights=count_weights(model_config) + (0 if (eyes := eyes_of(model)) is None else eyes.num_weights),
         group=group,
     )
 
 
-def follow(config: EngineConfig, model: Model, num_pages: int, eos_ids: frozenset[int]) -> ModelRunner:
+def follow(config: EngineConfig, model: Model, plan: KVPlan, eos_ids: frozenset[int]) -> ModelRunner:
     """The runner of a rank other than 0, whose config is rank 0's with every None resolved."""
-    _, attention = choose_attention(config, _attention_shape(config, model))
-    return build_runner(config, model, attention, num_pages, eos_ids)
+    _, attention = choose_attention(config, _attention_shape(config, model, plan))
+    return build_runner(config, model, attention, plan, eos_ids)
 
 
 def build_runner(
     config: EngineConfig,
     model: Model,
     attention: AttentionBackend,
-    num_pages: int,
+    plan: KVPlan,
     eos_ids: frozenset[int],
 ) -> ModelRunner:
     """A runner with its KV pages; all ranks wait for each other. Raises ConfigError."""
@@ -282,18 +288,18 @@ def build_runner(
     assert config.context_length is not None
     assert config.max_running_requests is not None
     try:
-        kv = KVCache(model.config, num_pages, page_size, kv_dtype(config) or model.dtype, model.device)
+        dtype = kv_dtype(config) or model.dtype
+        kv = KVCache(model.config, plan.num_pages, page_size, dtype, model.device, plan.windowed(model))
     except MemoryError as error:
         limit = memory_limit()
-        kv_bytes = num_pages * page_size * token_bytes(config, model)
         raise ConfigError(
-            f"KV pages for {num_pages * page_size} tokens take {gib(kv_bytes)}, and there are "
-            f"{gib(limit.num_bytes)} in all ({limit.what}): set a lower max_total_tokens or mem_fraction_static",
+            f"KV pages for {plan.num_pages * page_size} tokens take {gib(kv_bytes(config, model, plan))}, and there "
+            f"are {gib(limit.num_bytes)} in all ({limit.what}): set a lower max_total_tokens or mem_fraction_static",
             option="max_total_tokens" if config.max_total_tokens is not None else "mem_fraction_static",
         ) from error
     if model.collectives is not None:
         model.collectives.fuse(model.config.hidden_size, model.dtype)
-    max_tokens = _most_tokens(config, num_pages)
+    max_tokens = _most_tokens(config, plan.num_pages)
     runner = ModelRunner(
         model,
         kv,
@@ -331,9 +337,13 @@ def _step_tokens(config: EngineConfig) -> int | None:
     return None if config.chunked_prefill_size == -1 else config.chunked_prefill_size
 
 
-def _attention_shape(config: EngineConfig, model: Model) -> AttentionShape:
+def _attention_shape(config: EngineConfig, model: Model, plan: KVPlan) -> AttentionShape:
     assert config.page_size is not None
-    return model.attention_shape(config.page_size, kv_dtype(config))
+    shape, windowed = model.attention_shape(config.page_size, kv_dtype(config)), plan.windowed(model)
+    if windowed is None:
+        return shape
+    pooled = (window for window in shape.windows if window is not None and window <= windowed.window)
+    return replace(shape, pooled_windows=tuple(pooled))
 
 
 def freeze(started: Started) -> bool:

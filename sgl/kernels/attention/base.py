@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-MAX_INPUTS = 4
-"""Most extra arrays that `GraphAttention.plan_decode` copies."""
+MAX_INPUTS = 5
+"""Most extra arrays that `GraphAttention.plan_decode` copies; one of two rows counts as two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class AttentionShape:
     dtype: torch.dtype
     device: torch.device
     windows: tuple[int | None, ...] = (None,)  # every window passed to `run`
+    pooled_windows: tuple[int, ...] = ()  # those of layers whose pages are of a pool of their own
     kv_dtype: torch.dtype | None = None  # the cache's, if not the queries'
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
     has_sinks: bool = False  # `run` is given sinks
@@ -49,6 +50,8 @@ class AttentionStep:
     q_lens: npt.NDArray[np.int32]  # [B] >= 1, host
     kv_lens: npt.NDArray[np.int32]  # [B] >= q_lens, host
     page_table: npt.NDArray[np.int32]  # [B, max_pages], host; entries past ceil(kv_len / page_size) are arbitrary
+    windowed: AttentionStep | None = None
+    """The step in layers of `AttentionShape.pooled_windows`: the same rows without pages that no query token sees."""
 
 
 class AttentionBackend(Protocol):
@@ -108,7 +111,7 @@ class GraphAttention(AttentionBackend, Protocol):
         with as many rows and the same variant. Padding rows, unknown to `variant`, may be appended. Never waits for
         the device.
 
-        inputs: up to MAX_INPUTS arrays int64 [B] to copy along. Returns their device tensors; addresses depend only
-        on the number of rows and of inputs.
+        inputs: up to MAX_INPUTS arrays int64 [B], or [n, B], to copy along. Returns their device tensors; addresses
+        depend only on the number of rows and of inputs.
         """
         ...

@@ -82,6 +82,8 @@ class Model(Protocol):
     """To the ranks with other layers."""
     most_layers: int
     """Of any stage."""
+    windows: tuple[int | None, ...]
+    """[num_layers] tokens that a token sees in each layer of this rank's part, itself included; None: all."""
     captures: bool
     """Whether `forward` with `captured` can be captured in a CUDA graph."""
 
@@ -109,8 +111,9 @@ class Model(Protocol):
     ) -> torch.Tensor:
         """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
 
-        input_ids, positions, slots (of their keys and values in kv): int64 [T] on the device. attention: planned
-        for this step. wanted: int64 [N], the tokens to return, [N, hidden]; None: all. captured: for a CUDA graph.
+        input_ids, positions, slots (of their keys and values, see `KVCache.slots_of`): int64 [T] on the device.
+        attention: planned for this step. wanted: int64 [N], the tokens to return, [N, hidden]; None: all. captured:
+        for a CUDA graph.
         """
         ...
 

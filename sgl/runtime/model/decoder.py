@@ -60,6 +60,7 @@ class Decoder:
         self.collectives = None if ranks is None else ranks.stage
         self.links = None if ranks is None else ranks.links
         self.is_first, self.is_last = shard.stage == 0, shard.is_last
+        self.windows = self.config.windows
         self.most_layers = -(-config.num_layers // shard.stages)
         """Of any stage."""
         self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
@@ -228,8 +229,8 @@ class Decoder:
             norm_parts(qkv, norm, sizes, eps)
             norm = None
         heads = qkv.view(len(qkv), -1, config.head_dim)
-        keys, values = kv.keys[index], kv.values[index]
-        return rotate_and_store(heads, config.num_heads, rotary, norm, eps, keys, values, state.slots, out)
+        keys, values, slots = kv.keys[index], kv.values[index], kv.slots_of(index, state.slots)
+        return rotate_and_store(heads, config.num_heads, rotary, norm, eps, keys, values, slots, out)
 
     def after_attention(self, index: int, state: LayerState, x: torch.Tensor, *, captured: bool) -> None:
         """A layer from its attention's output x [T, num_heads, head_dim]."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -29,24 +31,56 @@ class KVLayout(Protocol):
         """The first numbers of a key that are its value, too: both are cached once. 0: values are apart."""
 
 
+@dataclass(frozen=True, slots=True)
+class WindowedLayers:
+    """Layers with a window, whose pages are of a pool of their own."""
+
+    layers: Sequence[bool]  # [num_layers] which they are
+    window: int  # their widest
+    num_pages: int  # of their pool, including its dummy page
+
+
 class KVCache:
     """`keys[layer]` and `values[layer]`: [num_pages, page_size, num_kv_heads, head_dim]; values with a latent_dim are
-    so many first numbers of the keys. Initially zero: attention may read unwritten slots and multiply them by zero."""
+    so many first numbers of the keys. Initially zero: attention may read unwritten slots and multiply them by zero.
+    Windowed layers have `windowed.num_pages` pages."""
 
     def __init__(
-        self, layout: KVLayout, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        layout: KVLayout,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        windowed: WindowedLayers | None = None,
     ) -> None:
-        parts = 1 if layout.latent_dim else 2
-        shape = (layout.num_layers, parts, num_pages, page_size, layout.num_kv_heads, layout.head_dim)
-        if device.type == "cpu":  # NumPy's zeros take memory only where used
-            zeros = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-            storage = torch.from_numpy(zeros).view(dtype).view(shape)
-        else:
-            storage = torch.zeros(shape, dtype=dtype, device=device)
+        is_windowed = [False] * layout.num_layers if windowed is None else list(windowed.layers)
+        storages = {False: self._storage(layout, is_windowed.count(False), num_pages, page_size, dtype, device)}
+        if windowed is not None:
+            num_layers = is_windowed.count(True)
+            storages[True] = self._storage(layout, num_layers, windowed.num_pages, page_size, dtype, device)
         self.num_pages = num_pages
         self.page_size = page_size
-        self.keys = list(storage[:, 0].unbind())
-        self.values = list((storage[:, 0, ..., : layout.latent_dim] if parts == 1 else storage[:, 1]).unbind())
+        self.windowed = windowed
+        layers = {each: iter(storage.unbind()) for each, storage in storages.items()}
+        parts = [next(layers[each]) for each in is_windowed]
+        self.keys = [part[0] for part in parts]
+        self.values = [part[0, ..., : layout.latent_dim] if layout.latent_dim else part[1] for part in parts]
+
+    @staticmethod
+    def _storage(
+        layout: KVLayout, num_layers: int, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        parts = 1 if layout.latent_dim else 2
+        shape = (num_layers, parts, num_pages, page_size, layout.num_kv_heads, layout.head_dim)
+        if device.type == "cpu":  # NumPy's zeros take memory only where used
+            zeros = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+            return torch.from_numpy(zeros).view(dtype).view(shape)
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def slots_of(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
+        """A layer's slots [T] of a step's: of those [T] of all layers, or [2, T] of full and windowed pages."""
+        return slots if self.windowed is None else slots[int(self.windowed.layers[layer])]
 
     @staticmethod
     def bytes_per_token(layout: KVLayout, dtype: torch.dtype) -> int:

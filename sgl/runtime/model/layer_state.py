@@ -16,7 +16,7 @@ class LayerState:
 
     residual: torch.Tensor  # [T, hidden]
     rotary: tuple[torch.Tensor, torch.Tensor]  # of their positions
-    slots: torch.Tensor  # int64 [T]
+    slots: torch.Tensor  # int64 [T], or [2, T]: see `KVCache.slots_of`
     local_rotary: tuple[torch.Tensor, torch.Tensor] | None = None  # of layers with a window, if another
     rest: torch.Tensor | None = None  # not yet added to the residual,
     rest_norm: torch.Tensor | None = None  # before which it is normalised

@@ -35,10 +35,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Make a runner with these options, and so many KV pages."""
+    """Make a runner with these options, and KV pages as planned."""
 
     options: dict[str, Any]
-    num_pages: int
+    plan: dict[str, Any]
     eos_ids: list[int]
 
 
@@ -101,6 +101,8 @@ def _batch(values: dict[str, Any]) -> Batch:
         RowSetup(**{**setup, "params": SamplingParams(**setup["params"])}) for setup in values["setups"]
     ]
     values["page_writes"] = values["page_writes"].reshape(-1, 3)
+    if values["window_writes"] is not None:
+        values["window_writes"] = values["window_writes"].reshape(-1, 3)
     return Batch(**values)
 
 

@@ -63,9 +63,9 @@ class HeadRunner(DraftRunner):
         with self._current:
             self._features.index_copy_(0, slots, self._head.fused(hidden))
 
-    def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, batch: Batch, step: AttentionStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows begin behind their first token. Tokens that are sampled after get the head's own features."""
-        packed = pack(batch, pages, 1)
+        packed, pages = pack(batch, step, 1), step.page_table
         of_row = np.repeat(np.arange(len(batch)), batch.q_lens)
         entries = packed.positions - 1
         before = pages[of_row, entries].astype(np.int64)

@@ -7,20 +7,22 @@ positions and slots to the graphs' fixed addresses with its plan, in stream orde
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 
-from sgl.kernels.attention.base import MAX_INPUTS, AttentionStep, GraphAttention
+from sgl.kernels.attention.base import AttentionStep, GraphAttention
 from sgl.kernels.lora.rows import NO_ADAPTER, AdapterRows, block_of, most_tiles, tiled
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
-from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
+from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array
 from sgl.runtime.model.base import Model, RecurrentModel
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import LoraSlots, LoraStep
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
+from sgl.runtime.runner.pack import slots_of
 from sgl.runtime.runner.states import RowStates
 
 SHRINKS_ASIDE = False
@@ -82,37 +84,34 @@ class DecodeGraphs:
             self._adapters = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)
         self._logits = torch.empty(max_rows, len(model.vocabulary), dtype=torch.float32, device=model.device)
 
-    def run(self, batch: Batch, pages: Int32Array, *, with_inputs: bool = False) -> Replayed | None:
+    def run(self, batch: Batch, step: AttentionStep, *, with_inputs: bool = False) -> Replayed | None:
         """Replay the step; results are valid until the next run. None if it has several tokens in a row, scored
         positions, images, or too many rows. Never waits for the device.
 
-        pages: the batch's rows of the page table, [B, max_pages]. with_inputs: see `Replayed`.
+        step: the batch's rows, with their pages. with_inputs: see `Replayed`.
         """
         num_rows = len(batch)
         is_plain = num_rows == len(batch.token_ids) and bool(batch.samples.all())
         is_plain = is_plain and not (batch.score_targets or batch.places)
         if num_rows > self._buckets[-1] or not is_plain:
             return None
-        kv_lens = batch.kv_lens
-        variant = self._attention.variant(AttentionStep(batch.q_lens, kv_lens, pages))
+        variant = self._attention.variant(step)
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
         padding = bucket - num_rows
         if padding:
-            kv_lens = np.concatenate((kv_lens, np.ones(padding, np.int32)))
-            pages = np.concatenate((pages, np.zeros((padding, pages.shape[1]), np.int32)))
+            step = _padded(step, padding)
         given = np.flatnonzero(batch.token_ids != FROM_DEVICE)
         if len(given):
             index, ids = self._uploader.upload(
                 *(each[given].astype(np.int64) for each in (batch.rows, batch.token_ids))
             )
             self._next_tokens.index_copy_(0, index, ids)
-        rows, after = np.full(bucket, len(self._next_tokens) - 1, np.int64), kv_lens.astype(np.int64)
+        rows, after = np.full(bucket, len(self._next_tokens) - 1, np.int64), step.kv_lens.astype(np.int64)
         rows[:num_rows] = batch.rows
         positions = after - 1
         if batch.offsets is not None:
             positions[:num_rows] += batch.offsets
-        inputs = rows, positions, _slots(after - 1, pages, self._kv.page_size), after
-        step = AttentionStep(np.ones(bucket, np.int32), kv_lens, pages)
+        inputs = rows, positions, slots_of(step, np.arange(bucket), after - 1, self._kv.page_size), after
         placed = self._attention.plan_decode(step, variant, inputs)
         if batch.adapters is not None:
             self._place_adapters(np.concatenate((batch.adapters, np.full(padding, NO_ADAPTER, np.int32))))
@@ -121,7 +120,7 @@ class DecodeGraphs:
         if not with_inputs:
             return replayed
         ids = self._next_tokens.index_select(0, replayed.rows)
-        return replayed._replace(inputs=(ids, placed[1][:num_rows], placed[2][:num_rows]))
+        return replayed._replace(inputs=(ids, placed[1][:num_rows], placed[2][..., :num_rows]))
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -130,7 +129,10 @@ class DecodeGraphs:
             for bucket in reversed(self._buckets):
                 ones = np.ones(bucket, np.int32)
                 step = AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32))
-                nothing = (np.zeros(bucket, np.int64),) * MAX_INPUTS
+                if self._kv.windowed is not None:
+                    step = replace(step, windowed=step)
+                none = np.zeros(bucket, np.int64)
+                nothing = none, none, slots_of(step, none, none, self._kv.page_size), none
                 for variant in self._attention.variants(bucket):
                     inputs = self._attention.plan_decode(step, variant, nothing)
                     for with_adapters in (False, True)[: 1 + (self._lora is not None)]:
@@ -143,6 +145,7 @@ class DecodeGraphs:
 
     def _forward(self, inputs: list[torch.Tensor], lora: LoraStep | None) -> None:
         rows, positions, slots, _ = inputs
+        slots = slots[..., : len(rows)]
         token_ids = self._next_tokens.index_select(0, rows)
         tensors = token_ids, positions, self._kv, slots, self._attention
         if self._states is not None:
@@ -170,6 +173,12 @@ class DecodeGraphs:
         return most_tiles(num_rows, lora.num_slots, block_of(num_rows))
 
 
-def _slots(positions: Int64Array, pages: Int32Array, page_size: int) -> Int64Array:
-    page_index, offset = np.divmod(positions, page_size)
-    return pages[np.arange(len(pages)), page_index] * np.int64(page_size) + offset
+def _padded(step: AttentionStep, num_rows: int) -> AttentionStep:
+    """With so many more rows of one token on the dummy page."""
+    ones, pages = np.ones(num_rows, np.int32), np.zeros((num_rows, step.page_table.shape[1]), np.int32)
+    return AttentionStep(
+        np.concatenate((step.q_lens, ones)),
+        np.concatenate((step.kv_lens, ones)),
+        np.concatenate((step.page_table, pages)),
+        None if step.windowed is None else _padded(step.windowed, num_rows),
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from sgl.runtime.batch import FROM_DEVICE, Batch, Int64Array
+from sgl.kernels.attention.base import AttentionStep
+from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
 
 
 class PackedStep(NamedTuple):
@@ -15,7 +15,8 @@ class PackedStep(NamedTuple):
 
     token_ids: Int64Array  # [T], 0 where the device fills in
     positions: Int64Array  # [T] as the layers see them
-    slots: Int64Array  # [T] where each token's keys and values go: page * page_size + offset
+    slots: Int64Array
+    """[T] where each token's keys and values go: page * page_size + offset; [2, >= T] of full and windowed pages."""
     from_device: Int64Array  # indices into T of each row's last sampled token
     from_rows: Int64Array  # their request rows
     last: Int64Array  # [S] index into T of each token to sample after
@@ -30,13 +31,39 @@ def pack_places(batch: Batch, positions: Int64Array) -> Int64Array:
     return places
 
 
-def pack(batch: Batch, pages: npt.NDArray[np.int32], page_size: int) -> PackedStep:
-    """Concatenate the batch's rows. pages: the batch's rows of the page table, [B, max_pages]."""
+def windowed_step(batch: Batch, table: Int32Array, window: int, page_size: int) -> AttentionStep:
+    """The step in layers with a window, without pages that it hides from all of a row's query tokens. table: int32
+    [max_rows, max_pages], of all request rows."""
+    first_seen = np.maximum(batch.kv_lens - batch.q_lens - window + 1, 0) // page_size
+    kv_lens = batch.kv_lens - first_seen * page_size
+    columns = first_seen[:, None] + np.arange(-(-int(kv_lens.max()) // page_size))
+    pages = table[batch.rows[:, None], np.minimum(columns, table.shape[1] - 1)]
+    return AttentionStep(batch.q_lens, kv_lens, pages)
+
+
+def slots_of(step: AttentionStep, of_row: Int64Array, places: Int64Array, page_size: int) -> Int64Array:
+    """Where keys and values go of tokens at these places in rows of a step: see `PackedStep.slots`."""
+    slots = _slots(step.page_table, of_row, places, page_size)
+    if step.windowed is None:
+        return slots
+    both = np.zeros((2, len(slots) + len(slots) % 2), np.int64)  # kernels like addresses that 16 divides
+    both[0, : len(slots)] = slots
+    places = places - (step.kv_lens - step.windowed.kv_lens)[of_row]
+    both[1, : len(slots)] = _slots(step.windowed.page_table, of_row, places, page_size)
+    return both
+
+
+def _slots(pages: Int32Array, of_row: Int64Array, places: Int64Array, page_size: int) -> Int64Array:
+    return pages[of_row, places // page_size].astype(np.int64) * page_size + places % page_size
+
+
+def pack(batch: Batch, step: AttentionStep, page_size: int) -> PackedStep:
+    """Concatenate the batch's rows. step: their pages."""
     q_lens = batch.q_lens.astype(np.int64)
     ends = np.cumsum(q_lens)
     of_row = np.repeat(np.arange(len(batch)), q_lens)
     positions = np.arange(ends[-1]) + np.repeat(batch.kv_lens - ends, q_lens)
-    slots = pages[of_row, positions // page_size].astype(np.int64) * page_size + positions % page_size
+    slots = slots_of(step, of_row, positions, page_size)
     if batch.offsets is not None:
         positions += batch.offsets[of_row]
     token_ids = batch.token_ids.astype(np.int64)

@@ -24,7 +24,7 @@ from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 _LARGE_WORK = 1 << 38  # a layer's weights times tokens: a millisecond on an H200, in which launching keeps up
 _MOST_TOKENS = 4096
 _GRAPH_BYTES = 320 << 10  # of one layer's graph, on an H200
-_NUM_ARRAYS = 6  # of a PackedStep,
+_NUM_ARRAYS = 6  # of a PackedStep, of which the slots may count twice,
 _NUM_INPUTS = 3  # the first of which graphs read
 
 
@@ -66,7 +66,7 @@ class PromptGraphs:
         free_bytes, _ = torch.cuda.mem_get_info(model.device)
         self._buckets = that_fit(sizes, config, model.dtype.itemsize, free_bytes)
         most = self._buckets[-1]
-        num_bytes = _NUM_ARRAYS * (8 * most + ALIGNMENT)
+        num_bytes = (_NUM_ARRAYS + 1) * (8 * most + ALIGNMENT)
         self._uploader = Uploader(model.device, num_bytes)
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)
         heads = most, config.num_heads, config.head_dim
@@ -81,8 +81,9 @@ class PromptGraphs:
 
     def place(self, *step: Int64Array) -> list[torch.Tensor]:
         """Copy a PackedStep to where graphs read it; returns its arrays there, the first _NUM_INPUTS padded."""
-        read = np.zeros((_NUM_INPUTS, self._bucket(len(step[0]))), np.int64)
-        read[:, : len(step[0])] = step[:_NUM_INPUTS]
+        read = self._read(self._bucket(len(step[0])))
+        for its, array in zip(read, step, strict=False):
+            its[..., : len(step[0])] = array[..., : len(step[0])]
         arrays = *read, *step[_NUM_INPUTS:]
         self._uploader.upload_into(self._inputs, *arrays)
         return views_into(self._inputs, arrays)
@@ -112,7 +113,7 @@ class PromptGraphs:
             torch.cuda.empty_cache()  # memory of computations beside captures belongs to that stream
 
     def _capture(self, bucket: int, pool: Any) -> None:
-        inputs = views_into(self._inputs, (np.empty(bucket, np.int64),) * _NUM_INPUTS)
+        inputs = views_into(self._inputs, self._read(bucket))
         state = self._enter(inputs)
         num_varied = self._model.first_layers()[-1] + 2
         for index in range(min(num_varied, self._model.config.num_layers)):  # compiles what a capture may not
@@ -131,14 +132,19 @@ class PromptGraphs:
             pieces.append(graph)
         self._pieces[bucket] = state, pieces
 
+    def _read(self, bucket: int) -> tuple[Int64Array, ...]:
+        """Room for the arrays that graphs read, zeros."""
+        pools = () if self._kv.windowed is None else (2,)
+        return np.zeros(bucket, np.int64), np.zeros(bucket, np.int64), np.zeros((*pools, bucket), np.int64)
+
     def _enter(self, inputs: list[torch.Tensor]) -> LayerState:
         state = self._model.embed(*inputs)
-        state.residual = self._residual[: len(state.slots)].copy_(state.residual)
+        state.residual = self._residual[: len(state.residual)].copy_(state.residual)
         return state
 
     def _piece(self, index: int, state: LayerState) -> None:
         """From the previous layer's attention to this one's."""
-        num_tokens = len(state.slots)
+        num_tokens = len(state.residual)
         if index:
             self._model.after_attention(index - 1, state, self._attended[:num_tokens], captured=True)
         self._model.before_attention(index, state, self._kv, self._query[:num_tokens], captured=True)

@@ -31,7 +31,7 @@ from sgl.runtime.runner.adapters import Adapters
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.observer import ObservedStep, Observer
-from sgl.runtime.runner.pack import pack, pack_places
+from sgl.runtime.runner.pack import pack, pack_places, windowed_step
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, pool, score_inputs
 from sgl.runtime.runner.sampler import Sampler
@@ -68,7 +68,7 @@ class _Inputs:
 
     token_ids: torch.Tensor  # int64 [T]
     positions: torch.Tensor  # int64 [T]
-    slots: torch.Tensor  # int64 [T]
+    slots: torch.Tensor  # int64 [T], or [2, T]: see `KVCache.slots_of`
     last: torch.Tensor  # int64 [S]: tokens to sample after
     wanted: torch.Tensor | None  # int64 [N]: tokens whose hidden states are wanted; None: all
     seen: Seen | None = None
@@ -115,6 +115,7 @@ class ModelRunner:
         self._current = current(device)
         self._launching_since: float | None = None  # monotonic seconds
         self._page_table: Int32Array = np.zeros((max_rows, max_pages), np.int32)
+        self._window_table: Int32Array = np.zeros_like(self._page_table[:, : max_pages * (kv.windowed is not None)])
         self._uploader = Uploader(device)
         self._downloader = Downloader(device)
         cut = None
@@ -146,20 +147,20 @@ class ModelRunner:
             self._choose_threads(batch)
             self._sampler.setup(batch.setups)
             self._write_adapters(batch)
-            pages, states = self._pages(batch), self._states
+            step, states = self._step(batch), self._states
             if states is not None:
                 states.load(batch)
             replayed, is_seen = None, self._observer is not None
             if self._graphs is not None:
-                replayed = self._graphs.run(batch, pages, with_inputs=is_seen)
+                replayed = self._graphs.run(batch, step, with_inputs=is_seen)
             if replayed is None:
                 self._launching_since = monotonic()
                 try:
-                    hidden, sampling = self._forward(batch, pages)
+                    hidden, sampling = self._forward(batch, step)
                 finally:
                     self._launching_since = None
             elif replayed.inputs is not None:
-                self._show(batch, pages, *replayed.inputs)
+                self._show(batch, step.page_table, *replayed.inputs)
             if states is not None:
                 states.save(batch)
             if replayed is not None:
@@ -197,7 +198,7 @@ class ModelRunner:
         with self._current, self._on_threads(is_last=True):
             self._choose_threads(batch)
             self._write_adapters(batch)
-            inputs = self._inputs(batch, self._pages(batch))
+            inputs = self._inputs(batch, self._step(batch))
             links.send(self._through_stage(inputs.token_ids, inputs))
             return Launched(batch, None, awaited=(inputs.num_wanted, inputs.last))
 
@@ -209,7 +210,7 @@ class ModelRunner:
         with self._current, self._on_threads(is_last=True):
             self._choose_threads(batch)
             self._write_adapters(batch)
-            inputs = self._inputs(batch, self._pages(batch))
+            inputs = self._inputs(batch, self._step(batch))
             before = torch.empty(len(inputs.token_ids), width, dtype=self._model.dtype, device=self._model.device)
             done = self._through_stage(links.receive(before), inputs)
             if len(done):
@@ -240,12 +241,16 @@ class ModelRunner:
         logits = self._model.logits(sampling) if len(sampling) else None
         return Launched(batch, logits, inputs, pooled=pool(batch, hidden))
 
-    def _pages(self, batch: Batch) -> Int32Array:
-        """The batch's rows of the page table, [B, pages], after its writes."""
-        writes = batch.page_writes
-        self._page_table[writes[:, 0], writes[:, 1]] = writes[:, 2]
-        num_pages = -(-int(batch.kv_lens.max()) // self._kv.page_size)
-        return self._page_table[batch.rows, :num_pages]
+    def _step(self, batch: Batch) -> AttentionStep:
+        """The batch's rows and their pages, after its writes to the page table."""
+        for writes, table in ((batch.page_writes, self._page_table), (batch.window_writes, self._window_table)):
+            if writes is not None:
+                table[writes[:, 0], writes[:, 1]] = writes[:, 2]
+        kv, windowed = self._kv, None
+        if kv.windowed is not None:
+            windowed = windowed_step(batch, self._window_table, kv.windowed.window, kv.page_size)
+        num_pages = -(-int(batch.kv_lens.max()) // kv.page_size)
+        return AttentionStep(batch.q_lens, batch.kv_lens, self._page_table[batch.rows, :num_pages], windowed)
 
     def _write_adapters(self, batch: Batch) -> None:
         if self._adapters is not None:
@@ -337,14 +342,14 @@ class ModelRunner:
             masks: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
             (launch or self.launch)(_idle_batch([1] * num_rows, temperature), masks[:num_rows]).wait()
 
-    def _forward(self, batch: Batch, pages: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, batch: Batch, step: AttentionStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
         of sampled ones, [S, hidden_size]."""
         graphs, num_tokens = self._prompt_graphs, int(batch.q_lens.sum())
         is_plain = not batch.places and batch.adapters is None
         if graphs is not None and not (is_plain and graphs.holds(num_tokens)):
             graphs = None
-        inputs = self._inputs(batch, pages, self._uploader.upload if graphs is None else graphs.place)
+        inputs = self._inputs(batch, step, self._uploader.upload if graphs is None else graphs.place)
         tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
         if self._states is not None:
             states = self._states.step(batch)
@@ -356,7 +361,7 @@ class ModelRunner:
         else:
             hidden = graphs.run(num_tokens, inputs.wanted)
         if self._observer is not None:
-            self._show(batch, pages, inputs.token_ids, inputs.positions, inputs.slots)
+            self._show(batch, step.page_table, inputs.token_ids, inputs.positions, inputs.slots)
         if len(inputs.last) == len(hidden):
             return hidden, hidden
         return hidden, hidden.index_select(0, inputs.last)
@@ -367,16 +372,20 @@ class ModelRunner:
         num_tokens = int(batch.q_lens.sum())
         taps = self._model.taps if isinstance(self._model, Decoder) else None
         hidden = () if taps is None else taps.hidden(num_tokens)
-        token_ids, positions, slots = (its[:num_tokens] for its in inputs)
+        *others, slots = inputs
+        token_ids, positions, slots = (
+            its[:num_tokens] for its in (*others, slots if self._kv.windowed is None else slots[0])
+        )
         self._observer.observe(ObservedStep(batch, pages, token_ids, positions, slots, hidden))
 
-    def _inputs(self, batch: Batch, pages: Int32Array, upload: Callable[..., Any] | None = None) -> _Inputs:
+    def _inputs(self, batch: Batch, step: AttentionStep, upload: Callable[..., Any] | None = None) -> _Inputs:
         """Upload a step and plan its attention."""
-        packed = pack(batch, pages, self._kv.page_size)
+        packed = pack(batch, step, self._kv.page_size)
         token_ids, positions, slots, from_device, from_rows, last = (upload or self._uploader.upload)(*packed)
         if len(packed.from_device):
             token_ids.index_copy_(0, from_device, self._sampler.next_tokens.index_select(0, from_rows))
-        self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens, pages))
+        self._attention.plan(step)
+        slots = slots[..., : len(token_ids)]
         is_every_token_wanted = bool(batch.score_targets or batch.pool_from) or len(last) == len(token_ids)
         seen = None
         if batch.places:

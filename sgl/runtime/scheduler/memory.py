@@ -71,6 +71,17 @@ class RowMemory:
         """`available_pages`, and those of the layers with a window if they have a pool of their own, else 0."""
         return self.available_pages, 0 if self.windows is None else self.windows.pages.available
 
+    def windowed_tokens(self) -> dict[str, int]:
+        """Tokens of layers with a window that are free, and evictable, if they have a pool of their own."""
+        if self.windows is None:
+            return {}
+        num_free = self.windows.pool.num_free
+        evictable = self.windows.pages.available - num_free
+        return {
+            "windowed_available_tokens": num_free * self.page_size,
+            "windowed_evictable_tokens": evictable * self.page_size,
+        }
+
     @property
     def _obtainable_pages(self) -> int:
         """Pages that rows can get, of each pool."""

@@ -73,6 +73,7 @@ class Hybrid:
         self.max_positions = max_positions or config.context_length
         self.vocabulary = range(config.vocab_size)
         self.most_layers = config.num_layers
+        self.windows: tuple[int | None, ...] = (None,) * config.num_layers
         self.captures = True
         self._rotary_table = _partial_table(config, self.max_positions, self.device)
         self.state_bytes = _state_bytes(config, self.dtype)

@@ -21,7 +21,7 @@ NAME = "sgl"
 class Step:
     """What a model's layers read of the step that is computed."""
 
-    slots: torch.Tensor  # int64 [T]
+    slots: torch.Tensor  # int64 [T], or [2, T]: see `KVCache.slots_of`
     kv: KVCache
     attention: AttentionBackend
     _rotary: tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -66,7 +66,7 @@ class LayerAttention:
             rows = _widened(new, head_dim)[0].transpose(0, 1)
             if rows.shape[1] < num_cached:
                 rows = rows.repeat_interleave(num_cached // rows.shape[1], 1)
-            _store(cache.flatten(0, 1), step.slots, rows)
+            _store(cache.flatten(0, 1), step.kv.slots_of(self.index, step.slots), rows)
         query = _widened(query, head_dim)[0].transpose(0, 1).contiguous()
         return self.run(query, sinks)[None, ..., :width]
 

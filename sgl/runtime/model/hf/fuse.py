@@ -270,7 +270,8 @@ def _try_attention(module: Any, call: _Call) -> bool:
         if rotary is None:
             raise ValueError("it rotates a part of each head")
         keys, values = step.kv.keys[attention.index], step.kv.values[attention.index]
-        query = rotate_and_store(qkv, num_heads, rotary, norm, eps, keys, values, step.slots)
+        slots = step.kv.slots_of(attention.index, step.slots)
+        query = rotate_and_store(qkv, num_heads, rotary, norm, eps, keys, values, slots)
         return output(attention.run(query, getattr(module, "sinks", None)).flatten(1)[None]), None
 
     if _gives_the_same(call, attend):

@@ -124,11 +124,11 @@ class TransformersModel:
         self._module = module
         self._step: list[Step] = []
         self._scale = config.layers[0].scale
-        self._windows = [
+        self.windows = tuple(
             None if layer.window is None or layer.window >= self.max_positions else layer.window
             for layer in config.layers
-        ]
-        for index, (layer, window) in enumerate(zip(config.layers, self._windows, strict=True)):
+        )
+        for index, (layer, window) in enumerate(zip(config.layers, self.windows, strict=True)):
             module.get_submodule(layer.module).sgl_attention = LayerAttention(
                 *(index, layer.num_heads, layer.num_kv_heads, layer.key_dim, window),
                 *(layer.scale / self._scale, self._step),
@@ -162,7 +162,7 @@ class TransformersModel:
             scale=self._scale,
             dtype=self.dtype,
             device=self.device,
-            windows=tuple(dict.fromkeys(self._windows)),
+            windows=tuple(dict.fromkeys(self.windows)),
             kv_dtype=kv_dtype,
             softcap=layer.softcap,
             has_sinks=any(layer.has_sinks for layer in self.config.layers),

@@ -68,6 +68,7 @@ class LatentDecoder:
         self.vocabulary = shard.vocabulary(config.vocab_size)
         self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
         self.most_layers = config.num_layers
+        self.windows: tuple[int | None, ...] = (None,) * config.num_layers
         self.max_positions = max_positions or config.context_length
         self._rotary_table = rotary_table(config.rope, config.rope_dim, self.max_positions, self.device)
 
