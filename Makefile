@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all slow docs format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-embedded bench-serving bench-programs train-embedded soak clean
+.PHONY: help setup demo test test-all slow docs format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-faults bench-embedded bench-serving bench-programs train-embedded soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ bench-attack: $(STAMP) ## a plain request beside hostile clients: latency, memor
 
 bench-constrained: $(STAMP) ## what constraints cost a step on this CPU
 	$(BIN)/python -m benchmarks.constrained_cpu $(ARGS)
+
+bench-faults: $(STAMP) ## what clients notice when processes of a cluster are killed, and when it is scaled
+	$(BIN)/python -m benchmarks.cluster_faults $(ARGS)
 
 bench-embedded: $(STAMP) ## what the embedded model gets right, on held-out and hand-written sentences
 	$(BIN)/python benchmarks/embedded_eval.py $(ARGS)

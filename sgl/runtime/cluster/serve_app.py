@@ -52,7 +52,7 @@ class RayCluster:
     def __init__(self, address: str | None) -> None:
         """Start or join it. Raises ConfigError."""
         self._folder = None
-        about: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": False, "namespace": "sgl"}
+        about: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "sgl"}
         if address is None:
             self._folder = tempfile.mkdtemp(prefix="sgl-ray-", dir="/tmp")  # sockets' paths must be short
             about |= {
@@ -61,6 +61,8 @@ class RayCluster:
                 "include_dashboard": False,
                 "_temp_dir": self._folder,
             }
+        for name in ("ray", "ray.serve"):  # whose news are for those who know that Ray is there
+            logging.getLogger(name).setLevel(logging.ERROR)
         try:
             ray.init(address="local" if address is None else address, **about)
         except (ConnectionError, RuntimeError, ValueError) as error:

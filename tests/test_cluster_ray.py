@@ -1,0 +1,93 @@
+"""Clusters on Ray: one on this machine, whose processes are killed, and one whose ranks lie on two nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from benchmarks.cluster_faults import RunningCluster, Tally, cluster, killed, scaled
+from tests.house import REPOSITORY
+from tests.patience import PATIENCE
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("ray")
+
+RATE = 4.0  # requests a second: a fraction of what two replicas sustain on one core
+OPTIONS = {"device": "cpu", "max_total_tokens": 4096}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
+    """Two replicas on this machine."""
+    with cluster({**OPTIONS, "replicas": 2}, tmp_path_factory.mktemp("cluster"), ENVIRONMENT) as running:
+        yield running
+    assert running.process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[int, str]:
+    """Answers by prompt, of all tests."""
+    return {}
+
+
+def answer(url: str, text: str = "Once upon a time") -> str:
+    body = {"text": text, "sampling_params": {"max_new_tokens": 8, "temperature": 0}}
+    found = requests.post(f"{url}/generate", json=body, timeout=PATIENCE)
+    assert found.status_code == 200, found.text
+    return str(found.json()["text"])
+
+
+def test_what_a_server_answers_a_cluster_answers(here: RunningCluster) -> None:
+    assert requests.get(f"{here.url}/health", timeout=PATIENCE).status_code == 200
+    assert requests.get(f"{here.url}/metrics", timeout=PATIENCE).status_code == 200
+    models = requests.get(f"{here.url}/v1/models", timeout=PATIENCE).json()
+    assert [model["id"] for model in models["data"]] == ["embedded"]
+    status = here.status()
+    assert (status["serving"], status["replicas"]) == (2, 2)
+    assert len({worker["url"] for worker in status["workers"]}) == 2
+    assert all(worker["capabilities"]["context_length"] == 1024 for worker in status["workers"])
+
+
+@pytest.mark.parametrize("role", ["engine", "replica", "router", "controller"])
+def test_a_process_that_is_killed_costs_no_answer(here: RunningCluster, texts: dict[int, str], role: str) -> None:
+    found = killed(here, role, RATE, texts)
+    assert found is not None
+    tally, _ = found
+    assert (tally.lost, tally.wrong) == (0, 0)
+    assert tally.answered > 0
+    assert tally.cut <= RATE * 2  # those that were streaming
+
+
+def test_scaling_costs_no_request(here: RunningCluster, texts: dict[int, str]) -> None:
+    tally = scaled(here, RATE, 100, texts)
+    assert (tally.answered, tally.again, tally.cut, tally.lost, tally.wrong) == (100, 0, 0, 0, 0), tally
+
+
+def test_ranks_of_a_replica_lie_on_two_nodes(tmp_path: Path) -> None:
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
+    nodes = Cluster(initialize_head=True, head_node_args=small)
+    try:
+        nodes.add_node(**{name: small[name] for name in ("num_cpus", "object_store_memory")})
+        nodes.wait_for_nodes()
+        options: dict[str, Any] = {**OPTIONS, "tp_size": 2, "ray_address": nodes.address}
+        with cluster(options, tmp_path, ENVIRONMENT) as running:
+            [worker] = running.status()["workers"]
+            assert worker["capabilities"]["ranks"] == 2
+            assert len(worker["pids"]) == 4  # a replica and its server, a follower and its ranks' supervisor
+            before = answer(running.url)
+            found = killed(running, "rank", RATE, {})
+            assert found is not None
+            tally: Tally = found[0]
+            assert (tally.lost, tally.wrong) == (0, 0)
+            assert answer(running.url) == before
+        assert running.process.returncode == 0
+    finally:
+        nodes.shutdown()
