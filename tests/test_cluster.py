@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from sgl.runtime.cluster.config import ClusterConfig, Options
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
-from sgl.runtime.cluster.running import Running, found
+from sgl.runtime.cluster.running import Running, found, sweep
 from sgl.runtime.cluster.scaling import Load, Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
 from tests.house import REPOSITORY
@@ -229,11 +230,28 @@ def test_nothing_is_decided_while_replicas_start() -> None:
 # ── finding it ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_what_a_killed_ray_left_behind_is_swept(tmp_path: Path) -> None:
+    mine, others = tmp_path / "ray1", tmp_path / "ray10"
+    mine.mkdir(), others.mkdir()
+    code = "import sys, time; file = open(sys.argv[1], 'w'); print(flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", code]
+    left, stays = (
+        subprocess.Popen([*command, str(folder / "log")], stdout=subprocess.PIPE) for folder in (mine, others)
+    )
+    for process in (left, stays):
+        assert process.stdout is not None
+        process.stdout.readline()
+    sweep(str(mine))
+    assert left.wait() == -signal.SIGKILL
+    assert (mine.exists(), others.exists(), stays.poll()) == (False, True, None)
+    stays.kill()
+
+
 def test_a_running_cluster_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ConfigError, match="no cluster runs on this machine"):
         found(None)
-    one, other = (Running(1, port, "http://x", "http://y", "secret", None, "sgl") for port in (30000, 30001))
+    one, other = (Running(1, port, "http://x", "http://y", "secret", None, "sgl", None) for port in (30000, 30001))
     one.write()
     assert found(None) == one
     other.write()

@@ -18,7 +18,7 @@ from sgl.cli.logs import configure_logging
 from sgl.cli.options import options_of_file, ray_address
 from sgl.errors import ConfigError, EngineDead, ServerUnreachable, needs_extra
 from sgl.runtime.cluster.config import Options
-from sgl.runtime.cluster.running import Running, found
+from sgl.runtime.cluster.running import Running, found, running, sweep
 from sgl.runtime.server.serve import listen
 
 _POLL_SECONDS = 0.1
@@ -33,6 +33,9 @@ def up(options: SimpleNamespace) -> int:
         from sgl.runtime.cluster.cluster import Cluster
         from sgl.runtime.cluster.serve_app import RayCluster
     configure_logging(given.server.log_level, given.server.log_format)
+    for each in running():
+        if not each.is_alive() and each.ray_address is None:
+            _clear(each)
     began = time.monotonic()
     console = Console(soft_wrap=True, highlight=False)
     bound = listen(given.server.host, given.server.port)
@@ -60,7 +63,12 @@ def up(options: SimpleNamespace) -> int:
 
 def status(options: SimpleNamespace) -> int:
     """Show what runs."""
-    facts = found(options.port).link().get("/status")
+    known = found(options.port)
+    if not known.is_alive():
+        raise EngineDead(
+            f"the process of the cluster on port {known.port} was killed: `sgl cluster down` clears up"
+        )
+    facts = known.link().get("/status")
     console = Console(soft_wrap=True, highlight=False)
     if options.json:
         console.print(json.dumps(facts, indent=2), markup=False)
@@ -86,16 +94,16 @@ def status(options: SimpleNamespace) -> int:
 
 def scale(options: SimpleNamespace) -> int:
     """Have so many replicas; returns once they serve."""
-    running = found(options.port)
-    running.link().post("/scale", {"replicas": options.replicas}, seconds=_COMMAND_SECONDS)
-    return _until(running, lambda facts: facts["serving"] == facts["replicas"] == len(facts["workers"]))
+    known = found(options.port)
+    known.link().post("/scale", {"replicas": options.replicas}, seconds=_COMMAND_SECONDS)
+    return _until(known, lambda facts: facts["serving"] == facts["replicas"] == len(facts["workers"]))
 
 
 def update(options: SimpleNamespace) -> int:
     """Replace the replicas one by one by ones with a file's options; returns once they serve."""
     given = options_of_file(Path(options.file))
-    running = found(options.port)
-    running.link().post("/update", {"options": given, "source": options.file}, seconds=_COMMAND_SECONDS)
+    known = found(options.port)
+    known.link().post("/update", {"options": given, "source": options.file}, seconds=_COMMAND_SECONDS)
 
     def is_done(facts: dict[str, Any]) -> bool:
         return (
@@ -103,23 +111,33 @@ def update(options: SimpleNamespace) -> int:
             and facts["serving"] == facts["replicas"]
         )
 
-    return _until(running, is_done)
+    return _until(known, is_done)
 
 
 def down(options: SimpleNamespace) -> int:
     """End a cluster; returns once no process of it is left."""
-    running = found(options.port)
+    known = found(options.port)
+    was_killed = not known.is_alive()
     with contextlib.suppress(ServerUnreachable):
-        running.link().post("/down", {})
+        known.link().post("/down", {})
     end = time.monotonic() + _ENDING_SECONDS
-    while running.is_alive():
+    while known.is_alive():
         if time.monotonic() > end:
-            os.kill(running.pid, signal.SIGKILL)  # its own Ray, router and replicas end with it
+            was_killed = True
+            os.kill(known.pid, signal.SIGKILL)  # its own Ray, router and replicas end with it
         time.sleep(_POLL_SECONDS)
+    if was_killed:
+        _clear(known)
+    return 0
+
+
+def _clear(running: Running) -> None:
+    """End what a cluster's process that was killed left behind."""
     if running.ray_address is not None:
         _delete(running)
+    if running.folder is not None:
+        sweep(running.folder)
     running.forget()
-    return 0
 
 
 def _delete(running: Running) -> None:
@@ -129,13 +147,13 @@ def _delete(running: Running) -> None:
     with contextlib.suppress(ConfigError):  # that Ray cluster is gone, too
         ray = RayCluster(running.ray_address)
         try:
-            ServeApp(running.app).delete(with_serve=False)
+            ServeApp(running.app).delete()
         finally:
             ray.close()
 
 
-def _until(running: Running, is_done: Any) -> int:
-    link = running.link()
+def _until(known: Running, is_done: Any) -> int:
+    link = known.link()
     while True:
         facts = link.get("/status")
         if is_done(facts):

@@ -80,7 +80,7 @@ class Cluster:
                 raise errors.exceptions[0] from None
             finally:
                 await router.stop(self._options.server.drain_timeout)
-                await asyncio.to_thread(self._app.delete, with_serve=self._ray.is_own)
+                await asyncio.to_thread(self._app.delete)
                 known.forget()
 
     def stop(self) -> None:
@@ -231,6 +231,7 @@ class Cluster:
             token=self._token,
             ray_address=None if self._ray.is_own else self._ray.address,
             app=self._app.name,
+            folder=self._ray.folder,
         )
 
     @contextlib.asynccontextmanager

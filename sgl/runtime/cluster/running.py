@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import signal
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ class Running:
     token: str
     ray_address: str | None  # of a Ray cluster that is not its own
     app: str  # of Ray Serve
+    folder: str | None  # of its own Ray
 
     def link(self) -> Link:
         """The way to it."""
@@ -65,6 +68,18 @@ def found(port: int | None) -> Running:
         raise ConfigError(f"several clusters run here: give --port, one of {ports}", option="port")
     where = "" if port is None else f" on port {port}"
     raise ConfigError(f"no cluster runs on this machine{where}: `sgl cluster up FILE` starts one", option="port")
+
+
+def sweep(folder: str) -> None:
+    """End other processes that have files of a Ray's folder open, and remove it. Ray's agents outlive a Ray that was
+    killed."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            if int(process.name) != os.getpid() and any(
+                os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir()
+            ):
+                os.kill(int(process.name), signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def running() -> list[Running]:

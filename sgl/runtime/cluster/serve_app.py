@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import tempfile
 from typing import Any
 
@@ -17,6 +16,7 @@ from sgl.errors import BackendError, ConfigError, needs_extra
 from sgl.machine_limits import num_processors
 from sgl.runtime.cluster.config import Options
 from sgl.runtime.cluster.placement import Host, Placement
+from sgl.runtime.cluster.running import sweep
 
 with needs_extra("dist", "a cluster"):
     import ray
@@ -51,15 +51,15 @@ class RayCluster:
 
     def __init__(self, address: str | None) -> None:
         """Start or join it. Raises ConfigError."""
-        self._folder = None
+        self.folder: str | None = None  # of one's own
         about: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "sgl"}
         if address is None:
-            self._folder = tempfile.mkdtemp(prefix="sgl-ray-", dir="/tmp")  # sockets' paths must be short
+            self.folder = tempfile.mkdtemp(prefix="sgl-ray-", dir="/tmp")  # sockets' paths must be short
             about |= {
                 "num_cpus": max(_OWN_CPUS, num_processors()),
                 "object_store_memory": _STORE_BYTES,
                 "include_dashboard": False,
-                "_temp_dir": self._folder,
+                "_temp_dir": self.folder,
             }
         for name in ("ray", "ray.serve"):  # whose news are for those who know that Ray is there
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -80,13 +80,13 @@ class RayCluster:
     @property
     def logs(self) -> str:
         """The folder of the processes' logs."""
-        return f"{self._folder or '/tmp/ray'}/session_latest/logs"
+        return f"{self.folder or '/tmp/ray'}/session_latest/logs"
 
     def close(self) -> None:
         """Leave it; one's own ends. Idempotent."""
         ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.folder is not None:
+            sweep(self.folder)
 
 
 class ServeApp:
@@ -139,9 +139,9 @@ class ServeApp:
             return int(ray.get(_client()._controller.get_pid.remote(), timeout=2.0))
         return None
 
-    def delete(self, *, with_serve: bool) -> None:
-        """Drain and end all replicas. with_serve: Ray Serve, too."""
-        if with_serve:
+    def delete(self) -> None:
+        """Drain and end all replicas, and Ray Serve if nobody else uses it."""
+        if set(serve.status().applications) <= {self.name}:
             serve.shutdown()
         else:
             serve.delete(self.name)
