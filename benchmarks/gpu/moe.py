@@ -28,6 +28,7 @@ from unittest.mock import patch
 
 import torch
 from torch.nn import functional
+from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu.workloads import Machine
 from sgl.kernels.layers.activation import silu_and_mul
@@ -307,9 +308,7 @@ def sweep(x: torch.Tensor, layers: list[Experts], deadline: float) -> None:
     def compiles(candidate: Candidate) -> bool:
         try:
             candidate.work(x.clone(), None, torch.ones_like(x[0]), layers[0])
-        except RuntimeError as error:
-            if "resource" not in str(error):
-                raise
+        except OutOfResources:
             return False
         return True
 

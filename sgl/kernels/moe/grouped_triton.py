@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
 # By the most pairs of a token and its expert for each expert, on average.
 PLANS = {
-    8: Plan(Tiles(16, 64, 128, 4, 3), Tiles(16, 128, 128, 4, 3)),
+    8: Plan(Tiles(16, 64, 256, 8, 3), Tiles(16, 128, 128, 4, 4)),
     24: Plan(Tiles(32, 64, 128, 4, 3), Tiles(32, 128, 128, 4, 3)),
     64: Plan(Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 4, 4)),
 }

@@ -19,10 +19,10 @@ from sgl.kernels.moe.packed import PackedExperts
 from sgl.kernels.moe.packed_triton import floats, layout, parts, scales_of
 from sgl.kernels.moe.route_triton import gated_by
 
-_TILE = 1024  # pieces of 16 bytes that a program holds at a time, at most: 8 for each thread
+_TILE = 1024  # pieces of 16 bytes that a program holds at a time, at most
 _LEAST_PROGRAMS = 1024
 _MOST_UNITS = 128
-_WARPS = 4
+_MOST_WARPS = 4
 _LANES = {4: 4, 8: 16}  # numbers of a unit that a thread loads at once, by bits
 
 
@@ -31,7 +31,7 @@ def gated_experts(x: torch.Tensor, ids: torch.Tensor, experts: Experts, matrices
     size, num_used = matrices.shape[1] // 2, len(ids)
     out = x.new_empty(num_used, size)
     alpha, limit = experts.clamped or (None, None)
-    rows, shape = _cut(matrices, 2, size, num_used)
+    rows, shape = _cut(matrices, 2, 1, size, num_used)
     _gated[triton.cdiv(size, rows), num_used](
         x,
         ids,
@@ -61,7 +61,7 @@ def add_down_(
     """`single_triton.add_down_` of gated [num_used, intermediate]."""
     size, num_used = matrices.shape[1], len(ids)
     slots = triton.next_power_of_2(num_used)
-    rows, shape = _cut(matrices, slots, size, 1)
+    rows, shape = _cut(matrices, slots, slots, size, 1)
     _down[(triton.cdiv(size, rows),)](
         gated,
         ids,
@@ -80,21 +80,18 @@ def add_down_(
     )
 
 
-def _cut(matrices: PackedExperts, num_matrices: int, size: int, times: int) -> tuple[int, dict[str, Any]]:
+def _cut(
+    matrices: PackedExperts, num_matrices: int, num_inputs: int, size: int, times: int
+) -> tuple[int, dict[str, Any]]:
     """Rows of a program, of so many matrices each, where size rows are cut so many times; and its other constants."""
     lanes = _LANES[matrices.bits]
     units = min(triton.next_power_of_2(matrices.values.shape[2] // lanes), _MOST_UNITS)
     rows = max(1, _TILE // (num_matrices * units))
     while rows > 1 and size // rows * times < _LEAST_PROGRAMS:
         rows //= 2
-    constants = {
-        "width": matrices.shape[2],
-        **layout(matrices),
-        "units": units,
-        "lanes": lanes,
-        "num_warps": _WARPS,
-    }
-    return rows, constants
+    constants = {"width": matrices.shape[2], **layout(matrices), "units": units, "lanes": lanes}
+    num_warps = min(max(1, num_inputs * units // 32), _MOST_WARPS)
+    return rows, {**constants, "num_warps": num_warps}
 
 
 @triton.jit
@@ -119,32 +116,31 @@ def _row_sums(
     lanes: tl.constexpr,
     waits: tl.constexpr,
 ):
-    """Of some matrices' rows, times the input of each or the one of all: [matrices, rows]. waits: for the inputs."""
+    """Of some matrices' rows, times the input of each or the one of all: [matrices, rows]. waits: for the inputs.
+
+    Units come first, which gives each thread the rows of one unit: it converts that unit's inputs once."""
     row_width: tl.constexpr = width // 8 if bits == 4 else width
     num_units: tl.constexpr = row_width // lanes
     units_of_group: tl.constexpr = num_units // num_groups
     inputs_of_unit: tl.constexpr = width // num_units
-    unit, lane = tl.arange(0, units), tl.arange(0, lanes)
-    rows_of = first_rows[:, None] + row[None, :]
-    is_its = is_matrix[:, None] & is_row[None, :]
-    piece = unit[:, None] * lanes + lane[None, :]
-    at = values + rows_of[:, :, None, None] * row_width + piece[None, None, :, :]
+    unit, lane, own_input = tl.arange(0, units), tl.arange(0, lanes), tl.arange(0, num_inputs)
+    rows_of = (first_rows[:, None] + row[None, :])[None, :, :]
+    is_its = (is_matrix[:, None] & is_row[None, :])[None, :, :]
+    at = values + (rows_of * row_width + (unit * lanes)[:, None, None])[:, :, :, None] + lane[None, None, None, :]
     is_unit = unit < num_units
-    weights = tl.load(at, mask=(is_its[:, :, None] & is_unit[None, None, :])[:, :, :, None], other=0.0)
+    weights = tl.load(at, mask=(is_its & is_unit[:, None, None])[:, :, :, None], other=0.0)
     if waits:
         gdc_wait()
         gdc_launch_dependents()
-    at_x = (
-        x + (tl.arange(0, num_inputs) * width)[:, None, None] + (unit[:, None] * inputs_of_unit + lane)[None, :, :]
-    )
-    has_input = tl.arange(0, num_inputs) == 0 if num_inputs == 1 else is_matrix
-    sums = tl.zeros([rows_of.shape[0], rows_of.shape[1], units], tl.float32)
+    at_x = x + (unit * inputs_of_unit)[:, None, None] + (own_input * width)[None, :, None] + lane[None, None, :]
+    has_input = own_input == 0 if num_inputs == 1 else is_matrix
+    sums = tl.zeros([units, first_rows.shape[0], row.shape[0]], tl.float32)
     for first in range(0, num_units, units):
         is_unit = first + unit < num_units
-        group = rows_of[:, :, None] * num_groups + ((first + unit) // units_of_group)[None, None, :]
-        is_scaled = is_its[:, :, None] & is_unit[None, None, :]
+        group = rows_of * num_groups + ((first + unit) // units_of_group)[:, None, None]
+        is_scaled = is_its & is_unit[:, None, None]
         scale = scales_of(scales, group, is_scaled, is_e2m1, 64)
-        is_input = (has_input[:, None] & is_unit[None, :])[:, :, None]
+        is_input = (is_unit[:, None] & has_input[None, :])[:, :, None]
         at_input = at_x + first * inputs_of_unit
         inputs = tl.load(at_input, mask=is_input, other=0.0).to(tl.float32)
         if bits == 4:
@@ -158,22 +154,22 @@ def _row_sums(
                     codes, inputs = floats(weights, j), inputs * 18446744073709551616.0
                 else:
                     codes = numbers(weights, j, base)
-                products += codes * inputs[:, None, :, :]
+                products += codes * inputs[:, :, None, :]
             totals = tl.sum(even + odd, 2)
             of_unit = tl.sum(products, 3)
             if not is_e2m1:
                 offsets = (256.0 + middle) * tl.sum(even, 2) + (16.0 + middle) * tl.sum(odd, 2)
-                of_unit -= offsets[:, None, :]
+                of_unit -= offsets[:, :, None]
         else:
             totals = tl.sum(inputs, 2)
-            of_unit = tl.sum((weights.to(tl.float32) - middle) * inputs[:, None, :, :], 3)
+            of_unit = tl.sum((weights.to(tl.float32) - middle) * inputs[:, :, None, :], 3)
         following = first + units
-        inside = is_its[:, :, None] & (following + unit < num_units)[None, None, :]
+        inside = is_its & (following + unit < num_units)[:, None, None]
         weights = tl.load(at + following * lanes, mask=inside[:, :, :, None], other=0.0)
         if has_zeros:
-            of_unit -= tl.load(zeros + group, mask=is_scaled, other=0).to(tl.float32) * totals[:, None, :]
+            of_unit -= tl.load(zeros + group, mask=is_scaled, other=0).to(tl.float32) * totals[:, :, None]
         sums += of_unit * scale
-    return tl.sum(sums, 2)
+    return tl.sum(sums, 0)
 
 
 @triton.jit(do_not_specialize=["size"])

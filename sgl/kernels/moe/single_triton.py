@@ -54,7 +54,7 @@ class Cut(NamedTuple):
     down: Shape  # rows: of each expert
 
 
-CUT = Cut(Shape(1, 2048, 4), Shape(2, 2048, 4), Shape(4, 512, 4))
+CUT = Cut(Shape(1, 2048, 4), Shape(4, 256, 2), Shape(8, 256, 4))
 
 
 def cut_of(experts: Experts) -> Cut:
