@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all slow docs format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-faults bench-embedded bench-serving bench-programs train-embedded soak clean
+.PHONY: help setup demo test test-all slow docs format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-faults bench-embedded bench-serving bench-programs train-embedded soak soak-tiers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ train-embedded: $(STAMP) ## make an embedded model anew on one GPU, in ten minut
 
 soak: $(STAMP) ## a million random scheduler operations under the page ledger
 	$(BIN)/python -m benchmarks.scheduler_soak $(ARGS)
+
+soak-tiers: $(STAMP) ## a million random operations over device, host memory and files
+	$(BIN)/python -m benchmarks.tiers_soak $(ARGS)
 
 clean: ## remove caches and build output; .venv stays
 	rm -rf build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

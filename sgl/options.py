@@ -46,6 +46,12 @@ class EngineOptions(TypedDict, total=False):
     schedule_policy: Literal["lpm", "fcfs", "priority", "dfs-weight", "program"]
     schedule_conservativeness: float
     disable_radix_cache: bool
+    enable_hierarchical_cache: bool
+    hicache_ratio: float
+    hicache_size: int
+    hicache_storage_backend: Literal["file"] | None
+    hicache_storage_dir: str | None
+    hicache_storage_size: int
     disable_overlap_schedule: bool | None
     request_timeout: float | None
     queue_timeout: float | None

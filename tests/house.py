@@ -46,10 +46,11 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.runtime.text",
         "sgl.runtime.attention_choice",
         "sgl.runtime.adapter_choice",
-        "sgl.runtime.memory_plan",
+        "sgl.runtime.tier_choice",
         "sgl.machine_limits",
         "sgl.native_code",
     ),
+    "sgl.runtime.tier_choice": ("sgl.runtime.memory_plan", "sgl.runtime.scheduler", "sgl.runtime.runner"),
     "sgl.runtime.memory_plan": ("sgl.runtime.devices", "sgl.runtime.adapter_choice", "sgl.runtime.cache"),
     "sgl.runtime.devices": ("sgl.runtime.model", "sgl.machine_limits"),
     "sgl.runtime.parallel": ("sgl.runtime.runner", "sgl.child"),
@@ -151,13 +152,13 @@ DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
 MOST_LINES = {
     "grammar": 15_600,
-    "kernels": 6_260,
+    "kernels": 6_280,
     "kernels.gdn": 800,
     "kernels.latent": 1_000,
     "kernels.lora": 480,
     "kernels.moe": 1_850,
     "lang": 9_700,
-    "runtime": 18_460,  # without the server and what follows
+    "runtime": 20_400,  # without the server and what follows
     "runtime.cluster": 1_680,
     "runtime.media": 780,
     "runtime.model.eagle": 480,
@@ -165,7 +166,7 @@ MOST_LINES = {
     "runtime.model.hf": 1_340,
     "runtime.model.mla": 950,
     "runtime.model.quantized": 840,
-    "runtime.parallel": 1_080,
+    "runtime.parallel": 1_110,
     "runtime.server": 9_650,
     "runtime.speculate": 780,
     "cli": 2_330,

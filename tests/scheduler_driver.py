@@ -5,16 +5,22 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sgl.runtime.cache.files import PageFiles
+from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.pages import PagePool
+from sgl.runtime.cache.rates import Rates
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits, Step
+from sgl.runtime.scheduler.tiers import Tiers
+from tests.mock_mover import MockMover
 from tests.mock_runner import Mixed, MockPending, MockRunner, expected_output, expected_score, prefix_totals
 
 STOPS = frozenset({3, 50})
@@ -42,6 +48,14 @@ class Setting:
     """Of the pool of layers with a window, if others have none."""
     depth: int = 1
     """Steps under way at once; with more than one, overlap says nothing."""
+    host_pages: int | None = None
+    """Of host memory; None: there is only the device's."""
+    folder: Path | None = None
+    """For the file tier; None: there is none."""
+    lateness: float = 0.5
+    """How likely a copy is not done yet, at each look."""
+    most_saves: int = 1 << 20
+    seed: int = 0
 
 
 class Driver:
@@ -61,6 +75,23 @@ class Driver:
             conservativeness=setting.conservativeness,
         )  # type: ignore[arg-type]
         self.now = 0.0
+        max_pages = -(-setting.context // setting.page_size)
+        self.runner = MockRunner(
+            *(setting.num_pages, setting.page_size, setting.rows, max_pages),
+            *(setting.checkpoints, setting.window, setting.num_window_pages),
+        )
+        self.files: PageFiles | None = None
+        self.tiers: Tiers | None = None
+        if setting.host_pages is not None:
+            self.mover = MockMover(self.runner, setting.host_pages, random.Random(setting.seed), setting.lateness)
+            if setting.folder is not None:
+                self.files = PageFiles(
+                    setting.folder, b"m" * 32, self.mover.memory, setting.page_size, 1 << 18, segment_bytes=1 << 13
+                )
+            rates = Rates(compute=1.0, load=1e-6, read=1e-6)
+            rates.is_fixed = True
+            host = HostCache(setting.host_pages, setting.page_size)
+            self.tiers = Tiers(host, rates, files=self.files, most_saves=setting.most_saves, clock=lambda: self.now)
         self.scheduler = Scheduler(
             limits,
             self.pool,
@@ -69,15 +100,11 @@ class Driver:
             num_checkpoints=setting.checkpoints,
             window=setting.window,
             window_pool=self.window_pool,
+            tiers=self.tiers,
             clock=lambda: self.now,
         )
         if self.scheduler.memory.states is not None:
             self.scheduler.memory.states._interval = setting.page_size
-        max_pages = -(-setting.context // setting.page_size)
-        self.runner = MockRunner(
-            *(setting.num_pages, setting.page_size, setting.rows, max_pages),
-            *(setting.checkpoints, setting.window, setting.num_window_pages),
-        )
         self.flying: tuple[Step, MockPending] | None = None
         self.in_stages: deque[tuple[Step, Any]] = deque()
         self.done: dict[int, Request] = {}
@@ -90,11 +117,17 @@ class Driver:
     def step(self) -> bool:
         """One turn of the loop; whether anything happened."""
         decodable = {r.uid for r in self.live_requests() if r.phase is Phase.DECODE}
+        if self.tiers is not None:
+            self.tiers.poll()
         step = self.scheduler.schedule() if self.scheduler.has_work else None
+        waits = False
+        if self.tiers is not None:
+            self.tiers.launch(self.mover)
+            waits = self.tiers.loads.is_busy
         if self.setting.depth > 1:
-            return self.step_in_stages(step)
+            return self.step_in_stages(step) or waits
         flying, self.flying = self.flying, None
-        happened = step is not None or flying is not None
+        happened = step is not None or flying is not None or waits
         if step is not None:
             self.check_step(step, decodable)
             launched = (step, self.runner.launch(step.batch))

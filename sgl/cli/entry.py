@@ -210,6 +210,7 @@ def _engine() -> Parameters:
         "attention_backend": "Kernels",
         "page_size": "Memory",
         "max_running_requests": "Batches",
+        "enable_hierarchical_cache": "Memory beyond the device",
         "request_timeout": "Time limits and streams",
         "image_urls": "Images",
         "disable_jump_forward": "Constrained outputs",

@@ -90,6 +90,8 @@ class Batch:
     """By b of rows that begin before the end of an image: positions in time, height and width, [3, q_len]."""
     media: list[MediaRun] = field(default_factory=list)
     """Images among the T tokens."""
+    moved: int = 0
+    """The number of the last `PendingMoves` of which its rows read something."""
     is_streamed: bool = False
     """Whether a client reads tokens as they come and so needs a core, too."""
 
@@ -107,6 +109,37 @@ class Batch:
         counts = counts[rows]
         ends = np.repeat(np.cumsum(counts), counts)
         return np.repeat(rows, counts), ends - 1 - np.arange(len(ends))
+
+
+@dataclass(slots=True)
+class PageMoves:
+    """Pages to copy between the device and host memory: first saves, then loads."""
+
+    saves: Int32Array  # [n, 2] (device page, host page), as they are before batches that are launched later
+    loads: Int32Array  # [m, 2] (host page, device page)
+
+
+class PendingMoves(Protocol):
+    """Launched copies."""
+
+    number: int
+    """1 for a mover's first."""
+
+    @property
+    def load_seconds(self) -> float:
+        """What the loads took, once they are done."""
+
+    def is_done(self) -> bool:
+        """Whether all is copied: batches may read what was loaded, and anybody what was saved."""
+        ...
+
+
+class Mover(Protocol):
+    """Copies pages, in the order of the calls."""
+
+    def move(self, moves: PageMoves) -> PendingMoves:
+        """Start copies, after all batches launched before. Never waits for them."""
+        ...
 
 
 @dataclass(slots=True)
@@ -148,7 +181,7 @@ class PendingStep(Protocol):
         ...
 
 
-class Runner(Protocol):
+class Runner(Mover, Protocol):
     """Executes batches in launch order, each in two phases. Masks depend on the previous step's result; the forward
     pass does not wait for them."""
 

@@ -135,6 +135,19 @@ class EngineConfig:
     """Scales the output length that admission expects of a request; higher admits fewer and retracts less."""
     disable_radix_cache: bool = False
     """Share no KV between requests."""
+    enable_hierarchical_cache: bool = False
+    """Keep copies in host memory of cached KV pages that have to give way, and load them where that is faster than
+    computing them again."""
+    hicache_ratio: Annotated[float, Field(gt=0, le=1024)] = 2.0
+    """Host memory for copies, as a multiple of the KV pages' memory; at most half of the machine's."""
+    hicache_size: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    """GB of host memory for copies, of each process that computes, instead of hicache_ratio. 0: by hicache_ratio."""
+    hicache_storage_backend: Literal["file"] | None = None
+    """file: write the copies to files, too, where the next engine finds them."""
+    hicache_storage_dir: str | None = None
+    """The folder for these files, for any number of models and engines."""
+    hicache_storage_size: Annotated[int, Field(ge=1, le=1 << 20)] = 64
+    """GB of files at most, of each engine; the least recently used are removed."""
     disable_overlap_schedule: bool | None = None
     """Handle each step's result before launching the next. None: True on a CPU, where the step itself needs
     the cores that scheduling would overlap with."""

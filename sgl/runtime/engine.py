@@ -23,6 +23,7 @@ from sgl.options import EngineOptions
 from sgl.runtime import startup
 from sgl.runtime.cache.keys import key_of
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.loop.copies import drain
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.thread import EngineThread
@@ -283,7 +284,7 @@ class Engine:
 
         def flush() -> int:
             self._prefixes.clear()
-            return self._scheduler.memory.cache.reset()
+            return self._scheduler.memory.flush()
 
         return self._loop.call(flush) == 0
 
@@ -329,16 +330,12 @@ class Engine:
         scheduler = self._scheduler
 
         def look() -> dict[str, Any]:
-            cache = scheduler.memory.cache
             counters = dataclasses.asdict(scheduler.counters)
             prompt_tokens = counters["prompt_tokens"]
             return {
                 "num_running_reqs": scheduler.num_running,
                 "num_queue_reqs": len(scheduler.queue),
-                "kv_available_tokens": scheduler.memory.pool.num_free * cache.pool.page_size,
-                "kv_evictable_tokens": cache.evictable_pages * cache.pool.page_size,
-                "evicted_tokens": cache.evicted_pages * cache.pool.page_size,
-                **scheduler.memory.windowed_tokens(),
+                **scheduler.memory.state(),
                 "encoded_images": self._started.runner.num_encoded,
                 "cache_hit_rate": counters["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
                 **counters,
@@ -442,6 +439,7 @@ def _stop(
     if loop.home.is_elsewhere:  # it belongs to the parent process
         return
     builder.close()
+    drain(started.scheduler.memory.tiers, loop.call)
     loop.stop()
     started.close()
     pool.shutdown(wait=False)

@@ -14,6 +14,7 @@ from collections import deque
 from typing import NoReturn
 
 from sgl.runtime import startup
+from sgl.runtime.batch import PageMoves
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.memory_plan import KVPlan
 from sgl.runtime.model.ranks import Ranks
@@ -74,6 +75,8 @@ def _follow(end: End, rank: int) -> NoReturn:
                     runner.relay(frame.batch)
                 else:
                     launched.append((runner.forward if ranks.links is None else runner.enter)(frame.batch))
+            elif isinstance(frame, wire.Move):
+                runner.move(PageMoves(frame.saves, frame.loads))
             elif isinstance(frame, wire.AddAdapter):
                 runner.add_adapter(frame.number, runner.read_adapter(frame.path))
             elif isinstance(frame, wire.DropAdapter):

@@ -47,6 +47,8 @@ class KVPlan:
     """Tokens before which no layer attends, or with two pools no layer with a window; None: some attend to all."""
     num_window_pages: int = 0
     """Of the pool of layers with a window; 0: there is one pool."""
+    num_host_pages: int = 0
+    """Of host memory for copies, also with an unused one."""
 
     def windowed(self, model: Model) -> WindowedLayers | None:
         """The layers of this rank that have the second pool."""

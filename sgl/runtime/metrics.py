@@ -99,6 +99,9 @@ _GAUGES = {
     "num_queue_reqs": "Requests that wait for a row.",
     "kv_available_tokens": "Tokens of KV that are free.",
     "kv_evictable_tokens": "Tokens of KV that only the prefix cache keeps, and gives up where there is need.",
+    "hicache_host_total_tokens": "Tokens of KV that host memory has room for.",
+    "hicache_host_used_tokens": "Tokens of KV of which host memory has copies.",
+    "hicache_file_used_bytes": "Bytes of files with copies of KV.",
     "cache_hit_rate": "Share of all prompts' tokens that were found in the prefix cache, 0 to 1.",
 }
 _COUNTERS = {
@@ -113,11 +116,18 @@ _COUNTERS = {
     "host_token_masks_total": ("host_masks", "Token masks of constrained rows that the host computed."),
     "device_token_masks_total": ("device_masks", "Token masks of constrained rows that the device computed."),
     "evicted_tokens_total": ("evicted_tokens", "Tokens of KV that the prefix cache gave up."),
+    "hicache_saved_tokens_total": ("host_saved_tokens", "Tokens of KV that were copied to host memory."),
+    "hicache_loaded_tokens_total": ("host_loaded_tokens", "Tokens of KV that came back from there."),
+    "hicache_written_tokens_total": ("file_written_tokens", "Tokens of KV that were written to files."),
+    "hicache_read_tokens_total": ("file_read_tokens", "Tokens of KV that were read from files."),
+    "hicache_loads_total": ("num_loads", "Prefixes that were loaded."),
+    "hicache_declined_loads_total": ("num_declined_loads", "Prompts whose copies it was faster to compute again."),
 }
 # SGLang's servers have these, too.
 _SGLANG = """time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds queue_time_seconds
 max_total_num_tokens num_used_tokens token_usage gen_throughput num_running_reqs num_queue_reqs kv_available_tokens
-kv_evictable_tokens cache_hit_rate prompt_tokens_total cached_tokens_total generation_tokens_total num_requests_total
+kv_evictable_tokens hicache_host_total_tokens hicache_host_used_tokens
+cache_hit_rate prompt_tokens_total cached_tokens_total generation_tokens_total num_requests_total
 num_aborted_requests_total num_retracted_requests_total"""
 
 _Family = type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
@@ -158,6 +168,9 @@ class Scrape(Collector):
         used = self.max_total_tokens - engine["kv_available_tokens"] - engine["kv_evictable_tokens"]
         values = {
             **engine,
+            "hicache_host_total_tokens": engine["host_total_tokens"],
+            "hicache_host_used_tokens": engine["host_used_tokens"],
+            "hicache_file_used_bytes": engine["file_used_bytes"],
             "http_requests_active": server.open_requests,
             "startup_time_seconds": server.startup_seconds,
             "max_total_num_tokens": self.max_total_tokens,

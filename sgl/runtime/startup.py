@@ -38,6 +38,7 @@ from sgl.runtime.runner.runner import ModelRunner, current
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits
 from sgl.runtime.text.tokenizer import Tokenizer
+from sgl.runtime.tier_choice import check_tiers, open_tiers, plan_host
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,9 @@ class Started:
     group: RankGroup | None
 
     def close(self) -> None:
-        """End other ranks. Idempotent."""
+        """End other ranks, and what writes files. Idempotent."""
+        if self.scheduler.memory.tiers is not None:
+            self.scheduler.memory.tiers.close()
         if self.group is not None:
             self.runner.close()
             self.group.close()
@@ -101,6 +104,7 @@ def start(config: EngineConfig) -> Started:
         )
     if config.nnodes > 1:
         _ = config.address  # before anything starts
+    check_tiers(config)
     with device_of(config, 0) as device:
         model_config = checked_model(config, device)
         _check_grammar_backend(config.grammar_backend)
@@ -218,6 +222,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     config = choose_adapters(replace(config, model_impl="sgl" if is_native else "transformers"), model_config)
     model = load(config, model_config, device, None if group is None else group.ranks)
     config, plan = plan_memory(config, model, model_config)
+    plan = replace(plan, num_host_pages=plan_host(config, model, plan))
     config, attention = choose_attention(config, _attention_shape(config, model, plan))
     eos_ids = frozenset(model_config.eos_token_ids)
     if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
@@ -243,9 +248,11 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         conservativeness=config.schedule_conservativeness,
         adapter_slots=config.max_loras_per_batch if config.enable_lora else 0,
     )
-    pool, window_pool = PagePool(plan.num_pages, config.page_size), None
+    pool, window_pool, tiers = PagePool(plan.num_pages, config.page_size), None, None
     if plan.num_window_pages:
         window_pool = PagePool(plan.num_window_pages, config.page_size)
+    if plan.num_host_pages:
+        tiers = open_tiers(config, model, runner, plan.num_host_pages, _most_tokens(config, plan.num_pages))
     scheduler = Scheduler(
         limits,
         pool,
@@ -254,6 +261,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         num_checkpoints=config.state_checkpoints,
         window=plan.window,
         window_pool=window_pool,
+        tiers=tiers,
     )
     return Started(
         config,
@@ -282,7 +290,7 @@ def build_runner(
     plan: KVPlan,
     eos_ids: frozenset[int],
 ) -> ModelRunner:
-    """A runner with its KV pages; all ranks wait for each other. Raises ConfigError."""
+    """A runner with its KV pages, and host pages for copies; all ranks wait for each other. Raises ConfigError."""
     page_size = config.page_size
     assert page_size is not None
     assert config.context_length is not None
@@ -312,6 +320,7 @@ def build_runner(
         max_graph_tokens=max_tokens,
         lora=adapter_slots(config, model),
         num_checkpoints=config.state_checkpoints or 0,
+        host_pages=plan.num_host_pages,
     )
     if model.device.type == "cuda":
         runner.prepare(max_tokens)

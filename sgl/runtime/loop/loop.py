@@ -29,6 +29,7 @@ from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestAborted, Re
 from sgl.grammar.matching.jump import ForcedText, Jump, cut
 from sgl.runtime.batch import PendingStep, Runner
 from sgl.runtime.constraints.request_matcher import RequestMatcher
+from sgl.runtime.loop.copies import Copies
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.masks import collect_masks
 from sgl.runtime.loop.slices import Slices
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_GRAMMAR_POLL_SECONDS = 0.02  # between looks at deadlines while every request waits for its constraint
+_POLL_SECONDS = 0.02  # between looks at deadlines while every request waits for its constraint
 _SLICE = 64  # requests of a group handled at once
 _SLICES_SECONDS = 0.003  # before each step, for longer groups
 _STUCK_SECONDS = 1.0  # after a failure: a step that needs another rank's GPU never ends
@@ -74,6 +75,7 @@ class EngineLoop:
         self.timers = Timers()
         """Actions between steps, for the loop's own thread."""
         self._runner = runner
+        self._copies = Copies(scheduler.memory.tiers, runner)
         self._deliver = deliver
         self._run_ahead = run_ahead
         self._jump_forward = jump_forward
@@ -88,7 +90,7 @@ class EngineLoop:
         self._slices = Slices()
         self._num_constrained = 0  # of the live submissions
         self._num_streamed = 0
-        self._waits_for_grammar = False  # nothing can be computed until something arrives
+        self._waits = False  # for grammars or loads: nothing can be computed yet
         self._in_flight: tuple[Step, PendingStep] | None = None
         self._depth = depth
         self._launched: deque[tuple[Step, Any]] = deque()  # not sampled
@@ -202,19 +204,17 @@ class EngineLoop:
 
     def _take_arrivals(self) -> None:
         """Run arrivals for a bounded time; block for one when idle."""
-        has_nothing = self._waits_for_grammar or not self.scheduler.has_work
+        has_nothing = self._waits or not self.scheduler.has_work
         idle = has_nothing and not (self._in_flight or self._launched or self._outputs or self._slices)
-        try:
+        with contextlib.suppress(queue.Empty):
             if idle:
                 self._round_began = None
-                longest = _GRAMMAR_POLL_SECONDS if self._waits_for_grammar else threading.TIMEOUT_MAX
-                self._waits_for_grammar = False
-                self._inbox.get(timeout=max(0.0, min(self.timers.seconds_left(), longest)))()
+                longest = min(self.timers.seconds_left(), _POLL_SECONDS if self._waits else threading.TIMEOUT_MAX)
+                self._waits = False
+                self._inbox.get(timeout=self._copies.longest_wait(max(0.0, longest)))()
             end = time.monotonic() + _ARRIVALS_SECONDS
             while not self.scheduler.has_work or time.monotonic() < end:
                 self._inbox.get_nowait()()
-        except queue.Empty:
-            pass
         self._slices.work_off(_SLICES_SECONDS)
 
     def _step(self) -> None:
@@ -224,7 +224,7 @@ class EngineLoop:
         if self._in_flight is None:
             self._speculator.draft(self._hinted)
         self._hinted.clear()
-        step = self.scheduler.schedule() if self.scheduler.has_work else None
+        step = self._copies.schedule(self.scheduler)
         if step is not None:
             self._note_first_step(step)
             step.batch.is_streamed = self._num_streamed > 0
@@ -245,8 +245,8 @@ class EngineLoop:
             else:
                 unhandled = oldest, pending
         elif step is None and unhandled is None and self.scheduler.has_work:
-            self._waits_for_grammar = self.scheduler.waits_for_grammar
-            if not self._waits_for_grammar:
+            self._waits = self.scheduler.waits_for_grammar or self._copies.is_loading
+            if not self._waits:
                 raise RuntimeError("the scheduler has work and schedules nothing")
         if unhandled is not None:
             self._handle(*unhandled)
@@ -261,7 +261,7 @@ class EngineLoop:
                 submission.first_step = submission.first_step or now
 
     def _handle(self, step: Step, pending: PendingStep) -> None:
-        for requests in self.scheduler.handle(step, pending.wait()):
+        for requests in self.scheduler.handle(step, self._copies.result(step, pending)):
             self._advance(requests)
 
     def _advance(self, requests: list[Request]) -> None:

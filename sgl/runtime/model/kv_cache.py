@@ -62,6 +62,7 @@ class KVCache:
         self.num_pages = num_pages
         self.page_size = page_size
         self.windowed = windowed
+        self._full = storages[False]
         layers = {each: iter(storage.unbind()) for each, storage in storages.items()}
         parts = [next(layers[each]) for each in is_windowed]
         self.keys = [part[0] for part in parts]
@@ -81,6 +82,12 @@ class KVCache:
     def slots_of(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """A layer's slots [T] of a step's: of those [T] of all layers, or [2, T] of full and windowed pages."""
         return slots if self.windowed is None else slots[int(self.windowed.layers[layer])]
+
+    def fragments(self) -> torch.Tensor:
+        """All of it as uint8 [F, num_pages, bytes]: F fragments, keys or values of a layer, of every page."""
+        assert self.windowed is None, "windowed layers have other pages"
+        layers, parts = self._full.shape[:2]
+        return self._full.view(torch.uint8).view(layers * parts, self.num_pages, -1)
 
     @staticmethod
     def bytes_per_token(layout: KVLayout, dtype: torch.dtype) -> int:

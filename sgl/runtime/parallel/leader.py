@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
-from sgl.runtime.batch import Batch, PendingStep, StepResult, TokenMasks
+from sgl.runtime.batch import Batch, PageMoves, PendingMoves, PendingStep, StepResult, TokenMasks
 from sgl.runtime.model.lora import Adapter
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.runner.cut_vocabulary import outline
+from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.runner import Launched, ModelRunner
 
 
@@ -34,6 +35,21 @@ class LeadingRunner:
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
         """Both phases of a step at once."""
         return self.sample(self.forward(batch), masks)
+
+    def move(self, moves: PageMoves) -> PendingMoves:
+        """Copy pages on all ranks; done when this one's are."""
+        self._group.send(wire.Move(moves.saves, moves.loads))
+        with self._group.failing():
+            return self._own.move(moves)
+
+    @property
+    def host(self) -> HostPages | None:
+        """See ModelRunner: this rank's part."""
+        return self._own.host
+
+    def measure(self, num_tokens: int) -> tuple[float, float]:
+        """See ModelRunner."""
+        return self._own.measure(num_tokens, self.launch)
 
     def warm_up(self, num_tokens: int) -> None:
         """See ModelRunner."""

@@ -5,6 +5,7 @@ A frame is one of
     Load     the options, first of all
     Build    what rank 0 decided of "auto" options, once its weights are loaded
     Forward  a batch
+    Move     pages to copy between the device and host memory
     Sample   what the others need of its masks
     AddAdapter, DropAdapter   a LoRA adapter, by its number and folder
     Stop     the end
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sgl.runtime.batch import Batch, RowSetup
+from sgl.runtime.batch import Batch, Int32Array, RowSetup
 from sgl.runtime.sampling_params import SamplingParams
 
 _DTYPES = {0: np.dtype(np.int32), 1: np.dtype(np.bool_)}
@@ -57,6 +58,14 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """See `batch.PageMoves`."""
+
+    saves: Int32Array
+    loads: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
 class AddAdapter:
     """Read a LoRA adapter's folder and keep it under this number."""
 
@@ -76,9 +85,9 @@ class Stop:
     """End."""
 
 
-Frame = Load | Build | Forward | Sample | AddAdapter | DropAdapter | Stop
+Frame = Load | Build | Forward | Move | Sample | AddAdapter | DropAdapter | Stop
 _KINDS: dict[str, type[Frame]] = {
-    kind.__name__: kind for kind in (Load, Build, Forward, Sample, AddAdapter, DropAdapter, Stop)
+    kind.__name__: kind for kind in (Load, Build, Forward, Move, Sample, AddAdapter, DropAdapter, Stop)
 }
 
 
@@ -93,6 +102,8 @@ def unpacked(data: bytes) -> Frame:
     kind = _KINDS[name]
     if kind is Forward:
         return Forward(_batch(values[0]))
+    if kind is Move:
+        return Move(*(pairs.reshape(-1, 2) for pairs in values))
     return kind(*values)
 
 

@@ -147,7 +147,7 @@ class Adapters:
         number = found.number
 
         def free() -> None:
-            self._scheduler.memory.cache.forget(number)
+            self._scheduler.memory.forget(number)
             self._runner.drop_adapter(number)
             freed.set_result(None)
 

@@ -18,7 +18,7 @@ from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import Batch, Int32Array, RowSetup, TokenMask, TokenMasks
+from sgl.runtime.batch import Batch, Int32Array, PageMoves, PendingMoves, RowSetup, TokenMask, TokenMasks
 from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.base import Model, RecurrentModel
 from sgl.runtime.model.choice import eyes_of
@@ -30,6 +30,7 @@ from sgl.runtime.model.taps import Taps
 from sgl.runtime.runner.adapters import Adapters
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
+from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.observer import ObservedStep, Observer
 from sgl.runtime.runner.pack import pack, pack_places, windowed_step
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
@@ -97,9 +98,11 @@ class ModelRunner:
         max_graph_tokens: int = 0,
         lora: LoraSlots | None = None,
         num_checkpoints: int = 0,
+        host_pages: int = 0,
         observer: Observer | None = None,
     ) -> None:
-        """num_checkpoints: of a RecurrentModel's states. observer: one with layers is for a Decoder."""
+        """num_checkpoints: of a RecurrentModel's states. host_pages: of host memory for copies.
+        observer: one with layers is for a Decoder."""
         self._model = model
         self._observer = observer
         if observer is not None and observer.layers:
@@ -111,6 +114,7 @@ class ModelRunner:
         if isinstance(model, RecurrentModel):
             self._states = RowStates(model, max_rows, num_checkpoints)
         self._kv = kv
+        self.host = HostPages(kv, host_pages, device) if host_pages else None
         self._attention = attention
         self._current = current(device)
         self._launching_since: float | None = None  # monotonic seconds
@@ -243,6 +247,8 @@ class ModelRunner:
 
     def _step(self, batch: Batch) -> AttentionStep:
         """The batch's rows and their pages, after its writes to the page table."""
+        if self.host is not None:
+            self.host.wait(batch.moved)
         for writes, table in ((batch.page_writes, self._page_table), (batch.window_writes, self._window_table)):
             if writes is not None:
                 table[writes[:, 0], writes[:, 1]] = writes[:, 2]
@@ -259,6 +265,23 @@ class ModelRunner:
     def _choose_threads(self, batch: Batch) -> None:
         if self._threads is not None:
             self._threads.choose(int(batch.q_lens.sum()), is_streamed=batch.is_streamed)
+
+    def move(self, moves: PageMoves) -> PendingMoves:
+        """Copy pages between the device and host memory; see `batch.Mover`."""
+        assert self.host is not None, "there is host memory for copies"
+        return self.host.move(moves)
+
+    def measure(self, num_tokens: int, launch: Callable[[Batch], AnyStep] | None = None) -> tuple[float, float]:
+        """Seconds of a step of one token, and of one with a prompt of num_tokens. launch: of all ranks."""
+        seconds = []
+        for q_len in (1, num_tokens):
+            times = []
+            for _ in range(3):
+                began = monotonic()
+                (launch or self.launch)(_idle_batch([q_len], 0.0)).wait()
+                times.append(monotonic() - began)
+            seconds.append(min(times))
+        return seconds[0], seconds[1]
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
         """Both phases of a step at once."""

@@ -156,15 +156,14 @@ class Admission:
     ) -> bool:
         """Whether there is room for a request that finds matched_len of its tokens, of which it does not read the
         first ones, `skipped`, and for its partners (each with the tokens that it will find). Counts them if so, or if
-        nothing runs; drops leases if that helps."""
+        nothing runs or is loaded; drops leases if that helps."""
         self._add_waiting(simulation, request, matched_len, skipped)
         for partner, found in partners:
             self._add_waiting(simulation, partner, found)
         lent = (matched_len - skipped) // self._memory.page_size
-        is_running = bool(self._memory.running)
-        if simulation.is_feasible() or (is_running and drop_leases(self._memory, simulation, lent)):
+        if simulation.is_feasible() or (self._memory.is_busy and drop_leases(self._memory, simulation, lent)):
             return True
-        if is_running:
+        if self._memory.is_busy:
             for _ in range(len(partners) + 1):
                 simulation.drop_last()
         return False

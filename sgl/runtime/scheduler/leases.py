@@ -7,12 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.cache.radix import Node, RadixCache
 from sgl.runtime.cache.window_pages import WindowPages
+
+
+class Demotes(Protocol):
+    """Keeps copies of what leases protected."""
+
+    def demote(self, lease: Lease, *, now: bool) -> bool:
+        """Keep one, before the lease loses its pages; now: they are needed at once. Returns whether there is one."""
+        ...
+
+    def forget_lease(self, lease: Lease) -> None:
+        """It is not needed any more."""
+
+    def finished(self, node: Node, length: int) -> None:
+        """Nobody will come back for what is behind the first `length` tokens of a prefix."""
 
 
 class Lease:
@@ -25,7 +39,7 @@ class Lease:
         self.num_pages = num_pages  # pages that nobody else held then
         self.window_pages = window_pages  # held, of layers with a window
         self.num_holders = 1
-        self.lost: Literal["expired", "evicted"] | None = None
+        self.lost: Literal["expired", "evicted", "demoted"] | None = None
 
 
 class Leases:
@@ -36,6 +50,8 @@ class Leases:
         """Roughly what would become evictable without leases."""
         self._cache = cache
         self._windows = windows
+        self.demotes: Demotes | None = None
+        """Where their pages go instead of nowhere."""
         self._leases: dict[Lease, None] = {}  # oldest first
 
     def __len__(self) -> int:
@@ -54,12 +70,16 @@ class Leases:
         match = self._cache.match(key, namespace)
         if not match.length:
             return None
-        before = self._cache.evictable_pages
-        self._cache.lock(match.node)
-        window_pages = None
+        lease = self.hold(match.node)
         if self._windows is not None:
-            window_pages = self._windows.hold(self._windows.usable(match).node)
-        lease = Lease(match.node, before - self._cache.evictable_pages, window_pages)
+            lease.window_pages = self._windows.hold(self._windows.usable(match).node)
+        return lease
+
+    def hold(self, node: Node) -> Lease:
+        """Lock the prefix that ends at a node."""
+        before = self._cache.evictable_pages
+        self._cache.lock(node)
+        lease = Lease(node, before - self._cache.evictable_pages)
         self._leases[lease] = None
         self.num_pages += lease.num_pages
         return lease
@@ -67,12 +87,25 @@ class Leases:
     def release(self, lease: Lease) -> None:
         """One holder gives it up."""
         lease.num_holders -= 1
-        if not lease.num_holders and lease.lost is None:
+        if lease.num_holders:
+            return
+        if lease.lost is None:
             self._unlock(lease)
+        if self.demotes is not None:
+            self.demotes.forget_lease(lease)
+
+    def finish(self, lease: Lease, length: int) -> None:
+        """`release`; nobody else is known to need what is behind its first `length` tokens."""
+        node = lease.node
+        self.release(lease)
+        if self.demotes is not None and not lease.num_holders and node.length:
+            self.demotes.finished(node, length)
 
     def expire(self, lease: Lease) -> None:
         """Take it from all holders: nobody returned in time."""
         if lease.lost is None:
+            if self.demotes is not None:
+                self.demotes.demote(lease, now=False)
             self._unlock(lease)
             lease.lost = "expired"
 
@@ -81,8 +114,9 @@ class Leases:
         oldest = next(iter(self._leases), None)
         if oldest is None:
             return False
+        is_demoted = self.demotes is not None and self.demotes.demote(oldest, now=True)
         self._unlock(oldest)
-        oldest.lost = "evicted"
+        oldest.lost = "demoted" if is_demoted else "evicted"
         return True
 
     def _unlock(self, lease: Lease) -> None:

@@ -23,6 +23,7 @@ from sgl.runtime.scheduler.leases import Leases
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.rows import RowTable
 from sgl.runtime.scheduler.states import RowStates
+from sgl.runtime.scheduler.tiers import NO_TIERS, Tiers
 from sgl.runtime.scheduler.windows import RowWindows
 
 
@@ -36,11 +37,12 @@ class RowMemory:
         pool: PagePool,
         num_rows: int,
         max_pages: int,
-        *,
-        share: bool,
         num_checkpoints: int | None = None,
         window: int | None = None,
         window_pool: PagePool | None = None,
+        tiers: Tiers | None = None,
+        *,
+        share: bool,
     ) -> None:
         self.pool = pool
         self.page_size = pool.page_size
@@ -61,6 +63,13 @@ class RowMemory:
         self._least_given = give_back_unit(window or 0, pool.page_size)
         self._in_flight = InFlight(pool.page_size)
         self._page_writes: list[Int32Array] = []
+        self.tiers = tiers
+        """Host memory and files; None: only the device's memory."""
+        if tiers is not None:
+            assert share, "what is not shared is not kept"
+            assert self.states is None, "states have no copies"
+            assert self.windows is None, "pages of layers with a window have none"
+            tiers.attach(self.cache, self._in_flight, self.leases)
 
     @property
     def available_pages(self) -> int:
@@ -136,13 +145,15 @@ class RowMemory:
         return pages_in_window(self._window, self.page_size, step_tokens or request.num_known)
 
     def computed_by(self, request: Request) -> int | None:
-        """The uid of a running request that will soon insert this one's next tokens."""
+        """Who will soon insert this request's next tokens: the uid of a running request, or a load's owner."""
         match = self.current_match(request)
         cached_len = match.length if self.windows is None else self.windows.pages.usable_length(match.node)
         key = request.key()[: 4 * request.match_limit]
         pending = self._in_flight.find(request.uid, key, cached_len, request.namespace)
         if pending is None:
-            return None
+            return (
+                None if self.tiers is None else self.tiers.loads.computes_or_loads(request, cached_len, match.node)
+            )
         if self.states is not None:
             self.states.want(pending.owner, pending.length)
         if self.windows is not None:
@@ -279,6 +290,37 @@ class RowMemory:
         self._page_writes.append(np.stack((rows, index, pages), axis=1))
         return True
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether requests run or pages are under way: either gives pages back in the end."""
+        return bool(self.running) or (self.tiers is not None and self.tiers.loads.is_busy)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether loads left no page, not even of what room was reserved for."""
+        return self.tiers is not None and not self.available_pages and not len(self.leases)
+
+    def state(self) -> dict[str, int]:
+        """For users: what is cached where, in tokens, and what moved since the start."""
+        size, tiers = self.page_size, self.tiers
+        state = {
+            "kv_available_tokens": self.pool.num_free * size,
+            "kv_evictable_tokens": self.cache.evictable_pages * size,
+            "evicted_tokens": self.cache.evicted_pages * size,
+        }
+        return state | self.windowed_tokens() | (NO_TIERS if tiers is None else tiers.state())
+
+    def flush(self) -> int:
+        """Forget all that is cached and that nobody holds. Returns how many pages remain locked."""
+        return self.cache.reset() if self.tiers is None else self.tiers.clear(self.cache.reset)
+
+    def forget(self, adapter: int) -> None:
+        """Forget what is cached of a LoRA adapter."""
+        if self.tiers is None:
+            self.cache.forget(adapter)
+        else:
+            self.tiers.forget(adapter, lambda: self.cache.forget(adapter))
+
     def _reclaim(self, num_pages: int) -> None:
         while self._obtainable_pages < num_pages and self.leases.drop_oldest():
             pass
@@ -288,7 +330,12 @@ class RowMemory:
         running = self.running.items()
         private = [self.rows.held_from(row, r.tree_len // self.page_size) for row, r in running]
         locked = [(request.node, request.above) for _, request in running if request.node is not None]
-        problems = check(self.pool, self.cache, private, [*locked, *self.leases.nodes()])
+        problems = []
+        if self.tiers is not None:
+            private += self.tiers.loads.private()
+            locked += [(node, None) for node in self.tiers.loads.locked()]
+            problems = self.tiers.check()
+        problems += check(self.pool, self.cache, private, [*locked, *self.leases.nodes()])
         if self.states is not None:
             problems += check_states(self.states.checkpoints, self.cache, self.states.slots())
         return problems if self.windows is None else problems + self.windows.check(self.running, self.leases)

@@ -98,6 +98,8 @@ class Request:
     above: Node | None = None  # the cache node above what is locked; None: all is
     tree_len: int = 0
     match: Match | None = None  # of a waiting request, kept current by the policy
+    asked_len: int = -1  # cached tokens when the tiers last had nothing to load for it
+    loads_left: int = 2  # that may be begun for it, until it is admitted
     owner: Any = None  # the loop's record
     known: bytes = b""  # last result of `key`; samples of one prompt share it
 

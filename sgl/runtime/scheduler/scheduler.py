@@ -25,6 +25,7 @@ from sgl.runtime.scheduler.packing import Chunk, assemble, share_of
 from sgl.runtime.scheduler.programs import Programs, last_of
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.step import Limits, Step
+from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.scheduler.verification import may_draft, verified
 from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
@@ -46,21 +47,18 @@ class Scheduler:
         num_checkpoints: int | None = None,
         window: int | None = None,
         window_pool: PagePool | None = None,
+        tiers: Tiers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """depth: steps that are under way at once, each with other decodes (pipeline parallelism). num_checkpoints,
-        window, window_pool: see `RowMemory`."""
+        window, window_pool, tiers: see `RowMemory`."""
         self.limits = limits
         self.counters = Counters()
         self._depth = depth
         max_pages = -(-limits.context_length // pool.page_size)
         num_rows = limits.max_running_requests
         self.memory = RowMemory(
-            *(pool, num_rows, max_pages),
-            share=share,
-            num_checkpoints=num_checkpoints,
-            window=window,
-            window_pool=window_pool,
+            *(pool, num_rows, max_pages, num_checkpoints, window, window_pool, tiers), share=share
         )
         self.queue = WaitingQueue(limits.schedule_policy, self.memory)
         self.memory.cache.watcher = self.queue
@@ -300,6 +298,7 @@ class Scheduler:
     def _admit(self, tokens_left: int, setups: list[RowSetup]) -> list[Chunk]:
         chunks: list[Chunk] = []
         if tokens_left <= 0 or not self._rows.num_free or not len(self.queue):
+            self.queue.look_ahead()
             return chunks
         reserved = () if self._programs is None else self._programs.reserved()
         simulation = self._admission.simulation(reserved)
@@ -339,12 +338,12 @@ class Scheduler:
         locked = tuple(map(sub, before, memory.available_by_pool()))
         skipped = 0 if above is None else above.length
         simulation.shrink(*locked)
-        if programs is None or not programs.is_reserved(request):
+        if programs is None or memory.is_full or not programs.is_reserved(request):
             partners = [] if programs is None else programs.partners(request, memory)
             fits = self._admission.fits(simulation, request, partners, match.length, skipped)
             if programs is not None and partners:
                 programs.tried(request.unit, self._tick, fits=fits, others_run=bool(self._running))
-            if not fits and self._running:
+            if not fits and memory.is_busy:
                 simulation.shrink(*map(neg, locked))
                 memory.unlock(match, above)
                 return False
@@ -369,6 +368,7 @@ class Scheduler:
         """Build the batch and advance its requests' phases."""
         page_writes = self.memory.pop_page_writes()
         batch = assemble(self._rows, decodes, decode_rows, chunks, setups, page_writes)
+        batch.moved = 0 if self.memory.tiers is None else self.memory.tiers.loads.moved
         if self.memory.states is not None:
             batch.state_loads, batch.state_saves = self.memory.states.copies(decode_rows, chunks)
         if self.memory.windows is not None:

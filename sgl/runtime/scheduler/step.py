@@ -29,4 +29,5 @@ class Step:
     batch: Batch
     requests: list[Request]
     num_decodes: int  # the first rows are decodes
+    launched: float = 0.0  # monotonic seconds
     dropped: set[int] = field(default_factory=set)  # uids of requests whose sampled token is ignored

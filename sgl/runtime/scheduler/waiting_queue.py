@@ -11,6 +11,7 @@ goes first, and nobody may pass.
 from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Iterator
+from contextlib import closing
 from heapq import heappop, heappush
 from itertools import count
 
@@ -24,6 +25,7 @@ DEFAULT_PATIENCE = 256
 SHARE = 64
 """Waiting requests of one call that get rank 0."""
 _MATCHES_A_ROUND = 64
+_LOOK_AHEAD = 4  # requests without room whose loads begin
 _MUCH_GARBAGE = 64  # tolerated dead heap entries
 
 
@@ -59,6 +61,7 @@ class WaitingQueue:
         if request.order in self._requests:
             return
         request.order = request.order or next(self._numbers)
+        request.asked_len = -1
         self._requests[request.order] = request
         self._num_waiting_for_grammar += request.waits_for_grammar
         self._note_arrival(request)
@@ -75,6 +78,8 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Remove a request that is not admitted."""
+        if self._memory.tiers is not None:
+            self._memory.tiers.loads.entered(request)
         oldest = self._round(self._oldest())
         del self._requests[request.order]
         self._num_waiting_for_grammar -= request.waits_for_grammar
@@ -150,6 +155,15 @@ class WaitingQueue:
                 request.waits_in.place(request)
             for order in orders:
                 order.end_round()
+
+    def look_ahead(self) -> None:
+        """Begin loads for those that come next, for whom there is no room now."""
+        if self._memory.tiers is None or not self._requests:
+            return
+        with closing(self.candidates()) as candidates:
+            for number, request in enumerate(candidates, 1):
+                if number == _LOOK_AHEAD or self.is_aged(request):
+                    break
 
     # ── what the cache tells ────────────────────────────────────────────────────────────────────────────────────
 

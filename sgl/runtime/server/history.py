@@ -28,6 +28,9 @@ _NAMES = (
     "kv_evictable_tokens",
     "prompt_tokens",
     "cached_tokens",
+    "host_total_tokens",
+    "host_used_tokens",
+    "host_loaded_tokens",
     "generated_tokens",
     "finished",
 )

@@ -1,0 +1,67 @@
+"""Copies of pages between the loop's steps, and how long steps take, by which the tiers decide what to load."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sgl.errors import EngineDead
+from sgl.runtime.batch import Mover, PendingStep, StepResult
+from sgl.runtime.scheduler.scheduler import Scheduler
+from sgl.runtime.scheduler.step import Step
+from sgl.runtime.scheduler.tiers import Tiers
+
+_DRAIN_SECONDS = 30.0
+_DRAIN_POLL_SECONDS = 2e-3
+
+
+class Copies:
+    """Of one loop. tiers: None if there is only the device's memory."""
+
+    def __init__(self, tiers: Tiers | None, mover: Mover) -> None:
+        self._tiers = tiers
+        self._mover = mover
+        self._last = 0.0  # monotonic seconds of the last result
+
+    def schedule(self, scheduler: Scheduler) -> Step | None:
+        """The next step, if any can run, and the copies before it: after all steps that were launched, before it is."""
+        if self._tiers is not None:
+            self._tiers.poll()
+        step = scheduler.schedule() if scheduler.has_work else None
+        if self._tiers is not None:
+            self._tiers.launch(self._mover)
+        if step is not None:
+            step.launched = time.monotonic()
+        return step
+
+    def longest_wait(self, seconds: float) -> float:
+        """How long an idle loop may sleep: `seconds`, or less while copies are under way."""
+        return seconds if self._tiers is None else min(seconds, self._tiers.poll_seconds or seconds)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether requests may wait for pages under way."""
+        return self._tiers is not None and self._tiers.loads.is_busy
+
+    def result(self, step: Step, pending: PendingStep) -> StepResult:
+        """Wait for a step."""
+        result = pending.wait()
+        if self._tiers is not None:
+            now = time.monotonic()
+            began, self._last = max(self._last, step.launched), now
+            num_tokens = len(step.batch.token_ids)
+            self._tiers.rates.note_step(num_tokens - step.num_decodes, num_tokens, now - began)
+        return result
+
+
+def drain(tiers: Tiers | None, call: Callable[[Callable[[], Any]], Any]) -> None:
+    """Have all that is cached written to files, if there are any, before an engine ends. call: `EngineLoop.call`."""
+    if tiers is None or tiers.files is None:
+        return
+    end = time.monotonic() + _DRAIN_SECONDS
+    with contextlib.suppress(EngineDead):
+        call(tiers.saves.save_all_later)
+        while call(lambda: tiers.poll_seconds) is not None and time.monotonic() < end:
+            time.sleep(_DRAIN_POLL_SECONDS)

@@ -1,0 +1,234 @@
+"""Copies of KV pages in host memory: page after page, each with all its layers.
+
+On a GPU, a save gathers pages into a buffer in the order of the steps, in some microseconds, and a copy engine takes
+the buffer to pinned memory while steps go on. A load takes the other way on a stream of its own. Steps never wait for
+either; on ranks other than 0, whose copies may end later than rank 0's, a step waits for the loads that it needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sgl.errors import ConfigError
+from sgl.kernels.pages import gather, scatter
+from sgl.kernels.staging import Uploader
+from sgl.runtime.batch import Int32Array, PageMoves
+from sgl.runtime.model.kv_cache import KVCache
+
+_BUFFER_BYTES = 128 << 20
+_NUM_BUFFERS = 4
+_MEASURED_PAGES = 64
+_MEASUREMENTS = 3
+
+
+@dataclass(slots=True, eq=False)
+class DoneMoves:
+    """Copies that ended before the call did, on a CPU."""
+
+    number: int
+    load_seconds: float
+
+    def is_done(self) -> bool:
+        """Yes."""
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class DeviceMoves:
+    """Copies that streams work off."""
+
+    number: int
+    began: torch.cuda.Event  # of the loads
+    loaded: torch.cuda.Event
+    saved: torch.cuda.Event
+
+    def is_done(self) -> bool:
+        """See `batch.PendingMoves`."""
+        return bool(self.loaded.query() and self.saved.query())  # type: ignore[no-untyped-call]
+
+    @property
+    def load_seconds(self) -> float:
+        """See `batch.PendingMoves`."""
+        return float(self.began.elapsed_time(self.loaded)) / 1e3
+
+
+def most_saves(page_bytes: int, device: torch.device) -> int:
+    """Pages that may be saved between two steps, so that none waits for a buffer."""
+    if device.type == "cpu":
+        return 1 << 20
+    return max(1, _BUFFER_BYTES // page_bytes) * _NUM_BUFFERS // 2
+
+
+class HostPages:
+    """`num_pages` pages of host memory beside a KV cache. Raises ConfigError if there is not so much."""
+
+    def __init__(self, kv: KVCache, num_pages: int, device: torch.device) -> None:
+        self._cache = kv.fragments()
+        page_bytes = self._cache.shape[0] * self._cache.shape[2]
+        try:
+            self.memory: npt.NDArray[np.uint8] = np.empty((num_pages, page_bytes), np.uint8)
+        except MemoryError as error:
+            raise _too_much(num_pages * page_bytes) from error
+        self._host = torch.from_numpy(self.memory)
+        self._number = 0
+        self._current: AbstractContextManager[Any] = nullcontext()
+        self._streams: _Streams | None = None
+        if device.type == "cuda":
+            self._current = torch.cuda.device(device)
+            self._streams = _Streams(self._cache, self._host, device)
+
+    @torch.inference_mode()
+    def move(self, moves: PageMoves) -> DoneMoves | DeviceMoves:
+        """See `batch.Mover`."""
+        self._number += 1
+        if self._streams is not None:
+            with self._current:
+                return self._streams.move(self._number, moves)
+        saves, loads = (torch.from_numpy(each.astype(np.int64)) for each in (moves.saves, moves.loads))
+        began = time.perf_counter()
+        if len(saves):
+            pages = torch.empty(len(saves), self.memory.shape[1], dtype=torch.uint8)
+            gather(self._cache, saves[:, 0], self._as_pages(pages))
+            self._host[saves[:, 1]] = pages
+            began = time.perf_counter()
+        if len(loads):
+            scatter(self._cache, loads[:, 1], self._as_pages(self._host[loads[:, 0]]))
+        return DoneMoves(self._number, time.perf_counter() - began)
+
+    def wait(self, number: int) -> None:
+        """Let later steps wait, on the device, for the loads of a move."""
+        if self._streams is not None:
+            self._streams.wait(number)
+
+    def page_seconds(self) -> float:
+        """Seconds that loading a page takes, of several; measured with copies of the dummy page."""
+        num_pages = min(_MEASURED_PAGES, len(self.memory) - 1)
+        host, dummy = np.arange(1, num_pages + 1, dtype=np.int32), np.zeros(num_pages, np.int32)
+        nothing = np.empty((0, 2), np.int32)
+        saves, loads = (np.stack(pair, axis=1) for pair in ((dummy, host), (host, dummy)))
+        _wait(self.move(PageMoves(saves, nothing)))
+        seconds = []
+        for _ in range(_MEASUREMENTS):
+            began = time.perf_counter()
+            _wait(self.move(PageMoves(nothing, loads)))
+            seconds.append(time.perf_counter() - began)
+        return min(seconds) / num_pages
+
+    def _as_pages(self, pages: torch.Tensor) -> torch.Tensor:
+        return pages.view(len(pages), self._cache.shape[0], self._cache.shape[2])
+
+
+class _Streams:
+    """Copies on a GPU: one stream saves, another one loads, and the present one gathers."""
+
+    def __init__(self, cache: torch.Tensor, host: torch.Tensor, device: torch.device) -> None:
+        self._cache, self._host = cache, host
+        page_bytes = host.shape[1]
+        _pin(host)
+        self._pages = max(1, _BUFFER_BYTES // page_bytes)  # of a buffer
+        shape = (self._pages, cache.shape[0], cache.shape[2])
+        self._out = [torch.empty(shape, dtype=torch.uint8, device=device) for _ in range(_NUM_BUFFERS)]
+        self._is_free = [torch.cuda.Event() for _ in self._out]  # type: ignore[no-untyped-call]
+        self._in = [torch.empty(shape, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._next = 0
+        self._saving = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._loading = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._uploader = Uploader(device)
+        self._saved_by = np.zeros(len(host), np.int64)  # the last move that saves to each host page
+        self._under_way: deque[DeviceMoves] = deque()
+
+    def move(self, number: int, moves: PageMoves) -> DeviceMoves:
+        """See `HostPages.move`."""
+        began, loaded, saved = torch.cuda.Event(True), torch.cuda.Event(True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        while self._under_way and self._under_way[0].is_done():
+            self._under_way.popleft()
+        steps = torch.cuda.current_stream()
+        for part in _parts(moves.saves, self._pages):
+            self._save(steps, part)
+        self._saved_by[moves.saves[:, 1]] = number
+        saved.record(self._saving)
+        if len(moves.loads):
+            pages = self._uploader.upload(moves.loads[:, 1].astype(np.int64))[0]
+            self._loading.wait_stream(steps)  # earlier steps and gathers may use these device pages
+            last = int(self._saved_by[moves.loads[:, 0]].max())
+            for each in (*self._under_way, DeviceMoves(number, began, loaded, saved)):
+                if each.number == last:
+                    self._loading.wait_event(each.saved)
+            pages.record_stream(self._loading)
+        began.record(self._loading)
+        start = 0
+        for turn, part in enumerate(_parts(moves.loads, self._pages)):
+            self._load(self._in[turn % 2], part, pages[start : start + len(part)])
+            start += len(part)
+        loaded.record(self._loading)
+        moved = DeviceMoves(number, began, loaded, saved)
+        self._under_way.append(moved)
+        return moved
+
+    def wait(self, number: int) -> None:
+        """See `HostPages.wait`."""
+        for moved in self._under_way:
+            if moved.number <= number and not moved.loaded.query():  # type: ignore[no-untyped-call]
+                torch.cuda.current_stream().wait_event(moved.loaded)
+
+    def _save(self, steps: torch.cuda.Stream, part: Int32Array) -> None:
+        buffer, is_free = self._out[self._next][: len(part)], self._is_free[self._next]
+        self._next = (self._next + 1) % len(self._out)
+        pages = self._uploader.upload(part[:, 0].astype(np.int64))[0]
+        steps.wait_event(is_free)
+        gather(self._cache, pages, buffer)
+        self._saving.wait_stream(steps)
+        flat = buffer.view(len(part), -1)
+        with torch.cuda.stream(self._saving):
+            for first, count, host in _runs(part[:, 1]):
+                self._host[host : host + count].copy_(flat[first : first + count], non_blocking=True)
+        is_free.record(self._saving)
+
+    def _load(self, buffer: torch.Tensor, part: Int32Array, pages: torch.Tensor) -> None:
+        flat = buffer[: len(part)].view(len(part), -1)
+        with torch.cuda.stream(self._loading):
+            for first, count, host in _runs(part[:, 0]):
+                flat[first : first + count].copy_(self._host[host : host + count], non_blocking=True)
+            scatter(self._cache, pages, buffer[: len(part)])
+
+
+def _wait(moved: DoneMoves | DeviceMoves) -> None:
+    while not moved.is_done():
+        time.sleep(1e-5)
+
+
+def _parts(pairs: Int32Array, size: int) -> Iterator[Int32Array]:
+    for start in range(0, len(pairs), size):
+        yield pairs[start : start + size]
+
+
+def _runs(pages: Int32Array) -> Iterator[tuple[int, int, int]]:
+    """Neighbours among pages: the first's index, how many, and the first page."""
+    bounds = [0, *(np.flatnonzero(np.diff(pages) != 1) + 1).tolist(), len(pages)]
+    for first, end in pairwise(bounds):
+        yield first, end - first, int(pages[first])
+
+
+def _pin(host: torch.Tensor) -> None:
+    """Lock memory in place, for copy engines. Not torch's own pinned memory, which comes in powers of two."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(runtime.cudaHostRegister(host.data_ptr(), host.numel(), 0)):
+        raise _too_much(host.numel())
+
+
+def _too_much(num_bytes: int) -> ConfigError:
+    return ConfigError(
+        f"{num_bytes / 2**30:.2f} GiB of host memory for copies of KV pages cannot be had, or not be pinned: set a "
+        "lower hicache_size",
+        option="hicache_size",
+    )

@@ -1,0 +1,293 @@
+"""Cached pages on their way up: from files into host memory, and from there to the device.
+
+A prefix that is being loaded is announced like one that a request computes: prompts that begin with it are held until
+it is in the tree, and others run. It is then leased until its prompt is admitted; like any lease it gives way, so loads
+never keep a request out.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sgl.runtime.batch import Int32Array, PendingMoves
+from sgl.runtime.cache.files import PageFiles, Transfer
+from sgl.runtime.cache.host import HostCache
+from sgl.runtime.cache.in_flight import InFlight
+from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
+from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.rates import Rates
+from sgl.runtime.scheduler.leases import Lease, Leases
+from sgl.runtime.scheduler.request import Phase, Request
+from sgl.runtime.scheduler.saves import Saves, TierCounters
+
+_MOST_LOADING = 0.5  # of the device's pages, for loads and for what is loaded and not taken over yet
+_HELD_SECONDS = 30.0  # for which a loaded prefix waits for its prompt
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A prefix on its way to the device."""
+
+    owner: int  # in the table of prefixes in flight; below 0
+    key: bytes
+    namespace: Namespace
+    node: Node  # on the device, locked: what need not be loaded
+    host: Node  # its copy, locked
+    request: Request | None
+    began: float = 0.0
+    reading: Transfer | None = None  # what follows the copy, from files
+    read_pages: Int32Array | None = None  # private host pages for it
+    pages: Int32Array | None = None  # private device pages
+    move: PendingMoves | None = None
+
+
+class Loads:
+    """Of one scheduler. Single-threaded."""
+
+    def __init__(
+        self,
+        cache: RadixCache,
+        in_flight: InFlight,
+        leases: Leases,
+        host: HostCache,
+        saves: Saves,
+        rates: Rates,
+        files: PageFiles | None,
+        counters: TierCounters,
+        clock: Callable[[], float],
+    ) -> None:
+        self.moved = 0
+        """The number of the last move whose loads the tree has."""
+        self._cache, self._in_flight, self._leases = cache, in_flight, leases
+        self._host = host
+        self._saves = saves
+        self._rates = rates
+        self._files = files
+        self._counters = counters
+        self._clock = clock
+        self._pairs: list[Int32Array] = []  # for the next move
+        self._loading: dict[int, _Load] = {}
+        self._held: OrderedDict[int, tuple[Lease, float]] = OrderedDict()  # loaded prefixes by owner
+        self._owners: dict[int, int] = {}  # of these, by the request's uid
+        self._next_owner = -1
+
+    def computes_or_loads(self, request: Request, cached: int, node: Node) -> int | None:
+        """The owner of a load that a waiting request should wait for; None: it computes what is behind its `cached`
+        tokens, which end at `node`. Begins the load."""
+        if request.asked_len == cached or not request.loads_left:
+            return None
+        limit = request.match_limit // self._host.page_size * self._host.page_size
+        key = request.key()[: TOKEN_BYTES * limit]
+        began = self._begin(key, request.namespace, cached, node, request)
+        if began is None:
+            return None
+        if not began:
+            request.asked_len = cached
+            return None
+        load = self._loading[began]
+        if load.request is request:
+            request.loads_left -= 1
+        return began
+
+    def prefetch(self, key: bytes, namespace: Namespace) -> None:
+        """Begin to load a prefix whose prompt will come, if that pays."""
+        key = key[: len(key) // self._page_bytes * self._page_bytes]
+        match = self._cache.match(key, namespace)
+        if self._in_flight.find(0, key, match.length, namespace) is None:
+            self._begin(key, namespace, match.length, match.node, None)
+
+    def _begin(
+        self, key: bytes, namespace: Namespace, cached: int, node: Node, request: Request | None
+    ) -> int | None:
+        """The owner of a new load; 0 if none pays, None if there is no room for one now."""
+        page_size, tree = self._host.page_size, self._host.tree
+        match = tree.match(key, namespace)
+        in_files, names = match.length, []
+        if self._files is not None:
+            names = self._files.stored(key, namespace, max(match.length, cached))
+            in_files = max(match.length, cached) + len(names) * page_size if names else match.length
+        if max(match.length, in_files) <= cached:
+            return 0
+        ahead = sum(len(load.key) // TOKEN_BYTES - load.node.length for load in self._loading.values())
+        end = self._rates.worth_loading(cached, match.length, in_files, ahead)
+        if end <= cached:
+            self._counters.num_declined += request is not None
+            return 0
+        missing = (end - cached) // page_size
+        most = _MOST_LOADING * self._cache.pool.num_pages
+        if missing > most:
+            return 0
+        if self._busy_pages + missing > most or missing > self._cache.pool.num_free + self._cache.evictable_pages:
+            return next(iter(self._loading), None)  # there may be room when that one ends
+        if end > match.length and match.length < cached:  # what is read has to follow a copy
+            copied = self._host.add(node, cached // page_size)
+            if copied is None or copied[0].length < cached:
+                if copied is not None:
+                    self._saves.queue(*copied)
+                return 0
+            self._saves.queue(*copied)
+            match = tree.match(key, namespace)
+        load = _Load(
+            self._next_owner, key[: end * TOKEN_BYTES], namespace, node, match.node, request, self._clock()
+        )
+        self._next_owner -= 1
+        self._cache.lock(node)
+        tree.lock(match.node)
+        if end > match.length:
+            self._begin_reading(load, names[: (end - match.length) // page_size])
+        if load.reading is None:
+            load.key = load.key[: TOKEN_BYTES * match.length]
+            if not self._begin_loading(load):
+                self._cache.unlock(node)
+                tree.unlock(match.node)
+                return None
+        self._loading[load.owner] = load
+        self._in_flight.begin(load.owner, load.key, namespace)
+        self._counters.num_loads += 1
+        return load.owner
+
+    def _begin_reading(self, load: _Load, names: list[bytes]) -> None:
+        assert self._files is not None, "something lies in files"
+        pages = self._host.alloc(len(names))
+        if len(pages):
+            load.read_pages = pages
+            load.reading = self._files.read(names[: len(pages)], pages)
+
+    def _begin_loading(self, load: _Load) -> bool:
+        """Allocate device pages for what has a copy; False if there are none."""
+        num_pages = (load.host.length - load.node.length) // self._host.page_size
+        if num_pages <= 0:
+            return False
+        pages = self._cache.alloc(num_pages)
+        if pages is None:
+            return False
+        load.pages = pages
+        self._pairs.append(np.stack((load.host.pages_from(0)[-num_pages:], pages), axis=1))
+        return True
+
+    @property
+    def _page_bytes(self) -> int:
+        return self._host.page_size * TOKEN_BYTES
+
+    @property
+    def _busy_pages(self) -> int:
+        """Device pages of loads, and of loaded prefixes that wait for their prompts."""
+        loading = sum(len(load.key) // self._page_bytes for load in self._loading.values())
+        return loading + sum(lease.num_pages for lease, _ in self._held.values())
+
+    # ── between steps ───────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a load is under way."""
+        return bool(self._loading)
+
+    def poll(self) -> None:
+        """Take up what has arrived."""
+        if self._loading:
+            for load in list(self._loading.values()):
+                self._go_on(load)
+        while self._held:
+            owner, (lease, until) = next(iter(self._held.items()))
+            if lease.lost is None and until > self._clock():
+                break
+            self._release(owner)
+
+    def take(self) -> list[Int32Array]:
+        """The (host page, device page) pairs of the next move."""
+        pairs, self._pairs = self._pairs, []
+        return pairs
+
+    def launched(self, move: PendingMoves) -> None:
+        """What was taken is under way."""
+        for load in self._loading.values():
+            if load.pages is not None:
+                load.move = load.move or move
+
+    def _go_on(self, load: _Load) -> None:
+        if load.reading is not None:
+            if not load.reading.is_done:
+                return
+            self._end_reading(load)
+            if not self._begin_loading(load):
+                self._end_load(load)
+        elif load.move is not None and load.move.is_done():
+            assert load.pages is not None, "pages were moved"
+            self._counters.loaded_pages += len(load.pages)
+            self._rates.note_load(len(load.pages) * self._host.page_size, load.move.load_seconds)
+            self.moved = max(self.moved, load.move.number)
+            self._end_load(load)
+
+    def _end_reading(self, load: _Load) -> None:
+        """Give what was read its place among the copies; what could not be read is not."""
+        reading, pages, tree = load.reading, load.read_pages, self._host.tree
+        assert reading is not None, "it was read"
+        assert pages is not None, "it was read into pages"
+        good, load.reading, load.read_pages = reading.num_good, None, None
+        self._counters.read_pages += good
+        self._rates.note_read(good * self._host.page_size, reading.seconds)
+        self._host.pool.free(pages[good:])
+        first = load.host.length * TOKEN_BYTES
+        if good:
+            key = load.key[first : first + good * self._page_bytes]
+            inserted = tree.insert(key, pages[:good], load.namespace, after=load.host)
+            self._host.pool.free(inserted.duplicates)
+            tree.move_lock(load.host, inserted.node)
+            load.host = inserted.node
+        load.key = load.key[: first + good * self._page_bytes]
+
+    def _end_load(self, load: _Load) -> None:
+        del self._loading[load.owner]
+        node = load.node
+        if load.pages is not None:
+            key = load.key[node.length * TOKEN_BYTES :]
+            inserted = self._cache.insert(key, load.pages, load.namespace, after=node)
+            self._cache.pool.free(inserted.duplicates)
+            self._cache.move_lock(node, inserted.node)
+            node = inserted.node
+            request = load.request
+            if request is None or request.phase is Phase.WAITING:
+                self._held[load.owner] = self._leases.hold(node), self._clock() + _HELD_SECONDS
+                if request is not None:
+                    self._owners[request.uid] = load.owner
+        self._cache.unlock(node)
+        self._host.tree.unlock(load.host)
+        self._in_flight.end(load.owner)
+
+    def entered(self, request: Request) -> None:
+        """A request has a row, or has ended: what was loaded for it need not be held."""
+        owner = self._owners.pop(request.uid, None)
+        if owner is not None:
+            self._release(owner)
+
+    def _release(self, owner: int) -> None:
+        lease, _ = self._held.pop(owner, (None, 0.0))
+        if lease is not None:
+            self._leases.release(lease)
+
+    # ── all of it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def clear(self) -> None:
+        """Hold nothing for prompts that are to come."""
+        for owner in list(self._held):
+            self._release(owner)
+
+    def private(self) -> list[Int32Array]:
+        """Device pages of loads, for the ledger."""
+        return [load.pages for load in self._loading.values() if load.pages is not None]
+
+    def private_copies(self) -> list[Int32Array]:
+        """Host pages that are read into, for the ledger."""
+        return [load.read_pages for load in self._loading.values() if load.read_pages is not None]
+
+    def locked(self) -> list[Node]:
+        """The device nodes that loads hold, for the ledger."""
+        return [load.node for load in self._loading.values()]
+
+    def locked_copies(self) -> list[Node]:
+        """The host nodes that loads hold, for the ledger."""
+        return [load.host for load in self._loading.values()]

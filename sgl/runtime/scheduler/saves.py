@@ -1,0 +1,235 @@
+"""Cached pages on their way down: to host memory when they have to give way on the device, and on to files.
+
+A page is given to others as soon as its copy is asked for: the runner reads it before any step that is launched later.
+What is copied is locked in host memory until it has arrived there, and until it is written.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sgl.runtime.batch import Int32Array, PendingMoves
+from sgl.runtime.cache.files import PageFiles, Transfer
+from sgl.runtime.cache.host import HostCache, cool, path_of
+from sgl.runtime.cache.keys import Namespace
+from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.rates import Rates
+from sgl.runtime.scheduler.leases import Lease
+
+_MOST_WRITING = 0.25  # of the host's pages
+_MANY = 1 << 12  # prefixes to be copied when there is time; ids of nodes, beyond those that there are
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Since the start."""
+
+    saved_pages: int = 0  # to host memory
+    loaded_pages: int = 0  # from there
+    written_pages: int = 0  # to files
+    read_pages: int = 0  # from there
+    num_loads: int = 0
+    num_declined: int = 0  # prompts whose copies it was faster to compute again
+
+
+@dataclass(slots=True, eq=False)
+class _Save:
+    """Pages on their way to host memory: its node is locked meanwhile."""
+
+    node: Node
+    move: PendingMoves | None = None
+
+
+class Saves:
+    """Of one scheduler. Single-threaded. It is the `radix.EndWatcher` of the device's tree, and what `Leases` demote
+    with."""
+
+    def __init__(
+        self,
+        cache: RadixCache,
+        host: HostCache,
+        rates: Rates,
+        files: PageFiles | None,
+        most: int,
+        counters: TierCounters,
+    ) -> None:
+        """cache: the device's. most: pages that are copied between two steps, at most."""
+        self.is_paused = False
+        """Nothing is saved."""
+        self._cache = cache
+        self._host = host
+        self._rates = rates
+        self._files = files
+        self._most = most
+        self._counters = counters
+        self._pairs: list[Int32Array] = []  # for the next move
+        self._num_pages = 0  # of these
+        self._saving: list[_Save] = []
+        self._writing: list[tuple[Transfer, Node]] = []
+        self._num_writing = 0
+        self._pinned: OrderedDict[Lease, Node] = OrderedDict()  # copies that someone will come back for
+        self._later: deque[tuple[bytes, Namespace]] = deque()  # prefixes to be copied when there is time
+        self._finished: set[int] = set()  # ids of device nodes that nobody is known to need
+
+    def cut(self, node: Node) -> None:
+        """Before a device node is evicted; see `radix.EndWatcher`."""
+        if node.id in self._finished:
+            self._finished.discard(node.id)
+        elif not self.is_paused and node.is_attached and (self._rates.pays or self._files is not None):
+            self.save(node)
+
+    def save(self, node: Node) -> bool:
+        """Copy what is not copied yet of the prefix that ends at a device node; returns whether all of it is, or will
+        be with the next move."""
+        added = self._host.add(node, self._most - self._num_pages)
+        if added is None:
+            self._unpin(node.length // self._host.page_size)
+            added = self._host.add(node, self._most - self._num_pages)
+        if added is not None:
+            self.queue(*added)
+            return added[0].length == node.length
+        return self._host.length(*path_of(node)) == node.length
+
+    def save_later(self, node: Node) -> None:
+        """`save`, also to a file, between later steps; what is evicted meanwhile is saved then."""
+        if node.is_attached and len(self._later) < _MANY:
+            self._later.append(path_of(node))
+
+    def save_all_later(self) -> None:
+        """`save_later` for all that is cached."""
+        stack = list(self._cache.root.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            if not node.children:
+                self.save_later(node)
+
+    def demote(self, lease: Lease, *, now: bool) -> bool:
+        """Keep a copy of what a lease protects, which is about to lose it, until `forget_lease`. now: its pages are
+        needed. Returns whether there is, or will be, a copy of some of it."""
+        node = lease.node
+        if self.is_paused or not node.is_attached or not (self._rates.pays or self._files is not None):
+            return False
+        if not now:
+            self.save_later(node)
+            return True
+        self.save(node)
+        match = self._host.tree.match(*path_of(node))
+        if match.length:
+            self._host.tree.lock(match.node)
+            self._pinned[lease] = match.node
+        return match.length > 0
+
+    def forget_lease(self, lease: Lease) -> None:
+        """Nobody will come back for it, or somebody has."""
+        node = self._pinned.pop(lease, None)
+        if node is not None:
+            self._host.tree.unlock(node)
+
+    def finished(self, node: Node, length: int) -> None:
+        """Nobody is known to need what is stored behind the first `length` tokens of a device node's prefix: it goes
+        first, without a copy, and copies of it go now."""
+        length = -(-length // self._host.page_size) * self._host.page_size
+        if not node.is_attached or node.length <= length:
+            return
+        self._finished.update(cooled.id for cooled in cool(self._cache, node, length))
+        if len(self._finished) > _MANY + 2 * self._cache.num_nodes:
+            self._finished.clear()
+        self._host.drop(*path_of(node), length)
+
+    def _unpin(self, num_pages: int) -> None:
+        """Let copies that are kept for leases give way, oldest first."""
+        tree = self._host.tree
+        while self._pinned and self._host.pool.num_free + tree.evictable_pages < num_pages:
+            _, node = self._pinned.popitem(last=False)
+            tree.unlock(node)
+
+    def queue(self, copy: Node, pairs: Int32Array) -> None:
+        """Copy (device page, host page) pairs with the next move; `copy` is locked, and unlocked then."""
+        self._pairs.append(pairs)
+        self._num_pages += len(pairs)
+        self._counters.saved_pages += len(pairs)
+        self._saving.append(_Save(copy))
+
+    # ── between steps ───────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `poll` will have something to do."""
+        return bool(self._saving or self._writing or self._later)
+
+    def poll(self) -> None:
+        """Take up what has arrived, and what is to be copied when there is time."""
+        if self._saving:
+            self._saving = [save for save in self._saving if not self._is_saved(save)]
+        if self._writing:
+            self._end_writes()
+        while self._later and not self._saving:
+            key, namespace = self._later[0]
+            match = self._cache.match(key, namespace)
+            if match.length and not self.save(match.node) and self._num_pages >= self._most:
+                break
+            self._later.popleft()
+            if self._files is not None and not self._saving:  # it was copied before
+                copied = self._host.tree.match(key, namespace)
+                if copied.length:
+                    self._write(copied.node)
+
+    def take(self) -> list[Int32Array]:
+        """The (device page, host page) pairs of the next move."""
+        pairs, self._pairs, self._num_pages = self._pairs, [], 0
+        return pairs
+
+    def launched(self, move: PendingMoves) -> None:
+        """What was taken is under way."""
+        for save in self._saving:
+            save.move = save.move or move
+
+    def _is_saved(self, save: _Save) -> bool:
+        if save.move is None or not save.move.is_done():
+            return False
+        if self._files is not None:
+            self._write(save.node)
+        self._host.tree.unlock(save.node)
+        return True
+
+    def _write(self, copy: Node) -> None:
+        """Write what no file has of the prefix that ends at a host node."""
+        assert self._files is not None, "there are files"
+        room = int(_MOST_WRITING * self._host.pool.num_pages) + 1 - self._num_writing
+        key, namespace = path_of(copy)
+        names = self._files.names(key, namespace)
+        missing = [i for i, name in enumerate(names) if not self._files.has(name)][: max(room, 0)]
+        if missing:
+            pages = copy.pages_from(0)[missing]
+            self._host.tree.lock(copy)
+            transfer = self._files.write([names[i] for i in missing], pages)
+            self._writing.append((transfer, copy))
+            self._num_writing += len(missing)
+
+    def _end_writes(self) -> None:
+        under_way = []
+        for transfer, copy in self._writing:
+            if not transfer.is_done:
+                under_way.append((transfer, copy))
+                continue
+            self._host.tree.unlock(copy)
+            self._num_writing -= transfer.num_pages
+            self._counters.written_pages += transfer.num_good
+        self._writing = under_way
+
+    # ── all of it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def clear(self) -> None:
+        """Forget what is to be copied, and whom copies are kept for."""
+        self._later.clear()
+        for lease in list(self._pinned):
+            self.forget_lease(lease)
+
+    def locked(self) -> Iterator[Node]:
+        """A host node for each lock, for the ledger."""
+        yield from (save.node for save in self._saving)
+        yield from (copy for _, copy in self._writing)
+        yield from self._pinned.values()

@@ -1,0 +1,143 @@
+"""Cached pages beyond the device's memory: what is copied there, and when it comes back.
+
+    evicted, or a lease gives way ─▶ copied to host memory ─▶ written to a file             `Saves`
+    a prompt, or a program's node, arrives ─▶ read from a file ─▶ loaded ─▶ in the tree     `Loads`
+
+Nothing waits for a copy. The runner copies between steps, in the order of the moves that it is given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from sgl.runtime.batch import Int32Array, Mover, PageMoves
+from sgl.runtime.cache.files import PageFiles
+from sgl.runtime.cache.host import HostCache
+from sgl.runtime.cache.in_flight import InFlight
+from sgl.runtime.cache.ledger import check
+from sgl.runtime.cache.radix import RadixCache
+from sgl.runtime.cache.rates import Rates
+from sgl.runtime.scheduler.leases import Leases
+from sgl.runtime.scheduler.loads import Loads
+from sgl.runtime.scheduler.saves import Saves, TierCounters
+
+_LOADING_POLL_SECONDS = 3e-4  # between looks, where nothing else can be done
+_SAVING_POLL_SECONDS = 5e-3
+
+
+NO_TIERS = dict.fromkeys(
+    (
+        *("host_total_tokens", "host_used_tokens", "host_saved_tokens", "host_loaded_tokens"),
+        *("file_used_bytes", "file_written_tokens", "file_read_tokens", "num_loads", "num_declined_loads"),
+    ),
+    0,
+)
+"""`Tiers.state` without any."""
+
+
+class Tiers:
+    """Of one scheduler. Single-threaded. `saves` and `loads` are there once it is attached."""
+
+    saves: Saves
+    loads: Loads
+
+    def __init__(
+        self,
+        host: HostCache,
+        rates: Rates,
+        *,
+        files: PageFiles | None = None,
+        most_saves: int = 1 << 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """most_saves: pages that are copied to host memory between two steps, at most."""
+        self.host = host
+        self.rates = rates
+        self.files = files
+        self.counters = TierCounters()
+        self._most_saves = most_saves
+        self._clock = clock
+
+    def attach(self, cache: RadixCache, in_flight: InFlight, leases: Leases) -> None:
+        """The device's side."""
+        self.saves = Saves(cache, self.host, self.rates, self.files, self._most_saves, self.counters)
+        self.loads = Loads(
+            *(cache, in_flight, leases, self.host, self.saves),
+            *(self.rates, self.files, self.counters, self._clock),
+        )
+        cache.end_watcher = self.saves
+        leases.demotes = self.saves
+
+    @property
+    def poll_seconds(self) -> float | None:
+        """How soon `poll` wants to be called again; None: there is nothing under way."""
+        if self.loads.is_busy:
+            return _LOADING_POLL_SECONDS
+        return _SAVING_POLL_SECONDS if self.saves.is_busy else None
+
+    def poll(self) -> None:
+        """Take up what has ended. Before a step is scheduled."""
+        self.loads.poll()
+        self.saves.poll()
+
+    def launch(self, mover: Mover) -> None:
+        """Have pages copied. After a step is scheduled and before it is launched."""
+        saves, loads = self.saves.take(), self.loads.take()
+        if saves or loads:
+            move = mover.move(PageMoves(_joined(saves), _joined(loads)))
+            self.saves.launched(move)
+            self.loads.launched(move)
+
+    def state(self) -> dict[str, int]:
+        """For users: what the tiers hold, and what moved since the start."""
+        counters, size = self.counters, self.host.page_size
+        return {
+            "host_total_tokens": (self.host.pool.num_pages - 1) * size,
+            "host_used_tokens": self.host.num_used * size,
+            "host_saved_tokens": counters.saved_pages * size,
+            "host_loaded_tokens": counters.loaded_pages * size,
+            "file_used_bytes": 0 if self.files is None else self.files.num_bytes,
+            "file_written_tokens": counters.written_pages * size,
+            "file_read_tokens": counters.read_pages * size,
+            "num_loads": counters.num_loads,
+            "num_declined_loads": counters.num_declined,
+        }
+
+    def clear(self, evict: Callable[[], int]) -> int:
+        """Forget all copies that nothing is under way of, with `evict`, which evicts device pages that need none."""
+        self.loads.clear()
+        self.saves.clear()
+        self.host.tree.reset()
+        if self.files is not None:
+            self.files.clear()
+        return self._without_saves(evict)
+
+    def forget(self, adapter: int, evict: Callable[[], int]) -> int:
+        """Forget an adapter's copies, with `evict`, which evicts its device pages."""
+        self.host.tree.forget(adapter)
+        return self._without_saves(evict)
+
+    def _without_saves(self, evict: Callable[[], int]) -> int:
+        self.saves.is_paused = True
+        try:
+            return evict()
+        finally:
+            self.saves.is_paused = False
+
+    def close(self) -> None:
+        """Write what is to be written to files, and let go of them. After the last step. Idempotent."""
+        if self.files is not None:
+            self.files.close()
+
+    def check(self) -> list[str]:
+        """Breaches of ownership of host pages."""
+        locked = [*self.loads.locked_copies(), *self.saves.locked()]
+        problems = check(self.host.pool, self.host.tree, self.loads.private_copies(), locked)
+        return [f"host memory: {problem}" for problem in problems]
+
+
+def _joined(parts: list[Int32Array]) -> Int32Array:
+    return np.concatenate(parts) if parts else np.empty((0, 2), np.int32)

@@ -1,0 +1,169 @@
+"""Decides how much memory beyond the device's keeps cached pages, and opens it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from sgl.errors import ConfigError
+from sgl.machine_limits import memory_limit
+from sgl.runtime.cache.files import PageFiles
+from sgl.runtime.cache.host import HostCache
+from sgl.runtime.cache.rates import Rates
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.memory_plan import KVPlan, gib, token_bytes
+from sgl.runtime.model.base import Model, RecurrentModel
+from sgl.runtime.runner.host_pages import HostPages, most_saves
+from sgl.runtime.scheduler.tiers import Tiers
+
+logger = logging.getLogger(__name__)
+
+_GB = 10**9
+_MOST_OF_MEMORY = 0.5  # of what the machine has, for what hicache_ratio asks for
+_MEASURED_CPU_TOKENS = 256
+_READ_BYTES_A_SECOND = 1.5e9  # until something was read
+_CHUNK = 1 << 22  # words of weights that are hashed at once
+
+
+class Measurable(Protocol):
+    """A runner, for what concerns the tiers."""
+
+    @property
+    def host(self) -> HostPages | None:
+        """Its host memory."""
+
+    def measure(self, num_tokens: int) -> tuple[float, float]:
+        """Seconds of a step of one token, and of a prompt of num_tokens."""
+
+
+def check_tiers(config: EngineConfig) -> None:
+    """Raises ConfigError for options that do not go together."""
+    if not config.enable_hierarchical_cache:
+        for option in ("hicache_storage_backend", "hicache_storage_dir"):
+            if getattr(config, option) is not None:
+                raise _wrong(config, option, "is part of enable_hierarchical_cache, which is off")
+        return
+    if config.disable_radix_cache:
+        raise _wrong(config, "disable_radix_cache", "leaves nothing for enable_hierarchical_cache to keep")
+    if config.hicache_storage_backend is None and config.hicache_storage_dir is not None:
+        raise _wrong(config, "hicache_storage_dir", "is for hicache_storage_backend='file'")
+    if config.hicache_storage_backend is not None and config.hicache_storage_dir is None:
+        raise _wrong(config, "hicache_storage_backend", "needs a folder: name it by hicache_storage_dir")
+    if config.hicache_storage_backend is not None and config.num_ranks > 1:
+        raise _wrong(
+            config,
+            "hicache_storage_backend",
+            f"is for engines of one process, and tp_size={config.tp_size}, pp_size={config.pp_size}; host memory is "
+            "for any",
+        )
+
+
+def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> int:
+    """Pages of host memory for copies of the KV pages, with an unused one; 0: none. Raises ConfigError."""
+    if not config.enable_hierarchical_cache:
+        return 0
+    if isinstance(model, RecurrentModel):
+        raise _wrong(
+            config,
+            "enable_hierarchical_cache",
+            f"keeps no recurrent states, and {model.config.architecture} has layers with some",
+        )
+    if plan.num_window_pages:
+        raise _wrong(
+            config,
+            "enable_hierarchical_cache",
+            f"keeps pages of all layers, and {model.config.architecture} has layers with windows of their own",
+        )
+    page_size = config.page_size
+    assert page_size is not None, "it is decided"
+    page_bytes = token_bytes(config, model) * page_size
+    limit = memory_limit()
+    sharing = config.num_ranks // config.nnodes * config.dp_size
+    if config.hicache_size:
+        num_bytes = config.hicache_size * _GB
+        if num_bytes * sharing > limit.num_bytes:
+            raise _wrong(config, "hicache_size", f"is more than {gib(limit.num_bytes)} ({limit.what})")
+    else:
+        num_bytes = int(config.hicache_ratio * plan.num_pages * page_bytes)
+        most = int(limit.num_bytes * _MOST_OF_MEMORY / sharing)
+        if num_bytes > most:
+            logger.warning("hicache_ratio=%g is cut to %s of host memory", config.hicache_ratio, gib(most))
+            num_bytes = most
+    pages = num_bytes // page_bytes
+    if pages < 1:
+        raise _wrong(config, "hicache_size", f"holds no page, of which one takes {gib(page_bytes)}")
+    logger.info("copies of KV pages: %s of host memory, %d tokens", gib(pages * page_bytes), pages * page_size)
+    return pages + 1
+
+
+def open_tiers(config: EngineConfig, model: Model, runner: Measurable, num_pages: int, most_tokens: int) -> Tiers:
+    """Host memory and files of an engine whose runner is ready. num_pages: with the unused one. Raises ConfigError."""
+    assert config.page_size is not None, "it is decided"
+    assert runner.host is not None, "it was made with host pages"
+    memory, page_size = runner.host.memory, config.page_size
+    page_bytes = memory.shape[1]
+    num_tokens = min(most_tokens, model.max_positions)
+    if model.device.type == "cpu":
+        num_tokens = min(num_tokens, _MEASURED_CPU_TOKENS)
+    step, prompt = runner.measure(num_tokens)
+    compute = max(prompt - step, prompt / 2) / num_tokens
+    load = runner.host.page_seconds() / page_size
+    rates = Rates(compute, load, page_bytes / _READ_BYTES_A_SECOND / page_size, step)
+    files = None
+    if config.hicache_storage_dir is not None:
+        files = PageFiles(
+            Path(config.hicache_storage_dir).expanduser(),
+            identity(config, model),
+            memory,
+            page_size,
+            config.hicache_storage_size * _GB,
+        )
+        logger.info("copies of KV pages in %s: %d pages are there", config.hicache_storage_dir, len(files))
+    logger.info("a token takes %.2g s to compute and %.2g s to load", compute, load)
+    most = most_saves(page_bytes, model.device)
+    return Tiers(HostCache(num_pages - 1, page_size), rates, files=files, most_saves=most)
+
+
+def identity(config: EngineConfig, model: Model) -> bytes:
+    """32 bytes that differ for models, weights, dtypes and page sizes whose pages differ. The checkpoint's folder
+    does not matter."""
+    described: Any = model.config
+    if dataclasses.is_dataclass(described) and not isinstance(described, type):
+        fields = dataclasses.fields(described)
+        described = {field.name: repr(getattr(described, field.name)) for field in fields if field.name != "path"}
+    options = (config.dtype, config.kv_cache_dtype, config.quantization, config.page_size, config.model_impl)
+    whole = hashlib.blake2b(repr((described, options)).encode(), digest_size=32)
+    whole.update(weights_hash(model.weights.tensors()))
+    return whole.digest()
+
+
+@torch.inference_mode()
+def weights_hash(tensors: Iterable[torch.Tensor]) -> bytes:
+    """A hash of tensors' contents, computed where they are: of sums of their words, plain and weighted by place."""
+    whole = hashlib.blake2b(digest_size=32)
+    weights: torch.Tensor | None = None
+    for tensor in tensors:
+        data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        if data.data_ptr() % 8:
+            data = data.clone()
+        num_words = len(data) // 8
+        whole.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        whole.update(bytes(data[8 * num_words :].tolist()))
+        words = data[: 8 * num_words].view(torch.int64) if num_words else data[:0].to(torch.int64)
+        if weights is None or weights.device != words.device:
+            weights = torch.arange(1, 2 * _CHUNK, 2, dtype=torch.int64, device=words.device) * 0x9E3779B97F4A7C1
+        sums = [
+            torch.stack((each.sum(), (each * weights[: len(each)]).sum())) for each in torch.split(words, _CHUNK)
+        ]
+        whole.update(torch.cat(sums).cpu().numpy().tobytes())
+    return whole.digest()
+
+
+def _wrong(config: EngineConfig, option: str, why: str) -> ConfigError:
+    return ConfigError(f"{option}={getattr(config, option)!r} {why}", option=option)

@@ -1,0 +1,64 @@
+"""Copies of the mock model's pages, executed late: some polls after their launch, in order, as a copy stream does.
+
+What a move saves is read when it is launched; all else happens when it is executed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import numpy as np
+
+from sgl.runtime.batch import PageMoves
+from tests.mock_runner import MockRunner
+
+
+class MockMoves:
+    """See `batch.PendingMoves`."""
+
+    def __init__(self, mover: MockMover, number: int, moves: PageMoves, saved: list[bytes]) -> None:
+        self.number = number
+        self.moves = moves
+        self.saved = saved
+        self.executed = False
+        self.load_seconds = 0.0
+        self._mover = mover
+
+    def is_done(self) -> bool:
+        self._mover.go_on()
+        return self.executed
+
+
+class MockMover:
+    """Host memory of one uint8 array; a page has page_size numbers of 64 bits."""
+
+    def __init__(self, runner: MockRunner, num_host_pages: int, rng: random.Random, lateness: float) -> None:
+        self.memory = np.zeros((num_host_pages + 1, runner.page_size * 8), np.uint8)
+        self._runner = runner
+        self._rng = rng
+        self._lateness = lateness
+        self._queue: deque[MockMoves] = deque()
+        self._number = 0
+
+    def move(self, moves: PageMoves) -> MockMoves:
+        for pages in (moves.saves[:, 1], moves.loads[:, 1]):
+            assert len(set(pages.tolist())) == len(pages), "a page is copied to twice in one move"
+        self._number += 1
+        launched = MockMoves(self, self._number, moves, [self._read(page) for page in moves.saves[:, 0].tolist()])
+        self._queue.append(launched)
+        return launched
+
+    def go_on(self) -> None:
+        while self._queue and self._rng.random() >= self._lateness:
+            moves = self._queue.popleft()
+            for page, content in zip(moves.moves.saves[:, 1].tolist(), moves.saved, strict=True):
+                self.memory[page] = np.frombuffer(content, np.uint8)
+            for host, page in moves.moves.loads.tolist():
+                size = self._runner.page_size
+                self._runner.kv[page * size : (page + 1) * size] = self.memory[host].view(np.int64).tolist()
+            moves.executed = True
+
+    def _read(self, page: int) -> bytes:
+        size = self._runner.page_size
+        return np.array(self._runner.kv[page * size : (page + 1) * size], np.int64).tobytes()

@@ -1,0 +1,224 @@
+"""Cached pages in files: found again by the next engine, never another's, never half written, and no more than may be.
+
+A child process is killed at every one of its writes, before it, half way and behind it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sgl.errors import ConfigError
+from sgl.runtime.cache import files as files_module
+from sgl.runtime.cache.files import PageFiles, Transfer
+from sgl.runtime.cache.keys import key_of
+from tests.patience import wait_until
+
+PAGE = 4
+BYTES = 40
+MODEL = b"m" * 32
+
+
+def content(name: bytes) -> np.ndarray:
+    """What a page of this name has in these tests."""
+    return np.frombuffer((name * 2)[:BYTES], np.uint8)
+
+
+class Store:
+    """Files with 64 pages of host memory."""
+
+    def __init__(
+        self, folder: Path, model: bytes = MODEL, max_bytes: int = 1 << 20, segment_bytes: int = 400
+    ) -> None:
+        self.memory = np.zeros((64, BYTES), np.uint8)
+        self.files = PageFiles(folder, model, self.memory, PAGE, max_bytes, segment_bytes=segment_bytes)
+
+    def names(self, prompt: list[int], namespace: str | None = None) -> list[bytes]:
+        return self.files.names(key_of(prompt), namespace)
+
+    def stored(self, prompt: list[int], namespace: str | None = None) -> int:
+        return len(self.files.stored(key_of(prompt), namespace, 0))
+
+    def write(self, names: list[bytes]) -> Transfer:
+        for page, name in enumerate(names, 1):
+            self.memory[page] = content(name)
+        return self.done(self.files.write(names, np.arange(1, len(names) + 1, dtype=np.int32)))
+
+    def read(self, names: list[bytes]) -> Transfer:
+        self.memory[:] = 0
+        transfer = self.done(self.files.read(names, np.arange(1, len(names) + 1, dtype=np.int32)))
+        for page, name in enumerate(names[: transfer.num_good], 1):
+            assert self.memory[page].tobytes() == content(name).tobytes(), "a wrong page was read"
+        return transfer
+
+    def done(self, transfer: Transfer) -> Transfer:
+        wait_until(lambda: transfer.is_done)
+        return transfer
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path)
+    yield made
+    made.files.close()
+
+
+PROMPT = list(range(100, 140))
+
+
+def test_pages_outlast_the_engine(tmp_path: Path) -> None:
+    first = Store(tmp_path)
+    names = first.names(PROMPT)
+    assert first.write(names).num_good == len(names) == 10
+    first.files.close()
+    second = Store(tmp_path)
+    assert second.stored(PROMPT) == 10
+    assert second.stored([*PROMPT[:22], 7, *PROMPT[23:]]) == 5
+    assert second.read(names).num_good == 10
+    second.files.close()
+
+
+def test_names_differ_by_model_namespace_and_all_that_comes_before(store: Store, tmp_path: Path) -> None:
+    names = store.names(PROMPT)
+    other = Store(tmp_path, model=b"n" * 32)
+    assert not set(names) & {*other.names(PROMPT), *store.names(PROMPT, "key"), *store.names([1, *PROMPT[1:]])}
+    assert store.names(PROMPT)[:3] == store.names(PROMPT[:15])
+    store.write(names)
+    assert (store.stored(PROMPT), store.stored(PROMPT, "key"), other.stored(PROMPT)) == (10, 0, 0)
+    other.files.close()
+
+
+def test_adapters_and_what_follows_an_image_stay_out_of_files(store: Store) -> None:
+    assert store.files.names(key_of(PROMPT), (3, None)) == []
+    assert len(store.names([*PROMPT[:14], -2, *PROMPT[15:]])) == 3
+
+
+def test_each_engine_has_a_part_of_its_own(store: Store, tmp_path: Path) -> None:
+    beside = Store(tmp_path)
+    store.write(store.names(PROMPT))
+    assert beside.stored(PROMPT) == 0
+    beside.files.close()
+    again = Store(tmp_path)
+    assert again.stored(PROMPT) == 0
+    again.files.close()
+
+
+def test_files_are_bounded_and_the_least_recently_used_go(tmp_path: Path) -> None:
+    store = Store(tmp_path, max_bytes=4000)
+    kept = store.names(PROMPT)[:2]
+    store.write(kept)
+    for number in range(40):
+        store.write(store.names([number] * 40))
+        assert store.read(kept).num_good == 2
+        used = sum(path.stat().st_size for path in tmp_path.rglob("*.pages"))
+        assert used == store.files.num_bytes <= 4000
+    assert store.stored([3] * 40) == 0
+    assert store.stored([39] * 40) == 10
+    store.files.close()
+    smaller = Store(tmp_path, max_bytes=1000)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.pages")) <= 1000
+    smaller.files.close()
+
+
+def test_a_flush_removes_all(store: Store, tmp_path: Path) -> None:
+    store.write(store.names(PROMPT))
+    store.files.clear()
+    assert store.stored(PROMPT) == 0
+    wait_until(lambda: not list(tmp_path.rglob("*.pages")))
+    assert store.write(store.names(PROMPT)).num_good == 10
+
+
+def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
+    """A flipped bit anywhere, or a file cut anywhere: fewer pages, and never a wrong one."""
+    store = Store(tmp_path, segment_bytes=1 << 16)
+    names = store.names(PROMPT)
+    store.write(names)
+    store.files.close()
+    (path,) = tmp_path.rglob("*.pages")
+    data = path.read_bytes()
+    for place in range(0, len(data), 29):
+        for damaged in (data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :], data[:place]):
+            path.write_bytes(damaged)
+            store = Store(tmp_path, segment_bytes=1 << 16)
+            found = store.stored(PROMPT)
+            assert store.read(names[:found]).num_good < 10
+            store.files.close()
+            path.parent.mkdir(exist_ok=True)
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="hicache_storage_dir"):
+        Store(tmp_path / "file")
+
+
+def test_a_full_disk_ends_the_writes_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(store.names(PROMPT)[:5])
+
+    def full(file: int, data: bytes) -> None:
+        os.write(file, data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files_module, "write_all", full)
+    assert store.write(store.names(PROMPT)).num_good == 5
+    assert store.files.error is not None
+    assert store.read(store.names(PROMPT)[:5]).num_good == 5
+
+
+def test_a_kill_at_any_write_leaves_whole_pages_only(tmp_path: Path) -> None:
+    writes = _killed(tmp_path / "all", None, "behind")
+    assert writes == 0
+    for number in range(40):
+        for moment in ("before", "half", "behind"):
+            folder = tmp_path / f"{number}{moment}"
+            if not _killed(folder, number, moment):
+                assert number > 10, "there are pages and headers of segments to write"
+                return
+            store = Store(folder)
+            names = store.names(PROMPT)
+            found = store.stored(PROMPT)
+            assert store.read(names[:found]).num_good == found
+            assert found >= 10 * (number - 4) // 14
+            assert store.write(names).num_good == 10  # and goes on
+            assert store.read(names).num_good == 10
+            store.files.close()
+
+
+def _killed(folder: Path, number: int | None, moment: str) -> int:
+    """Write a prompt's pages in a child that ends at its write `number`; returns the signal that ended it."""
+    child = os.fork()
+    if not child:
+        try:
+            _write_and_die(folder, number, moment)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def _write_and_die(folder: Path, number: int | None, moment: str) -> None:
+    count = 0
+    write_all = files_module.write_all
+
+    def counted(file: int, data: bytes) -> None:
+        nonlocal count
+        if count == number:
+            write_all(file, {"before": b"", "half": data[: len(data) // 2], "behind": data}[moment])
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += 1
+        write_all(file, data)
+
+    files_module.write_all = counted
+    store = Store(folder)
+    names = store.names(PROMPT)
+    for page, name in enumerate(names, 1):
+        store.memory[page] = content(name)
+    transfer = store.files.write(names, np.arange(1, len(names) + 1, dtype=np.int32))
+    while not transfer.is_done:
+        time.sleep(1e-3)
+    store.files.close()
