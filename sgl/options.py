@@ -69,6 +69,10 @@ class EngineOptions(TypedDict, total=False):
     max_loras_per_batch: int
     max_lora_rank: int | None
     lora_target_modules: Sequence[str] | None
+    speculative_algorithm: Literal["auto", "off", "NGRAM", "GRAMMAR", "DRAFT", "STANDALONE", "EAGLE3"] | None
+    speculative_draft_model_path: str | None
+    speculative_num_draft_tokens: int | None
+    speculative_num_steps: int | None
     random_seed: int | None
     check_ledger: bool
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +217,29 @@ def test_streams_and_aborts_amid_drafts_leave_nothing_behind(folder: Path, plain
         engine.abort(None)
         assert not oracle.entered
         assert engine.check_ledger() == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["triton", None])
+def test_on_a_gpu_replayed_steps_verify_what_launched_ones_do(folder: Path, backend: Any) -> None:
+    """Up to rounding: where plain decoding and a drafter agree, almost all drafts stand."""
+    prompts, params = requests(0.0)
+    params = [{"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True} for _ in params]
+    options: dict[str, Any] = {"device": "cuda", "attention_backend": backend, "speculative_algorithm": "NGRAM"}
+    for is_captured in (True, False):
+        with Engine(
+            folder, dtype="bfloat16", check_ledger=True, disable_cuda_graph=not is_captured, **options
+        ) as engine:
+            speculate(engine, [])
+            expected = engine.generate(prompt=prompts, sampling_params=params)
+            outputs = outputs_of(engine, prompts, params)
+            for most in (1, 3, 4, 7):
+                oracle = Oracle(outputs, 0.0, seed=most)
+                speculate(engine, [oracle], most=most)
+                before = replace(engine._scheduler.counters)
+                results = engine.generate(prompt=prompts, sampling_params=params)
+                counters = engine._scheduler.counters
+                drafted = counters.drafted_tokens - before.drafted_tokens
+                assert counters.verified_tokens - before.verified_tokens > 0.8 * drafted > 0
+                same = [a["output_ids"] == b["output_ids"] for a, b in zip(results, expected, strict=True)]
+                assert sum(same) > 0.5 * len(same)

@@ -73,6 +73,52 @@ def test_any_step_equals_attention_written_out(
     near(found, case.expected(window))
 
 
+@settings(max_examples=20)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 90)), min_size=1, max_size=4),
+    heads=st.sampled_from([(4, 2), (3, 3), (6, 2), (16, 1)]),
+    page_size=st.sampled_from([1, 4, 16]),
+    window=st.sampled_from([None, 1, 30]),
+    softcap=st.sampled_from([None, 0.7]),
+    has_sinks=st.booleans(),
+    num_programs=st.sampled_from([1, 3]),
+    overlaps=st.booleans(),
+)
+def test_rows_of_a_few_tokens_each_are_attended_as_one_and_padding_harms_nobody(
+    rows: list[tuple[int, int]],
+    heads: tuple[int, int],
+    page_size: int,
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+    num_programs: int,
+    overlaps: bool,
+) -> None:
+    case = Case(
+        [(q, q + past) for q, past in rows],
+        num_heads=heads[0],
+        num_kv_heads=heads[1],
+        page_size=page_size,
+        windows=(window,),
+        softcap=softcap,
+        has_sinks=has_sinks,
+        device=DEVICE,
+    )
+    queries = next(each for each in (2, 4, 8) if each >= case.q_lens.max())
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cpu":
+            patch.setattr(decode, "_PER_PROCESSOR", heads[1] * num_programs)
+            patch.setattr(decode, "_LEAST_SHARE", 32)
+        backend = TritonAttention(case.shape, max_graph_rows=4, max_pages=200, max_queries=8)
+        [placed] = backend.plan_verify(case.step, queries, [np.arange(len(rows) * queries)])
+    assert placed.tolist() == list(range(len(rows) * queries))
+    real = np.concatenate([b * queries + np.arange(q) for b, (q, _) in enumerate(rows)])
+    padded = torch.full((len(rows) * queries, *case.query.shape[1:]), 7.0, device=DEVICE)
+    padded[real] = case.query
+    found = backend.run(padded, case.key_cache, case.value_cache, window, sinks=case.sinks, overlaps=overlaps)
+    near(found[real], case.expected(window))
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_heads_of_any_size_with_caps_and_sinks(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are cut between programs, and some are not."""

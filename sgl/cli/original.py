@@ -13,7 +13,7 @@ Given = list[tuple[str, list[str]]]
 
 _FEATURES = {
     r"lora": "that option of LoRA adapters",
-    r"speculative|spec-|eagle": "speculative decoding",
+    r"speculative|spec-|eagle": "that option of speculative decoding",
     r"disagg|^encoder-|pd-|pdmux|^(language|encoder)-|decode-tokens|sm-group": "servers for prefill or decode alone",
     r"hicache|hierarchical|hisparse|lmcache|flexkv|external-linker|radix-cache-backend": "KV caches beyond the device",
     r"moe|expert|deepep|eplb|^kt-|^ep|elastic-ep|fuseep|waterfill": "mixtures of experts",

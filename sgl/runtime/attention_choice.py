@@ -82,6 +82,7 @@ def _torch_attention(config: EngineConfig, shape: AttentionShape, reason: str) -
 def _triton_attention(config: EngineConfig, shape: AttentionShape, reason: str) -> Built:
     graph_rows = _graph_rows(config)
     bounds = {"max_graph_rows": graph_rows, "max_pages": _max_pages(config, shape)}
+    queries = _max_queries(config)
     backend: AttentionBackend
     if shape.latent_dim:
         backend = LatentAttention(shape, TritonPrompts(shape), **bounds)
@@ -89,7 +90,7 @@ def _triton_attention(config: EngineConfig, shape: AttentionShape, reason: str) 
         # a CPU may have no Triton
         from sgl.kernels.attention.triton import TritonAttention
 
-        backend = for_pools(shape, lambda its: TritonAttention(its, **bounds))
+        backend = for_pools(shape, lambda its: TritonAttention(its, max_queries=queries, **bounds))
     logger.info("attention: triton (%s); %s", reason, _shown(graph_rows))
     return replace(config, attention_backend="triton", cuda_graph_max_bs=graph_rows or None), backend
 
@@ -109,6 +110,7 @@ def _flashinfer_attention(config: EngineConfig, shape: AttentionShape, reason: s
         if shape.latent_dim:
             backend = LatentAttention(shape, FlashInferPrompts(shape, kernel), **bounds)
         else:
+            bounds["max_queries"] = _max_queries(config)
             backend = for_pools(shape, lambda its: flashinfer.FlashInferAttention(its, prefill=kernel, **bounds))
     except flashinfer.CannotCompile as error:
         if config.attention_backend is not None or config.prefill_kernel is not None or is_narrow:
@@ -142,6 +144,11 @@ def _graph_rows(config: EngineConfig) -> int:
 def _max_pages(config: EngineConfig, shape: AttentionShape) -> int:
     assert config.context_length is not None
     return -(-config.context_length // shape.page_size)
+
+
+def _max_queries(config: EngineConfig) -> int:
+    """Tokens of a row in captured steps that verify drafts; 1: there are none."""
+    return 1 if config.speculative_algorithm in (None, "off") else 8
 
 
 def _shown(graph_rows: int) -> str:

@@ -46,6 +46,9 @@ AdditionalProperties = Literal["closed", "schema"]
 GrammarBackend = Literal["sgl", "outlines", "llguidance"]
 
 
+SpeculativeAlgorithm = Literal["auto", "off", "NGRAM", "GRAMMAR", "DRAFT", "STANDALONE", "EAGLE3"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Options of one engine; `from_options` checks them."""
@@ -190,6 +193,17 @@ class EngineConfig:
     ] = None
     """The products that adapters may change (q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, or all).
     None: those of lora_paths, or all without."""
+    speculative_algorithm: SpeculativeAlgorithm | None = None
+    """Who drafts tokens, for several to be verified in a step: NGRAM looks up what followed before, GRAMMAR reads on
+    where a constraint leaves little choice, DRAFT (or STANDALONE) asks a draft model, EAGLE3 a head. auto: NGRAM and
+    GRAMMAR, and what speculative_draft_model_path names. off: nobody. None: auto where it was measured to help."""
+    speculative_draft_model_path: str | None = None
+    """The folder of a draft model, or of an EAGLE-3 head."""
+    speculative_num_draft_tokens: Annotated[int, Field(ge=2, le=64)] | None = None
+    """Tokens of a row at most in a step that verifies drafts, the one before them included. None: 8, and what one of
+    them costs decides how many it has."""
+    speculative_num_steps: Annotated[int, Field(ge=1, le=63)] | None = None
+    """Tokens that a draft model or head drafts at most, one after another. None: 5."""
     random_seed: NonNegativeInt | None = None
     """Seeds requests that bring no seed of their own. None: another one each start."""
     check_ledger: bool = False

@@ -82,6 +82,7 @@ class Engine:
             jump_cost=_JUMP_COST if self.config.cuda_graph_max_bs else 0.0,
             stream_interval=self.config.stream_interval,
             check_ledger=self.config.check_ledger,
+            speculator=started.speculator,
         )
         self._adapters = Adapters(self.config, started.runner, started.scheduler, self._loop)
         self._builder = RequestBuilder(

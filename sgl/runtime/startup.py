@@ -37,6 +37,8 @@ from sgl.runtime.parallel.wire import Build
 from sgl.runtime.runner.runner import ModelRunner, current
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits
+from sgl.runtime.speculate import choice as speculate
+from sgl.runtime.speculate.speculator import Speculator
 from sgl.runtime.text.tokenizer import Tokenizer
 from sgl.runtime.tier_choice import check_tiers, open_tiers, plan_host
 
@@ -63,6 +65,7 @@ class Started:
     weight_bytes: int  # of rank 0
     num_weights: int
     group: RankGroup | None
+    speculator: Speculator
 
     def close(self) -> None:
         """End other ranks, and what writes files. Idempotent."""
@@ -174,6 +177,8 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
             f"state_checkpoints={config.state_checkpoints}: {model_config.architecture} has no recurrent layers",
             option="state_checkpoints",
         )
+    is_recurrent = isinstance(model_config, HybridConfig)
+    speculate.check(config, model_config.architecture, is_recurrent=is_recurrent)
     if isinstance(model_config, ModelConfig):
         shard = Shard(size=config.tp_size, stages=config.pp_size)
         shard.check(model_config)
@@ -274,6 +279,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         weight_bytes=held_bytes(model),
         num_weights=count_weights(model_config) + (0 if (eyes := eyes_of(model)) is None else eyes.num_weights),
         group=group,
+        speculator=speculate.speculator(config, scheduler),
     )
 
 

@@ -115,3 +115,13 @@ class GraphAttention(AttentionBackend, Protocol):
         depend only on the number of rows and of inputs.
         """
         ...
+
+    max_queries: int = 1
+    """Most query tokens of a row in `plan_verify`; 1: there is none."""
+
+    def plan_verify(
+        self, step: AttentionStep, queries: int, inputs: Sequence[npt.NDArray[np.int64]]
+    ) -> list[torch.Tensor]:
+        """`plan_decode` for rows of `queries` tokens each, 2 to max_queries. Where a row's q_len is less, what follows
+        its last token is padding, whose results mean nothing. inputs: int64 [B * queries]."""
+        raise AssertionError("max_queries is 1")

@@ -1,5 +1,5 @@
-"""Decode attention: rows of one query token each, with equal shares of keys for all programs (stream-K: arXiv
-2301.03598).
+"""Decode attention: rows of one query token each, or of the same few, with equal shares of keys for all programs
+(stream-K: arXiv 2301.03598).
 
 This is the host side, the split-KV work list. The keys of all rows, in tiles, are cut into one equal share for each
 concurrent program, counting a cost for each row's start; all programs thus end together. The last program to finish
@@ -9,7 +9,7 @@ a cut row merges its parts. The kernel is in decode_triton.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -125,11 +125,14 @@ class DecodePlan:
     num_rows: int
     pages: torch.Tensor  # of all rows
     shares: dict[int | None, tuple[torch.Tensor, torch.Tensor]]  # by window
+    queries: int = 1  # tokens a row
+    firsts: torch.Tensor | None = None  # [num_rows] position of each row's first of several
 
 
 class DecodeAttention:
-    """Plans and runs the leading rows of one query token. max_graph_rows and max_pages (of a row) bound
-    `plan_for_graph`. per_processor: concurrent programs of a multiprocessor. least_share: see `SplitWork.of`."""
+    """Plans and runs the leading rows of one query token, and rows of up to `max_queries` alike. max_graph_rows and
+    max_pages (of a row) bound `plan_for_graph`. per_processor: concurrent programs of a multiprocessor. least_share:
+    see `SplitWork.of`."""
 
     def __init__(
         self,
@@ -139,6 +142,7 @@ class DecodeAttention:
         max_pages: int = 0,
         per_processor: int = _PER_PROCESSOR,
         least_share: int = _LEAST_SHARE,
+        max_queries: int = 1,
     ) -> None:
         self._shape = shape
         self._uploader = Uploader(shape.device)
@@ -150,16 +154,16 @@ class DecodeAttention:
         self.num_programs = max(1, processors * per_processor // shape.num_kv_heads)
         group = shape.num_heads // shape.num_kv_heads
         # A program leaves at most two parts: the end of one row and the beginning of another.
-        num_parts = 2 * self.num_programs * shape.num_kv_heads * group
+        num_parts = 2 * self.num_programs * shape.num_kv_heads * group * max_queries
         self._parts = torch.empty(num_parts * (shape.head_dim + 1), dtype=torch.float32, device=shape.device)
         self._counters = torch.zeros(self.num_programs * shape.num_kv_heads, dtype=torch.int32).to(shape.device)
         num_integers = max_graph_rows * max_pages
         num_integers += len(shape.windows) * (6 * max_graph_rows + 14 * self.num_programs)
-        num_integers += MAX_INPUTS * 2 * max_graph_rows
-        num_arrays = MAX_INPUTS + 1 + 2 * len(shape.windows)
+        num_integers += MAX_INPUTS * 2 * max_graph_rows * max_queries + max_graph_rows
+        num_arrays = MAX_INPUTS + 2 + 2 * len(shape.windows)
         self._graph_inputs = torch.zeros(4 * num_integers + ALIGNMENT * num_arrays, dtype=torch.uint8)
         self._graph_inputs = self._graph_inputs.to(shape.device)
-        self._graph_plans: dict[tuple[int, int], tuple[DecodePlan, list[torch.Tensor]]] = {}
+        self._graph_plans: dict[tuple[int, int, int], tuple[DecodePlan, list[torch.Tensor]]] = {}
         self._latest: _Arrays | None = None  # of few rows
 
     def plan(self, step: AttentionStep, num_rows: int, skipped: Int32Array | None = None) -> DecodePlan:
@@ -175,10 +179,27 @@ class DecodeAttention:
         assert len(inputs) <= MAX_INPUTS, "there is room for so many"
         arrays: tuple[npt.NDArray[Any], ...] = (*inputs, *self._host(step, len(step.q_lens), skipped))
         self._uploader.upload_into(self._graph_inputs, *arrays)
-        key = len(step.q_lens), len(inputs)
+        key = len(step.q_lens), len(inputs), 1
         if key not in self._graph_plans:  # pages come last, so all arrays keep their addresses
             placed = views_into(self._graph_inputs, arrays)
             self._graph_plans[key] = self._plan(len(step.q_lens), placed[len(inputs) :]), placed[: len(inputs)]
+        return self._graph_plans[key]
+
+    def plan_verify(
+        self, step: AttentionStep, queries: int, inputs: Sequence[Int64Array]
+    ) -> tuple[DecodePlan, list[torch.Tensor]]:
+        """See `GraphAttention.plan_verify`."""
+        assert len(inputs) <= MAX_INPUTS, "there is room for so many"
+        firsts = step.kv_lens - step.q_lens
+        arrays: tuple[npt.NDArray[Any], ...]
+        arrays = (*inputs, firsts, *self._host_anew(step, len(step.q_lens), None, more=queries - 1))
+        self._uploader.upload_into(self._graph_inputs, *arrays)
+        key = len(step.q_lens), len(inputs), queries
+        if key not in self._graph_plans:
+            views = views_into(self._graph_inputs, arrays)
+            plan = self._plan(len(step.q_lens), views[len(inputs) + 1 :])
+            plan = replace(plan, queries=queries, firsts=views[len(inputs)])
+            self._graph_plans[key] = plan, views[: len(inputs)]
         return self._graph_plans[key]
 
     def run(
@@ -213,6 +234,9 @@ class DecodeAttention:
             softcap=self._shape.softcap,
             sinks=sinks,
             overlaps=overlaps,
+            firsts=plan.firsts,
+            queries=plan.queries,
+            window=window,
         )
 
     def _host(
@@ -232,12 +256,15 @@ class DecodeAttention:
         return self._latest.at(kv_lens)
 
     def _host_anew(
-        self, step: AttentionStep, num_rows: int, skipped: Int32Array | None
+        self, step: AttentionStep, num_rows: int, skipped: Int32Array | None, more: int = 0
     ) -> tuple[npt.NDArray[np.int32], ...]:
+        """more: query tokens of a row before its last."""
         rows = RaggedRows.of(step, slice(0, num_rows), self._shape.page_size, skipped)
         arrays = []
         for window in self._shape.windows:
-            begins = np.zeros(num_rows, np.int32) if window is None else np.maximum(rows.kv_lens - window, 0)
+            begins = np.zeros(num_rows, np.int32)
+            if window is not None:
+                begins = np.maximum(rows.kv_lens - window - more, 0)
             cut = self.num_programs, self._tile, self._least_share
             shares = SplitWork.of(begins, rows.kv_lens, rows.page_starts, *cut)
             segments = np.zeros((num_rows + self.num_programs, 6), np.int32)

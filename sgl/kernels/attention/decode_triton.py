@@ -1,7 +1,7 @@
 """The Triton kernel of decode.py: each program walks its share of keys with an online softmax, row by row.
 
-It handles all query heads of a kv head, so each key is read once. Narrower keys and values are widened on reading.
-Imported only where Triton is.
+It handles all query heads of a kv head, of one query token or a few, so each key is read once. Narrower keys and values
+are widened on reading. Imported only where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -36,17 +36,22 @@ def attend(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     overlaps: bool,
+    firsts: torch.Tensor | None = None,
+    queries: int = 1,
+    window: int | None = None,
 ) -> None:
     """`decode.DecodeAttention.run`. shared: the tensors of `decode.SharedOutput`. scratch: room for parts, and
-    counters, zero before and after. plan: programs and segments of `decode.SplitWork`, and pages."""
+    counters, zero before and after. plan: programs and segments of `decode.SplitWork`, and pages. firsts: of several
+    `queries` a row, the first one's position, int32 [B]; each sees what lies before it, in a window."""
     assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
+    assert queries == 1 or (shared is None and firsts is not None)
     programs, segments, pages = plan
     parts, counters = scratch
     num_heads, head_dim = query.shape[1:]
     num_kv_heads = key_cache.shape[2]
     group = num_heads // num_kv_heads
     num_programs = len(programs)
-    num_parts = 2 * num_programs * num_heads
+    num_parts = 2 * num_programs * num_heads * queries
     # e4m3 converts to float16 in one instruction, to bfloat16 in many
     halves = key_cache.dtype.itemsize == 1 and query.dtype == torch.bfloat16
     options = overlap(query.device)
@@ -65,6 +70,7 @@ def attend(
         segments,
         pages,
         sinks,
+        pages if firsts is None else firsts,
         LOG2E * scale if softcap is None else 2.0 * LOG2E * scale / softcap,
         num_heads,
         key_cache.stride(0),
@@ -76,12 +82,14 @@ def attend(
         page_size=key_cache.shape[1],
         head_dim=head_dim,
         group=group,
-        lanes=max(_LANES, triton.next_power_of_2(group)),
+        queries=queries,
+        window=(window or 0) if queries > 1 else 0,
+        lanes=max(_LANES, triton.next_power_of_2(group * queries)),
         block_dims=max(16, triton.next_power_of_2(head_dim)),
         halves=halves,
         tile=tile,
         stages=_STAGES,
-        brings=overlaps and shared is None,
+        brings=overlaps and shared is None and queries == 1,
         num_warps=_WARPS,
         **options,
     )
@@ -103,6 +111,7 @@ def _attend(
     segments,
     pages,
     sinks,
+    firsts,
     scale,
     num_heads,
     page_stride,
@@ -114,6 +123,8 @@ def _attend(
     page_size: tl.constexpr,
     head_dim: tl.constexpr,
     group: tl.constexpr,
+    queries: tl.constexpr,
+    window: tl.constexpr,
     lanes: tl.constexpr,
     block_dims: tl.constexpr,
     halves: tl.constexpr,
@@ -125,7 +136,7 @@ def _attend(
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
     lane = tl.arange(0, lanes)
-    is_lane = lane < group
+    is_lane = lane < group * queries
     dims = tl.arange(0, block_dims)
     is_dim = dims < head_dim
     inside = is_lane[:, None] & is_dim[None, :]
@@ -171,7 +182,11 @@ def _attend(
         at = segments + tl.minimum(segment + 1, end_segment - 1) * 6
         next_row, next_begin, next_end, next_page = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
         next_program, next_parts = tl.load(at + 4), tl.load(at + 5)
-        of_head = row.to(tl.int64) * num_heads + kv_head * group + lane
+        if queries == 1:
+            of_head = row.to(tl.int64) * num_heads + kv_head * group + lane
+        else:
+            of_head = (row.to(tl.int64) * queries + lane // group) * num_heads + kv_head * group + lane % group
+            position = tl.load(firsts + row) + lane // group
         at_query = of_head[:, None] * head_dim + dims[None, :]
         q = tl.load(query + at_query, mask=inside, other=0.0)
         if halves:
@@ -202,14 +217,26 @@ def _attend(
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             if cap is not None:
                 scores = capped(scores, cap)
-            scores = tl.where(is_key[None, :], scores, float("-inf"))
-            now = tl.maximum(most, tl.max(scores, 1))
-            shares = tl.exp2(scores - now[:, None])
-            fade = tl.exp2(most - now)
+            if queries == 1:
+                scores = tl.where(is_key[None, :], scores, float("-inf"))
+                now = tl.maximum(most, tl.max(scores, 1))
+                shares = tl.exp2(scores - now[:, None])
+                fade = tl.exp2(most - now)
+            else:
+                is_seen = is_key[None, :] & (key[None, :] <= position[:, None])
+                if window > 0:
+                    is_seen = is_seen & (key[None, :] > position[:, None] - window)
+                scores = tl.where(is_seen, scores, float("-inf"))
+                now = tl.maximum(most, tl.max(scores, 1))
+                safe = tl.where(now > float("-inf"), now, 0.0)  # some queries see none of these keys
+                shares = tl.exp2(scores - safe[:, None])
+                fade = tl.exp2(most - safe)
             v = tl.load(value_cache + at_key[:, None] + dims[None, :], mask=is_read, other=0.0).to(q.dtype)
             sums = sums * fade[:, None] + tl.dot(shares.to(v.dtype), v, input_precision="ieee")
             total = total * fade + tl.sum(shares, 1)
             most = now
+        if queries > 1:
+            total = tl.where(total > 0, total, 1.0)
         result = sums / total[:, None]
         if num_parts > 1:
             if (num_parts == 2) & (num_ended == 0):  # if the other part is done, this one need not be stored
@@ -217,7 +244,7 @@ def _attend(
             if (num_parts > 2) | (num_ended == 0):
                 # At most two parts a program: a row's end, and after all ends another row's beginning.
                 of_part = program + (program == first_program).to(tl.int32) * tl.num_programs(0)
-                at_part = (of_part * tl.num_programs(1) + kv_head) * group + lane
+                at_part = (of_part * tl.num_programs(1) + kv_head) * group * queries + lane
                 tl.store(parts + at_part[:, None] * head_dim + dims[None, :], result, mask=inside)
                 tl.store(part_lse + at_part, most + tl.log2(total), mask=is_lane)
                 tl.debug_barrier()  # all stores come before the count
@@ -234,22 +261,24 @@ def _attend(
                 for part in tl.range(0, num_parts, 1, loop_unroll_factor=4):
                     # in key order, whoever ends last
                     is_own = first_program + part == program
-                    at_lse = (of_part * tl.num_programs(1) + kv_head) * group + lane
+                    at_lse = (of_part * tl.num_programs(1) + kv_head) * group * queries + lane
                     lse = tl.load(part_lse + at_lse, mask=is_lane & (not is_own), other=0.0, cache_modifier=".cg")
                     lse = tl.where(is_own, own_lse, lse)
                     at_value = at_lse[:, None] * head_dim + dims[None, :]
                     value = tl.load(parts + at_value, mask=inside & (not is_own), other=0.0, cache_modifier=".cg")
                     value = tl.where(is_own, own, value)
                     now = tl.maximum(most, lse)
-                    fade = tl.exp2(most - now)
-                    weight = tl.exp2(lse - now)
+                    safe = tl.where(now > float("-inf"), now, 0.0) if queries > 1 else now
+                    fade = tl.exp2(most - safe)
+                    weight = tl.exp2(lse - safe)
                     result = result * fade[:, None] + value * weight[:, None]
                     total = total * fade + weight
                     most = now
                     of_part = first_program + part + 1
                 result = result / total[:, None]
             if has_sinks:  # here once, of all keys: however the row was cut, most and total are those of all
-                sink = tl.load(sinks + kv_head * group + lane, mask=is_lane, other=0.0)
+                of_sink = lane if queries == 1 else lane % group
+                sink = tl.load(sinks + kv_head * group + of_sink, mask=is_lane, other=0.0)
                 result *= beside_sink(most + tl.log2(total), sink)[:, None]
             tl.store(out + at_query, result.to(out.dtype.element_ty), mask=inside)
         row, begin, end, first_page = next_row, next_begin, next_end, next_page

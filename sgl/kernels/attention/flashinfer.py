@@ -116,7 +116,13 @@ class FlashInferAttention(GraphAttention):
     the kernels for prompts; fa3 is loaded only for "fa3". Raises CannotCompile."""
 
     def __init__(
-        self, shape: AttentionShape, *, prefill: PrefillKernel = "fa2", max_graph_rows: int = 0, max_pages: int = 0
+        self,
+        shape: AttentionShape,
+        *,
+        prefill: PrefillKernel = "fa2",
+        max_graph_rows: int = 0,
+        max_pages: int = 0,
+        max_queries: int = 1,
     ) -> None:
         self._shape = shape
         self._version = flashinfer_version.installed()
@@ -134,7 +140,9 @@ class FlashInferAttention(GraphAttention):
         self._workspaces: dict[tuple[str, int | None], torch.Tensor] = {}
         self._pinned = [self._pinned_buffer() for _ in range(_PINNED)]
         self._num_plans = 0
-        self._decode = DecodeAttention(shape, max_graph_rows=max_graph_rows, max_pages=max_pages)
+        bounds = {"max_graph_rows": max_graph_rows, "max_pages": max_pages, "max_queries": max_queries}
+        self._decode = DecodeAttention(shape, **bounds)
+        self.max_queries = max_queries
         num_inputs = _MAX_GROUPS * (max_pages + 3) + 2 + 2 * max_graph_rows
         self._shared_inputs = torch.zeros(4 * num_inputs + 96, dtype=torch.uint8, device=shape.device)
         self._graph_plans: dict[int, list[int]] = {}  # of shared keys, by the number of rows
@@ -210,6 +218,11 @@ class FlashInferAttention(GraphAttention):
         self._planned_step = _Planned(decodes, shared, {}, None)
         return placed
 
+    def plan_verify(self, step: AttentionStep, queries: int, inputs: Sequence[Int64Array]) -> list[torch.Tensor]:
+        decodes, placed = self._decode.plan_verify(step, queries, inputs)
+        self._planned_step = _Planned(decodes, None, {}, None)
+        return placed
+
     def _find_groups(self, step: AttentionStep, num_rows: int) -> list[SharedPrefix]:
         """Groups of decodes whose shared prefix is worth attending to once."""
         page_size = self._shape.page_size
@@ -279,7 +292,7 @@ class FlashInferAttention(GraphAttention):
         out = torch.empty_like(query) if out is None else out
         num_decodes = 0
         if step.decodes is not None:
-            num_decodes = step.decodes.num_rows
+            num_decodes = step.decodes.num_rows * step.decodes.queries
             some, some_out = query[:num_decodes], out[:num_decodes]
             shared = None
             if step.decodes_shared is not None:

@@ -41,11 +41,15 @@ class _Prompts:
 class TritonAttention(GraphAttention):
     """The `GraphAttention` in Triton. `max_graph_rows` and `max_pages` (of a row) bound `plan_decode`."""
 
-    def __init__(self, shape: AttentionShape, *, max_graph_rows: int = 0, max_pages: int = 0) -> None:
+    def __init__(
+        self, shape: AttentionShape, *, max_graph_rows: int = 0, max_pages: int = 0, max_queries: int = 1
+    ) -> None:
         self._shape = shape
         self._group: int = triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)
         self._uploader = Uploader(shape.device)
-        self._decode = DecodeAttention(shape, max_graph_rows=max_graph_rows, max_pages=max_pages)
+        bounds = {"max_graph_rows": max_graph_rows, "max_pages": max_pages, "max_queries": max_queries}
+        self._decode = DecodeAttention(shape, **bounds)
+        self.max_queries = max_queries
         self._decodes: DecodePlan | None = None
         self._prompts: _Prompts | None = None
 
@@ -71,6 +75,11 @@ class TritonAttention(GraphAttention):
         self._prompts = None
         return placed
 
+    def plan_verify(self, step: AttentionStep, queries: int, inputs: Sequence[Int64Array]) -> list[torch.Tensor]:
+        self._decodes, placed = self._decode.plan_verify(step, queries, inputs)
+        self._prompts = None
+        return placed
+
     def run(
         self,
         query: torch.Tensor,
@@ -85,7 +94,7 @@ class TritonAttention(GraphAttention):
         out = torch.empty_like(query) if out is None else out
         num_decodes = 0
         if self._decodes is not None:
-            num_decodes = self._decodes.num_rows
+            num_decodes = self._decodes.num_rows * self._decodes.queries
             some, some_out = query[:num_decodes], out[:num_decodes]
             caches = key_cache, value_cache
             self._decode.run(self._decodes, some, *caches, window, some_out, sinks=sinks, overlaps=overlaps)

@@ -209,6 +209,7 @@ class EngineLoop:
         with contextlib.suppress(queue.Empty):
             if idle:
                 self._round_began = None
+                self._speculator.rest()
                 longest = min(self.timers.seconds_left(), _POLL_SECONDS if self._waits else threading.TIMEOUT_MAX)
                 self._waits = False
                 self._inbox.get(timeout=self._copies.longest_wait(max(0.0, longest)))()
@@ -263,6 +264,7 @@ class EngineLoop:
     def _handle(self, step: Step, pending: PendingStep) -> None:
         for requests in self.scheduler.handle(step, self._copies.result(step, pending)):
             self._advance(requests)
+        self._speculator.measure(step.batch)
 
     def _advance(self, requests: list[Request]) -> None:
         """Read each request's latest token and what certainly follows. Forced texts are tokenised in one call on
@@ -321,10 +323,6 @@ class EngineLoop:
         if saved <= waits + self._jump_cost * self.scheduler.num_running and not request.num_ahead:
             matcher.pin(forced)
             return None
-        if not forced:
-            matcher.likely = draft
-            self._hinted.append(request)
-            return None
         reason = None
         if submission.is_incremental or not request.stop_ids.isdisjoint(forced):
             for num_read, token in enumerate(forced, 1):
@@ -334,7 +332,8 @@ class EngineLoop:
                     break
         else:
             matcher.accept_all(forced)
-        self.scheduler.append(request, forced)
+        if forced:
+            self.scheduler.append(request, forced)
         if draft is not None:
             matcher.likely = draft
             self._hinted.append(request)

@@ -38,6 +38,7 @@ from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, 
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.states import RowStates
 from sgl.runtime.runner.threads import StepThreads
+from sgl.runtime.runner.verify_graphs import MAX_QUERIES, VerifyGraphs
 from sgl.runtime.sampling_params import SamplingParams
 
 _SHORT_PROMPTS = 2, 8, 64  # tokens: attention picks a kernel by prompt length
@@ -107,7 +108,7 @@ class ModelRunner:
         self._observer = observer
         if observer is not None and observer.layers:
             assert isinstance(model, Decoder), "startup refuses others"
-            most_tokens, hidden_size = max(max_rows, max_graph_tokens), model.config.hidden_size
+            most_tokens, hidden_size = max(max_rows * MAX_QUERIES, max_graph_tokens), model.config.hidden_size
             model.taps = Taps(observer.layers, most_tokens, hidden_size, model.dtype, device)
         self._eyes = eyes_of(model)
         self._states: RowStates | None = None
@@ -135,10 +136,13 @@ class ModelRunner:
         self._adapters = None if lora is None else Adapters(lora, self._uploader)
         self._graphs: DecodeGraphs | None = None
         self._prompt_graphs: PromptGraphs | None = None
+        self._verify_graphs: VerifyGraphs | None = None
         if max_graph_rows and model.captures:
             graph_attention = cast(GraphAttention, attention)
             samples = self._sampler.next_tokens
             self._graphs = DecodeGraphs(model, kv, graph_attention, samples, max_graph_rows, lora, self._states)
+            if graph_attention.max_queries >= MAX_QUERIES and self._states is None:
+                self._verify_graphs = VerifyGraphs(model, kv, graph_attention, samples, max_graph_rows)
             if model.collectives is not None:  # NCCL's own launches are too slow to replay in pieces
                 max_graph_tokens = min(max_graph_tokens, model.collectives.fused_tokens)
             if max_graph_tokens > 1 and isinstance(model, Decoder):
@@ -315,7 +319,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Let go of the graphs, after the last step."""
-        self._graphs = self._prompt_graphs = None
+        self._graphs = self._prompt_graphs = self._verify_graphs = None
 
     def is_launching(self) -> bool:
         """True while kernels are launched eagerly, unless it takes so long that the launch waits for the device.
@@ -333,7 +337,7 @@ class ModelRunner:
         """Capture graphs and load the kernels of steps with prompts of num_tokens in all, with all ranks."""
         if self._states is not None:
             self._states.warm_up()
-        for graphs in (self._graphs, self._prompt_graphs):
+        for graphs in (self._graphs, self._prompt_graphs, self._verify_graphs):
             if graphs is not None:
                 graphs.capture()
         self._model.warm_up_gemms(len(self._page_table), num_tokens)
@@ -368,6 +372,10 @@ class ModelRunner:
     def _forward(self, batch: Batch, step: AttentionStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
         of sampled ones, [S, hidden_size]."""
+        if self._verify_graphs is not None and (verified := self._verify_graphs.run(batch, step)) is not None:
+            if self._observer is not None:
+                self._show(batch, step.page_table, *verified.inputs, places=verified.places)
+            return verified.sampling, verified.sampling
         graphs, num_tokens = self._prompt_graphs, int(batch.q_lens.sum())
         is_plain = not batch.places and batch.adapters is None
         if graphs is not None and not (is_plain and graphs.holds(num_tokens)):
@@ -389,16 +397,22 @@ class ModelRunner:
             return hidden, hidden
         return hidden, hidden.index_select(0, inputs.last)
 
-    def _show(self, batch: Batch, pages: Int32Array, *inputs: torch.Tensor) -> None:
-        """Let the observer see a step. inputs: token ids, positions and slots, perhaps padded."""
+    def _show(
+        self, batch: Batch, pages: Int32Array, *inputs: torch.Tensor, places: torch.Tensor | None = None
+    ) -> None:
+        """Let the observer see a step. inputs: token ids, positions and slots, perhaps padded behind the step's, or
+        with its tokens at `places`."""
         assert self._observer is not None, "there is one"
         num_tokens = int(batch.q_lens.sum())
         taps = self._model.taps if isinstance(self._model, Decoder) else None
-        hidden = () if taps is None else taps.hidden(num_tokens)
+        hidden = () if taps is None else taps.hidden(num_tokens if places is None else len(inputs[0]))
         *others, slots = inputs
-        token_ids, positions, slots = (
-            its[:num_tokens] for its in (*others, slots if self._kv.windowed is None else slots[0])
-        )
+        its = (*others, slots if self._kv.windowed is None else slots[0])
+        if places is None:
+            token_ids, positions, slots = (each[:num_tokens] for each in its)
+        else:
+            token_ids, positions, slots = (each.index_select(0, places) for each in its)
+            hidden = tuple(each.index_select(0, places) for each in hidden)
         self._observer.observe(ObservedStep(batch, pages, token_ids, positions, slots, hidden))
 
     def _inputs(self, batch: Batch, step: AttentionStep, upload: Callable[..., Any] | None = None) -> _Inputs:

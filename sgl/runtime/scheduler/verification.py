@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sgl.runtime.batch import Logprobs
 from sgl.runtime.scheduler.counters import Counters
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.rows import RowTable
+
+simulated_standing: Callable[[int], int] | None = None
+"""How many of so many drafts stand, whatever was sampled: for measurements with random weights alone."""
 
 
 def may_draft(request: Request, table: RowTable) -> bool:
@@ -30,6 +33,9 @@ def verified(
     sampled: [drafts + 1]. logprobs: likewise, or none.
     """
     drafts, row = request.drafts, request.row
+    if simulated_standing is not None:
+        num = simulated_standing(len(drafts))
+        sampled[:num] = drafts[:num]
     standing = next((i for i, draft in enumerate(drafts) if sampled[i] != draft), len(drafts))
     del sampled[standing + 1 :]
     table.kv_len[row] -= len(drafts) - standing  # the others' KV will be overwritten

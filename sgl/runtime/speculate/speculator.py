@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import NamedTuple
 
-from sgl.runtime.batch import Int32Array
+from sgl.runtime.batch import Batch, Int32Array
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.scheduler import Scheduler
+from sgl.runtime.speculate.budget import Budget
 from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft, Drafter
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 4, 128  # steps without a look, after looks that found no gain
+_PLAIN = 128  # steps with drafts, after which one without is measured anew
+
+
+class _Guess(NamedTuple):
+    """What a drafter proposed for a request."""
+
+    request: Request
+    drafter: Drafter
+    draft: Draft
+    share: float  # of it that stands, by measurement
+    at: int  # number of output tokens before it
 
 
 class Speculator:
@@ -21,80 +37,166 @@ class Speculator:
         *,
         most: int = 0,
         jumps: bool = True,
+        budget: Budget | None = None,
     ) -> None:
-        """most: drafts of a row, at most. jumps: whether certain tokens are appended."""
+        """most: drafts of a row, at most. jumps: whether certain tokens are appended. budget: None: each row has as
+        many drafts as are proposed."""
         self._scheduler = scheduler
         self._drafters = list(drafters)
         self._most = most
         self._jumps = jumps
+        self._budget = budget
         self._entered: dict[int, Request] = {}  # by uid: what drafters were told of
-        self._latest: dict[int, tuple[Drafter, Draft, int, int]] = {}  # by uid: drafts under way, see `_judge`
+        self._guesses: dict[int, _Guess] = {}  # the latest, by uid
+        self._pause = _FIRST_PAUSE
+        self._until_look = 0  # steps
+        self._since_plain = 0  # steps with drafts
+        self._handled: float | None = None  # seconds, when results were last handled
 
     @property
     def wants_results(self) -> bool:
-        """Whether the next step's drafts need the latest step's results."""
-        return bool(self._drafters)
+        """Whether the next step may have drafts, behind the tokens of the latest one."""
+        return bool(self._drafters) and self._until_look <= 0
 
     def draft(self, hinted: Iterable[Request] = ()) -> None:
         """Give drafts to rows of the next step. Nothing may be in flight. hinted: requests whose constraint tells a
         token that is likely; without drafters, only these have drafts."""
-        if not self._drafters:
+        if not self.wants_results:
             for request in hinted:
-                self._give(request, NO_DRAFT, None)
+                self._give(request, NO_DRAFT, 1)
             return
         running = self._scheduler.memory.running
         for uid in [uid for uid, request in self._entered.items() if request.row < 0]:
             self._leave(uid)
-        asks = []
-        for request in running.values():
-            if not self._scheduler.may_draft(request):
-                continue
-            if request.uid not in self._entered:
-                self._entered[request.uid] = request
-                for drafter in self._drafters:
-                    drafter.enter(request)
-            self._judge(request)
-            if (most := self._room(request)) > 0:
-                asks.append(self._ask(request, most))
-        if asks:
-            for drafter in self._drafters:
-                for ask, draft in zip(asks, drafter.propose(asks), strict=True):
-                    self._give(ask.request, draft, drafter)
+        requests = [request for request in running.values() if self._scheduler.may_draft(request)]
+        for request in requests:
+            self._enter(request)
+            if request.drafts:  # left from a step that had no room
+                self._scheduler.draft(request, ())
+        if self._is_plain_due(len(running)):
+            return
+        asks = [self._ask(request, most) for request in requests if (most := self._room(request)) > 0]
+        guesses = self._propose(asks, len(running))
+        for guess in guesses:
+            self._guesses[guess.request.uid] = guess
+        self._divide(guesses, len(running))
+        for request in hinted:
+            if not request.drafts:
+                self._give(request, NO_DRAFT, 1)
+
+    def measure(self, batch: Batch) -> None:
+        """A step's results were handled: it took the time since those of the one before."""
+        if self._budget is None or not self._drafters:
+            return
+        self._until_look -= 1
+        before, self._handled = self._handled, perf_counter()
+        num_rows, longest = len(batch), int(batch.q_lens.max())
+        if before is None or batch.setups or longest > self._most + 1 or not batch.samples.all():
+            return
+        num_drafts = int(batch.q_lens.sum()) - num_rows
+        self._budget.costs.saw(num_rows, num_drafts, longest, self._handled - before)
+
+    def rest(self) -> None:
+        """There is nothing to do for a while."""
+        self._handled = None
 
     def ended(self, request: Request) -> None:
         """A request ended, perhaps before it had a row."""
-        self._latest.pop(request.uid, None)
+        self._judge(request)
         self._entered.pop(request.uid, None)
         for drafter in self._drafters:
             drafter.leave(request)
 
+    def _is_plain_due(self, num_rows: int) -> bool:
+        """Whether the next step has no drafts, to be measured."""
+        if self._budget is None:
+            return False
+        self._since_plain += 1
+        if self._since_plain >= _PLAIN or not self._budget.costs.knows(num_rows):
+            self._since_plain = 0
+            return True
+        return False
+
+    def _enter(self, request: Request) -> None:
+        if request.uid not in self._entered:
+            self._entered[request.uid] = request
+            for drafter in self._drafters:
+                drafter.enter(request)
+        self._judge(request)
+
     def _leave(self, uid: int) -> None:
         request = self._entered.pop(uid)
-        self._latest.pop(uid, None)
+        self._judge(request)
         for drafter in self._drafters:
             drafter.leave(request)
+
+    def _judge(self, request: Request) -> None:
+        """See what became of the latest guess: also of one that no step verified."""
+        guess = self._guesses.pop(request.uid, None)
+        if guess is None:
+            return
+        came = request.output_ids[guess.at :]
+        pairs = zip(guess.draft.token_ids, came, strict=False)
+        standing = next((i for i, (draft, token) in enumerate(pairs) if draft != token), None)
+        num_tried = min(len(guess.draft.token_ids), len(came)) if standing is None else standing + 1
+        num_standing = num_tried if standing is None else standing
+        if num_tried and self._budget is not None:
+            self._budget.acceptance(guess.drafter.name, guess.draft.grade).saw(num_standing, num_tried)
+        guess.drafter.judge(request, guess.draft, num_standing)
 
     def _room(self, request: Request) -> int:
         return min(self._most, request.max_new_tokens - len(request.output_ids) - 1)
 
     def _ask(self, request: Request, most: int) -> Ask:
-        rows, memory = self._scheduler.memory.rows, self._scheduler.memory
+        memory = self._scheduler.memory
+        rows = memory.rows
         reached = memory.reach(request, request.num_known + most)
         most = min(most, max(1, reached - request.num_known))
         pages: Int32Array = rows.pages[request.row, : rows.num_pages[request.row]]
         return Ask(request, most, pages, int(rows.kv_len[request.row]), int(rows.offset[request.row]))
 
-    def _give(self, request: Request, draft: Draft, drafter: Drafter | None) -> None:
-        if not self._scheduler.may_draft(request):
-            return
-        if request.drafts:  # left from a step that had no room
-            self._scheduler.draft(request, ())
-        token_ids = list(draft.token_ids)
-        most = self._room(request) if drafter is not None else 1
+    def _propose(self, asks: Sequence[Ask], num_rows: int) -> list[_Guess]:
+        """The best guess for each request. Drafters that take time on the device come last, for those where others are
+        not as good."""
+        best: dict[int, _Guess] = {}
+        for drafter in sorted(self._drafters, key=lambda each: each.costs_device_time):
+            wanted = asks
+            if drafter.costs_device_time and self._budget is not None:
+                share = self._budget.acceptance(drafter.name, 0).share
+                wanted = [ask for ask in asks if (g := best.get(ask.request.uid)) is None or g.share < share]
+                if not any(self._budget.divide(num_rows, [(share, ask.most) for ask in wanted])):
+                    continue
+            if not wanted:
+                continue
+            for ask, draft in zip(wanted, drafter.propose(wanted), strict=True):
+                if not draft.token_ids:
+                    continue
+                share = 1.0 if self._budget is None else self._budget.acceptance(drafter.name, draft.grade).share
+                before = best.get(ask.request.uid)
+                if before is None or _worth(share, draft) > _worth(before.share, before.draft):
+                    best[ask.request.uid] = _Guess(ask.request, drafter, draft, share, len(ask.request.output_ids))
+        return list(best.values())
+
+    def _divide(self, guesses: list[_Guess], num_rows: int) -> None:
+        """Give the guesses out, as many as pay."""
+        numbers = [len(guess.draft.token_ids) for guess in guesses]
+        if self._budget is not None:
+            numbers = self._budget.divide(num_rows, [(g.share, n) for g, n in zip(guesses, numbers, strict=True)])
+            if any(numbers):
+                self._pause = _FIRST_PAUSE
+            elif guesses:
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                self._until_look = self._pause
+        for guess, number in zip(guesses, numbers, strict=True):
+            if number:
+                self._give(guess.request, guess.draft, number)
+
+    def _give(self, request: Request, draft: Draft, most: int) -> None:
         most = min(most, request.max_new_tokens - len(request.output_ids) - 1)
-        matcher: RequestMatcher | None = request.owner.matcher
-        if most <= 0:
+        if most <= 0 or not self._scheduler.may_draft(request):
             return
+        token_ids = list(draft.token_ids[:most])
+        matcher: RequestMatcher | None = request.owner.matcher
         if matcher is not None:
             token_ids = matcher.foresee(
                 token_ids,
@@ -106,14 +208,11 @@ class Speculator:
             )
         if token_ids:
             self._scheduler.draft(request, token_ids)
-            if drafter is not None:
-                given = Draft(token_ids, draft.grade)
-                self._latest[request.uid] = drafter, given, request.num_drafted, request.num_accepted
 
-    def _judge(self, request: Request) -> None:
-        """Tell what became of the latest drafts, if they were verified."""
-        latest = self._latest.pop(request.uid, None)
-        if latest is not None:
-            drafter, draft, num_drafted, num_accepted = latest
-            if request.num_drafted > num_drafted:
-                drafter.judge(request, draft, request.num_accepted - num_accepted)
+
+def _worth(share: float, draft: Draft) -> float:
+    """Tokens that a draft is expected to give."""
+    worth = 0.0
+    for _ in draft.token_ids:
+        worth = share * (1 + worth)
+    return worth

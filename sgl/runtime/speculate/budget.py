@@ -1,0 +1,130 @@
+"""How many drafts each row of a step gets: so many that tokens a second are most, by measurement.
+
+Measured are the share of drafts that stand, for each kind of guess, and what steps take, by their rows and tokens. A
+step with drafts yields more tokens and takes longer; where that is no gain, there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_FADE = 0.97  # of what was seen of a kind of guess, with each that comes
+_FIRST_TRIALS, _FIRST_SHARE = 3.0, 0.7  # believed before anything was seen
+_LEAST_SURVIVAL = 0.1  # of a draft worth a thought
+_NEW = 0.25  # weight of a new measurement
+_MOST_LONGER = 3.0  # a measurement counts as at most so many times the one before: others had the processor
+_LEAST_GAIN = 1.03  # in tokens a second, for drafts to be worth it
+_EXTRA = {
+    True: 0.003,
+    False: 0.4,
+}  # guess for steps never seen, on a GPU or a CPU: of a plain one, for each row's draft
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Of one kind of guess."""
+
+    stood: float = _FIRST_TRIALS * _FIRST_SHARE
+    trials: float = _FIRST_TRIALS
+
+    @property
+    def share(self) -> float:
+        """Of drafts whose predecessors stood, those that stand."""
+        return self.stood / self.trials
+
+    def saw(self, num_standing: int, num_tried: int) -> None:
+        """Of num_tried drafts, num_standing leading ones stood; at most one fell."""
+        self.stood = self.stood * _FADE + num_standing
+        self.trials = self.trials * _FADE + num_tried
+
+
+@dataclass(slots=True)
+class _Cost:
+    """Of steps of about so many rows."""
+
+    plain: float = 0.0  # seconds; 0: never seen
+    extra: dict[int, float] = field(default_factory=dict)
+    """By the longest row's tokens, up to a power of two: how many plain steps longer for each draft."""
+
+
+class StepCosts:
+    """Seconds that steps take, by rows and tokens."""
+
+    def __init__(self, *, is_padded: bool) -> None:
+        """is_padded: whether steps compute all rows as long as the longest, up to a power of two, as captured ones on a
+        GPU do."""
+        self._is_padded = is_padded
+        self._costs: dict[int, _Cost] = {}
+
+    def saw(self, num_rows: int, num_drafts: int, longest: int, seconds: float) -> None:
+        """A step of so many rows took that long. longest: tokens of its longest row."""
+        cost = self._costs.setdefault(_size(num_rows), _Cost())
+        if not num_drafts:
+            before = cost.plain or seconds
+            cost.plain += _NEW * (min(seconds, _MOST_LONGER * before) - before) if cost.plain else seconds
+        elif cost.plain:
+            key = _size(longest)
+            extra = (seconds / cost.plain - 1) / self._computed(num_rows, num_drafts, key)
+            most = _MOST_LONGER * num_rows / self._computed(num_rows, num_drafts, key)
+            before = cost.extra.get(key, extra)
+            cost.extra[key] = before + _NEW * (min(extra, max(before, 0) + most) - before)
+
+    def knows(self, num_rows: int) -> bool:
+        """Whether a plain step of so many rows was seen."""
+        return _size(num_rows) in self._costs and self._costs[_size(num_rows)].plain > 0
+
+    def ratio(self, num_rows: int, num_drafts: int, longest: int) -> float:
+        """How many plain steps such a step takes."""
+        if not num_drafts:
+            return 1.0
+        cost, key = self._costs.get(_size(num_rows), _Cost()), _size(longest)
+        extra = cost.extra.get(key)
+        if extra is None:  # as the nearest that is known
+            known = sorted(cost.extra, key=lambda other: (abs(other - key), other))
+            extra = cost.extra[known[0]] if known else _EXTRA[self._is_padded] / num_rows
+        return max(0.5, 1.0 + extra * self._computed(num_rows, num_drafts, key))
+
+    def _computed(self, num_rows: int, num_drafts: int, longest: int) -> int:
+        return num_rows * (longest - 1) if self._is_padded else num_drafts
+
+
+class Budget:
+    """Divides a step among rows. Nothing here changes a token, so measured times do no harm."""
+
+    def __init__(self, *, is_padded: bool = False) -> None:
+        """is_padded: see `StepCosts`."""
+        self.costs = StepCosts(is_padded=is_padded)
+        self._acceptance: dict[tuple[str, int], Acceptance] = {}
+
+    def acceptance(self, drafter: str, grade: int) -> Acceptance:
+        """Of a drafter's guesses of one grade."""
+        return self._acceptance.setdefault((drafter, grade), Acceptance())
+
+    def divide(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
+        """How many of its drafts each row gets, for a step of num_rows rows in all. drafts: of rows that have any, the
+        share that stands, and their number."""
+        if not drafts:
+            return []
+        most = max(number for _, number in drafts)
+        shares = np.array([share for share, _ in drafts])[:, None]
+        places = np.arange(1, most + 1)
+        survival = np.where(places <= np.array([number for _, number in drafts])[:, None], shares**places, 0.0)
+        survival[survival < _LEAST_SURVIVAL] = 0.0
+        gained = survival.sum(0).cumsum()
+        computed = (survival > 0).sum(0).cumsum()
+        best, best_rate = 0, _LEAST_GAIN
+        for length in range(1, most + 1):
+            ratio = self.costs.ratio(num_rows, int(computed[length - 1]), length + 1)
+            rate = (1 + float(gained[length - 1]) / num_rows) / ratio
+            if rate > best_rate:
+                best, best_rate = length, rate
+        found: list[int] = (survival[:, :best] > 0).sum(1).tolist()
+        return found
+
+
+def _size(number: int) -> int:
+    """The next power of two."""
+    return 1 << max(number - 1, 0).bit_length()

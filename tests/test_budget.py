@@ -1,0 +1,70 @@
+"""How drafts are divided: none where they cost more than they give, many where they are good and cheap."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl.runtime.speculate.budget import Acceptance, Budget
+
+
+def _seen(seconds: dict[tuple[int, int], float], *, is_padded: bool, rounds: int = 30) -> Budget:
+    """A budget that has seen steps of (rows, drafts of each row) take so long."""
+    budget = Budget(is_padded=is_padded)
+    for _ in range(rounds):
+        for (rows, drafts), took in sorted(seconds.items()):
+            budget.costs.saw(rows, rows * drafts, 1 + drafts, took)
+    return budget
+
+
+def test_drafts_are_as_many_as_give_most_tokens_a_second() -> None:
+    flat = _seen({(1, k): 4.0 for k in (0, 1, 3, 7)}, is_padded=True)
+    assert flat.divide(1, [(0.9, 7)]) == [7]
+    assert flat.divide(1, [(0.5, 7)]) == [3], "the fourth would stand once in sixteen steps"
+    steep = _seen({(64, 0): 4.0, (64, 1): 5.0, (64, 3): 9.0, (64, 7): 16.0}, is_padded=True)
+    assert steep.divide(64, [(0.6, 7)] * 64) == [1] * 64
+    assert steep.divide(64, [(0.1, 7)] * 64) == [0] * 64
+    assert steep.divide(64, [(0.9, 7)] * 4) == [0] * 4, "all rows would be computed as long as four"
+
+
+def test_a_processor_computes_only_the_drafts_that_there_are() -> None:
+    linear = _seen({(8, k): 1.0 + 0.08 * k * 8 for k in (0, 1, 3, 7)}, is_padded=False)
+    assert linear.divide(8, [(0.9, 7)] * 2 + [(0.1, 7)] * 6)[2:] == [0] * 6
+    dear = _seen({(8, k): 1.0 + 1.0 * k for k in (0, 1, 3, 7)}, is_padded=False)
+    assert dear.divide(8, [(0.9, 7)] * 8) == [0] * 8
+
+
+@settings(max_examples=50)
+@given(
+    rows=st.integers(1, 64),
+    times=st.lists(st.floats(0.5, 20), min_size=4, max_size=4),
+    drafts=st.lists(st.tuples(st.floats(0.01, 1.0), st.integers(1, 7)), max_size=8),
+    is_padded=st.booleans(),
+)
+def test_a_row_never_gets_more_than_it_has_whatever_was_measured(
+    rows: int, times: list[float], drafts: list[tuple[float, int]], is_padded: bool
+) -> None:
+    budget = _seen(
+        {(rows, k): took for k, took in zip((0, 1, 3, 7), times, strict=True)}, is_padded=is_padded, rounds=3
+    )
+    given_out = budget.divide(max(rows, len(drafts)), drafts)
+    assert len(given_out) == len(drafts)
+    assert all(0 <= got <= most for got, (_, most) in zip(given_out, drafts, strict=True))
+
+
+def test_a_slow_step_among_others_is_forgotten() -> None:
+    budget = _seen({(1, 0): 4.0, (1, 3): 4.4}, is_padded=True)
+    budget.costs.saw(1, 3, 4, 400.0)
+    for _ in range(20):
+        budget.costs.saw(1, 3, 4, 4.4)
+    assert budget.divide(1, [(0.8, 3)]) == [3]
+
+
+def test_what_was_seen_of_guesses_is_believed_soon_and_forgotten_slowly() -> None:
+    seen = Acceptance()
+    for _ in range(30):
+        seen.saw(0, 1)
+    assert seen.share < 0.2
+    for _ in range(30):
+        seen.saw(3, 3)
+    assert seen.share > 0.7
