@@ -1,0 +1,1 @@
+"""Sends each request and each program to one of several workers, and answers for them."""

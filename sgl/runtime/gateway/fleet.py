@@ -1,0 +1,152 @@
+"""The workers that take requests: what each has to do, how fast it does it, and who gets the next request.
+
+A worker's rate is measured: the work that it did by the time during which it had any, while it had about as much to do
+as the others, since little work is done slowly on a worker that batches. So no worker is left out because it was left
+out before."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import Any
+
+from sgl.errors import EngineDead
+from sgl.runtime.gateway.index import PrefixIndex
+from sgl.runtime.gateway.policy import Ask, RoutingPolicy, Window, Worker, policy_named
+from sgl.runtime.server.placement import GENERATED
+
+SESSIONS = 100_000  # remembered
+
+_WINDOW_SECONDS = 5.0  # with work, of one measurement
+_SMOOTHED = 0.3  # share of the latest measurement in a rate
+_APART = 4.0  # a rate's factor from the mean, at most
+
+
+class Ticket:
+    """A request's place at a worker: counts as its work until `end`."""
+
+    __slots__ = ("_fleet", "_generated", "_prompt", "worker")
+
+    def __init__(self, fleet: Fleet, worker: Worker, prompt: float, generated: float) -> None:
+        self.worker = worker
+        self._fleet: Fleet | None = fleet
+        self._prompt, self._generated = prompt, generated
+        fleet.meet(worker, 0.0)
+        worker.work += prompt + generated
+        worker.in_flight += 1
+        worker.placed += 1
+
+    def first_byte(self) -> None:
+        """Its prompt is computed: only what it generates is left to do. Idempotent."""
+        if self._prompt and self._fleet is not None:
+            self._fleet.meet(self.worker, self._prompt)
+            self.worker.work -= self._prompt
+            self._prompt = 0.0
+
+    def end(self) -> None:
+        """It has ended, for any reason. Idempotent."""
+        if self._fleet is not None:
+            self._fleet.meet(self.worker, self._generated)
+            self.worker.work = max(0.0, self.worker.work - self._prompt - self._generated)
+            self.worker.in_flight -= 1
+            self._fleet = None
+
+
+class Fleet:
+    """The workers. Single-threaded."""
+
+    def __init__(
+        self,
+        routing_policy: RoutingPolicy = "cache_aware",
+        *,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises ConfigError for a policy that does not exist."""
+        self.clock = clock
+        self.index = PrefixIndex(clock)
+        self._policy = policy_named(routing_policy, rng)
+        self._workers: dict[str, Worker] = {}
+        self._is_measured = False
+        self._homes: OrderedDict[str, str] = OrderedDict()  # of sessions, the one used longest ago first
+
+    @property
+    def workers(self) -> Collection[Worker]:
+        """All of them."""
+        return self._workers.values()
+
+    def add(self, worker_id: str, **about: Any) -> Worker:
+        """One more, with the mean rate of the others. Adding it again ends its draining and forgets what it has
+        computed: it was started again."""
+        known = self._workers.get(worker_id)
+        rates = [worker.rate for worker in self._workers.values() if worker.id != worker_id]
+        rate = sum(rates) / len(rates) if rates else 1.0
+        self.index.forget(worker_id)
+        if known is None:
+            known = self._workers[worker_id] = Worker(worker_id, rate=rate)
+        known.is_draining, known.kv_usage, known.about = False, 0.0, about
+        return known
+
+    def remove(self, worker_id: str) -> None:
+        """It is gone. Idempotent."""
+        self._workers.pop(worker_id, None)
+        self.index.forget(worker_id)
+
+    def drain(self, worker_id: str) -> None:
+        """Send it nothing more. Idempotent."""
+        if worker_id in self._workers:
+            self._workers[worker_id].is_draining = True
+
+    def route(self, ask: Ask, among: Collection[str] | None = None) -> Ticket:
+        """Choose a worker. among: ids of those that may be; None: all that do not drain. Raises EngineDead."""
+        workers = [
+            worker
+            for worker in self._workers.values()
+            if not worker.is_draining and (among is None or worker.id in among)
+        ]
+        if not workers:
+            raise EngineDead("no worker takes requests: they are starting, draining, or gone")
+        home = None if ask.session is None else self._workers.get(self._homes.get(ask.session, ""))
+        found = self.index.found(ask.blocks)
+        if len(workers) == 1:
+            chosen = workers[0]
+        else:
+            chosen = self._policy.choose(ask, workers, lambda: found, home if home in workers else None)
+        return self.place(ask, chosen, found.get(chosen.id, 0))
+
+    def place(self, ask: Ask, worker: Worker, found: int = 0) -> Ticket:
+        """Send it to that worker, which has so many of its blocks."""
+        self.index.sent(worker.id, ask.blocks)
+        if ask.session is not None:
+            self._homes[ask.session] = worker.id
+            self._homes.move_to_end(ask.session)
+            if len(self._homes) > SESSIONS:
+                self._homes.popitem(last=False)
+        return Ticket(self, worker, max(0.0, ask.prompt - found * ask.block_tokens), GENERATED * ask.generated)
+
+    def meet(self, worker: Worker, done: float) -> None:
+        """A request comes to a worker, or so much of its work is done."""
+        now, window = self.clock(), worker.window
+        if worker.in_flight:
+            window.busy += now - window.at
+            window.in_flight += worker.in_flight * (now - window.at)
+            window.done += done
+        window.at = now
+        if window.busy < _WINDOW_SECONDS:
+            return
+        among = [its for its in self._workers.values() if its.in_flight]
+        usual = sum(its.in_flight for its in among) / max(1, len(among))
+        if 2 * window.in_flight / window.busy >= usual:
+            self._measure(worker, window.done / window.busy)
+        worker.window = Window(now)
+
+    def _measure(self, worker: Worker, rate: float) -> None:
+        if not self._is_measured:  # the first measurement is the best guess of all others
+            self._is_measured = True
+            for its in self._workers.values():
+                its.rate = rate
+        mean = sum(its.rate for its in self._workers.values()) / len(self._workers)
+        rate = min(max(rate, mean / _APART), mean * _APART)
+        worker.rate += _SMOOTHED * (rate - worker.rate)

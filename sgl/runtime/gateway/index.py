@@ -1,0 +1,122 @@
+"""Which worker has which beginnings computed: exactly, as far as its KV events say, and beside it what was sent where.
+
+A beginning is a chain of blocks, each named by a hash of all tokens up to its end. What was sent to a worker counts as
+computed from then on: its events come later. Where they come, they replace the guess, which ends after a while; a
+worker without events is thought to keep what it got last, as much as it has room for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+REMEMBERED = 200_000
+"""Blocks of a worker whose room is not known."""
+GUESS_SECONDS = 600.0
+"""After that, a worker that tells its events would have told."""
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+class PrefixIndex:
+    """Blocks by worker. Costs depend on the blocks asked for, not on what is stored. Single-threaded."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stored: dict[int, set[str]] = {}
+        self._guessed: dict[int, dict[str, float]] = {}  # with the time at which each was sent
+        self._blocks: dict[str, set[int]] = {}  # stored, of workers that tell
+        self._sent: dict[str, OrderedDict[int, None]] = {}  # guessed, the one sent longest ago first
+        self._room: dict[str, int] = {}
+
+    def set_room(self, worker: str, blocks: int) -> None:
+        """A worker keeps so many blocks."""
+        self._room[worker] = blocks
+
+    def tells(self, worker: str) -> bool:
+        """Whether events of this worker have come."""
+        return worker in self._blocks
+
+    def sent(self, worker: str, blocks: Sequence[int]) -> None:
+        """A request that begins with these blocks goes to that worker."""
+        order, now = self._sent.setdefault(worker, OrderedDict()), self._clock()
+        for block in blocks:
+            self._guessed.setdefault(block, {})[worker] = now
+            order[block] = None
+            order.move_to_end(block)
+        most = self._room.get(worker, REMEMBERED)
+        while len(order) > most or (order and self._is_late(worker, next(iter(order)), now)):
+            self._unguess(worker, order.popitem(last=False)[0])
+
+    def stored(self, worker: str, blocks: Iterable[int]) -> None:
+        """The worker has computed them."""
+        mine = self._blocks.setdefault(worker, set())
+        for block in blocks:
+            mine.add(block)
+            self._stored.setdefault(block, set()).add(worker)
+
+    def removed(self, worker: str, blocks: Iterable[int]) -> None:
+        """The worker has dropped them."""
+        mine, order = self._blocks.setdefault(worker, set()), self._sent.get(worker, OrderedDict())
+        for block in blocks:
+            mine.discard(block)
+            self._unstore(worker, block)
+            if block in order:
+                del order[block]
+                self._unguess(worker, block)
+
+    def cleared(self, worker: str) -> None:
+        """The worker has dropped everything, or told what cannot be told apart from that: events were lost."""
+        for block in self._blocks.get(worker, ()):
+            self._unstore(worker, block)
+        for block in self._sent.pop(worker, ()):
+            self._unguess(worker, block)
+        if worker in self._blocks:
+            self._blocks[worker] = set()
+
+    def forget(self, worker: str) -> None:
+        """The worker is gone."""
+        self.cleared(worker)
+        self._blocks.pop(worker, None)
+        self._room.pop(worker, None)
+
+    def found(self, blocks: Sequence[int]) -> dict[str, int]:
+        """How many of these blocks, from the first on, each worker has that has any."""
+        found: dict[str, int] = {}
+        left: set[str] | None = None
+        now = self._clock()
+        for number, block in enumerate(blocks):
+            holders = self._stored.get(block, _NOBODY)
+            if guesses := self._guessed.get(block):
+                holders = holders | {its for its, when in guesses.items() if not self._has_expired(its, when, now)}
+            if left is None:
+                left = set(holders)
+            elif not left <= holders:
+                for worker in left - holders:
+                    found[worker] = number
+                left &= holders
+            if not left:
+                return found
+        for worker in left or ():
+            found[worker] = len(blocks)
+        return found
+
+    def _is_late(self, worker: str, block: int, now: float) -> bool:
+        return self._has_expired(worker, self._guessed[block][worker], now)
+
+    def _has_expired(self, worker: str, when: float, now: float) -> bool:
+        return worker in self._blocks and now - when > GUESS_SECONDS
+
+    def _unstore(self, worker: str, block: int) -> None:
+        holders = self._stored.get(block)
+        if holders is not None:
+            holders.discard(worker)
+            if not holders:
+                del self._stored[block]
+
+    def _unguess(self, worker: str, block: int) -> None:
+        guesses = self._guessed[block]
+        del guesses[worker]
+        if not guesses:
+            del self._guessed[block]
