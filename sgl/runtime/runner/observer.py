@@ -3,12 +3,14 @@ its KV pages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from sgl.runtime.batch import Batch, Int32Array
+from sgl.runtime.model.taps import Taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +36,18 @@ class Observer(Protocol):
 
     def observe(self, step: ObservedStep) -> None:
         """A step was launched. Must not wait for the device."""
+
+
+def observed(
+    batch: Batch, pages: Int32Array, inputs: Sequence[torch.Tensor], taps: Taps | None, places: torch.Tensor | None
+) -> ObservedStep:
+    """A step as observers see it. inputs: token ids, positions and slots, perhaps padded behind the step's, or with its
+    tokens at `places`, int64 [T]. taps: what kept its hidden states."""
+    num_tokens = int(batch.q_lens.sum())
+    hidden = () if taps is None else taps.hidden(num_tokens if places is None else len(inputs[0]))
+    if places is None:
+        token_ids, positions, slots = (each[:num_tokens] for each in inputs)
+    else:
+        token_ids, positions, slots = (each.index_select(0, places) for each in inputs)
+        hidden = tuple(each.index_select(0, places) for each in hidden)
+    return ObservedStep(batch, pages, token_ids, positions, slots, hidden)

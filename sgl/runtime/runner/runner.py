@@ -31,7 +31,7 @@ from sgl.runtime.runner.adapters import Adapters
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.host_pages import HostPages
-from sgl.runtime.runner.observer import ObservedStep, Observer
+from sgl.runtime.runner.observer import Observer, observed
 from sgl.runtime.runner.pack import pack, pack_places, windowed_step
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, pool, score_inputs
@@ -403,17 +403,10 @@ class ModelRunner:
         """Let the observer see a step. inputs: token ids, positions and slots, perhaps padded behind the step's, or
         with its tokens at `places`."""
         assert self._observer is not None, "there is one"
-        num_tokens = int(batch.q_lens.sum())
         taps = self._model.taps if isinstance(self._model, Decoder) else None
-        hidden = () if taps is None else taps.hidden(num_tokens if places is None else len(inputs[0]))
-        *others, slots = inputs
-        its = (*others, slots if self._kv.windowed is None else slots[0])
-        if places is None:
-            token_ids, positions, slots = (each[:num_tokens] for each in its)
-        else:
-            token_ids, positions, slots = (each.index_select(0, places) for each in its)
-            hidden = tuple(each.index_select(0, places) for each in hidden)
-        self._observer.observe(ObservedStep(batch, pages, token_ids, positions, slots, hidden))
+        token_ids, positions, slots = inputs
+        inputs = token_ids, positions, slots if self._kv.windowed is None else slots[0]
+        self._observer.observe(observed(batch, pages, inputs, taps, places))
 
     def _inputs(self, batch: Batch, step: AttentionStep, upload: Callable[..., Any] | None = None) -> _Inputs:
         """Upload a step and plan its attention."""
