@@ -61,6 +61,7 @@ class Machine(Turns[Stream]):
         self._program = program
         asks = source.get()
         self._call = asks.batch or object()  # its requests share one place in the waiting queue
+        self.tenant = asks.tenant
         self.quota = Quota(services.quota, asks.tenant)
         self._leasing: set[Stream] = set()
         self._submissions: list[Submission] = []  # of this turn

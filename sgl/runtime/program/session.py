@@ -92,7 +92,7 @@ class ProgramSession(Interpreter[Stream]):
         def read() -> MediaItem:
             return reader.item(node.kind, node.data if is_elsewhere(node) else from_base64(node.data), node.fps)
 
-        item = yield from self._machine.elsewhere(stream, read, THREADS)
+        item = yield from self._machine.elsewhere(stream, read, THREADS.of(self._machine.tenant))
         stream.items = (*stream.items, item)
         reader.check(stream.items)
         self._quota.charge(item.num_tokens, "tokens")
