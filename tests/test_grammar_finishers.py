@@ -250,7 +250,7 @@ def test_garbage_is_looked_for_when_nobody_asks_or_at_last(monkeypatch: pytest.M
     ours, theirs = (Channel(end) for end in socket.socketpair())
     worker = threading.Thread(target=process.serve_channel, args=(theirs,))
     worker.start()
-    tell(ours, None)
+    tell(ours, (None, b""))
     assert ours.receive() is not None  # it is ready
     for _ in range(process._COLLECT_ANYWAY + 10):
         tell(ours, (make_constraint({"regex": "a"}), PATIENCE))

@@ -90,10 +90,15 @@ class Vocabulary:
         return state.digest()
 
     @cached_property
+    def missing_bytes(self) -> bytes:
+        """The bytes of texts that are no token of their own."""
+        singles = {data for data in self.token_bytes if len(data) == 1}
+        return bytes(byte for byte in range(256) if is_text(each := bytes([byte])) and each not in singles)
+
+    @property
     def is_byte_complete(self) -> bool:
         """Whether every byte of texts is a token of its own, so that any text can be produced."""
-        singles = {data for data in self.token_bytes if len(data) == 1}
-        return len(singles) >= _NUM_BYTES_OF_TEXTS
+        return not self.missing_bytes
 
     def tokens_named_in(self, texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The special tokens that texts name: those that go on, and those that end a text."""
@@ -204,7 +209,6 @@ class Vocabulary:
 
 
 _MAX_CHECKED = 256
-_NUM_BYTES_OF_TEXTS = 254
 
 
 def _read(tokenizer: Any) -> TokenTable:

@@ -57,13 +57,15 @@ class Finishers:
         *,
         deadline: float,
         patience: float,
+        missing: bytes = b"",
         is_launching: Callable[[], bool] = lambda: False,
     ) -> None:
+        """missing: bytes that the automata must do without."""
         self._pid = os.getpid()
         self._deadline = deadline
         self._patience = patience
         self._is_launching = is_launching
-        self._processes = [GrammarProcess(None) for _ in range(num_processes)]
+        self._processes = [GrammarProcess(None, missing=missing) for _ in range(num_processes)]
         self._at_rest = list(self._processes)
         self._busy: dict[GrammarProcess, _Job] = {}
         self._channels: dict[GrammarProcess, Channel] = {}  # of busy ones

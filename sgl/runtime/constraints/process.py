@@ -26,6 +26,7 @@ import numpy as np
 from sgl.child import command
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.automaton.finished import FinishedAutomaton, finish
+from sgl.grammar.automaton.missing_bytes import does_without
 from sgl.grammar.compiler import Constraint, Grammar, build
 from sgl.grammar.matching.budget import FAR
 from sgl.grammar.vocabulary.tokens import Vocabulary
@@ -96,9 +97,13 @@ class GrammarProcess:
     finishes automata. It exits when memory runs out or half of its allowance is used: only the first constraint of
     a process is blamed for its death."""
 
-    def __init__(self, vocabulary: Vocabulary | None, *, more_bytes: int = _MORE_BYTES) -> None:
-        """more_bytes: the memory that constraints may take."""
+    def __init__(
+        self, vocabulary: Vocabulary | None, *, more_bytes: int = _MORE_BYTES, missing: bytes = b""
+    ) -> None:
+        """more_bytes: the memory that constraints may take. missing: the bytes that finished automata must do
+        without."""
         self.vocabulary = vocabulary
+        self._missing = missing
         self._more_bytes = more_bytes
         self._num_asked = 0  # since the process started
         self._is_ready = False  # the process
@@ -194,7 +199,7 @@ class GrammarProcess:
                 theirs.close()
                 self._num_asked, self._is_ready = 0, False
                 self._channel = Channel(ours)
-                self._channel.put(self.vocabulary)
+                self._channel.put((self.vocabulary, self._missing))
                 self._channel.flush()
             return self._channel
 
@@ -260,7 +265,8 @@ def serve_channel(channel: Channel, memory: _Memory | None = None) -> None:
 
 
 def _answer_all(channel: Channel, memory: _Memory) -> None:
-    vocabulary: Vocabulary | None = _next(channel)
+    vocabulary: Vocabulary | None
+    vocabulary, missing = _next(channel)
     if vocabulary is not None:
         vocabulary.work_out()
     memory.bound()
@@ -285,7 +291,7 @@ def _answer_all(channel: Channel, memory: _Memory) -> None:
                 if vocabulary is not None:
                     with_first_mask(constraint, vocabulary)
                 else:
-                    answer = _finished(build(constraint, _BYTES))
+                    answer = _finished(build(constraint, _BYTES), missing)
         except MemoryError:
             is_out = True
             answer = _too_much_memory()
@@ -318,11 +324,12 @@ def with_first_mask(constraint: Constraint, vocabulary: Vocabulary) -> Grammar:
     return grammar
 
 
-def _finished(grammar: Grammar) -> FinishedAutomaton | None:
+def _finished(grammar: Grammar, missing: bytes) -> FinishedAutomaton | None:
     if grammar.automaton is None:
         return None
     try:
         with time_limit(_FINISHING_SECONDS, thread_time):
-            return finish(grammar.automaton, MAX_FINISHED_STATES)
+            finished = finish(grammar.automaton, MAX_FINISHED_STATES)
     except GrammarTooLarge:
         return None
+    return finished if finished is None or does_without(finished.tables, missing) else None

@@ -87,11 +87,19 @@ class CompileService:
         self._short_trials = ThreadPoolExecutor(1, "grammar-trial")
         self._long_trials = ThreadPoolExecutor(1, "grammar-long-trial")
         self._short_trial, self._trial = GrammarProcess(vocabulary), GrammarProcess(vocabulary)
-        fits = vocabulary.is_byte_complete and vocabulary.most_opened <= MAX_OPENED
         self._finishers: Finishers | None = None
-        if num_finishers > 0 and fits:
+        if num_finishers > 0 and vocabulary.most_opened > MAX_OPENED:
+            logger.warning(
+                "token masks are made on the host, not on the device: a token of this vocabulary opens %d brackets",
+                vocabulary.most_opened,
+            )
+        elif num_finishers > 0:
             self._finishers = Finishers(
-                num_finishers, deadline=deadline, patience=patience, is_launching=is_launching
+                num_finishers,
+                deadline=deadline,
+                patience=patience,
+                missing=vocabulary.missing_bytes,
+                is_launching=is_launching,
             )
             # The thread keeps it alive, and so does this finalizer until it is called, with the callbacks it holds.
             self._end_finishers = weakref.finalize(self, self._finishers.close)
