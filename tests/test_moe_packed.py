@@ -30,7 +30,7 @@ from tests.tiny_quantized import tiny_quantized
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-from sgl.kernels.moe import grouped_triton, packed_single_triton, single_triton
+from sgl.kernels.moe import grouped_triton, packed_single_triton, packed_triton, single_triton
 
 KINDS: dict[str, dict[str, Any]] = {
     "int4": {"group": 32},
@@ -152,6 +152,20 @@ def test_packed_kernels_equal_the_reference(kind: str, case: str, dtype: torch.d
     experts, x = made_packed(kind, *shape), draw(num_tokens, shape[1])
     parts = grouped_triton.mixture(x.to(DEVICE, dtype), to_device(experts, dtype))
     check(parts.double().sum(0), mixture(x, plain(experts)), 1e-5 if dtype == torch.float32 else 5e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_tokens_take_a_dequantized_copy(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_triton, "_MANY", 2)
+    monkeypatch.setattr(packed_triton, "_MANY_FLOATS", 2)
+    experts, x = made_packed(kind, 2, 96, 64, 1), draw(9, 96)
+    on_device = to_device(experts, torch.float32)
+    for matrices, expected in zip((on_device.gate_up, on_device.down), plain(experts).unpacked, strict=True):
+        assert isinstance(matrices, PackedExperts)
+        copy = packed_triton.dequantized(matrices, torch.ones(2, dtype=torch.int32, device=DEVICE), torch.float32)
+        assert torch.equal(copy.cpu(), expected)
+    monkeypatch.delattr(packed_triton, "multiply")
+    check(grouped_triton.mixture(x.to(DEVICE), on_device).sum(0), mixture(x, plain(experts)), 1e-5)
 
 
 @pytest.mark.parametrize("is_packed", [(True, True), (True, False), (False, True)])

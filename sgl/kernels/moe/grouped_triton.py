@@ -137,12 +137,16 @@ def _multiply(
     for is_down, tiles in enumerate(plan):
         num_rows = hidden if is_down else size
         matrices = down if is_down else gate_up
+        if isinstance(matrices, PackedExperts) and packed_triton.is_worth_a_copy(
+            matrices, num_pairs / num_experts, x.dtype
+        ):
+            matrices = packed_triton.dequantized(matrices, counts, x.dtype)
         if isinstance(matrices, PackedExperts):
             inputs, to = (gated, out) if is_down else (x, gated)
             packed_triton.multiply(inputs, matrices, weights, counts, lists, to, experts, is_down=bool(is_down))
             continue
         blocks = most_blocks(num_pairs, num_experts, tiles.tokens)
-        tensors = (gated, down, weights, counts, lists, out) if is_down else (x, gate_up, counts, lists, gated)
+        tensors = (gated, matrices, weights, counts, lists, out) if is_down else (x, matrices, counts, lists, gated)
         gates = {} if is_down else {"alpha": alpha, "limit": limit}
         (_down if is_down else _gate_up)[(blocks * triton.cdiv(num_rows, tiles.rows),)](
             *tensors,

@@ -13,14 +13,16 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.layers.fused_triton import overlap
-from sgl.kernels.layers.grouped_triton import SIXTEEN, numbers
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
 from sgl.kernels.moe.route_triton import find, gated_by, most_blocks
 
 _ROWS = 64  # of a tile; of gate_up, half are gates and half are ups
-_TILES = {16: (128, 6), 32: (128, 5), 64: (128, 4), 128: (128, 3)}
+_TILES = {16: (128, 4), 32: (128, 4), 64: (128, 3), 128: (128, 3)}
 """Columns of a tile in four bits with inputs of two bytes, and its stages, by its tokens."""
+_MANY, _MANY_FLOATS = 64, 24  # pairs for each expert that are worth a copy
+_MOST_BYTES = 3 << 30  # of a copy
+_COPIED_ROWS = 16  # of a program
 
 
 def multiply(
@@ -59,7 +61,6 @@ def multiply(
         num_tokens,
         num_experts,
         size,
-        SIXTEEN,
         is_down=is_down,
         alpha=alpha,
         limit=limit,
@@ -76,6 +77,34 @@ def multiply(
         num_stages=stages,
         **overlap(x.device),
     )
+
+
+def is_worth_a_copy(matrices: PackedExperts, pairs_per_expert: float, dtype: torch.dtype) -> bool:
+    """Whether so many pairs of a token and its expert are multiplied faster with a dequantised copy, that is not too
+    large."""
+    many = _MANY_FLOATS if matrices.is_e2m1 else _MANY
+    return pairs_per_expert >= many and matrices.numel() * dtype.itemsize <= _MOST_BYTES
+
+
+def dequantized(matrices: PackedExperts, counts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[experts, n, k] of the experts that have pairs; others are not written."""
+    num_experts, size, width = matrices.shape
+    out = torch.empty(num_experts, size, width, dtype=dtype, device=counts.device)
+    row_width = matrices.values.shape[2]
+    words = min(triton.next_power_of_2(row_width), 128 if matrices.bits == 4 else 1024)
+    _dequantize[num_experts * triton.cdiv(size, _COPIED_ROWS), triton.cdiv(row_width, words)](
+        *parts(matrices),
+        counts,
+        out,
+        size,
+        width=width,
+        **layout(matrices),
+        rows=_COPIED_ROWS,
+        words=words,
+        num_warps=4,
+        **overlap(counts.device),
+    )
+    return out
 
 
 def parts(matrices: PackedExperts) -> tuple[Any, ...]:
@@ -95,10 +124,25 @@ def layout(matrices: PackedExperts) -> dict[str, Any]:
 
 
 @triton.jit
-def floats(words, j: tl.constexpr):
+def floats(words, j):
     """The four-bit float j of each word, times two to the power of -126."""
     numbers_of = (words << (22 - 3 * j)) & 0x01C00000
     return (numbers_of | ((words << (7 - j)) & -0x80000000)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def numbers(words, zero, scale, is_e2m1: tl.constexpr, dtype: tl.constexpr):
+    """[rows, 8 * words] in the order of columns: codes less a zero, times a scale, [rows, words] each or [rows, 1]."""
+    j = tl.arange(0, 8)[None, None, :]
+    word = words[:, :, None]
+    if is_e2m1:
+        codes = floats(word, j)
+    else:  # in the mantissa of a float
+        codes = (((word >> (4 * j)) & 15) | 0x4B000000).to(tl.float32, bitcast=True)
+        codes -= 8388608.0 + zero[:, :, None]
+    codes = (codes * scale[:, :, None]).to(dtype)
+    places = tl.reshape(codes, [words.shape[0], words.shape[1] // 4, 4, 8])
+    return tl.reshape(tl.permute(places, 0, 1, 3, 2), [words.shape[0], words.shape[1] * 8])
 
 
 @triton.jit
@@ -124,7 +168,6 @@ def _product(
     num_tokens,
     num_experts,
     size,
-    base,
     is_down: tl.constexpr,
     alpha: tl.constexpr,
     limit: tl.constexpr,
@@ -161,17 +204,16 @@ def _product(
     pairs = tl.load(lists + expert.to(tl.int64) * num_tokens + places, mask=is_pair, other=0)
     tile = tl.arange(0, block_rows)
     result = (tl.program_id(0) % num_tiles) * own + tile % own
-    words = tl.arange(0, num_words)
+    words, columns = tl.arange(0, num_words), tl.arange(0, block_columns)
     # gates, then what they gate
     row = (expert.to(tl.int64) * (1 if is_down else 2) + tile // own) * size + tl.minimum(result, size - 1)
     at = values + row[:, None] * row_width + words[None, :]
     at_group = row[:, None] * num_groups
     inputs_at = before + places if is_down else pairs // top_k
-    at_x = x + inputs_at.to(tl.int64)[None, :] * width
+    at_x = x + inputs_at.to(tl.int64)[:, None] * width
     sums = tl.zeros([block_rows, block_tokens], tl.float32)
     for first in range(0, row_width, num_words):
         inside = (first + words < row_width)[None, :]
-        is_input = is_pair[None, :] & (first + words < row_width)[:, None]
         codes_of = tl.load(at + first, mask=inside, other=0.0)
         if has_whole_groups:  # their scales are applied to their sums
             group = at_group + tl.minimum(first // group_width, num_groups - 1)
@@ -185,23 +227,18 @@ def _product(
             zero = tl.load(zeros + group).to(tl.float32)
         else:
             zero = tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
-        of_group = tl.zeros([block_rows, block_tokens], tl.float32) if has_whole_groups else sums
         if bits == 4:
-            columns = (first + words) // 4 * 32 + (first + words) % 4
-            for j in tl.static_range(8):
-                if is_e2m1:
-                    codes = floats(codes_of, j)
-                else:
-                    codes = numbers(codes_of, j, base) - ((256.0 if j % 2 == 0 else 16.0) + zero)
-                codes = codes if has_whole_groups else codes * scale
-                inputs = tl.load(at_x + (columns + 4 * j)[:, None], mask=is_input, other=0.0)
-                of_group = tl.dot(codes.to(inputs.dtype), inputs, of_group, input_precision="ieee")
+            once = tl.full(scale.shape, 1.0, tl.float32) if has_whole_groups else scale
+            codes = numbers(codes_of, zero, once, is_e2m1, x.dtype.element_ty)
         else:
             codes = codes_of.to(tl.float32) - zero
-            codes = codes if has_whole_groups else codes * scale
-            inputs = tl.load(at_x + (first + words)[:, None], mask=is_input, other=0.0)
-            of_group = tl.dot(codes.to(inputs.dtype), inputs, of_group, input_precision="ieee")
-        sums = sums + of_group * scale if has_whole_groups else of_group
+            codes = (codes if has_whole_groups else codes * scale).to(x.dtype.element_ty)
+        column = first * (block_columns // num_words) + columns
+        inputs = tl.load(at_x + column[None, :], mask=is_pair[:, None] & (column < width)[None, :], other=0.0)
+        if has_whole_groups:
+            sums += tl.dot(codes, tl.trans(inputs), input_precision="ieee") * scale
+        else:
+            sums = tl.dot(codes, tl.trans(inputs), sums, input_precision="ieee")
     if has_bias:
         sums += tl.load(bias + row).to(tl.float32)[:, None]
     if is_down:
@@ -216,3 +253,48 @@ def _product(
         to = out + (before + places).to(tl.int64)[None, :] * size + result[:, None]
         gated = gated_by(gates, ups, alpha, limit).to(out.dtype.element_ty)
         tl.store(to, gated, mask=is_pair[None, :] & (result < size)[:, None])
+
+
+@triton.jit
+def _dequantize(
+    values,
+    scales,
+    zeros,
+    counts,
+    out,
+    size,
+    width: tl.constexpr,
+    num_groups: tl.constexpr,
+    middle: tl.constexpr,
+    bits: tl.constexpr,
+    is_e2m1: tl.constexpr,
+    has_zeros: tl.constexpr,
+    rows: tl.constexpr,
+    words: tl.constexpr,
+    overlaps: tl.constexpr,
+):
+    if overlaps:
+        gdc_launch_dependents()
+        gdc_wait()
+    row_width: tl.constexpr = width // 8 if bits == 4 else width
+    numbers_of_word: tl.constexpr = width // row_width
+    num_tiles = tl.cdiv(size, rows)
+    expert = tl.program_id(0) // num_tiles
+    if tl.load(counts + expert) == 0:
+        return
+    its = (tl.program_id(0) % num_tiles) * rows + tl.arange(0, rows)
+    row = (expert.to(tl.int64) * size + its)[:, None]
+    word = tl.program_id(1) * words + tl.arange(0, words)
+    inside = (its < size)[:, None] & (word < row_width)[None, :]
+    codes_of = tl.load(values + row * row_width + word[None, :], mask=inside, other=0.0)
+    group = row * num_groups + (word // (row_width // num_groups))[None, :]
+    scale = scales_of(scales, group, inside, is_e2m1)
+    zero = tl.full(scale.shape, middle, tl.float32)
+    if has_zeros:
+        zero = tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
+    if bits == 4:
+        codes = numbers(codes_of, zero, scale, is_e2m1, out.dtype.element_ty)
+    else:
+        codes = ((codes_of.to(tl.float32) - zero) * scale).to(out.dtype.element_ty)
+    column = tl.program_id(1) * words * numbers_of_word + tl.arange(0, words * numbers_of_word)
+    tl.store(out + row * width + column[None, :], codes, mask=(its < size)[:, None] & (column < width)[None, :])
