@@ -25,9 +25,12 @@ class MockMoves:
         self.load_seconds = 0.0
         self._mover = mover
 
-    def is_done(self) -> bool:
+    def is_loaded(self) -> bool:
         self._mover.go_on()
         return self.executed
+
+    def is_saved(self) -> bool:
+        return self.is_loaded()
 
 
 class MockMover:

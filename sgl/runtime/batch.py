@@ -127,10 +127,14 @@ class PendingMoves(Protocol):
 
     @property
     def load_seconds(self) -> float:
-        """What the loads took, once they are done."""
+        """What the loads took, once they are done, without the time for which they waited."""
 
-    def is_done(self) -> bool:
-        """Whether all is copied: batches may read what was loaded, and anybody what was saved."""
+    def is_loaded(self) -> bool:
+        """Whether all loads are done: batches may read the device pages."""
+        ...
+
+    def is_saved(self) -> bool:
+        """Whether all saves are done: anybody may read the host pages."""
         ...
 
 

@@ -8,6 +8,7 @@ either; on ranks other than 0, whose copies may end later than rank 0's, a step 
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +26,8 @@ from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Int32Array, PageMoves
 from sgl.runtime.model.kv_cache import KVCache
 
-_BUFFER_BYTES = 128 << 20
+_BUFFER_BYTES = 256 << 20
+_BUFFER_SHARE = 0.002  # of the device's memory, at most
 _NUM_BUFFERS = 4
 _MEASURED_PAGES = 64
 _MEASUREMENTS = 3
@@ -38,7 +40,11 @@ class DoneMoves:
     number: int
     load_seconds: float
 
-    def is_done(self) -> bool:
+    def is_loaded(self) -> bool:
+        """Yes."""
+        return True
+
+    def is_saved(self) -> bool:
         """Yes."""
         return True
 
@@ -48,25 +54,34 @@ class DeviceMoves:
     """Copies that streams work off."""
 
     number: int
-    began: torch.cuda.Event  # of the loads
+    parts: float  # of the loads, as multiples of the first
+    began: torch.cuda.Event  # of the first part's copy
+    copied: torch.cuda.Event  # the first part is in its buffer
     loaded: torch.cuda.Event
     saved: torch.cuda.Event
 
-    def is_done(self) -> bool:
+    def is_loaded(self) -> bool:
         """See `batch.PendingMoves`."""
-        return bool(self.loaded.query() and self.saved.query())  # type: ignore[no-untyped-call]
+        return bool(self.loaded.query())  # type: ignore[no-untyped-call]
+
+    def is_saved(self) -> bool:
+        """See `batch.PendingMoves`."""
+        return bool(self.saved.query())  # type: ignore[no-untyped-call]
 
     @property
     def load_seconds(self) -> float:
         """See `batch.PendingMoves`."""
-        return float(self.began.elapsed_time(self.loaded)) / 1e3
+        return float(self.began.elapsed_time(self.copied)) / 1e3 * self.parts
 
 
 def most_saves(page_bytes: int, device: torch.device) -> int:
-    """Pages that may be saved between two steps, so that none waits for a buffer."""
-    if device.type == "cpu":
-        return 1 << 20
-    return max(1, _BUFFER_BYTES // page_bytes) * _NUM_BUFFERS // 2
+    """Pages that may be saved between two steps: as many as the buffers hold."""
+    return 1 << 20 if device.type == "cpu" else _NUM_BUFFERS * _buffer_pages(page_bytes, device)
+
+
+def _buffer_pages(page_bytes: int, device: torch.device) -> int:
+    total = int(torch.cuda.get_device_properties(device).total_memory)
+    return max(1, min(_BUFFER_BYTES, int(_BUFFER_SHARE * total)) // page_bytes)
 
 
 class HostPages:
@@ -85,6 +100,7 @@ class HostPages:
         self._streams: _Streams | None = None
         if device.type == "cuda":
             self._current = torch.cuda.device(device)
+            _pin(self.memory)
             self._streams = _Streams(self._cache, self._host, device)
 
     @torch.inference_mode()
@@ -134,8 +150,7 @@ class _Streams:
     def __init__(self, cache: torch.Tensor, host: torch.Tensor, device: torch.device) -> None:
         self._cache, self._host = cache, host
         page_bytes = host.shape[1]
-        _pin(host)
-        self._pages = max(1, _BUFFER_BYTES // page_bytes)  # of a buffer
+        self._pages = _buffer_pages(page_bytes, device)
         shape = (self._pages, cache.shape[0], cache.shape[2])
         self._out = [torch.empty(shape, dtype=torch.uint8, device=device) for _ in range(_NUM_BUFFERS)]
         self._is_free = [torch.cuda.Event() for _ in self._out]  # type: ignore[no-untyped-call]
@@ -149,30 +164,19 @@ class _Streams:
 
     def move(self, number: int, moves: PageMoves) -> DeviceMoves:
         """See `HostPages.move`."""
-        began, loaded, saved = torch.cuda.Event(True), torch.cuda.Event(True), torch.cuda.Event()  # type: ignore[no-untyped-call]
-        while self._under_way and self._under_way[0].is_done():
+        while self._under_way and self._under_way[0].is_loaded() and self._under_way[0].is_saved():
             self._under_way.popleft()
-        steps = torch.cuda.current_stream()
-        for part in _parts(moves.saves, self._pages):
-            self._save(steps, part)
-        self._saved_by[moves.saves[:, 1]] = number
-        saved.record(self._saving)
-        if len(moves.loads):
-            pages = self._uploader.upload(moves.loads[:, 1].astype(np.int64))[0]
-            self._loading.wait_stream(steps)  # earlier steps and gathers may use these device pages
-            last = int(self._saved_by[moves.loads[:, 0]].max())
-            for each in (*self._under_way, DeviceMoves(number, began, loaded, saved)):
-                if each.number == last:
-                    self._loading.wait_event(each.saved)
-            pages.record_stream(self._loading)
-        began.record(self._loading)
-        start = 0
-        for turn, part in enumerate(_parts(moves.loads, self._pages)):
-            self._load(self._in[turn % 2], part, pages[start : start + len(part)])
-            start += len(part)
-        loaded.record(self._loading)
-        moved = DeviceMoves(number, began, loaded, saved)
+        first = max(1, min(len(moves.loads), self._pages))
+        events = [torch.cuda.Event(enable_timing=timed) for timed in (True, True, False, False)]  # type: ignore[no-untyped-call]
+        moved = DeviceMoves(number, len(moves.loads) / first, *events)
         self._under_way.append(moved)
+        for part in _parts(moves.saves, self._pages):
+            self._save(part)
+        moved.saved.record(self._saving)
+        self._saved_by[moves.saves[:, 1]] = number
+        if len(moves.loads):
+            self._load(moved, moves.loads)
+        moved.loaded.record(self._loading)
         return moved
 
     def wait(self, number: int) -> None:
@@ -181,7 +185,8 @@ class _Streams:
             if moved.number <= number and not moved.loaded.query():  # type: ignore[no-untyped-call]
                 torch.cuda.current_stream().wait_event(moved.loaded)
 
-    def _save(self, steps: torch.cuda.Stream, part: Int32Array) -> None:
+    def _save(self, part: Int32Array) -> None:
+        steps = torch.cuda.current_stream()
         buffer, is_free = self._out[self._next][: len(part)], self._is_free[self._next]
         self._next = (self._next + 1) % len(self._out)
         pages = self._uploader.upload(part[:, 0].astype(np.int64))[0]
@@ -194,16 +199,32 @@ class _Streams:
                 self._host[host : host + count].copy_(flat[first : first + count], non_blocking=True)
         is_free.record(self._saving)
 
-    def _load(self, buffer: torch.Tensor, part: Int32Array, pages: torch.Tensor) -> None:
-        flat = buffer[: len(part)].view(len(part), -1)
+    def _load(self, moved: DeviceMoves, loads: Int32Array) -> None:
+        """Copies begin at once. Pages are written behind all steps and gathers so far, which may use them."""
+        pages = self._uploader.upload(loads[:, 1].astype(np.int64))[0]
+        pages.record_stream(self._loading)
+        steps_are_done = torch.cuda.current_stream().record_event()
+        last = int(self._saved_by[loads[:, 0]].max())
+        for each in self._under_way:
+            if each.number == last:
+                self._loading.wait_event(each.saved)
+        moved.began.record(self._loading)
+        start = 0
         with torch.cuda.stream(self._loading):
-            for first, count, host in _runs(part[:, 0]):
-                flat[first : first + count].copy_(self._host[host : host + count], non_blocking=True)
-            scatter(self._cache, pages, buffer[: len(part)])
+            for turn, part in enumerate(_parts(loads, self._pages)):
+                buffer = self._in[turn % 2][: len(part)]
+                flat = buffer.view(len(part), -1)
+                for first, count, host in _runs(part[:, 0]):
+                    flat[first : first + count].copy_(self._host[host : host + count], non_blocking=True)
+                if not turn:
+                    moved.copied.record(self._loading)
+                    self._loading.wait_event(steps_are_done)
+                scatter(self._cache, pages[start : start + len(part)], buffer)
+                start += len(part)
 
 
 def _wait(moved: DoneMoves | DeviceMoves) -> None:
-    while not moved.is_done():
+    while not (moved.is_loaded() and moved.is_saved()):
         time.sleep(1e-5)
 
 
@@ -219,11 +240,17 @@ def _runs(pages: Int32Array) -> Iterator[tuple[int, int, int]]:
         yield first, end - first, int(pages[first])
 
 
-def _pin(host: torch.Tensor) -> None:
-    """Lock memory in place, for copy engines. Not torch's own pinned memory, which comes in powers of two."""
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    if int(runtime.cudaHostRegister(host.data_ptr(), host.numel(), 0)):
-        raise _too_much(host.numel())
+def _pin(memory: npt.NDArray[np.uint8]) -> None:
+    """Lock memory in place, for copy engines, until it is freed. Not torch's own, which comes in powers of two."""
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)):
+        raise _too_much(memory.nbytes)
+    weakref.finalize(memory, _unpin, runtime, memory.ctypes.data).atexit = False
+
+
+def _unpin(runtime: Any, address: int) -> None:
+    torch.cuda.synchronize()  # copies may be under way
+    runtime.cudaHostUnregister(address)
 
 
 def _too_much(num_bytes: int) -> ConfigError:

@@ -215,7 +215,7 @@ class Loads:
             self._end_reading(load)
             if not self._begin_loading(load):
                 self._end_load(load)
-        elif load.move is not None and load.move.is_done():
+        elif load.move is not None and load.move.is_loaded():
             assert load.pages is not None, "pages were moved"
             self._counters.loaded_pages += len(load.pages)
             self._rates.note_load(len(load.pages) * self._host.page_size, load.move.load_seconds)

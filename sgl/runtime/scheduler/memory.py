@@ -198,6 +198,8 @@ class RowMemory:
         if self.windows is not None:
             self.windows.leave(request, request.tree_len // self.page_size)
         self.cache.unlock(request.node, request.above)
+        if self.tiers is not None:
+            self.tiers.saves.settle(request.node)
         request.node, request.above, request.tree_len, request.row = None, None, 0, -1
         del self.running[row]
         self.rows.give_back(row)

@@ -19,6 +19,7 @@ from sgl.runtime.cache.rates import Rates
 from sgl.runtime.scheduler.leases import Lease
 
 _MOST_WRITING = 0.25  # of the host's pages
+_SOON = 0.25  # of the device's pages: with fewer free ones, what requests leave is copied
 _MANY = 1 << 12  # prefixes to be copied when there is time; ids of nodes, beyond those that there are
 
 
@@ -77,8 +78,12 @@ class Saves:
         """Before a device node is evicted; see `radix.EndWatcher`."""
         if node.id in self._finished:
             self._finished.discard(node.id)
-        elif not self.is_paused and node.is_attached and (self._rates.pays or self._files is not None):
+        elif self._wanted(node):
             self.save(node)
+
+    def _wanted(self, node: Node) -> bool:
+        """Whether a copy of a device node's prefix may be of use."""
+        return not self.is_paused and node.is_attached and (self._rates.pays or self._files is not None)
 
     def save(self, node: Node) -> bool:
         """Copy what is not copied yet of the prefix that ends at a device node; returns whether all of it is, or will
@@ -97,6 +102,12 @@ class Saves:
         if node.is_attached and len(self._later) < _MANY:
             self._later.append(path_of(node))
 
+    def settle(self, node: Node) -> None:
+        """`save_later`, of what a request leaves, if its pages will be needed soon: evicting them is free then."""
+        pool = self._cache.pool
+        if pool.num_free < _SOON * pool.num_pages and self._wanted(node):
+            self.save_later(node)
+
     def save_all_later(self) -> None:
         """`save_later` for all that is cached."""
         stack = list(self._cache.root.children.values())
@@ -110,7 +121,7 @@ class Saves:
         """Keep a copy of what a lease protects, which is about to lose it, until `forget_lease`. now: its pages are
         needed. Returns whether there is, or will be, a copy of some of it."""
         node = lease.node
-        if self.is_paused or not node.is_attached or not (self._rates.pays or self._files is not None):
+        if not self._wanted(node):
             return False
         if not now:
             self.save_later(node)
@@ -188,7 +199,7 @@ class Saves:
             save.move = save.move or move
 
     def _is_saved(self, save: _Save) -> bool:
-        if save.move is None or not save.move.is_done():
+        if save.move is None or not save.move.is_saved():
             return False
         if self._files is not None:
             self._write(save.node)
