@@ -1,4 +1,5 @@
-"""What clients notice when processes of a cluster are killed, one kind after the other, and when it is scaled.
+"""What clients notice when processes of a cluster are killed, one kind after the other, and when it is updated and
+scaled.
 
     python -m benchmarks.cluster_faults [--rate R] [--replicas N] [--total N]
 
@@ -63,6 +64,11 @@ class RunningCluster:
     def scale(self, replicas: int) -> None:
         """Have so many replicas."""
         self._link.post("/scale", {"replicas": replicas}, seconds=60.0)
+
+    def update(self, options: Mapping[str, Any]) -> None:
+        """Have replicas with these options."""
+        body = {"options": {"model_path": "embedded", "port": 0, **options}, "source": "update"}
+        self._link.post("/update", body, seconds=60.0)
 
     def until(self, is_so: Callable[[dict[str, Any]], bool]) -> float:
         """Wait; returns seconds."""
@@ -242,6 +248,31 @@ def scaled(of: RunningCluster, rate: float, total: int, texts: dict[int, str]) -
     return asyncio.run(run())
 
 
+def updated(
+    of: RunningCluster, rate: float, options: Mapping[str, Any], texts: dict[int, str]
+) -> tuple[Tally, float]:
+    """All replicas are replaced by ones with these options, one by one, under load; and the seconds that it took."""
+    seconds = 0.0
+
+    async def run() -> Tally:
+        nonlocal seconds
+        is_over = asyncio.Event()
+        loading = asyncio.ensure_future(load(of.url, rate, lambda _: is_over.is_set(), texts))
+        await asyncio.to_thread(of.update, options)
+        generation = of.status()["generation"]
+
+        def is_done(status: dict[str, Any]) -> bool:
+            return _is_whole(status, status["replicas"]) and all(
+                worker["generation"] == generation for worker in status["workers"]
+            )
+
+        seconds = await asyncio.to_thread(of.until, is_done)
+        is_over.set()
+        return await loading
+
+    return asyncio.run(run()), seconds
+
+
 def sustained(of: RunningCluster) -> float:
     """Requests a second of 16 clients who each send one after the other."""
     count = 0
@@ -296,8 +327,9 @@ def main() -> None:
             found = killed(of, role, rate, texts)
             if found is not None:
                 show(role, *found)
+        show("(update)", *updated(of, rate, {**options, "max_total_tokens": 8192}, texts))
         if given.total:
-            show("1→2→1", scaled(of, rate / 2, given.total, texts), 0.0)
+            show("(1→2→1)", scaled(of, rate / 2, given.total, texts), 0.0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import requests
 
-from benchmarks.cluster_faults import RunningCluster, Tally, cluster, killed, scaled
+from benchmarks.cluster_faults import RunningCluster, Tally, cluster, killed, scaled, updated
 from tests.house import REPOSITORY
 from tests.patience import PATIENCE
 
@@ -62,6 +62,13 @@ def test_a_process_that_is_killed_costs_no_answer(here: RunningCluster, texts: d
     assert (tally.lost, tally.wrong) == (0, 0)
     assert tally.answered > 0
     assert tally.cut <= RATE * 2  # those that were streaming
+
+
+def test_an_update_costs_no_request(here: RunningCluster, texts: dict[int, str]) -> None:
+    tally, _ = updated(here, RATE, {**OPTIONS, "replicas": 1, "context_length": 512}, texts)
+    assert (tally.again, tally.cut, tally.lost, tally.wrong) == (0, 0, 0, 0), tally
+    [worker] = here.status()["workers"]
+    assert (worker["generation"], worker["capabilities"]["context_length"]) == (2, 512)
 
 
 def test_scaling_costs_no_request(here: RunningCluster, texts: dict[int, str]) -> None:

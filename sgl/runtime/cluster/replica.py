@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
 _PROBE_SECONDS = 5.0
+_FIRST_SECONDS = 30.0
 _PARTING_SECONDS = 1.0  # until the router has heard that a replica takes no more
 _ENDING_SECONDS = 10.0  # beyond the server's own drain_timeout
 
@@ -141,7 +142,7 @@ class Replica:
         facts = self._member.ready()
         assert facts is not None
         self._url = facts["url"]
-        self._capabilities = self._discovered()
+        self._look(_FIRST_SECONDS)
         self._up, self._state = time.monotonic(), "ready"
 
     def _restart(self) -> None:
@@ -163,7 +164,7 @@ class Replica:
     def _tell(self) -> None:
         load = {}
         if self._url is not None and self._member.ended() is None and self._state in ("ready", "restarting"):
-            load = self._probed(self._url)
+            load = self._probed()
         report = Report(
             id=self._id,
             generation=self._generation,
@@ -180,13 +181,11 @@ class Replica:
         except SglError:  # it may be back later; meanwhile the server serves
             return
 
-    def _probed(self, url: str) -> dict[str, Any]:
+    def _probed(self) -> dict[str, Any]:
         """The server's load. Notes whether it is well: it answers while it is busy, and says when its engine is
         dead."""
         try:
-            answer = self._session.get(f"{url}/get_server_info", timeout=_PROBE_SECONDS)
-            answer.raise_for_status()
-            states = answer.json()["internal_states"]
+            info = self._look(_PROBE_SECONDS)
         except requests.RequestException:
             if self._state == "ready":
                 self._state = "restarting"
@@ -194,13 +193,31 @@ class Replica:
         self._up = time.monotonic()
         if self._state == "restarting":
             self._state = "ready"
-        total = max(1, len(states) * (self._capabilities.max_total_tokens if self._capabilities else 1))
+        states = info["internal_states"]
         free = sum(state["kv_available_tokens"] + state["kv_evictable_tokens"] for state in states)
         return {
             "running": sum(state["num_running_reqs"] for state in states),
             "waiting": sum(state["num_queue_reqs"] for state in states),
-            "kv_usage": max(0.0, 1 - free / total),
+            "kv_usage": max(0.0, 1 - free / (len(states) * info["max_total_tokens"])),
         }
+
+    def _look(self, seconds: float) -> dict[str, Any]:
+        """What the server says of itself. Notes what it serves. Raises RequestException."""
+        answer = self._session.get(f"{self._url}/get_server_info", timeout=seconds)
+        answer.raise_for_status()
+        info: dict[str, Any] = answer.json()
+        self._capabilities = Capabilities(
+            model=info["served_model_name"],
+            context_length=info["context_length"],
+            max_total_tokens=info["max_total_tokens"],
+            adapters=tuple(adapter["lora_name"] for adapter in info["lora_paths"]),
+            grammar_backend=info["grammar_backend"],
+            takes_images=info["has_image_understanding"],
+            device=info["device_name"],
+            ranks=info["tp_size"] * info["pp_size"],
+            version=info["version"],
+        )
+        return info
 
     def _of_followers(self) -> tuple[int, ...]:
         if self._followers:
@@ -214,23 +231,6 @@ class Replica:
                     continue
             self._follower_pids = tuple(found) or self._follower_pids
         return self._follower_pids
-
-    def _discovered(self) -> Capabilities:
-        """What the server says that it serves."""
-        answer = self._session.get(f"{self._url}/get_server_info", timeout=30.0)
-        answer.raise_for_status()
-        info = answer.json()
-        return Capabilities(
-            model=info["served_model_name"],
-            context_length=info["context_length"],
-            max_total_tokens=info["max_total_tokens"],
-            adapters=tuple(adapter["lora_name"] for adapter in info["lora_paths"]),
-            grammar_backend=info["grammar_backend"],
-            takes_images=info["has_image_understanding"],
-            device=info["device_name"],
-            ranks=info["tp_size"] * info["pp_size"],
-            version=info["version"],
-        )
 
 
 def app(arguments: dict[str, Any]) -> serve.Application:

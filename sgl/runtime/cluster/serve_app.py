@@ -68,6 +68,9 @@ class RayCluster:
         except (ConnectionError, RuntimeError, ValueError) as error:
             self.close()
             raise ConfigError(f"ray_address={address!r}: {error}", option="ray_address") from error
+        except BaseException:  # Ctrl-C: Ray takes ten seconds to start
+            self.close()
+            raise
         self.is_own = address is None
         self.address = str(ray.get_runtime_context().gcs_address)
         self.host = "127.0.0.1" if self.is_own else str(ray.util.get_node_ip_address())
