@@ -29,7 +29,7 @@ from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.runner.drafts import DraftRunner, HeadRunner
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.sampling_params import SamplingParams
-from sgl.runtime.scheduler.request import Request
+from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.speculate.drafter import Ask
 from sgl.runtime.speculate.models import EagleDrafter, ModelDrafter
 from tests.tiny_heads import HeadOracle, tiny_head
@@ -65,7 +65,6 @@ class Served:
         )
         request.row, self.done[row] = row, cached_len
         self.pages[row] = np.array(pages, np.int32)
-        self.drafter.enter(request)
 
     def leave(self, row: int) -> None:
         self.drafter.leave(self.requests[row])
@@ -103,6 +102,8 @@ class Served:
                 self.requests[row].output_ids.append(token)
 
     def propose(self, most: dict[int, int]) -> dict[int, list[int]]:
+        for row in most:
+            self.drafter.enter(self.requests[row])
         asks = [Ask(self.requests[row], count, self.pages[row], self.done[row]) for row, count in most.items()]
         drafts = self.drafter.propose(asks)
         return {row: list(draft.token_ids) for row, draft in zip(most, drafts, strict=True)}
@@ -112,6 +113,13 @@ class Served:
         return ids
 
 
+def warmed_up(runner: DraftRunner) -> DraftRunner:
+    """As on a GPU."""
+    runner.prepare(40)
+    runner.warm_up(40)
+    return runner
+
+
 def draft_model(path: Path, as_many: int = 384, max_positions: int = 64, **overrides: Any) -> ModelDrafter:
     config = ModelConfig.from_pretrained(tiny_checkpoint(path, **overrides))
     weights = load_decoder(config, dtype="float32").weights
@@ -119,7 +127,9 @@ def draft_model(path: Path, as_many: int = 384, max_positions: int = 64, **overr
     kv = KVCache(model.config, NUM_PAGES, PAGE_SIZE, model.dtype, model.device)
     attention = TorchAttention(model.attention_shape(PAGE_SIZE))
     runner = DraftRunner(model, kv, attention, max_rows=ROWS, max_pages=PAGES, device=model.device)
-    return ModelDrafter(runner, num_slots=NUM_PAGES * PAGE_SIZE, page_size=PAGE_SIZE, max_positions=max_positions)
+    return ModelDrafter(
+        runner, num_slots=NUM_PAGES * PAGE_SIZE, page_size=PAGE_SIZE, max_positions=max_positions, num_steps=9
+    )
 
 
 def eagle(path: Path, model: Decoder, **changes: Any) -> EagleDrafter:
@@ -128,9 +138,11 @@ def eagle(path: Path, model: Decoder, **changes: Any) -> EagleDrafter:
     num_slots = NUM_PAGES * PAGE_SIZE
     attention = TorchAttention(head.attention_shape(1))
     bounds = {"max_rows": ROWS, "max_pages": PAGES}
-    runner = HeadRunner(head, num_slots, PAGE_SIZE, attention, kv_dtype=head.dtype, **bounds)
+    runner: Any = HeadRunner(head, num_slots, PAGE_SIZE, attention, kv_dtype=head.dtype, **bounds)
     layers = config.layers_of(model.config.num_layers)
-    return EagleDrafter(runner, layers, num_slots=num_slots, page_size=PAGE_SIZE, max_positions=64)
+    return EagleDrafter(
+        warmed_up(runner), layers, num_slots=num_slots, page_size=PAGE_SIZE, max_positions=64, num_steps=9
+    )
 
 
 class ModelOracle:
@@ -219,6 +231,7 @@ def test_what_stood_is_not_computed_again(tmp_path: Path) -> None:
     row = drafter._rows[0]
     drafter._catch_up(row, its.requests[0])
     assert row.done == 4 + 3
+    its.requests[0].phase = Phase.DONE
     drafter.leave(its.requests[0])
     assert drafter._is_filled[4 : 4 + 7].all()
     assert not drafter._is_filled[4 + 8 :].any()

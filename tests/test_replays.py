@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from sgl.kernels.attention.torch import TorchAttention
-from sgl.runtime.batch import FROM_DEVICE, Batch, RowSetup
+from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, RowSetup
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
@@ -161,6 +161,8 @@ class Watcher:
 
     def __init__(self) -> None:
         self.seen: list[list[torch.Tensor]] = []
+
+    def loaded(self, pages: Int32Array) -> None: ...
 
     def observe(self, step: ObservedStep) -> None:
         assert len(step.pages) == len(step.batch)

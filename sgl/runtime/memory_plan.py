@@ -39,6 +39,17 @@ _WINDOWS_FRACTION = 0.5  # of KV, for the windows of as many requests as may run
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What a drafter holds beside the model, in bytes."""
+
+    weight_bytes: int = 0
+    token_bytes: int = 0  # of each slot of pages for all tokens
+
+
+NOTHING = Beside()
+
+
+@dataclass(frozen=True, slots=True)
 class KVPlan:
     """Pages of KV, including each pool's dummy page."""
 
@@ -81,7 +92,14 @@ class PoolSizes:
     its layers."""
 
     def __init__(
-        self, config: EngineConfig, model: Model, model_config: Config, page_size: int, rows: int, step_tokens: int
+        self,
+        config: EngineConfig,
+        model: Model,
+        model_config: Config,
+        page_size: int,
+        rows: int,
+        step_tokens: int,
+        beside: Beside,
     ) -> None:
         """model_config: that of all layers. rows: requests that may run at once."""
         windows = model_config.windows if isinstance(model_config, ModelConfig) else model.windows
@@ -109,7 +127,7 @@ class PoolSizes:
             stages = [windows[part.start : part.stop] for part in parts]
         counts = [sum(_windowed(stage, model)) for stage in stages]
         self._bytes = [
-            (page_bytes * (len(stage) - count), page_bytes * count)
+            (page_bytes * (len(stage) - count) + page_size * beside.token_bytes, page_bytes * count)
             for stage, count in zip(stages, counts, strict=True)
         ]
         """Of a page of each pool, by stage."""
@@ -136,12 +154,15 @@ class PoolSizes:
         return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
 
 
-def plan_memory(config: EngineConfig, model: Model, model_config: Config) -> tuple[EngineConfig, KVPlan]:
+def plan_memory(
+    config: EngineConfig, model: Model, model_config: Config, beside: Beside = NOTHING
+) -> tuple[EngineConfig, KVPlan]:
     """The KV pages, and the options with every None resolved that follows. A request needs pages for its context, or
     if all layers have one for its window. model_config: that of all layers. Raises ConfigError."""
-    device, context, bytes_of_token = model.device, model.max_positions, token_bytes(config, model)
+    device, context = model.device, model.max_positions
+    bytes_of_token = token_bytes(config, model) + beside.token_bytes
     page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
-    weight_bytes = held_bytes(model) + slot_bytes(config, model)
+    weight_bytes = held_bytes(model) + slot_bytes(config, model) + beside.weight_bytes
     rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
     page_bytes = bytes_of_token * page_size
     total_memory, memory_name = _total_memory(device, config.num_ranks // config.nnodes * config.dp_size)
@@ -156,7 +177,7 @@ def plan_memory(config: EngineConfig, model: Model, model_config: Config) -> tup
         num_bytes *= rows + 1 + checkpoints
     step_tokens = config.chunked_prefill_size or _default_step_tokens(model)
     pools, most_pages = (
-        PoolSizes(config, model, model_config, page_size, rows, step_tokens),
+        PoolSizes(config, model, model_config, page_size, rows, step_tokens, beside),
         rows * -(-context // page_size),
     )
     if config.max_total_tokens is not None:

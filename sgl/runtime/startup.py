@@ -20,7 +20,8 @@ from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
-from sgl.runtime.memory_plan import KVPlan, gib, held_bytes, kv_bytes, plan_memory
+from sgl.runtime.draft_choice import load_drafts
+from sgl.runtime.memory_plan import NOTHING, KVPlan, gib, held_bytes, kv_bytes, plan_memory
 from sgl.runtime.model.base import Config, Model
 from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
 from sgl.runtime.model.config import ModelConfig
@@ -34,6 +35,7 @@ from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.parallel.leader import LeadingRunner
 from sgl.runtime.parallel.wire import Build
+from sgl.runtime.runner.observer import Observer
 from sgl.runtime.runner.runner import ModelRunner, current
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits
@@ -226,19 +228,22 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     logger.info("%s: %s by %s", config.model_name, model_config.architecture, layers)
     config = choose_adapters(replace(config, model_impl="sgl" if is_native else "transformers"), model_config)
     model = load(config, model_config, device, None if group is None else group.ranks)
-    config, plan = plan_memory(config, model, model_config)
+    drafts = load_drafts(config, model_config, model, tokenizer)
+    beside = NOTHING if drafts is None else drafts.beside
+    config, plan = plan_memory(config, model, model_config, beside)
     plan = replace(plan, num_host_pages=plan_host(config, model, plan))
     config, attention = choose_attention(config, _attention_shape(config, model, plan))
     eos_ids = frozenset(model_config.eos_token_ids)
     if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
         eos_ids = frozenset((tokenizer.eos_id,))
+    drafter = None if drafts is None else drafts.drafter(config, plan.num_pages, eos_ids)
     runner: ModelRunner | LeadingRunner
     if group is None:
-        runner = build_runner(config, model, attention, plan, eos_ids)
+        runner = build_runner(config, model, attention, plan, eos_ids, drafter)
     else:
         group.send(Build(asdict(config), asdict(plan), sorted(eos_ids)))
         with group.failing():
-            runner = LeadingRunner(build_runner(config, model, attention, plan, eos_ids), group)
+            runner = LeadingRunner(build_runner(config, model, attention, plan, eos_ids, drafter), group)
     if device.type == "cuda":
         runner.warm_up(_most_tokens(config, plan.num_pages))
     assert config.page_size is not None
@@ -275,11 +280,11 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         runner,
         scheduler,
         eos_ids,
-        kv_bytes=kv_bytes(config, model, plan),
-        weight_bytes=held_bytes(model),
+        kv_bytes=kv_bytes(config, model, plan) + beside.token_bytes * plan.num_pages * config.page_size,
+        weight_bytes=held_bytes(model) + beside.weight_bytes,
         num_weights=count_weights(model_config) + (0 if (eyes := eyes_of(model)) is None else eyes.num_weights),
         group=group,
-        speculator=speculate.speculator(config, scheduler),
+        speculator=speculate.speculator(config, scheduler, [] if drafter is None else [drafter]),
     )
 
 
@@ -295,6 +300,7 @@ def build_runner(
     attention: AttentionBackend,
     plan: KVPlan,
     eos_ids: frozenset[int],
+    observer: Observer | None = None,
 ) -> ModelRunner:
     """A runner with its KV pages, and host pages for copies; all ranks wait for each other. Raises ConfigError."""
     page_size = config.page_size
@@ -327,6 +333,7 @@ def build_runner(
         lora=adapter_slots(config, model),
         num_checkpoints=config.state_checkpoints or 0,
         host_pages=plan.num_host_pages,
+        observer=observer,
     )
     if model.device.type == "cuda":
         runner.prepare(max_tokens)

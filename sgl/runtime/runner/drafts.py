@@ -3,6 +3,7 @@ their own at the same slots as the model's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep
 from sgl.runtime.batch import Batch, Int32Array
+from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.eagle.head import EagleHead
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.pack import pack
@@ -62,6 +64,19 @@ class HeadRunner(DraftRunner):
         """Keep the features of T tokens that the model has computed. slots: int64 [T]."""
         with self._current:
             self._features.index_copy_(0, slots, self._head.fused(hidden))
+
+    def warm_up(self, num_tokens: int, launch: Callable[[Batch], AnyStep] | None = None) -> None:
+        """See `ModelRunner`."""
+        super().warm_up(num_tokens, launch or (lambda batch: self.launch(self._behind_first(batch))))
+
+    def _behind_first(self, batch: Batch) -> Batch:
+        """Rows of prompts without their first tokens."""
+        width = self._page_table.shape[1]
+        assert width > 1, "there are drafts only behind a second token"
+        batch.kv_lens = np.minimum(batch.kv_lens + 1, width)
+        batch.q_lens = np.minimum(batch.q_lens, batch.kv_lens - 1)
+        batch.token_ids = batch.token_ids[: batch.q_lens.sum()]
+        return batch
 
     def _forward(self, batch: Batch, step: AttentionStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows begin behind their first token. Tokens that are sampled after get the head's own features."""

@@ -37,6 +37,9 @@ class Observer(Protocol):
     def observe(self, step: ObservedStep) -> None:
         """A step was launched. Must not wait for the device."""
 
+    def loaded(self, pages: Int32Array) -> None:
+        """The model's part of these pages, [n], comes from host memory; nothing else of their tokens does."""
+
 
 def observed(
     batch: Batch, pages: Int32Array, inputs: Sequence[torch.Tensor], taps: Taps | None, places: torch.Tensor | None

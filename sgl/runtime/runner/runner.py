@@ -273,6 +273,8 @@ class ModelRunner:
     def move(self, moves: PageMoves) -> PendingMoves:
         """Copy pages between the device and host memory; see `batch.Mover`."""
         assert self.host is not None, "there is host memory for copies"
+        if self._observer is not None and len(moves.loads):
+            self._observer.loaded(moves.loads[:, 1])
         return self.host.move(moves)
 
     def measure(self, num_tokens: int, launch: Callable[[Batch], AnyStep] | None = None) -> tuple[float, float]:

@@ -31,6 +31,7 @@ class _Row:
 
     known: Int32Array  # [n] tokens at its first step
     done: int = 0  # tokens whose KV is right
+    marked: int = 0  # of them, those noted as filled in
     pages: Int32Array = field(default_factory=lambda: _NO_PAGES)  # known to the runner
     is_blind: bool = False  # it has seen images, which the drafter does not
     drafted: list[int] = field(default_factory=list)  # tokens computed behind `done`, which may yet be right
@@ -54,15 +55,19 @@ class ModelDrafter:
     layers: tuple[int, ...] = ()
     _first = 0  # tokens without an entry
 
-    def __init__(self, runner: DraftRunner, *, num_slots: int, page_size: int, max_positions: int) -> None:
-        """num_slots: of KV. max_positions: beyond which nothing is drafted."""
+    def __init__(
+        self, runner: DraftRunner, *, num_slots: int, page_size: int, max_positions: int, num_steps: int
+    ) -> None:
+        """num_slots: of KV. max_positions: beyond which nothing is drafted. num_steps: drafts at most, each a forward
+        pass."""
         self._runner = runner
         self._page_size = page_size
         self._max_positions = max_positions
+        self._num_steps = num_steps
         self._is_filled = np.zeros(num_slots, np.bool_)
         """Of tokens that the model has computed, whether this drafter has, too."""
         self._rows: dict[int, _Row] = {}
-        self._row_of: dict[int, int] = {}  # by uid
+        self._row_of: dict[int, tuple[int, _Row]] = {}  # by uid
         self._setups: dict[int, RowSetup] = {}  # by row, those that the runner does not know yet
 
     # ---- steps of the model
@@ -89,30 +94,34 @@ class ModelDrafter:
             if row is None or b in batch.drafts:
                 continue
             row.is_blind |= b in batch.places or (batch.offsets is not None and bool(batch.offsets[b]))
+            if row.is_blind or end > self._max_positions:
+                continue
+            self._place(row, number, pages[b, : -(-end // self._page_size)])
             if number in new_rows:
                 row.done = self._filled_len(pages[b], start)
             elif row.done < start:
                 continue  # later, with the next draft
-            if row.is_blind or end > self._max_positions:
-                continue
-            self._place(row, number, pages[b, : -(-end // self._page_size)])
             first = min(row.done, start)  # what is cached may lack this drafter's part
             ids = np.concatenate((row.known[first:start], batch.token_ids[ends[b] - batch.q_lens[b] : ends[b]]))
             skipped = max(self._first - first, 0)
             if first + skipped < end:
                 chunks.append(_Chunk(number, first + skipped, end, ids[skipped:]))
-            row.done, row.drafted = end, []
+            row.done, row.marked, row.drafted = end, 0, []
             self._mark(row)
         if chunks:
             self._runner.forward(self._batch(chunks, samples=False))
 
+    def loaded(self, pages: Int32Array) -> None:
+        """See `Observer`. A head goes on without the features that are lost."""
+        self._is_filled.reshape(-1, self._page_size)[pages] = False
+
     def _read(self, step: ObservedStep) -> None:
         """What else of the step is needed."""
 
-    def _filled_len(self, pages: Int32Array, length: int) -> int:
-        """Leading tokens of `length` in these pages that are filled in."""
-        filled = self._is_filled[self._slots(pages[None], np.array([0]), np.array([length]))]
-        return length if filled.all() else int(filled.argmin())
+    def _filled_len(self, pages: Int32Array, length: int, start: int = 0) -> int:
+        """Leading tokens of `length` in these pages that are filled in, as those before `start` are."""
+        filled = self._is_filled[self._slots(pages[None], np.array([start]), np.array([length - start]))]
+        return length if filled.all() else start + int(filled.argmin())
 
     def _slots(
         self, pages: Int32Array, starts: Int32Array | Int64Array, lengths: Int32Array | Int64Array
@@ -126,30 +135,46 @@ class ModelDrafter:
         return slots
 
     def _place(self, row: _Row, number: int, pages: Int32Array) -> None:
-        num_known = len(row.pages)
-        if len(pages) > num_known:
-            self._runner.place(number, num_known, pages[num_known:])
-            row.pages = pages.copy()
+        """Tell the runner of pages that are new, or another's with the same tokens in place of the row's own."""
+        common = min(len(row.pages), len(pages))
+        changed = np.flatnonzero(row.pages[:common] != pages[:common])
+        first = int(changed[0]) if len(changed) else common
+        if first == len(pages):
+            return
+        self._runner.place(number, first, pages[first:])
+        row.pages = np.concatenate((pages, row.pages[len(pages) :]))
+        reused = min(row.done, (int(changed[-1]) + 1) * self._page_size) if len(changed) else 0
+        if first * self._page_size < reused:
+            filled = self._filled_len(row.pages, reused, first * self._page_size)
+            if filled < reused:
+                row.done, row.drafted = filled, []
+                row.marked = min(row.marked, filled)
 
     def _mark(self, row: _Row) -> None:
-        """Note for whoever finds them in the cache that its tokens are filled in."""
-        if row.done:
-            self._is_filled[self._slots(row.pages[None], np.array([0]), np.array([row.done]))] = True
+        """Note for whoever finds them in the cache which tokens are filled in."""
+        if row.marked < row.done:
+            span = np.array([row.marked]), np.array([row.done - row.marked])
+            self._is_filled[self._slots(row.pages[None], *span)] = True
+            row.marked = row.done
 
     # ---- requests
 
     def enter(self, request: Request) -> None:
         """See `Drafter`."""
-        self._row_of[request.uid] = request.row
+        row = self._rows.get(request.row)
+        if row is not None:
+            self._row_of[request.uid] = request.row, row
 
     def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
         """See `Drafter`. What stood shows in the output."""
 
     def leave(self, request: Request) -> None:
         """See `Drafter`."""
-        number = self._row_of.pop(request.uid, None)
-        row = None if number is None else self._rows.pop(number, None)
-        if row is not None:
+        number, row = self._row_of.pop(request.uid, (-1, None))
+        if row is None or self._rows.get(number) is not row:
+            return
+        del self._rows[number]
+        if request.is_done:  # else its pages may be another's by now
             self._catch_up(row, request)
             self._mark(row)
 
@@ -176,10 +201,12 @@ class ModelDrafter:
         """What to compute for a request; None: nothing can be drafted."""
         request = ask.request
         row, known = self._rows.get(request.row), request.num_known
-        most = min(ask.most, self._max_positions - known + 1)
+        most = min(ask.most, self._num_steps, self._max_positions - known + 1)
         if row is None or row.is_blind or request.params.has_penalties or known <= self._first or most < 1:
             return None
         self._catch_up(row, request)
+        self._place(row, request.row, ask.pages[: -(-(known + most - 1) // self._page_size)])
+        self._mark(row)
         reach = self._reach(ask)
         num_forced = known - reach
         if num_forced > _MOST_FORCED:
@@ -187,7 +214,6 @@ class ModelDrafter:
         start = max(min(row.done, reach - 1), self._first)
         if start >= reach:
             return None
-        self._place(row, request.row, ask.pages[: -(-(known + most - 1) // self._page_size)])
         return _Guess(index, row, request.row, start, reach, _known_from(request, start), num_forced, most)
 
     def _catch_up(self, row: _Row, request: Request) -> None:
@@ -203,8 +229,9 @@ class ModelDrafter:
         return ask.request.num_known
 
     def _note(self, guess: _Guess) -> None:
-        guess.row.done = guess.reach
-        guess.row.drafted = guess.drafted[:-1]
+        row = guess.row
+        row.done, row.drafted = guess.reach, guess.drafted[:-1]
+        row.marked = min(row.marked, row.done - 1)  # which the model is yet to compute
 
     def _batch(self, chunks: list[_Chunk], *, samples: bool) -> Batch:
         setups, self._setups = list(self._setups.values()), {}
@@ -229,11 +256,9 @@ class EagleDrafter(ModelDrafter):
     name = "eagle3"
     _first = 1
 
-    def __init__(
-        self, runner: HeadRunner, layers: tuple[int, ...], *, num_slots: int, page_size: int, max_positions: int
-    ) -> None:
-        """layers: see `Observer`."""
-        super().__init__(runner, num_slots=num_slots, page_size=page_size, max_positions=max_positions)
+    def __init__(self, runner: HeadRunner, layers: tuple[int, ...], **options: int) -> None:
+        """layers: see `Observer`. options: as of `ModelDrafter`."""
+        super().__init__(runner, **options)
         self._head = runner
         self.layers = layers
 
@@ -245,8 +270,8 @@ class EagleDrafter(ModelDrafter):
         return min(ask.request.num_known, ask.num_computed + 1)
 
     def _note(self, guess: _Guess) -> None:
-        guess.row.done = guess.reach  # of what follows, the model will make other features
-        guess.row.drafted = []
+        super()._note(guess)
+        guess.row.drafted = []  # the model will make other features of these
 
 
 @dataclass(slots=True)

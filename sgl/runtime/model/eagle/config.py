@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sgl.runtime.model.checkpoint import checkpoint_folder
+from sgl.runtime.gguf import is_gguf
+from sgl.runtime.model.checkpoint import checkpoint_folder, find_checkpoint
 from sgl.runtime.model.config import DtypeName, RopeConfig, read_dtype, read_rope
 from sgl.runtime.model.fields import Fields, read_json
 
@@ -60,11 +61,10 @@ class EagleConfig:
         anything else than a head of one Llama layer, ModelError for a missing or inconsistent config."""
         folder = checkpoint_folder(path)
         whole = Fields(str(folder), read_json(folder / "config.json"))
-        wrapped = whole.data.get("speculators_model_type")
-        name = ", ".join(map(str, whole.data.get("architectures") or [])) or str(whole.data.get("model_type"))
-        whole.architecture = name
-        if (wrapped != "eagle3") if wrapped is not None else ("eagle3" not in name.lower()):
-            raise whole.unsupported(f"{wrapped or name} as an EAGLE-3 head (LlamaForCausalLMEagle3)")
+        wrapped, whole.architecture = _kind(whole.data)
+        if not _is_eagle3(wrapped, whole.architecture):
+            what = whole.architecture if wrapped is None else wrapped
+            raise whole.unsupported(f"{what} as an EAGLE-3 head (LlamaForCausalLMEagle3)")
         layer = whole.data if wrapped is None else whole.data.get("transformer_layer_config")
         if not isinstance(layer, Mapping):
             raise whole.error(f"'transformer_layer_config' is {layer!r:.100}, not an object")
@@ -85,6 +85,22 @@ class EagleConfig:
                 "one computes only the tokens to sample after: it is a head for another model"
             )
         return layers
+
+
+def is_head(path: str | Path) -> bool:
+    """Whether a checkpoint is an EAGLE-3 head, by its config. Raises ModelError."""
+    folder = find_checkpoint(path)
+    return not is_gguf(folder) and _is_eagle3(*_kind(read_json(folder / "config.json")))
+
+
+def _kind(data: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Of a speculators model, and the architecture."""
+    name = ", ".join(map(str, data.get("architectures") or [])) or str(data.get("model_type"))
+    return data.get("speculators_model_type"), name
+
+
+def _is_eagle3(wrapped: str | None, architecture: str) -> bool:
+    return "eagle3" in architecture.lower() if wrapped is None else wrapped == "eagle3"
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
