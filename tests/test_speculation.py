@@ -243,3 +243,34 @@ def test_on_a_gpu_replayed_steps_verify_what_launched_ones_do(folder: Path, back
                 assert counters.verified_tokens - before.verified_tokens > 0.8 * drafted > 0
                 same = [a["output_ids"] == b["output_ids"] for a, b in zip(results, expected, strict=True)]
                 assert sum(same) > 0.5 * len(same)
+
+
+def test_outputs_are_looked_up_in_those_of_the_same_caller_and_kind_alone(folder: Path) -> None:
+    origins = []
+    params = {"max_new_tokens": 8, "temperature": 1.0, "seed": 5}
+    with Engine(folder, dtype="float32") as engine:
+        for options in (
+            {},
+            {"extra_key": "other"},
+            {"owner": "somebody"},
+            {"sampling_params": {**params, "json_schema": RECORD}},
+            {"prompt": "another beginning, and a different one at that: a record"},
+        ):
+            call = engine.prepare(**{"prompt": "a record of much: ", "sampling_params": params, **options})
+            origins.append(call.submissions[0].request.origin)
+        assert (
+            engine.prepare(prompt="a record of much: ", sampling_params=params).submissions[0].request.origin
+            == (origins[0])
+        )
+    assert len(set(origins)) == len(origins)
+
+
+def test_usage_tells_what_was_drafted_and_what_stood(folder: Path, plain: Any) -> None:
+    prompts, params, _, outputs = plain
+    with Engine(folder, dtype="float32") as engine:
+        assert "drafted_tokens" not in engine.generate(prompt=prompts[5], sampling_params=params[5])["meta_info"]
+        speculate(engine, [Oracle(outputs, 0.2, seed=1)])
+        meta = engine.generate(prompt=prompts[5], sampling_params=params[5])["meta_info"]
+        counters = engine._scheduler.counters
+        assert meta["drafted_tokens"] == counters.drafted_tokens > 0
+        assert meta["accepted_tokens"] == counters.verified_tokens > 0

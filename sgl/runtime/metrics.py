@@ -113,6 +113,8 @@ _COUNTERS = {
     "num_retracted_requests_total": ("retractions", "Times that a running request had to give up its KV."),
     "num_steps_total": ("steps", "Steps of the engine."),
     "jump_forward_tokens_total": ("forced_tokens", "Tokens to which a constraint left no alternative."),
+    "spec_drafted_tokens_total": ("drafted_tokens", "Drafts that steps verified."),
+    "spec_accepted_tokens_total": ("verified_tokens", "Drafts that stood: tokens that took no step of their own."),
     "host_token_masks_total": ("host_masks", "Token masks of constrained rows that the host computed."),
     "device_token_masks_total": ("device_masks", "Token masks of constrained rows that the device computed."),
     "evicted_tokens_total": ("evicted_tokens", "Tokens of KV that the prefix cache gave up."),

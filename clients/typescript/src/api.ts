@@ -2604,6 +2604,10 @@ export interface components {
             prefill_time: number | null;
             /** E2E Latency */
             e2e_latency: number;
+            /** Drafted Tokens */
+            drafted_tokens?: number;
+            /** Accepted Tokens */
+            accepted_tokens?: number;
             /** Matched Regex */
             matched_regex?: string;
             /** Input Token Logprobs */

@@ -77,7 +77,8 @@ def meta_of(variable: Any) -> Any:
     return meta_of(variable.source)
 
 
-_COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens")
+_DRAFTS = ("drafted_tokens", "accepted_tokens")
+_COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens", "forced_tokens", *_DRAFTS)
 
 
 def cost_of(meta: Mapping[str, Any]) -> Counter[str]:
@@ -91,4 +92,5 @@ def cost_of(meta: Mapping[str, Any]) -> Counter[str]:
     cost.update({"prompt_tokens": usage["new_tokens"] + usage["cached_tokens"]})
     cost.update({"completion_tokens": usage["generated_tokens"] + usage["forced_tokens"]})
     cost.update({key: usage[key] for key in ("cached_tokens", "forced_tokens", "queue_seconds", "compute_seconds")})
+    cost.update({key: usage[key] for key in _DRAFTS if key in usage})
     return cost

@@ -278,6 +278,8 @@ def _facts(meta: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     counts: Sequence[tuple[str, Any]] = (
         ("tokens", generated),
         ("forced", usage.get("forced_tokens", meta.get("forced_tokens"))),
+        ("drafted", usage.get("drafted_tokens", meta.get("drafted_tokens"))),
+        ("of them accepted", usage.get("accepted_tokens", meta.get("accepted_tokens"))),
         ("cached", usage.get("cached_tokens", meta.get("cached_tokens"))),
         ("new in the prompt", usage.get("new_tokens")),
     )

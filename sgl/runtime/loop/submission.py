@@ -20,6 +20,8 @@ class Detail(NamedTuple):
     cached_len: int
     num_retractions: int
     num_forced: int  # output tokens so far that were certain and not sampled
+    num_drafted: int  # drafts so far that were verified,
+    num_accepted: int  # and that stood
     queue_seconds: float  # from submission to the first step
     prefill_seconds: float  # from there to the first output token
     embedding: Float32Array | None  # [hidden_size] with the last output, if asked for
@@ -98,6 +100,8 @@ class Submission:
                 cached_len=request.cached_len,
                 num_retractions=request.num_retractions,
                 num_forced=request.num_forced,
+                num_drafted=request.num_drafted,
+                num_accepted=request.num_accepted,
                 queue_seconds=max(0.0, self.first_step - self.submitted),
                 prefill_seconds=max(0.0, self.first_token - self.first_step),
                 embedding=None if reason is None or reason.type == "abort" else request.embedding,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,6 +28,7 @@ from sgl.runtime.media.item import MediaItem
 from sgl.runtime.media.layout import Layout
 from sgl.runtime.media.read import from_base64
 from sgl.runtime.program.machine import Machine, Services
+from sgl.runtime.program.source import source
 from sgl.runtime.program.stream import NodeRequests, Stream
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens, merged
 from sgl.runtime.program.trie import CandidateTrie
@@ -45,6 +47,7 @@ _MAX_LOGPROBS = 1 << 16
 """Of one gen: they travel in one event."""
 _FEW_SAMPLES = 8  # of a gen, handled on the loop's thread
 
+_DIGITS = re.compile(r"[0-9]+")
 _EXTRA_OPTIONS = ("extra_key", "lora_path", "token_ids_logprob")
 _SCORE = SamplingParams(max_new_tokens=0, temperature=0.0)
 
@@ -66,6 +69,7 @@ class ProgramSession(Interpreter[Stream]):
         )
         self._checker = Checker(self._program, Limits(requests=services.builder.max_requests))
         self._services = services
+        self._tenant = source.get().tenant
 
     def cancel(self) -> None:
         """Abort the program and release its resources. Never blocks."""
@@ -192,6 +196,8 @@ class ProgramSession(Interpreter[Stream]):
         options = logprob_options(given) | extra
         options |= {"priority": given["priority"], "timeout": given["timeout"]}
         options["stream"] = self._program.stream and len(seeds) == 1
+        options["origin"] = self._program.name, _DIGITS.sub("", node.name or "")
+        options["owner"] = self._tenant
         samplings = [{**native_sampling(given, constraint, seed), "structural_tag": tag} for seed in seeds]
         return [{**options, "sampling_params": SamplingParams.from_dict(sampling)} for sampling in samplings]
 

@@ -7,7 +7,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ MAX_TOKEN_IDS_LOGPROB = 1024
 MAX_LOGPROBS = 1 << 19
 """Of one request, or of all requests of one HTTP call: 16 MB of JSON."""
 MAX_PRIORITY = 2**31
+_BEGINNING = 32  # tokens: prompts that share so many are of one kind
 MAX_NAME_CHARACTERS = 1024
 """Of a rid or an extra_key."""
 
@@ -133,6 +134,8 @@ class RequestBuilder:
                 raise InvalidRequest(f"{name} may have {MAX_NAME_CHARACTERS} characters at most", param=name)
         adapter = self._adapters.number_of(wanted.lora_path)
         matchers = self._constraints.matchers(params)
+        namespace = (adapter, wanted.extra_key) if adapter else wanted.extra_key
+        origin = wanted.owner, namespace, wanted.origin, _kind(wanted, params, prompt_ids)
         now = time.monotonic()
         key = prompt_ids.tobytes() if layout is None else layout.key_ids.tobytes()
         room = self._context_length - len(prompt_ids) - (0 if layout is None else max(0, layout.offset))
@@ -153,7 +156,8 @@ class RequestBuilder:
                 layout=layout,
                 stop_ids=(frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids),
                 priority=priority,
-                namespace=(adapter, wanted.extra_key) if adapter else wanted.extra_key,
+                namespace=namespace,
+                origin=origin,
                 adapter=adapter,
                 deadline=None if timeout is None else wanted.arrived + timeout,
                 queue_deadline=None if self._config.queue_timeout is None else now + self._config.queue_timeout,
@@ -285,6 +289,11 @@ class RequestBuilder:
                 param="token_ids_logprob",
             )
         return _token_ids("token_ids_logprob", wanted.token_ids_logprob, self._vocab_size)
+
+
+def _kind(wanted: GenerateRequest, params: SamplingParams, prompt_ids: Int32Array) -> Hashable:
+    """What requests of one caller have in common whose outputs may be alike."""
+    return params.constraint or (None if wanted.origin else prompt_ids[:_BEGINNING].tobytes())
 
 
 def no_images(kind: str, param: str) -> InvalidRequest:

@@ -103,6 +103,8 @@ class NativeResult:
             "prefill_time": detail.prefill_seconds,
             "e2e_latency": time.monotonic() - self.started,
         }
+        if detail.num_drafted:
+            meta |= {"drafted_tokens": detail.num_drafted, "accepted_tokens": detail.num_accepted}
         if self.header.top_logprobs >= 0:
             meta.update(self._logprobs(first_logprob, with_input=with_input))
         result = {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}

@@ -65,6 +65,8 @@ class MetaInfo(TypedDict):
     queue_time: float | None
     prefill_time: float | None
     e2e_latency: float
+    drafted_tokens: NotRequired[int]
+    accepted_tokens: NotRequired[int]
     matched_regex: NotRequired[str]
     input_token_logprobs: NotRequired[list[Entry]]
     output_token_logprobs: NotRequired[list[Entry]]

@@ -78,6 +78,8 @@ class Tracer:
             "gen_ai.response.finish_reasons": [reason["type"]] if "type" in reason else None,
             "sgl.cached_tokens": meta.get("cached_tokens", usage.get("cached_tokens")),
             "sgl.forced_tokens": meta.get("forced_tokens", usage.get("forced_tokens")),
+            "sgl.drafted_tokens": meta.get("drafted_tokens", usage.get("drafted_tokens")),
+            "sgl.accepted_tokens": meta.get("accepted_tokens", usage.get("accepted_tokens")),
         }
         attributes = {name: value for name, value in attributes.items() if value is not None}
         span = self._tracer.start_span(name, context=parent, start_time=start, attributes=attributes)
