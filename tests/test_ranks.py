@@ -53,7 +53,7 @@ def followers(engine: Engine) -> list[int]:
         ("qwen2", 60),
         *(
             pytest.param(name, 200, marks=pytest.mark.slow)
-            for name in ("llama-mqa-tied", "mistral-window", "qwen2", "qwen3")
+            for name in ("llama-mqa-tied", "mistral-window", "qwen2", "qwen3", "gemma3", "qwen2-window")
         ),
     ],
 )

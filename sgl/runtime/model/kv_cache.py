@@ -55,15 +55,14 @@ class KVCache:
         windowed: WindowedLayers | None = None,
     ) -> None:
         is_windowed = [False] * layout.num_layers if windowed is None else list(windowed.layers)
-        storages = {False: self._storage(layout, is_windowed.count(False), num_pages, page_size, dtype, device)}
-        if windowed is not None:
-            num_layers = is_windowed.count(True)
-            storages[True] = self._storage(layout, num_layers, windowed.num_pages, page_size, dtype, device)
+        self._storages: dict[bool, torch.Tensor] = {}  # by whether it is that of windowed layers
+        for each in set(is_windowed):
+            pages = windowed.num_pages if each and windowed is not None else num_pages
+            self._storages[each] = self._storage(layout, is_windowed.count(each), pages, page_size, dtype, device)
         self.num_pages = num_pages
         self.page_size = page_size
         self.windowed = windowed
-        self._full = storages[False]
-        layers = {each: iter(storage.unbind()) for each, storage in storages.items()}
+        layers = {each: iter(storage.unbind()) for each, storage in self._storages.items()}
         parts = [next(layers[each]) for each in is_windowed]
         self.keys = [part[0] for part in parts]
         self.values = [part[0, ..., : layout.latent_dim] if layout.latent_dim else part[1] for part in parts]
@@ -86,8 +85,9 @@ class KVCache:
     def fragments(self) -> torch.Tensor:
         """All of it as uint8 [F, num_pages, bytes]: F fragments, keys or values of a layer, of every page."""
         assert self.windowed is None, "windowed layers have other pages"
-        layers, parts = self._full.shape[:2]
-        return self._full.view(torch.uint8).view(layers * parts, self.num_pages, -1)
+        storage = self._storages[False]
+        layers, parts = storage.shape[:2]
+        return storage.view(torch.uint8).view(layers * parts, self.num_pages, -1)
 
     @staticmethod
     def bytes_per_token(layout: KVLayout, dtype: torch.dtype) -> int:

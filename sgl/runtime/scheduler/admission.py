@@ -170,7 +170,8 @@ class Admission:
 
     def _add_running(self, simulation: ReleaseSimulation, request: Request) -> None:
         memory, row, windows = self._memory, request.row, self._memory.windows
-        known, num_pages = max(request.target_len, int(memory.rows.kv_len[row])), int(memory.rows.num_pages[row])
+        kv_len, num_pages = int(memory.rows.kv_len[row]), int(memory.rows.num_pages[row])
+        known = max(request.target_len, kv_len)
         remaining = self._remaining(request)
 
         def add(pool: ReleaseSimulation, given: int, most: int | None) -> None:
@@ -179,7 +180,8 @@ class Admission:
 
         add(simulation, int(memory.rows.given_back[row]), memory.most_pages(request, self._step_tokens))
         if simulation.beside is not None and windows is not None:
-            add(simulation.beside, int(windows.given_back[row]), windows.most_pages(request, self._step_tokens))
+            most = windows.most_pages(known - kv_len, self._step_tokens)
+            add(simulation.beside, int(windows.given_back[row]), most)
 
     def _add_waiting(
         self, simulation: ReleaseSimulation, request: Request, matched_len: int, skipped: int = 0
@@ -190,7 +192,8 @@ class Admission:
         simulation.add(remaining, request.num_known - skipped, lent, 0, most)
         if simulation.beside is not None and windows is not None:
             first = first_seen_page(windows.window, page_size, matched_len)
-            lent, most = matched_len // page_size - first, windows.most_pages(request, self._step_tokens)
+            most = windows.most_pages(request.num_known - matched_len, self._step_tokens)
+            lent = matched_len // page_size - first
             simulation.beside.add(remaining, request.num_known - first * page_size, lent, 0, most)
 
     def _remaining(self, request: Request) -> int:

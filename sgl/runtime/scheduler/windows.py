@@ -41,9 +41,10 @@ class RowWindows:
         writes, self._writes = self._writes, []
         return np.concatenate(writes) if writes else np.empty((0, 3), np.int32)
 
-    def most_pages(self, request: Request, step_tokens: int | None) -> int:
-        """Pages that a request holds at most, with prompts in parts of step_tokens."""
-        return pages_in_window(self.window, self.pool.page_size, step_tokens or request.num_known)
+    def most_pages(self, num_tokens: int, step_tokens: int | None) -> int:
+        """Pages that a request holds at most which has so many known tokens to compute, in parts of step_tokens."""
+        at_once = max(1, num_tokens if step_tokens is None else min(num_tokens, step_tokens))
+        return pages_in_window(self.window, self.pool.page_size, at_once)
 
     def enter(self, request: Request, node: Node, matched_len: int) -> None:
         """A request has a row and goes on behind `node`, for which it holds what it sees; the tree has matched_len of
