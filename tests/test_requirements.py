@@ -47,7 +47,19 @@ def test_the_extra_asks_for_just_the_flashinfer_that_is_accepted() -> None:
 
 
 def test_the_extras_are_those_that_messages_name() -> None:
-    assert set(EXTRAS) == {"engine", "cuda", "quant", "ebnf", "dist", "otel", "plot", "video", "docs", "dev"}
+    assert set(EXTRAS) == {
+        "engine",
+        "cuda",
+        "quant",
+        "ebnf",
+        "gateway",
+        "dist",
+        "otel",
+        "plot",
+        "video",
+        "docs",
+        "dev",
+    }
     named = {
         extra
         for path in (REPOSITORY / "sgl").rglob("*.py")

@@ -255,6 +255,9 @@ def test_a_timeout_ends_a_request_wherever_it_waits(server: LiveServer, engine: 
                 assert '"code":"request_timeout"' in answer.text or '"err_type":"RequestTimeout"' in answer.text
             else:
                 assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
+        left = {"X-Sgl-Deadline-S": "0.3"}  # of a gateway
+        answer = server.post("/generate", {**body, "sampling_params": LONG, "timeout": 60.0}, headers=left)
+        assert '"request_timeout"' in answer.text or '"err_type":"RequestTimeout"' in answer.text
         results = server.post("/generate", {"text": ["a", "b"], "sampling_params": LONG, "timeout": 0.3}).json()
         if isinstance(results, list):  # else the machine had not even begun
             assert [each["meta_info"]["finish_reason"]["err_type"] for each in results] == ["RequestTimeout"] * 2

@@ -120,6 +120,7 @@ def _sgl() -> _Group:
         _Command("run", "programs:run", _RUN, _run, context_settings=the_rest_is_the_files),
         _Command("trace", "programs:trace", _TRACE, _trace, context_settings=the_rest_is_the_files),
         _Command("chat", "chat:chat", "Talk with a model that is served.", _chat),
+        _Command("gateway", "gateway:gateway", _GATEWAY, _gateway),
         _Group(name="bench", commands=benches, help="Measure a server, or the engine alone."),
         _Group(name="cluster", commands=of_a_cluster, help="Replicas of a server on one or several hosts."),
     ]
@@ -137,6 +138,9 @@ _SERVE = """Serve a model over HTTP: native API, OpenAI API, programs.
 
 Every option may also come from a YAML file (--config) or from an SGL_<NAME> variable; flags win over the file, and the
 file over variables."""
+_GATEWAY = """Serve at one address what several servers serve.
+
+Each request goes to the server that would be done with it first. What fails before its first byte is tried again."""
 _CLUSTER_UP = """Run replicas of a server behind one address, as a YAML FILE says.
 
 Stays until Ctrl-C or `sgl cluster down`. FILE holds options of `sgl serve`, and how many replicas."""
@@ -168,6 +172,22 @@ def _serve() -> Parameters:
         "otlp_endpoint": "Traces and logs",
     }
     return [*_model(), *field_options(ServerConfig, groups), *_engine()]
+
+
+def _gateway() -> Parameters:
+    from sgl.runtime.gateway.config import GatewayConfig
+
+    groups = {"routing_policy": "Who gets a request", "retries": "Failures", "max_in_flight": "Limits"}
+    groups["breaker_failures"] = "Broken workers"
+    worker = "A server's address; once for each."
+    key = "Of what changes the workers at /workers. [default: nobody may]"
+    return [
+        Option(["--worker"], multiple=True, metavar="URL", help=worker),
+        Option(["--host"], default="127.0.0.1", help="Address to listen on.", show_default=True),
+        Option(["--port"], type=int, default=30000, help="Port; 0: any free one.", show_default=True),
+        Option(["--admin-api-key"], metavar="KEY", help=key),
+        *field_options(GatewayConfig, groups),
+    ]
 
 
 def _cluster_file() -> Parameters:

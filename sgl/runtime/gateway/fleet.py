@@ -27,10 +27,11 @@ _APART = 4.0  # a rate's factor from the mean, at most
 class Ticket:
     """A request's place at a worker: counts as its work until `end`."""
 
-    __slots__ = ("_fleet", "_generated", "_prompt", "worker")
+    __slots__ = ("_fleet", "_generated", "_prompt", "found_tokens", "worker")
 
-    def __init__(self, fleet: Fleet, worker: Worker, prompt: float, generated: float) -> None:
+    def __init__(self, fleet: Fleet, worker: Worker, prompt: float, generated: float, found_tokens: float) -> None:
         self.worker = worker
+        self.found_tokens = found_tokens  # of its prompt, computed there
         self._fleet: Fleet | None = fleet
         self._prompt, self._generated = prompt, generated
         fleet.meet(worker, 0.0)
@@ -124,7 +125,8 @@ class Fleet:
             self._homes.move_to_end(ask.session)
             if len(self._homes) > SESSIONS:
                 self._homes.popitem(last=False)
-        return Ticket(self, worker, max(0.0, ask.prompt - found * ask.block_tokens), GENERATED * ask.generated)
+        computed = min(ask.prompt, float(found * ask.block_tokens))
+        return Ticket(self, worker, ask.prompt - computed, GENERATED * ask.generated, computed)
 
     def meet(self, worker: Worker, done: float) -> None:
         """A request comes to a worker, or so much of its work is done."""

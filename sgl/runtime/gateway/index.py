@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 REMEMBERED = 200_000
 """Blocks of a worker whose room is not known."""
-GUESS_SECONDS = 600.0
+GUESS_SECONDS = 1800.0
 """After that, a worker that tells its events would have told."""
 
 _NOBODY: frozenset[str] = frozenset()

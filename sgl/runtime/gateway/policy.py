@@ -22,7 +22,7 @@ RoutingPolicy = Literal["cache_aware", "round_robin", "random", "power_of_two", 
 AFFINITY = 1.5
 """A session stays where it was while that takes at most so many times as long as the best place."""
 SAMPLED = 2
-LOST = 5.0
+LOST = 10.0
 """What computing a token again costs besides: room in another cache, and time of whoever comes next."""
 CROWDED = 1.25
 """Times the mean work: up to that, a worker's queue matters little beside what it has computed."""

@@ -20,7 +20,7 @@ from aiohttp import web
 from sgl.errors import SglError, nearest_name
 from sgl.runtime.server.adapters import LoraApi
 from sgl.runtime.server.connection import Connection
-from sgl.runtime.server.deadline import Deadline, deadline
+from sgl.runtime.server.deadline import DEADLINE_HEADER, Deadline, deadline
 from sgl.runtime.server.embeddings.api import EmbeddingsApi
 from sgl.runtime.server.errors import NotThere, Shape, WrongKey, error_response
 from sgl.runtime.server.history import Note, note
@@ -166,6 +166,8 @@ class _Guard:
             if (current := note.get()) is not None:
                 current.owner = asks.name
             async with due.enforced():
+                if (left := request.headers.get(DEADLINE_HEADER)) is not None:
+                    due.bound(left)
                 return await handler(request)
         except web.HTTPNotFound:
             failure: Exception = self._no_such_endpoint(request.path)

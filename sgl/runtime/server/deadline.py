@@ -10,8 +10,11 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from sgl.errors import RequestTimeout
+from sgl.errors import InvalidRequest, RequestTimeout
 from sgl.runtime.sampling_params import checked_seconds
+
+DEADLINE_HEADER = "X-Sgl-Deadline-S"
+"""Seconds that are left for a request, from a gateway."""
 
 _LEAST = 1e-3  # seconds: the engine reports best what was there in time
 _GRACE = 0.1  # lateness allowed to the engine
@@ -23,7 +26,7 @@ class Deadline:
 
     def __init__(self) -> None:
         self._arrived = time.monotonic()
-        self._seconds = math.inf
+        self._seconds = self._most = math.inf
         self._limit: asyncio.Timeout | None = None
 
     @asynccontextmanager
@@ -40,8 +43,17 @@ class Deadline:
     def set(self, timeout: Any) -> None:
         """Set it to `timeout` seconds after arrival; None: no deadline. Raises InvalidRequest."""
         if timeout is not None:
-            self._seconds = checked_seconds("timeout", timeout)
+            self._seconds = min(checked_seconds("timeout", timeout), self._most)
             self._reschedule(_GRACE)
+
+    def bound(self, text: str) -> None:
+        """What whoever passed the request on has left for it, in seconds. Raises InvalidRequest."""
+        try:
+            seconds = float(text)
+        except ValueError:
+            raise InvalidRequest(f"{DEADLINE_HEADER} is a number of seconds, not {text!r}") from None
+        self._most = max(_LEAST, checked_seconds(DEADLINE_HEADER, seconds))
+        self.set(self._most)
 
     @property
     def is_set(self) -> bool:

@@ -1,0 +1,238 @@
+"""The gateway's HTTP application: who may enter, what it answers itself, and what it passes on.
+
+It answers /health, /metrics and /workers; what concerns all workers (/flush_cache, adapters) it asks of all. A worker's
+answer to anything else passes unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from sgl.errors import EngineDead, InvalidRequest, QueueFull, SglError
+from sgl.runtime.gateway.asks import LARGE, ask_of
+from sgl.runtime.gateway.config import GatewayConfig
+from sgl.runtime.gateway.fleet import Fleet
+from sgl.runtime.gateway.limits import Limits
+from sgl.runtime.gateway.metrics import GatewayMetrics, text_of
+from sgl.runtime.gateway.passing import Passed, Passing
+from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.workers import Servers
+from sgl.runtime.sampling_params import checked_seconds
+from sgl.runtime.server.deadline import DEADLINE_HEADER
+from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.errors import WrongKey, error_response
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 256 << 20
+"""Of a body; workers have their own limit."""
+STORED = 100_000  # responses whose worker is remembered
+
+_TO_ALL = {"/flush_cache", "/load_lora_adapter", "/unload_lora_adapter", "/v1/load_lora_adapter"}
+_TO_ALL |= {"/v1/unload_lora_adapter", "/start_profile", "/stop_profile", "/abort_request"}
+_HEALTH = ("/health", "/health_generate", "/ready", "/ping")
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
+
+
+class Gateway:
+    """The application, and its workers."""
+
+    def __init__(
+        self, config: GatewayConfig | None = None, *, admin_api_key: str | None = None, workers: Sequence[str] = ()
+    ) -> None:
+        """admin_api_key: of what changes the workers; None: nobody may. workers: URLs."""
+        self.config = config or GatewayConfig()
+        self.fleet = Fleet(self.config.routing_policy)
+        self.servers = Servers(self.config, self.fleet)
+        self.metrics = GatewayMetrics()
+        self._admin_api_key = admin_api_key
+        self._limits = Limits(self.config)
+        self._client: aiohttp.ClientSession | None = None
+        self._passing = Passing(self.config, self.fleet, self.servers, self.metrics, self._session, self._note)
+        self._stored: OrderedDict[str, str] = OrderedDict()  # workers by response id
+        for url in workers:
+            self.servers.add(url, url)
+        self.app = web.Application(client_max_size=MAX_BYTES, middlewares=[self._guard])
+        self.app.cleanup_ctx.append(self._connected)
+        for path in _HEALTH:
+            self.app.router.add_get(path, self._health)
+        self.app.router.add_get("/metrics", self._metrics)
+        self.app.router.add_route("*", "/workers", self._workers)
+        self.app.router.add_route("*", "/{path:.*}", self._pass)
+
+    async def add_worker(self, url: str, worker_id: str | None = None) -> None:
+        """Share requests with it, too. The same id again: another server is in its place."""
+        self.servers.add(worker_id or url, url)
+
+    async def drain_worker(self, worker_id: str) -> None:
+        """Give it no more; what runs goes on."""
+        self.fleet.drain(worker_id)
+
+    async def remove_worker(self, worker_id: str) -> None:
+        """It is gone. Idempotent."""
+        self.servers.remove(worker_id)
+
+    def _session(self) -> aiohttp.ClientSession:
+        assert self._client is not None, "the application runs"
+        return self._client
+
+    async def _connected(self, app: web.Application) -> AsyncIterator[None]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=10.0)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, skip_auto_headers=("User-Agent", "Accept")
+        ) as self._client:
+            self.servers.start(self._client)
+            yield
+            await self.servers.stop()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.metrics.open.inc()
+        status = 499
+        try:
+            try:
+                response: web.StreamResponse = await handler(request)
+            except QueueFull as error:
+                self.metrics.refused.labels("full").inc()
+                response = error_response(error)
+            except (web.HTTPException, SglError) as error:
+                response = error_response(error)
+            except (ConnectionError, asyncio.CancelledError):
+                raise
+            except Exception as error:
+                logger.exception("the request failed")
+                response = error_response(error)
+            status = response.status
+            return response
+        finally:
+            self.metrics.open.dec()
+            self.metrics.requests.labels(_known_path(request.path), str(status)).inc()
+
+    async def _pass(self, request: web.Request) -> web.StreamResponse:
+        arrived = time.monotonic()
+        await self._limits.count(_key(request))
+        body = await request.read()
+        data = None
+        if request.method == "POST" and len(body) <= LARGE:
+            try:
+                data = json.loads(body) if body else None
+            except ValueError:
+                data = None  # the worker refuses it
+        if request.path in _TO_ALL:
+            return await self._to_all(request, body)
+        ask = ask_of(request.path, data, request.headers) if request.method == "POST" else Ask()
+        passed = Passed(request.method, request.raw_path, request.headers, body, ask, _due(request, data, arrived))
+        passed.only = self._worker_of(request.path) or self._stored.get(ask.session or "")
+        self.metrics.waiting.set(self._limits.num_waiting)
+        if request.method != "POST":
+            return await self._passing.answer(request, passed)
+        async with self._limits.place():
+            return await self._passing.answer(request, passed)
+
+    def _note(self, path: str, first: bytes, worker: str) -> None:
+        """A stored response stays with its worker."""
+        if path == "/v1/responses" and (found := _RESPONSE_ID.search(first)):
+            self._stored[found[1].decode()] = worker
+            if len(self._stored) > STORED:
+                self._stored.popitem(last=False)
+
+    def _worker_of(self, path: str) -> str | None:
+        parts = path.split("/")
+        return self._stored.get(parts[3]) if path.startswith("/v1/responses/") and len(parts) > 3 else None
+
+    async def _to_all(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        """The first answer, or the first that is an error."""
+        ready = self.servers.ready()
+        if not ready:
+            raise EngineDead("no worker takes requests")
+
+        async def ask(worker: str) -> web.Response:
+            url = self.servers[worker].url + request.raw_path
+            headers = {
+                name: request.headers[name] for name in ("Authorization", "Content-Type") if name in request.headers
+            }
+            async with self._session().request(request.method, url, data=body or None, headers=headers) as theirs:
+                return web.Response(
+                    status=theirs.status, body=await theirs.read(), content_type=theirs.content_type
+                )
+
+        try:
+            answers = await asyncio.gather(*(ask(worker) for worker in ready))
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineDead(f"a worker did not answer: {error}") from error
+        return max(answers, key=lambda answer: answer.status)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """200 while a worker takes requests."""
+        ready = self.servers.ready()
+        about = {"workers": len(self.servers), "ready": len(ready)}
+        if ready:
+            return json_response({"status": "ok", **about})
+        return json_response({"status": "no worker takes requests", **about}, 503, {"Retry-After": "2"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        for worker in self.fleet.workers:
+            self.metrics.in_flight.labels(worker.id).set(worker.in_flight)
+            self.metrics.work.labels(worker.id).set(worker.work)
+        self.metrics.workers.labels("ready").set(len(self.servers.ready()))
+        self.metrics.workers.labels("known").set(len(self.servers))
+        headers = {
+            name: request.headers[name] for name in ("Authorization", "X-Api-Key") if name in request.headers
+        }
+        text = text_of(self.metrics, await self.servers.texts("/metrics", headers))
+        return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _workers(self, request: web.Request) -> web.Response:
+        """List them, add one, or let one go."""
+        if request.method == "GET":
+            return json_response(self.servers.about())
+        _, _, given = request.headers.get("Authorization", "").partition(" ")
+        if self._admin_api_key is None or not hmac.compare_digest(given.encode(), self._admin_api_key.encode()):
+            raise WrongKey("workers are changed with the gateway's admin_api_key only")
+        if request.method == "POST":
+            data = await request.json()
+            if not isinstance(data, dict) or not isinstance(data.get("url"), str):
+                raise InvalidRequest("a worker has a url", param="url")
+            await self.add_worker(data["url"], data.get("id"))
+        elif request.method == "DELETE":
+            worker = request.query.get("id", "")
+            if worker not in self.servers:
+                raise InvalidRequest(f"there is no worker {worker!r}", param="id")
+            await (self.remove_worker if request.query.get("now") == "true" else self.drain_worker)(worker)
+        else:
+            raise web.HTTPMethodNotAllowed(request.method, ["GET", "POST", "DELETE"])
+        return json_response(self.servers.about())
+
+
+def _due(request: web.Request, data: Any, arrived: float) -> float | None:
+    """When the request is due: by its header, or its body's timeout. Raises InvalidRequest for a wrong header."""
+    given: Any = request.headers.get(DEADLINE_HEADER)
+    if given is not None:
+        try:
+            given = float(given)
+        except ValueError:
+            raise InvalidRequest(f"{DEADLINE_HEADER} is a number of seconds, not {given!r}") from None
+    elif isinstance(data, dict) and isinstance(data.get("timeout"), (int, float)):
+        given = data["timeout"]
+    return None if given is None else arrived + checked_seconds("timeout", given)
+
+
+def _key(request: web.Request) -> str:
+    return request.headers.get("Authorization", "") or request.headers.get("X-Api-Key", "")
+
+
+def _known_path(path: str) -> str:
+    """A path as a metric's label: a few of them."""
+    parts = path.split("/")
+    return "/".join(parts[:3]) if parts[1] in ("v1", "api") else f"/{parts[1]}"

@@ -1,0 +1,55 @@
+"""When a worker gets no requests because those before failed.
+
+Closed: it gets all. Open, after failures in a row: none for a while. Half open, after that: one, whose end closes or
+opens it again, for twice as long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+MOST_SECONDS = 30.0
+
+
+class Breaker:
+    """Of one worker."""
+
+    def __init__(self, failures: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = failures
+        self._least_seconds = self._seconds = seconds
+        self._clock = clock
+        self._failures = 0
+        self._until: float | None = None  # None: closed
+        self._is_trying = False
+
+    @property
+    def lets_pass(self) -> bool:
+        """Whether a request may go to the worker now."""
+        return self._until is None or (self._clock() >= self._until and not self._is_trying)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the worker is thought to be broken."""
+        return self._until is not None
+
+    def began(self) -> None:
+        """A request goes there."""
+        self._is_trying = self._until is not None
+
+    def succeeded(self) -> None:
+        """It answered."""
+        self._failures, self._until, self._is_trying = 0, None, False
+        self._seconds = self._least_seconds
+
+    def failed(self) -> None:
+        """It did not."""
+        self._failures += 1
+        if self._until is not None and self._is_trying:
+            self._seconds = min(2 * self._seconds, MOST_SECONDS)
+        if self._failures >= self._most or self._is_trying:
+            self._until = self._clock() + self._seconds
+        self._is_trying = False
+
+    def left(self) -> None:
+        """The request ended without saying anything about the worker: its client left."""
+        self._is_trying = False

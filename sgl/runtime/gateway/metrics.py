@@ -1,0 +1,63 @@
+"""A gateway's metrics, and those of its workers, each with its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class GatewayMetrics:
+    """In a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        own = {"registry": self.registry, "namespace": "sgl_gateway"}
+        self.requests = Counter("requests", "Answered requests.", ["path", "status"], **own)  # type: ignore[arg-type]
+        self.sent = Counter("sent", "Requests sent to a worker, with tries.", ["worker"], **own)  # type: ignore[arg-type]
+        self.retries = Counter("retries", "Further tries before the first byte.", ["reason"], **own)  # type: ignore[arg-type]
+        self.refused = Counter("refused", "Requests refused by the gateway.", ["reason"], **own)  # type: ignore[arg-type]
+        self.cut = Counter("cut_streams", "Answers whose worker failed after their first byte.", **own)  # type: ignore[arg-type]
+        self.reopened = Counter("reopened_programs", "Programs opened again at another worker.", **own)  # type: ignore[arg-type]
+        self.open = Gauge("open_requests", "Requests that are being answered.", **own)  # type: ignore[arg-type]
+        self.waiting = Gauge("waiting_requests", "Requests that wait for others to end.", **own)  # type: ignore[arg-type]
+        self.workers = Gauge("workers", "Workers by state.", ["state"], **own)  # type: ignore[arg-type]
+        self.in_flight = Gauge("worker_requests", "Requests at a worker.", ["worker"], **own)  # type: ignore[arg-type]
+        self.work = Gauge("worker_work_tokens", "Work at a worker, in prompt tokens.", ["worker"], **own)  # type: ignore[arg-type]
+        self.prompt = Counter("prompt_tokens", "Prompt tokens sent, as far as is known.", **own)  # type: ignore[arg-type]
+        self.found = Counter("found_tokens", "Of those, sent to where they are computed.", **own)  # type: ignore[arg-type]
+        self.first_byte = Histogram("first_byte_seconds", "Until an answer began.", buckets=_SECONDS, **own)  # type: ignore[arg-type]
+
+
+def text_of(metrics: GatewayMetrics, of_workers: Mapping[str, str]) -> bytes:
+    """In Prometheus' format. of_workers: the workers' own texts by name."""
+    return generate_latest(metrics.registry) + generate_latest(_Merged(of_workers))
+
+
+class _Merged(CollectorRegistry):
+    """The workers' metrics with a label each."""
+
+    def __init__(self, of_workers: Mapping[str, str]) -> None:
+        super().__init__()
+        self._of_workers = of_workers
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for worker, text in self._of_workers.items():
+            for family in _families(text):
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    labels = {**sample.labels, "worker": worker}
+                    merged.add_sample(sample.name, labels, sample.value)
+        return families.values()
+
+
+def _families(text: str) -> Iterator[Metric]:
+    try:
+        yield from text_string_to_metric_families(text)
+    except ValueError:  # what a dying worker sent
+        return

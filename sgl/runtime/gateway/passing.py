@@ -1,0 +1,271 @@
+"""Passes a request on to a worker, and its answer back.
+
+What fails before the first byte of an answer is tried again, at another worker if there is one, after a pause that
+doubles and is shortened by chance. After it nothing is: an answer that breaks off ends in an event that says so, or in
+a closed connection, and is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from sgl.errors import EngineDead, RequestTimeout, SglError
+from sgl.runtime.gateway.config import GatewayConfig
+from sgl.runtime.gateway.fleet import Fleet, Ticket
+from sgl.runtime.gateway.metrics import GatewayMetrics
+from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.workers import Servers
+from sgl.runtime.server.deadline import DEADLINE_HEADER
+from sgl.runtime.server.errors import error_body
+
+WORKER_HEADER = "X-Sgl-Worker"
+
+_HOP = {
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "te",
+}
+_HOP |= {"trailer", "transfer-encoding", "upgrade"}
+_AGAIN = (429, 502, 503, 504)  # of a worker: another one may answer
+_LONGEST_PAUSE = 2.0
+_NO_WORKER_PAUSE = 0.05
+
+
+class NotBegunError(Exception):
+    """A worker failed before the first byte of its answer."""
+
+    def __init__(self, reason: str, answer: web.Response | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.answer = answer  # the worker's own, if it gave one
+
+
+@dataclass(slots=True)
+class Passed:
+    """One request on its way."""
+
+    method: str
+    path: str  # with the query, as it came
+    headers: Mapping[str, str]
+    body: bytes
+    ask: Ask
+    due: float | None = None  # on the loop's clock
+    only: str | None = None  # the worker that it is for
+    tried: list[str] = field(default_factory=list)
+
+    def left(self) -> float | None:
+        """Seconds until it is due. Raises RequestTimeout."""
+        if self.due is None:
+            return None
+        left = self.due - time.monotonic()
+        if left <= 0:
+            raise RequestTimeout("the request's time was over before a worker answered", seconds=-left)
+        return left
+
+
+def headers_for(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """Those of a request or an answer that are passed on."""
+    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP | named)
+
+
+class Passing:
+    """Passes requests on."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        fleet: Fleet,
+        servers: Servers,
+        metrics: GatewayMetrics,
+        session: Callable[[], aiohttp.ClientSession],
+        noted: Callable[[str, bytes, str], None],
+    ) -> None:
+        """noted: is told each answer's path, first bytes and worker."""
+        self._noted = noted
+        self._config = config
+        self._fleet = fleet
+        self._servers = servers
+        self._metrics = metrics
+        self._session = session
+
+    async def answer(self, request: web.Request, passed: Passed) -> web.StreamResponse:
+        """The answer, sent. Raises EngineDead and RequestTimeout before it has begun."""
+        began = time.monotonic()
+        try:
+            async for attempt in self._attempts(passed):
+                with attempt:
+                    async with self.sent(passed) as (theirs, first, ticket):
+                        self._metrics.first_byte.observe(time.monotonic() - began)
+                        return await self._relay(request, theirs, first, ticket.worker.id)
+        except NotBegunError as error:
+            if error.answer is not None:
+                return error.answer
+            raise EngineDead(f"no worker answered: {error.reason}") from error
+        raise AssertionError("the last attempt returns or raises")
+
+    def _attempts(self, passed: Passed) -> AsyncRetrying:
+        """As many as there may be; ones that found no worker count by their time only."""
+        began, failures = time.monotonic(), 0
+
+        def is_over(state: RetryCallState) -> bool:
+            nonlocal failures
+            error = state.outcome.exception() if state.outcome is not None else None
+            if isinstance(error, EngineDead):
+                return time.monotonic() - began > self._config.worker_wait
+            failures += 1
+            reason = error.reason if isinstance(error, NotBegunError) else "unknown"
+            is_last = failures > self._config.retries
+            if not is_last:
+                self._metrics.retries.labels(reason).inc()
+            return is_last
+
+        growing = wait_random_exponential(multiplier=self._config.retry_pause, max=_LONGEST_PAUSE)
+
+        def pause(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome is not None else None
+            if isinstance(error, EngineDead):
+                return _NO_WORKER_PAUSE
+            left = passed.left()
+            return min(growing(state), left if left is not None else _LONGEST_PAUSE)
+
+        kinds = retry_if_exception_type((NotBegunError, EngineDead))
+        return AsyncRetrying(stop=is_over, wait=pause, retry=kinds, reraise=True)
+
+    @contextlib.asynccontextmanager
+    async def sent(self, passed: Passed) -> Any:
+        """Send it to a worker: its answer, the first bytes of it, and the request's ticket. Raises NotBegunError,
+        EngineDead and RequestTimeout."""
+        left = passed.left()
+        ticket = self._ticket(passed)
+        worker = ticket.worker.id
+        server = self._servers[worker]
+        passed.tried.append(worker)
+        server.breaker.began()
+        self._metrics.sent.labels(worker).inc()
+        headers = headers_for(passed.headers)
+        if left is not None:
+            headers[DEADLINE_HEADER] = f"{left:.3f}"
+        limits = [each for each in (left, self._config.worker_timeout) if each is not None]
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    async with asyncio.timeout(min(limits) if limits else None):
+                        theirs = await stack.enter_async_context(
+                            self._session().request(
+                                passed.method,
+                                server.url + passed.path,
+                                data=passed.body or None,
+                                headers=headers,
+                                allow_redirects=False,
+                            )
+                        )
+                        first = await theirs.content.readany()
+                except TimeoutError:
+                    passed.left()
+                    server.breaker.failed()
+                    raise NotBegunError("timeout") from None
+                except (aiohttp.ClientError, OSError) as error:
+                    server.breaker.failed()
+                    raise NotBegunError(_reason(error)) from error
+                if theirs.status in _AGAIN:
+                    raise await self._refusal(theirs, first, worker)
+                self._servers.answered(worker)
+                ticket.first_byte()
+                yield theirs, first, ticket
+        finally:
+            server.breaker.left()
+            ticket.end()
+
+    def _ticket(self, passed: Passed) -> Ticket:
+        ready = self._servers.ready(passed.tried)
+        if passed.only is not None:
+            if passed.only not in ready:
+                raise EngineDead(f"the worker that this is for, {passed.only}, takes no requests")
+            ready = [passed.only]
+        ticket = self._fleet.route(passed.ask, ready)
+        self._metrics.prompt.inc(passed.ask.prompt)
+        self._metrics.found.inc(ticket.found_tokens)
+        return ticket
+
+    async def _refusal(self, theirs: aiohttp.ClientResponse, first: bytes, worker: str) -> NotBegunError:
+        """Of a worker that takes no request now. A full queue says nothing against it."""
+        if theirs.status != 429 and worker in self._servers:
+            self._servers[worker].breaker.failed()
+        with contextlib.suppress(aiohttp.ClientError):
+            first += await theirs.content.read()
+        answer = web.Response(status=theirs.status, body=first, headers=headers_for(theirs.headers))
+        return NotBegunError(f"status {theirs.status}", answer)
+
+    async def _relay(
+        self, request: web.Request, theirs: aiohttp.ClientResponse, first: bytes, worker: str
+    ) -> web.StreamResponse:
+        ours = web.StreamResponse(status=theirs.status)
+        ours.headers.extend(headers_for(theirs.headers))
+        if "Content-Length" in theirs.headers and "Content-Encoding" not in theirs.headers:
+            ours.content_length = theirs.content_length
+        ours.headers[WORKER_HEADER] = worker
+        self._noted(request.path, first, worker)
+        await ours.prepare(request)
+        await ours.write(first)
+        last = first
+        while True:
+            try:
+                part = await theirs.content.readany()
+            except (aiohttp.ClientError, OSError) as error:  # too late for another worker
+                self._metrics.cut.inc()
+                if worker in self._servers:
+                    self._servers[worker].breaker.failed()
+                await self._cut(request, ours, last, error)
+                return ours
+            if not part:
+                break
+            last = part
+            await ours.write(part)
+        await ours.write_eof()
+        return ours
+
+    async def _cut(self, request: web.Request, ours: web.StreamResponse, last: bytes, error: Exception) -> None:
+        """Tell a client that its answer ends too early."""
+        if ours.content_type == "text/event-stream" and ours.content_length is None:
+            lost = EngineDead(f"the worker failed after its answer had begun: {_reason(error)}")
+            with contextlib.suppress(ConnectionError):
+                await ours.write((b"" if last.endswith(b"\n\n") else b"\n\n") + error_event(request.path, lost))
+        if request.transport is not None:  # without the end of the last chunk
+            request.transport.close()
+
+
+def error_event(path: str, error: SglError) -> bytes:
+    """An error as the last event of a stream."""
+    body: dict[str, Any] = error_body(error)
+    if path == "/v1/messages":
+        body = {"type": "error", **body}
+        return b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n"
+    if path == "/v1/responses":
+        body = {"type": "error", **body["error"]}
+        return b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n"
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+def _reason(error: BaseException) -> str:
+    """For a metric's label: a few kinds."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return "no connection"
+    if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError)):
+        return "disconnected"
+    return type(error).__name__

@@ -1,0 +1,162 @@
+"""The workers of a gateway as servers: their addresses, whether they are healthy, and what they tell of themselves.
+
+A worker is looked at every second. One that refuses connections is gone at once; one that does not answer in time is
+busy, until it has not done so several times in a row and answered no request meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from sgl.runtime.gateway.breaker import Breaker
+from sgl.runtime.gateway.config import GatewayConfig
+from sgl.runtime.gateway.fleet import Fleet
+from sgl.runtime.server.app import PROBE
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 3  # looks without an answer in time
+_TIMEOUT = 5.0  # seconds of one
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """A worker's server."""
+
+    id: str
+    url: str
+    breaker: Breaker
+    is_up: bool = True
+    missed: int = 0  # looks without an answer, in a row
+
+
+class Servers:
+    """All of them. They share their ids with a fleet."""
+
+    def __init__(self, config: GatewayConfig, fleet: Fleet) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._servers: dict[str, Server] = {}
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._headers: dict[str, str] = {"User-Agent": PROBE}
+
+    def __len__(self) -> int:
+        return len(self._servers)
+
+    def __getitem__(self, worker_id: str) -> Server:
+        return self._servers[worker_id]
+
+    def __contains__(self, worker_id: object) -> bool:
+        return worker_id in self._servers
+
+    def all(self) -> Collection[Server]:
+        """Every server."""
+        return self._servers.values()
+
+    def ready(self, without: Collection[str] = ()) -> list[str]:
+        """Those that take requests now; without some, unless no other does."""
+        draining = {worker.id for worker in self._fleet.workers if worker.is_draining}
+        found = [its.id for its in self.all() if its.is_up and its.breaker.lets_pass and its.id not in draining]
+        return [each for each in found if each not in without] or found
+
+    def add(self, worker_id: str, url: str) -> None:
+        """One more, or another server in its place."""
+        self.remove(worker_id)
+        breaker = Breaker(self._config.breaker_failures, self._config.breaker_seconds)
+        server = self._servers[worker_id] = Server(worker_id, url.rstrip("/"), breaker)
+        self._fleet.add(worker_id)
+        if self._session is not None:
+            self._looking[worker_id] = asyncio.ensure_future(self._look(server))
+
+    def remove(self, worker_id: str) -> None:
+        """It is gone. Idempotent."""
+        self._servers.pop(worker_id, None)
+        self._fleet.remove(worker_id)
+        if (task := self._looking.pop(worker_id, None)) is not None:
+            task.cancel()
+
+    def start(self, session: aiohttp.ClientSession) -> None:
+        """Look at them from now on."""
+        self._session = session
+        for server in self.all():
+            self._looking[server.id] = asyncio.ensure_future(self._look(server))
+
+    async def stop(self) -> None:
+        """Look no more."""
+        self._session = None
+        tasks = list(self._looking.values())
+        self._looking.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def answered(self, worker_id: str) -> None:
+        """A request was answered there."""
+        if (server := self._servers.get(worker_id)) is not None:
+            server.breaker.succeeded()
+            server.missed = 0
+
+    async def texts(self, path: str, headers: Mapping[str, str]) -> dict[str, str]:
+        """What each that is up answers there, of those that do with 200."""
+
+        async def text(server: Server) -> tuple[str, str | None]:
+            assert self._session is not None
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+                async with self._session.get(server.url + path, headers=headers, timeout=_limit()) as answer:
+                    return server.id, await answer.text() if answer.status == 200 else None
+            return server.id, None
+
+        found = await asyncio.gather(*(text(server) for server in self.all() if server.is_up))
+        return {worker: said for worker, said in found if said is not None}
+
+    async def _look(self, server: Server) -> None:
+        while True:
+            await self._look_once(server)
+            await asyncio.sleep(self._config.probe_seconds)
+
+    async def _look_once(self, server: Server) -> None:
+        was_up = server.is_up
+        try:
+            assert self._session is not None
+            async with self._session.get(server.url + "/health", headers=self._headers, timeout=_limit()) as answer:
+                server.is_up, server.missed = answer.status < 500, 0
+        except TimeoutError:
+            server.missed += 1
+            server.is_up = server.is_up and server.missed < _PATIENCE
+        except (aiohttp.ClientError, OSError):
+            server.is_up, server.missed = False, 0
+        if was_up != server.is_up:
+            logger.warning("worker %s at %s is %s", server.id, server.url, "up" if server.is_up else "down")
+        if was_up and not server.is_up:
+            self._fleet.index.forget(server.id)
+        elif server.is_up and not was_up:
+            server.breaker.succeeded()
+
+    def about(self) -> list[dict[str, Any]]:
+        """Each as plain data."""
+        known = {worker.id: worker for worker in self._fleet.workers}
+        return [
+            {
+                "id": its.id,
+                "url": its.url,
+                "is_up": its.is_up,
+                "breaker": "open" if its.breaker.is_open else "closed",
+                "is_draining": known[its.id].is_draining,
+                "in_flight": known[its.id].in_flight,
+                "work_tokens": round(known[its.id].work),
+                "tokens_per_second": round(known[its.id].rate),
+                "placed": known[its.id].placed,
+            }
+            for its in self.all()
+        ]
+
+
+def _limit() -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=_TIMEOUT)

@@ -1,0 +1,417 @@
+"""The gateway before mock workers: tries, limits, deadlines, health, and answers that break off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from sgl.runtime.gateway.app import Gateway
+from sgl.runtime.gateway.breaker import MOST_SECONDS, Breaker
+from sgl.runtime.gateway.config import GatewayConfig
+
+ADMIN = "admin-secret"
+Answer = Callable[[web.Request, "MockWorker"], Awaitable[web.StreamResponse]]
+
+
+class MockWorker:
+    """A server that answers as it is told, and counts."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.requests: list[tuple[str, Any, dict[str, str]]] = []
+        self.is_healthy = True
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.05)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/health":
+            return web.json_response({}, status=200 if self.is_healthy else 503)
+        if request.path == "/metrics":
+            return web.Response(
+                text='# HELP sgl:x_total An x.\n# TYPE sgl:x_total counter\nsgl:x_total{a="b"} 1.0\n'
+            )
+        data = await request.read()
+        headers = {name.lower(): text for name, text in request.headers.items()}
+        self.requests.append((request.path, json.loads(data) if data else None, headers))
+        return await self.answer(request, self)
+
+
+async def echo(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+    return web.json_response({"text": "hello", "path": request.path})
+
+
+async def refuses(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+    return web.json_response({"error": {"message": "starting"}}, status=503)
+
+
+async def breaks(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+async def breaks_off(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+    response = web.StreamResponse()
+    response.content_type = "text/event-stream" if request.path != "/api/chat" else "application/x-ndjson"
+    await response.prepare(request)
+    await response.write(b'data: {"text": "one"}\n\ndata: {"te')
+    await asyncio.sleep(0.02)
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+@contextlib.asynccontextmanager
+async def gateway_of(
+    *answers: Answer, **options: Any
+) -> AsyncIterator[tuple[Gateway, list[MockWorker], aiohttp.ClientSession]]:
+    workers = [MockWorker(answer) for answer in answers]
+    for worker in workers:
+        await worker.start()
+    config = GatewayConfig.from_options(
+        {"probe_seconds": 0.05, "retry_pause": 0.01, "routing_policy": "round_robin", **options}
+    )
+    gateway = Gateway(config, admin_api_key=ADMIN, workers=[worker.url for worker in workers])
+    runner = web.AppRunner(gateway.app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(30)) as client:
+        try:
+            yield gateway, workers, client
+        finally:
+            await client.close()
+            await runner.cleanup()
+            for worker in workers:
+                await worker.stop()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def value(gateway: Gateway, name: str, **labels: str) -> float:
+    return gateway.metrics.registry.get_sample_value(f"sgl_gateway_{name}", labels) or 0.0
+
+
+def test_requests_pass_unchanged_and_come_back_with_their_workers_name() -> None:
+    async def test() -> None:
+        async with gateway_of(echo, echo) as (gateway, workers, client):
+            headers = {"traceparent": "00-1-2-03", "x-request-id": "mine", "authorization": "Bearer k"}
+            for _ in range(4):
+                async with client.post("/generate?a=b%20c", json={"text": "x"}, headers=headers) as answer:
+                    assert answer.status == 200
+                    assert await answer.json() == {"text": "hello", "path": "/generate"}
+                    assert answer.headers["X-Sgl-Worker"] in {worker.url for worker in workers}
+            assert [len(worker.requests) for worker in workers] == [2, 2]
+            path, body, given = workers[0].requests[0]
+            assert (path, body) == ("/generate", {"text": "x"})
+            assert headers.items() <= given.items()
+            assert value(gateway, "requests_total", path="/generate", status="200") == 4
+            assert all(worker.in_flight == 0 == worker.work for worker in gateway.fleet.workers)
+
+    run(test)
+
+
+@pytest.mark.parametrize("failing", [refuses, breaks])
+def test_what_fails_before_its_first_byte_is_tried_at_another_worker(failing: Answer) -> None:
+    async def test() -> None:
+        async with gateway_of(failing, echo, breaker_failures=100) as (gateway, workers, client):
+            for _ in range(6):
+                async with client.post("/generate", json={"text": "x"}) as answer:
+                    assert answer.status == 200
+            assert workers[0].requests
+            assert sum(
+                sample.value
+                for each in gateway.metrics.retries.collect()
+                for sample in each.samples
+                if sample.name.endswith("_total")
+            ) == len(workers[0].requests)
+
+    run(test)
+
+
+def test_a_worker_that_keeps_failing_is_left_alone_and_its_last_answer_is_passed_on() -> None:
+    async def test() -> None:
+        async with gateway_of(refuses, retries=1, worker_wait=0.2, breaker_failures=2, breaker_seconds=60.0) as (
+            _gateway,
+            workers,
+            client,
+        ):
+            async with client.post("/generate", json={"text": "x"}) as answer:
+                assert (answer.status, (await answer.json())["error"]["message"]) == (503, "starting")
+            async with client.post("/generate", json={"text": "x"}) as answer:
+                assert answer.status == 503
+                assert answer.headers["Retry-After"]
+            assert len(workers[0].requests) == 2, "then its breaker is open"
+
+    run(test)
+
+
+def test_a_full_queue_of_one_worker_is_no_failure_of_it() -> None:
+    async def full(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "full"}}, status=429, headers={"Retry-After": "7"})
+
+    async def test() -> None:
+        async with gateway_of(full, retries=2, breaker_failures=1) as (gateway, _, client):
+            for _ in range(2):
+                async with client.post("/generate", json={"text": "x"}) as answer:
+                    assert (answer.status, answer.headers["Retry-After"]) == (429, "7")
+            assert not any(server.breaker.is_open for server in gateway.servers.all())
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/messages", "/v1/responses", "/v1/chat/completions"])
+def test_a_stream_cut_after_its_first_byte_ends_in_an_error_event_and_is_not_repeated(path: str) -> None:
+    async def test() -> None:
+        async with gateway_of(breaks_off, breaks_off) as (gateway, workers, client):
+            text = b""
+            with contextlib.suppress(aiohttp.ClientPayloadError):
+                async with client.post(path, json={"text": "x", "stream": True}) as answer:
+                    async for part in answer.content.iter_any():
+                        text += part
+            last = text.strip().split(b"\n\n")[-1].split(b"data: ")[-1]
+            assert "worker failed" in json.dumps(json.loads(last))
+            assert b"[DONE]" not in text
+            assert sum(len(worker.requests) for worker in workers) == 1
+            assert value(gateway, "cut_streams_total") == 1
+
+    run(test)
+
+
+def test_an_answer_of_another_kind_that_is_cut_ends_in_a_closed_connection() -> None:
+    async def test() -> None:
+        async with gateway_of(breaks_off) as (gateway, _, client):
+            with pytest.raises(aiohttp.ClientPayloadError):
+                async with client.post("/api/chat", json={"messages": []}) as answer:
+                    await answer.read()
+            assert value(gateway, "cut_streams_total") == 1
+
+    run(test)
+
+
+def test_a_killed_worker_costs_no_request_and_comes_back() -> None:
+    async def slow(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        await asyncio.sleep(0.03)
+        return await echo(request, worker)
+
+    async def test() -> None:
+        async with gateway_of(slow, slow, worker_wait=20.0) as (gateway, workers, client):
+
+            async def one() -> int:
+                async with client.post("/generate", json={"text": "x"}) as answer:
+                    await answer.read()
+                    return answer.status
+
+            tasks = []
+            for number in range(120):
+                tasks.append(asyncio.ensure_future(one()))
+                await asyncio.sleep(0.005)
+                if number == 40:
+                    port = int(workers[0].url.rpartition(":")[2])
+                    await workers[0].stop()
+            assert set(await asyncio.gather(*tasks)) == {200}
+            await until(lambda: not gateway.servers[workers[0].url].is_up)
+            again = MockWorker(slow)
+            await again.start(port)
+            await until(lambda: gateway.servers[workers[0].url].is_up)
+            assert {await one() for _ in range(4)} == {200}
+            assert again.requests
+            await again.stop()
+
+    run(test)
+
+
+def test_without_a_worker_requests_wait_for_one_and_health_says_so() -> None:
+    async def test() -> None:
+        async with gateway_of(worker_wait=20.0) as (_gateway, _, client):
+            async with client.get("/health") as answer:
+                assert answer.status == 503
+            asked = asyncio.ensure_future(client.post("/generate", json={"text": "x"}))
+            await asyncio.sleep(0.1)
+            worker = MockWorker(echo)
+            await worker.start()
+            denied = await client.post("/workers", json={"url": worker.url})
+            assert denied.status == 401
+            admin = {"Authorization": f"Bearer {ADMIN}"}
+            added = await client.post("/workers", json={"url": worker.url, "id": "w"}, headers=admin)
+            assert [each["id"] for each in await added.json()] == ["w"]
+            assert (await asked).status == 200
+            async with client.get("/health") as answer:
+                assert answer.status == 200
+            await client.delete("/workers", params={"id": "w"}, headers=admin)
+            async with client.get("/health") as answer:
+                assert answer.status == 503, "it drains"
+            await worker.stop()
+
+    run(test)
+
+
+def test_a_busy_worker_is_not_taken_for_a_dead_one_and_an_unready_one_gets_nothing() -> None:
+    async def test() -> None:
+        async with gateway_of(echo, echo) as (gateway, workers, client):
+            workers[0].is_healthy = False
+            await until(lambda: not gateway.servers[workers[0].url].is_up)
+            for _ in range(3):
+                assert (await client.post("/generate", json={"text": "x"})).status == 200
+            assert not workers[0].requests
+            workers[0].is_healthy = True
+            await until(lambda: gateway.servers[workers[0].url].is_up)
+
+    run(test)
+
+
+def test_limits_refuse_with_429_and_say_when_to_come_again() -> None:
+    async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        await asyncio.sleep(0.3)
+        return await echo(request, worker)
+
+    async def test() -> None:
+        async with gateway_of(hangs, max_in_flight=1, max_waiting=1) as (_, _, client):
+            asked = [asyncio.ensure_future(client.post("/generate", json={"text": "x"})) for _ in range(3)]
+            answers = await asyncio.gather(*asked)
+            assert sorted(each.status for each in answers) == [200, 200, 429]
+            refused = next(each for each in answers if each.status == 429)
+            assert refused.headers["Retry-After"] == "1"
+            assert (await refused.json())["error"]["type"] == "rate_limit_error"
+        async with gateway_of(echo, key_rate=0.01, key_burst=2) as (_gateway, _workers, client):
+            statuses = [
+                (await client.post("/generate", json={}, headers={"Authorization": "Bearer a"})).status
+                for _ in range(3)
+            ]
+            assert statuses == [200, 200, 429]
+            assert (await client.post("/generate", json={}, headers={"Authorization": "Bearer b"})).status == 200
+
+    run(test)
+
+
+def test_deadlines_travel_and_end_the_waiting() -> None:
+    async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        await asyncio.sleep(5)
+        return await echo(request, worker)
+
+    async def test() -> None:
+        async with gateway_of(hangs) as (_, workers, client):
+            async with client.post("/generate", json={"text": "x", "timeout": 0.2}) as answer:
+                assert answer.status == 408
+            left = float(workers[0].requests[0][2]["x-sgl-deadline-s"])
+            assert 0 < left <= 0.2
+            async with client.post("/generate", json={}, headers={"X-Sgl-Deadline-S": "soon"}) as answer:
+                assert answer.status == 400
+
+    run(test)
+
+
+def test_metrics_are_the_gateways_and_each_workers() -> None:
+    async def test() -> None:
+        async with gateway_of(echo, echo) as (_gateway, workers, client):
+            await client.post("/generate", json={"text": "x"})
+            async with client.get("/metrics") as answer:
+                families = {each.name: each for each in text_string_to_metric_families(await answer.text())}
+            assert {sample.labels["worker"] for sample in families["sgl:x"].samples} == {
+                worker.url for worker in workers
+            }
+            assert families["sgl_gateway_requests"].samples
+
+    run(test)
+
+
+def test_what_concerns_all_workers_reaches_all_and_a_stored_response_stays_where_it_is() -> None:
+    async def stores(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        return web.json_response({"id": f"resp_{worker.url[-5:]}", "object": "response"})
+
+    async def test() -> None:
+        async with gateway_of(stores, stores) as (_, workers, client):
+            assert (await client.post("/flush_cache")).status == 200
+            assert [len(worker.requests) for worker in workers] == [1, 1]
+            first = await (await client.post("/v1/responses", json={"input": "x"})).json()
+            home = next(worker for worker in workers if worker.url.endswith(first["id"][5:]))
+            before = len(home.requests)
+            for _ in range(3):
+                await client.post("/v1/responses", json={"input": "y", "previous_response_id": first["id"]})
+                await client.get(f"/v1/responses/{first['id']}")
+            assert len(home.requests) == before + 6
+
+    run(test)
+
+
+def test_a_client_that_leaves_ends_its_request_at_the_worker() -> None:
+    left = asyncio.Event()
+
+    async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        try:
+            while request.transport is not None and not request.transport.is_closing():
+                await asyncio.sleep(0.01)
+        finally:
+            left.set()
+        return web.Response()
+
+    async def test() -> None:
+        async with gateway_of(hangs) as (gateway, _, client):
+            with pytest.raises(TimeoutError):
+                await client.post("/generate", json={}, timeout=aiohttp.ClientTimeout(0.2))
+            await asyncio.wait_for(left.wait(), 10)
+            await until(lambda: all(worker.in_flight == 0 for worker in gateway.fleet.workers))
+
+    run(test)
+
+
+@given(st.lists(st.sampled_from(["began", "succeeded", "failed", "left", "later"]), max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_a_breaker_lets_one_try_pass_at_a_time_and_never_waits_longer_than_its_bound(done: list[str]) -> None:
+    now = 0.0
+    breaker, in_a_row, trying = Breaker(3, 1.0, lambda: now), 0, False
+    for act in done:
+        if act == "later":
+            now += 1.0
+            continue
+        if act == "began":
+            if not breaker.lets_pass:
+                continue
+            trying = breaker.is_open
+        elif act == "failed":
+            in_a_row += 1
+            trying = False
+        elif act == "succeeded":
+            in_a_row, trying = 0, False
+        else:
+            trying = False
+        getattr(breaker, act)()
+        assert breaker.is_open or in_a_row < 3
+        if act == "succeeded":
+            assert breaker.lets_pass
+        if trying:
+            assert not breaker.lets_pass, "one try at a time"
+    breaker.left()
+    now += MOST_SECONDS
+    assert breaker.lets_pass
