@@ -177,7 +177,7 @@ MOST_LINES = {
     "runtime.parallel": 1_110,
     "runtime.server": 9_665,
     "runtime.speculate": 1_060,
-    "cli": 2_330,
+    "cli": 2_360,
     "bench": 900,
     "compat": 500,
     "formats": 1_300,

@@ -272,6 +272,7 @@ class Engine:
             builder=self._builder,
             encoder=Encoder(self.tokenizer, self.config.context_length),
             leases=self._scheduler.memory.leases,
+            tiers=self._scheduler.memory.tiers,
             pool=self._pool,
             template=self.chat_template,
             lease_ttl=self.config.program_lease_ttl,

@@ -105,10 +105,11 @@ def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> int:
 def open_tiers(config: EngineConfig, model: Model, runner: Measurable, num_pages: int, most_tokens: int) -> Tiers:
     """Host memory and files of an engine whose runner is ready. num_pages: with the unused one. Raises ConfigError."""
     assert config.page_size is not None, "it is decided"
+    assert config.context_length is not None, "it is decided"
     assert runner.host is not None, "it was made with host pages"
     memory, page_size = runner.host.memory, config.page_size
     page_bytes = memory.shape[1]
-    num_tokens = min(most_tokens, model.max_positions)
+    num_tokens = min(most_tokens, config.context_length)
     if model.device.type == "cpu":
         num_tokens = min(num_tokens, _MEASURED_CPU_TOKENS)
     step, prompt = runner.measure(num_tokens)

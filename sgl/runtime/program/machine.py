@@ -27,6 +27,7 @@ from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.requests.builder import RequestBuilder
 from sgl.runtime.requests.router import OutputRouter
 from sgl.runtime.scheduler.leases import Leases
+from sgl.runtime.scheduler.tiers import Tiers
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Services:
     builder: RequestBuilder
     encoder: Encoder
     leases: Leases
+    tiers: Tiers | None
     pool: Executor  # for work too long for the loop's thread
     template: ChatTemplate | None  # the model's own
     lease_ttl: float  # upper bound in seconds
@@ -127,15 +129,24 @@ class Machine(Turns[Stream]):
         lease = self._services.leases.take(key, namespace)
         self.release(stream)
         if lease is not None:
-            stream.lease = lease
+            stream.lease, stream.leased = lease, (key, namespace)
             self._leasing.add(stream)
 
-    def release(self, stream: Stream) -> None:
-        """Release the stream's lease."""
+    def release(self, stream: Stream, *, is_over: bool = False) -> None:
+        """Release the stream's lease. is_over: nobody will come back for what follows its first gen's prompt."""
         if stream.lease is not None:
-            self._services.leases.release(stream.lease)
+            if is_over:
+                self._services.leases.finish(stream.lease, stream.num_first)
+            else:
+                self._services.leases.release(stream.lease)
             stream.lease = None
             self._leasing.remove(stream)
+
+    def bring_back(self, stream: Stream) -> None:
+        """Something of the stream has arrived: begin to load what its lease lost."""
+        tiers, lease = self._services.tiers, stream.lease
+        if tiers is not None and lease is not None and lease.lost and stream.leased is not None:
+            tiers.loads.prefetch(*stream.leased)
 
     # ---- the loop's thread: a turn
 
@@ -194,7 +205,7 @@ class Machine(Turns[Stream]):
             self._fail(error)
 
     def _drained(self, stream: Stream) -> None:
-        self.release(stream)
+        self.release(stream, is_over=True)
         super()._drained(stream)
 
     def _known(self, error: Exception) -> SglError:
@@ -248,7 +259,7 @@ class Machine(Turns[Stream]):
         uids = list(self._calls)
         self._forget(uids)
         for stream in list(self._leasing):
-            self.release(stream)
+            self.release(stream, is_over=True)
         for timer in (self._lease_timer, self._deadline):
             if timer is not None:
                 self._services.loop.timers.cancel(timer)

@@ -105,6 +105,8 @@ class ProgramSession(Interpreter[Stream]):
     def _receive(self, segment: ir.Segment) -> None:
         self._machine.order.foresee(sum(map(self._most_generated, segment.nodes)))
         super()._receive(segment)
+        for stream_id in {stream_id for stream_id, _ in segment.nodes} & self._streams.keys():
+            self._machine.bring_back(self._streams[stream_id])
 
     def _most_generated(self, recorded: tuple[int, ir.Node]) -> int:
         _, node = recorded
@@ -163,6 +165,7 @@ class ProgramSession(Interpreter[Stream]):
     def _lease(self, stream: Stream, num_before: int, layout: Layout | None, namespace: Namespace) -> None:
         """Lease the pages of the stream's tokens: those before the node, perhaps with images, and the node's."""
         ids = stream.tokens.ids
+        stream.num_first = stream.num_first or num_before
         before = ids[:num_before] if layout is None else layout.key_ids
         self._machine.lease(stream, before.tobytes() + ids[num_before:].tobytes(), namespace)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sgl.lang.ir import interpreter
 from sgl.lang.ir.interpreter import Piece
+from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.media.item import MediaItem
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens
@@ -25,6 +26,9 @@ class Stream(interpreter.Stream):
         self.num_counted = 0  # tokens that the program was charged for
         self.unencoded: list[Piece] = [] if parent is None else list(parent.unencoded)
         self.lease: Lease | None = None if parent is None else parent.lease
+        self.leased: tuple[bytes, Namespace] | None = None if parent is None else parent.leased
+        """What the lease protects, or protected."""
+        self.num_first: int = 0 if parent is None else parent.num_first  # tokens of the first gen's prompt
         if self.lease is not None:
             self.lease.num_holders += 1
 

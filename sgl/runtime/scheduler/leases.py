@@ -25,8 +25,8 @@ class Demotes(Protocol):
     def forget_lease(self, lease: Lease) -> None:
         """It is not needed any more."""
 
-    def finished(self, node: Node, length: int) -> None:
-        """Nobody will come back for what is behind the first `length` tokens of a prefix."""
+    def finished(self, lease: Lease, length: int) -> None:
+        """`forget_lease`; and nobody is known to need what is behind the first `length` tokens."""
 
 
 class Lease:
@@ -96,10 +96,13 @@ class Leases:
 
     def finish(self, lease: Lease, length: int) -> None:
         """`release`; nobody else is known to need what is behind its first `length` tokens."""
-        node = lease.node
-        self.release(lease)
-        if self.demotes is not None and not lease.num_holders and node.length:
-            self.demotes.finished(node, length)
+        if self.demotes is None or lease.num_holders > 1:
+            self.release(lease)
+            return
+        lease.num_holders = 0
+        if lease.lost is None:
+            self._unlock(lease)
+        self.demotes.finished(lease, length)
 
     def expire(self, lease: Lease) -> None:
         """Take it from all holders: nobody returned in time."""

@@ -139,16 +139,19 @@ class Saves:
         if node is not None:
             self._host.tree.unlock(node)
 
-    def finished(self, node: Node, length: int) -> None:
-        """Nobody is known to need what is stored behind the first `length` tokens of a device node's prefix: it goes
-        first, without a copy, and copies of it go now."""
+    def finished(self, lease: Lease, length: int) -> None:
+        """Nobody is known to need what a lease protected, or had a copy of, behind its first `length` tokens: it goes
+        first on the device, without a copy, and copies of it go now."""
         length = -(-length // self._host.page_size) * self._host.page_size
-        if not node.is_attached or node.length <= length:
-            return
-        self._finished.update(cooled.id for cooled in cool(self._cache, node, length))
-        if len(self._finished) > _MANY + 2 * self._cache.num_nodes:
-            self._finished.clear()
-        self._host.drop(*path_of(node), length)
+        node, copy = lease.node, self._pinned.get(lease)
+        self.forget_lease(lease)
+        if node.is_attached and node.length > length:
+            self._finished.update(cooled.id for cooled in cool(self._cache, node, length))
+            if len(self._finished) > _MANY + 2 * self._cache.num_nodes:
+                self._finished.clear()
+            self._host.drop(*path_of(node), length)
+        elif copy is not None and copy.length > length:
+            self._host.drop(*path_of(copy), length)
 
     def _unpin(self, num_pages: int) -> None:
         """Let copies that are kept for leases give way, oldest first."""
