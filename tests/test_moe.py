@@ -177,17 +177,18 @@ def test_decoders_by_the_kernels_of_a_gpu_equal_those_by_the_reference(
     expected = forwarded(decoder, Decoder.forward)
     monkeypatch.setattr(decoder_module, "mixture", grouped_triton.mixture)
     torch.testing.assert_close(forwarded(decoder, Decoder.forward), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(forwarded(decoder, forward_single), expected, atol=1e-4, rtol=1e-4)
 
-    def single(
-        its: Decoder, ids: torch.Tensor, positions: torch.Tensor, kv: KVCache, slots: Any, attention: Any
-    ) -> torch.Tensor:
-        if len(ids) > 1:
-            return Decoder.forward(its, ids, positions, kv, slots, attention)
-        state: LayerState = its.embed(ids, positions, slots)
-        with torch.inference_mode():
-            return its._forward_single(state, kv, attention)
 
-    torch.testing.assert_close(forwarded(decoder, single), expected, atol=1e-4, rtol=1e-4)
+def forward_single(
+    decoder: Decoder, ids: torch.Tensor, positions: torch.Tensor, kv: KVCache, slots: Any, attention: Any
+) -> torch.Tensor:
+    """`Decoder.forward`, of one token as on a GPU."""
+    if len(ids) > 1:
+        return Decoder.forward(decoder, ids, positions, kv, slots, attention)
+    state: LayerState = decoder.embed(ids, positions, slots)
+    with torch.inference_mode():
+        return decoder._forward_single(state, kv, attention)
 
 
 def forwarded(decoder: Decoder, forward: Any) -> torch.Tensor:

@@ -17,13 +17,16 @@ from sgl.kernels.layers.norm import rms_norm
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.mixture import mixture
 from sgl.kernels.moe.packed import ExpertMatrices, PackedExperts, matrix_of
+from sgl.runtime.model import decoder as decoder_module
 from sgl.runtime.model import loader, weights
 from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.model.quantized.codes import dequantize_mxfp4
 from sgl.runtime.model.shard import Shard
 from tests.test_models import Paged, mixed, random_sequences, reference_logits
 from tests.test_models import check as check_models
+from tests.test_moe import forward_single, forwarded
 from tests.test_moe_kernels import DEVICE, check, draw, made
 from tests.tiny_models import tiny_checkpoint
 from tests.tiny_quantized import tiny_quantized
@@ -41,6 +44,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "e4m3": {"bits": 0, "group": 192},
     "e4m3 in blocks": {"bits": 0, "group": 64},
 }
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each takes an interpreter long."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(packed_single_triton, "_LEAST_PROGRAMS", 1)
 
 
 def packed(kind: str, num_experts: int, n: int, k: int, seed: int) -> PackedExperts:
@@ -275,3 +285,20 @@ def test_experts_may_be_rounded_to_four_bits(
         for expert, matrix in enumerate(numbers):
             expected = GroupedMatrix.rounded(matrix).dequantized(torch.float32)
             assert torch.equal(matrix_of(its, expert, torch.float32), expected)
+
+
+@pytest.mark.parametrize(
+    ("layout", "family"), [("mxfp4", "gpt-oss"), pytest.param("packed-zeros", "qwen2-moe", marks=pytest.mark.slow)]
+)
+def test_decoders_with_packed_experts_by_the_kernels_of_a_gpu(
+    layout: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interpreted: several tokens, and then one, with biases, clamped gates and sinks."""
+    monkeypatch.setattr(loader, "keeps_groups", lambda device: True)
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    folder, _ = tiny_quantized(tmp_path, layout, family, is_quantized=is_of_experts, **sizes)
+    decoder = load_decoder(ModelConfig.from_pretrained(folder), dtype="float32")
+    expected = forwarded(decoder, Decoder.forward)
+    monkeypatch.setattr(decoder_module, "mixture", grouped_triton.mixture)
+    torch.testing.assert_close(forwarded(decoder, Decoder.forward), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(forwarded(decoder, forward_single), expected, atol=1e-4, rtol=1e-4)
