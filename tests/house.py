@@ -172,7 +172,7 @@ MOST_LINES = {
     "runtime.model.eagle": 480,
     "runtime.model.gdn": 950,
     "runtime.model.hf": 1_340,
-    "runtime.model.mla": 950,
+    "runtime.model.mla": 1_000,
     "runtime.model.quantized": 840,
     "runtime.parallel": 1_110,
     "runtime.server": 9_665,

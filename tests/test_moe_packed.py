@@ -22,6 +22,8 @@ from sgl.runtime.model import loader, weights
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.model.mla import loader as latent_loader
+from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.quantized.codes import dequantize_mxfp4
 from sgl.runtime.model.shard import Shard
 from tests.test_models import Paged, mixed, random_sequences, reference_logits
@@ -29,7 +31,8 @@ from tests.test_models import check as check_models
 from tests.test_moe import forward_single, forwarded
 from tests.test_moe_kernels import DEVICE, check, draw, made
 from tests.tiny_models import tiny_checkpoint
-from tests.tiny_quantized import tiny_quantized
+from tests.tiny_quantized import quantize_folder, tiny_quantized
+from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
@@ -302,3 +305,30 @@ def test_decoders_with_packed_experts_by_the_kernels_of_a_gpu(
     monkeypatch.setattr(decoder_module, "mixture", grouped_triton.mixture)
     torch.testing.assert_close(forwarded(decoder, Decoder.forward), expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(forwarded(decoder, forward_single), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"])
+def test_experts_beside_latent_attention_stay_packed(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared ones too, each cut among ranks, unless they are not quantised."""
+    options = {**ARCHITECTURES[architecture], "moe_intermediate_size": 64, "n_shared_experts": 2}
+    dense = tiny_transformer(tmp_path / "dense", architecture, **options)
+    folder = quantize_folder(tmp_path / "packed", dense, "packed", is_quantized=lambda module: "experts" in module)
+    partly = quantize_folder(tmp_path / "partly", dense, "packed", is_quantized=lambda module: ".experts" in module)
+    configs = [LatentConfig.from_pretrained(path) for path in (folder, partly, dense)]
+    for is_kept, shards in ((True, (Shard(), Shard(0, 2), Shard(1, 2))), (False, (Shard(),))):
+        monkeypatch.setattr(latent_loader, "keeps_groups", lambda device, is_kept=is_kept: is_kept)
+        for shard in shards:
+            ours, some, theirs = (
+                latent_loader._load_weights(its, torch.float32, torch.device("cpu"), shard).layers[-1].experts
+                for its in configs
+            )
+            assert ours is not None
+            assert some is not None
+            assert theirs is not None
+            assert ours.is_packed == is_kept
+            assert not some.is_packed
+            for its, numbers in zip((ours.gate_up, ours.down), theirs.unpacked, strict=True):
+                found = [matrix_of(its, expert, torch.float32) for expert in range(len(its))]
+                assert torch.equal(torch.stack(found), numbers)

@@ -45,6 +45,11 @@ class Experts(_Counter):
         object.__setattr__(self, "scored", torch.zeros(1, dtype=torch.int32, device=self.router.device))
 
     @property
+    def is_packed(self) -> bool:
+        """Whether a matrix of theirs is."""
+        return not (isinstance(self.gate_up, torch.Tensor) and isinstance(self.down, torch.Tensor))
+
+    @property
     def unpacked(self) -> tuple[torch.Tensor, torch.Tensor]:
         """gate_up and down, none of which is packed."""
         assert isinstance(self.gate_up, torch.Tensor)

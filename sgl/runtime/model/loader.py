@@ -236,10 +236,12 @@ def _text_name(name: str) -> str:
     return name
 
 
-def say_dequantized(quantized: QuantizedCheckpoint, scheme: QuantScheme | None, dtype: torch.dtype) -> None:
-    """Log that a checkpoint's matrices did not stay as they are."""
+def say_dequantized(
+    quantized: QuantizedCheckpoint, scheme: QuantScheme | None, dtype: torch.dtype, but: str = ""
+) -> None:
+    """Log that a checkpoint's matrices did not stay as they are; `but` which."""
     if quantized.shapes:
-        logger.info("%s: %d matrices, dequantised to %s", scheme, len(quantized.shapes), dtype_name(dtype))
+        logger.info("%s: %d matrices, dequantised to %s%s", scheme, len(quantized.shapes), dtype_name(dtype), but)
 
 
 def _packed_matrices(

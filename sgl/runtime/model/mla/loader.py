@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
 from sgl.errors import ConfigError
+from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.loader import (
     LoadFormat,
@@ -25,8 +27,11 @@ from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.mla.parts import check_parts, local, of_shared, part
 from sgl.runtime.model.mla.weights import LatentWeights, allocate_weights, checkpoint_tensors
+from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
+from sgl.runtime.model.quantized.experts import packed_experts
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import WHOLE, Shard
+from sgl.runtime.model.weights import keeps_groups
 
 _LM_HEAD = "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -112,7 +117,12 @@ def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     check_tensors(entries, _shapes(config, tied=tied), folder)
     own = local(config, shard)
-    weights = allocate_weights(own, dtype, device, tied=tied, shard=shard)
+    without = _quantized_layers(config, quantized) if keeps_groups(device) else {}
+    weights = allocate_weights(own, dtype, device, tied=tied, shard=shard, without=without)
+    for index, experts in without.items():
+        weights.layers[index].experts = _packed(
+            weights.layers[index].experts, experts, config, quantized, shard, device
+        )
     targets = checkpoint_tensors(own, weights)
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as tensors:
@@ -124,10 +134,68 @@ def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device
                     else:
                         value = read(tensors, name, file, its)
                     _fill(name, target, _paired_by_halves(name, value, config), config, shard)
-    say_dequantized(quantized, config.scheme, dtype)
+    num_packed = sum(layer.experts is not None and layer.experts.is_packed for layer in weights.layers)
+    say_dequantized(
+        quantized, config.scheme, dtype, but=f", but the experts of {num_packed} layers" * (num_packed > 0)
+    )
     if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
     return weights
+
+
+_Modules = list[tuple[str, slice | None]]
+"""Tensors of an expert, and which of the columns of all shared ones are its own."""
+
+
+def _quantized_layers(
+    config: LatentConfig, quantized: QuantizedCheckpoint
+) -> dict[int, tuple[list[_Modules], ...]]:
+    """Layers whose experts are all quantised: gates and ups, and downs, of each."""
+    found = {}
+    for index in range(config.num_dense, config.num_layers):
+        mlp, size = f"model.layers.{index}.mlp", config.expert_size
+        places: list[tuple[str, slice | None]] = [
+            (f"{mlp}.experts.{expert}", None) for expert in range(config.routing.num_experts)
+        ]
+        places += [
+            (f"{mlp}.shared_experts", slice(its * size, (its + 1) * size)) for its in range(config.num_shared)
+        ]
+        kinds = ("gate_proj", "up_proj"), ("down_proj",)
+        experts = tuple(
+            [[(f"{place}.{module}.weight", its) for module in modules] for place, its in places]
+            for modules in kinds
+        )
+        if all(name in quantized.shapes for each in experts for modules in each for name, _ in modules):
+            found[index] = experts
+    return found
+
+
+def _packed(
+    meta: Experts | None,
+    experts: tuple[list[_Modules], ...],
+    config: LatentConfig,
+    quantized: QuantizedCheckpoint,
+    shard: Shard,
+    device: torch.device,
+) -> Experts:
+    """With both matrices packed, or memory for both."""
+    assert meta is not None, "the layer is none of the dense ones"
+    width = config.expert_size // shard.size
+
+    def cut(name: str, its: slice | None) -> tuple[slice, ...]:
+        first = (0 if its is None else its.start) + shard.rank * width
+        columns = slice(first, first + width)
+        return (slice(None), columns) if "down_proj" in name else (columns,)
+
+    both = [
+        packed_experts(quantized, [[(name, cut(name, its)) for name, its in modules] for modules in each])
+        for each in experts
+    ]
+    gate_up, down = both
+    if gate_up is None or down is None:
+        empty = [torch.empty_like(its, device=device) for its in meta.unpacked]
+        return replace(meta, gate_up=empty[0], down=empty[1])
+    return replace(meta, gate_up=gate_up, down=down)
 
 
 def _is_used(name: str, config: LatentConfig) -> bool:

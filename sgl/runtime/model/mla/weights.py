@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, fields
 
 import torch
 
 from sgl.kernels.layers.linear import Matrix, prepare
 from sgl.kernels.moe.experts import Experts
+from sgl.kernels.moe.packed import PackedExperts
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weights import MAX_HELD_TWICE, matrix_tensors, packed
@@ -87,9 +88,16 @@ class LatentWeights:
 
 
 def allocate_weights(
-    config: LatentConfig, dtype: torch.dtype, device: torch.device, *, tied: bool, shard: Shard = WHOLE
+    config: LatentConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    tied: bool,
+    shard: Shard = WHOLE,
+    without: Container[int] = (),
 ) -> LatentWeights:
-    """Uninitialised weights. config: of a part of the model. tied: the head is the embedding."""
+    """Uninitialised weights. config: of a part of the model. tied: the head is the embedding. without: layers whose
+    experts get no memory."""
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -97,13 +105,14 @@ def allocate_weights(
     def bias(size: int) -> torch.Tensor | None:
         return torch.zeros(size, dtype=dtype, device=device) if config.attention_bias else None
 
-    def experts() -> Experts:
+    def experts(index: int) -> Experts:
         routing, hidden, size = config.routing, config.hidden_size, config.expert_size
         num_all = routing.num_experts + config.num_shared
+        place = torch.device("meta") if index in without else device
         return Experts(
             router=tensor(routing.num_experts, hidden),
-            gate_up=tensor(num_all, 2 * size, hidden),
-            down=tensor(num_all, hidden, size),
+            gate_up=torch.empty(num_all, 2 * size, hidden, dtype=dtype, device=place),
+            down=torch.empty(num_all, hidden, size, dtype=dtype, device=place),
             top_k=routing.top_k,
             normalises=routing.normalises,
             scores=routing.scores,
@@ -134,7 +143,7 @@ def allocate_weights(
             post_attention_norm=tensor(hidden),
             gate_up=tensor(2 * intermediate, hidden) if index < config.num_dense else None,
             down=tensor(hidden, intermediate) if index < config.num_dense else None,
-            experts=None if index < config.num_dense else experts(),
+            experts=None if index < config.num_dense else experts(index),
         )
         for index in range(config.num_layers)
     ]
@@ -144,7 +153,7 @@ def allocate_weights(
 
 def checkpoint_tensors(config: LatentConfig, weights: LatentWeights) -> dict[str, torch.Tensor]:
     """Every tensor of a Hugging Face checkpoint as the view of the weights that it fills: where that has three
-    dimensions, of as many numbers in the same order. Only before `LatentWeights.pack`."""
+    dimensions, of as many numbers in the same order; not of packed experts. Only before `LatentWeights.pack`."""
     tensors: dict[str, Matrix | None] = {"model.embed_tokens.weight": weights.embedding}
     for index, layer in enumerate(weights.layers):
         parts: dict[str, Matrix | None] = {
@@ -183,6 +192,8 @@ def _expert_tensors(config: LatentConfig, experts: Experts) -> dict[str, Matrix 
         "mlp.gate.weight": experts.router,
         "mlp.gate.e_score_correction_bias": experts.bias,
     }
+    if isinstance(experts.gate_up, PackedExperts):
+        return parts
     gate_up, down = experts.unpacked
     gates, ups = gate_up.chunk(2, 1)
     for expert in range(num_experts):
