@@ -7,12 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from sgl.kernels.attention.base import MAX_INPUTS, AttentionStep
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.runner.graphs import buckets
+from sgl.runtime.model.kv_cache import WindowedLayers
+from sgl.runtime.runner.graphs import DecodeGraphs, buckets
+from sgl.runtime.runner.pack import pack, windowed_step
 from sgl.runtime.runner.prompt_graphs import PromptGraphs, that_fit, token_buckets
+from sgl.runtime.runner.runner import _idle_batch
+from sgl.runtime.runner.verify_graphs import VerifyGraphs
 from tests.tiny_models import edit_json, tiny_checkpoint
 
 
@@ -74,3 +80,52 @@ def test_large_layers_are_launched_for_fewer_tokens() -> None:
     small, large = token_buckets(15_700_000, 8448)[-1], token_buckets(218_000_000, 8448)[-1]
     assert large < small
     assert large >= 1024
+
+
+class _Placing:
+    """An attention backend that only places what comes along."""
+
+    def variant(self, step: AttentionStep) -> int:
+        return 0
+
+    def plan_decode(self, step: AttentionStep, variant: int, inputs: Any) -> list[torch.Tensor]:
+        assert max(each.ndim for each in inputs) == (1 if step.windowed is None else 2)
+        assert sum(each.ndim for each in inputs) <= MAX_INPUTS
+        return [torch.from_numpy(each) for each in inputs]
+
+    def plan_verify(self, step: AttentionStep, queries: int, inputs: Any) -> list[torch.Tensor]:
+        return self.plan_decode(step, 0, inputs)
+
+
+@pytest.mark.parametrize("has_pools", [False, True])
+def test_replayed_steps_write_where_launched_ones_would(has_pools: bool) -> None:
+    """Decodes and steps that verify drafts, padded, with one pool of pages and with two."""
+    rng = np.random.default_rng(0)
+    layers = WindowedLayers([True], window=9, num_pages=50) if has_pools else None
+    model: Any = SimpleNamespace(device=torch.device("cpu"), vocabulary=range(4), dtype=torch.float32)
+    model.config = SimpleNamespace(hidden_size=2)
+    kv: Any = SimpleNamespace(page_size=4, windowed=layers)
+    attention: Any = _Placing()
+    tokens = torch.zeros(4, dtype=torch.int64)
+    table, window_table = rng.permutation(48).reshape(3, 16) + 1, rng.permutation(48).reshape(3, 16) + 1
+    for q_lens in ([1, 1, 1], [3, 1, 2]):
+        batch: Any = _idle_batch(q_lens, 0.0)
+        batch.kv_lens = np.array([40, 5, 23], np.int32)
+        windowed = windowed_step(batch, window_table, 9, 4) if has_pools else None
+        step = AttentionStep(batch.q_lens, batch.kv_lens, table[batch.rows, :10], windowed)
+        expected = pack(batch, step, 4).slots
+        if sum(q_lens) == 3:
+            decodes = DecodeGraphs(model, kv, attention, tokens, 4)
+            decodes._graphs[4, 0, False] = SimpleNamespace(replay=lambda: None)  # type: ignore[assignment]
+            replayed = decodes.run(batch, step, with_inputs=True)
+            assert replayed is not None
+            assert replayed.inputs is not None
+            found, places = replayed.inputs[2], np.arange(3)
+        else:
+            checks = VerifyGraphs(model, kv, attention, tokens, 4)
+            checks._graphs[4, 4] = SimpleNamespace(replay=lambda: None)  # type: ignore[assignment]
+            verified = checks.run(batch, step)
+            assert verified is not None
+            found, places = verified.inputs[2], verified.places.numpy()
+            assert places.tolist() == [0, 1, 2, 4, 8, 9]
+        assert found.numpy()[..., places].tolist() == expected[..., : len(places)].tolist()

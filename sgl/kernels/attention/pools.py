@@ -23,11 +23,13 @@ class PooledAttention(GraphAttention):
 
     def __init__(self, shape: AttentionShape, make: Callable[[AttentionShape], AttentionBackend]) -> None:
         self._windows = frozenset(shape.pooled_windows)
-        self._backends: dict[bool, AttentionBackend] = {}  # by whether it is that of pooled windows
+        self._backends: dict[bool, AttentionBackend] = {}
+        """By whether it is that of pooled windows."""
         for is_windowed in (False, True):
             windows = tuple(each for each in shape.windows if (each in self._windows) == is_windowed)
             if windows:
                 self._backends[is_windowed] = make(replace(shape, windows=windows, pooled_windows=()))
+        self.max_queries = min(getattr(each, "max_queries", 1) for each in self._backends.values())
 
     def plan(self, step: AttentionStep) -> None:
         for is_windowed, backend in self._backends.items():
@@ -51,6 +53,12 @@ class PooledAttention(GraphAttention):
     ) -> list[torch.Tensor]:
         self._graph(True).plan_decode(_part(step, True), 0, ())
         return self._graph(False).plan_decode(step, variant, inputs)
+
+    def plan_verify(
+        self, step: AttentionStep, queries: int, inputs: Sequence[npt.NDArray[np.int64]]
+    ) -> list[torch.Tensor]:
+        self._graph(True).plan_verify(_part(step, True), queries, ())
+        return self._graph(False).plan_verify(step, queries, inputs)
 
     def _graph(self, is_windowed: bool) -> GraphAttention:
         return cast(GraphAttention, self._backends[is_windowed])

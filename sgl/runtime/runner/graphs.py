@@ -22,7 +22,7 @@ from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import LoraSlots, LoraStep
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
-from sgl.runtime.runner.pack import slots_of
+from sgl.runtime.runner.pack import padded, slots_of
 from sgl.runtime.runner.states import RowStates
 
 SHRINKS_ASIDE = False
@@ -99,7 +99,7 @@ class DecodeGraphs:
         bucket = self._buckets[bisect_left(self._buckets, num_rows)]
         padding = bucket - num_rows
         if padding:
-            step = _padded(step, padding)
+            step = padded(step, padding)
         given = np.flatnonzero(batch.token_ids != FROM_DEVICE)
         if len(given):
             index, ids = self._uploader.upload(
@@ -171,14 +171,3 @@ class DecodeGraphs:
     @staticmethod
     def _num_tiles(num_rows: int, lora: LoraSlots) -> int:
         return most_tiles(num_rows, lora.num_slots, block_of(num_rows))
-
-
-def _padded(step: AttentionStep, num_rows: int) -> AttentionStep:
-    """With so many more rows of one token on the dummy page."""
-    ones, pages = np.ones(num_rows, np.int32), np.zeros((num_rows, step.page_table.shape[1]), np.int32)
-    return AttentionStep(
-        np.concatenate((step.q_lens, ones)),
-        np.concatenate((step.kv_lens, ones)),
-        np.concatenate((step.page_table, pages)),
-        None if step.windowed is None else _padded(step.windowed, num_rows),
-    )

@@ -41,6 +41,17 @@ def windowed_step(batch: Batch, table: Int32Array, window: int, page_size: int) 
     return AttentionStep(batch.q_lens, kv_lens, pages)
 
 
+def padded(step: AttentionStep, num_rows: int) -> AttentionStep:
+    """A step with so many more rows of one token on the dummy page."""
+    ones, pages = np.ones(num_rows, np.int32), np.zeros((num_rows, step.page_table.shape[1]), np.int32)
+    return AttentionStep(
+        np.concatenate((step.q_lens, ones)),
+        np.concatenate((step.kv_lens, ones)),
+        np.concatenate((step.page_table, pages)),
+        None if step.windowed is None else padded(step.windowed, num_rows),
+    )
+
+
 def slots_of(step: AttentionStep, of_row: Int64Array, places: Int64Array, page_size: int) -> Int64Array:
     """Where keys and values go of tokens at these places in rows of a step: see `PackedStep.slots`."""
     slots = _slots(step.page_table, of_row, places, page_size)

@@ -6,17 +6,19 @@ Rows are padded to 2, 4 or 8 tokens each: where reading weights takes the time, 
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from sgl.kernels.attention.base import MAX_INPUTS, AttentionStep, GraphAttention
+from sgl.kernels.attention.base import AttentionStep, GraphAttention
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import Batch
+from sgl.runtime.batch import Batch, Int64Array
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
+from sgl.runtime.runner.pack import padded, slots_of
 
 MAX_QUERIES = 8
 """Tokens of a row that such a step computes at most."""
@@ -53,7 +55,6 @@ class VerifyGraphs:
     def run(self, batch: Batch, step: AttentionStep) -> Verified | None:
         """Replay the step. None if a row is longer, does not sample or has an adapter, images or scored positions, or
         there are too many rows, or one token in each. Never waits for the device."""
-        pages = step.page_table
         num_rows, longest = len(batch), int(batch.q_lens.max())
         is_plain = bool(batch.samples.all()) and not (batch.score_targets or batch.places or batch.pool_from)
         if (
@@ -67,23 +68,18 @@ class VerifyGraphs:
         bucket = self._rows[bisect_left(self._rows, num_rows)]
         padding = bucket - num_rows
         q_lens, kv_lens = batch.q_lens, batch.kv_lens
+        if padding:
+            step = padded(step, padding)
         of_row = np.repeat(np.arange(num_rows), q_lens)
         behind = np.repeat(np.cumsum(q_lens, dtype=np.int64), q_lens) - np.arange(len(of_row))
         positions = kv_lens[of_row].astype(np.int64) - behind
         places = of_row * queries + q_lens[of_row] - behind
-        index, offset = np.divmod(positions, self._kv.page_size)
-        padded = np.zeros((MAX_INPUTS, bucket * queries), np.int64)
-        rows, token_ids, positions_there, slots = padded
+        inputs = rows, token_ids, positions_there, slots = self._nothing(bucket * queries)
         rows[:] = len(self._next_tokens) - 1
         rows[places], token_ids[places] = batch.rows[of_row], batch.token_ids
-        slots[places] = pages[of_row, index] * np.int64(self._kv.page_size) + offset
+        slots[..., places] = slots_of(step, of_row, positions, self._kv.page_size)[..., : len(places)]
         positions_there[places] = positions if batch.offsets is None else positions + batch.offsets[of_row]
-        if padding:
-            q_lens = np.concatenate((q_lens, np.ones(padding, np.int32)))
-            kv_lens = np.concatenate((kv_lens, np.ones(padding, np.int32)))
-            pages = np.concatenate((pages, np.zeros((padding, pages.shape[1]), np.int32)))
-        padded_step = AttentionStep(q_lens, kv_lens, pages)
-        _, _, positions_on, slots_on = self._attention.plan_verify(padded_step, queries, list(padded))
+        _, _, positions_on, slots_on = self._attention.plan_verify(step, queries, inputs)
         sampling, after = batch.sampling
         last = sampling * queries + batch.q_lens[sampling] - 1 - after
         last_on, places_on = self._uploader.upload(last.astype(np.int64), places.astype(np.int64))
@@ -98,13 +94,19 @@ class VerifyGraphs:
                 for bucket in reversed(self._rows):
                     lens = np.full(bucket, queries, np.int32)
                     step = AttentionStep(lens, lens, np.zeros((bucket, queries), np.int32))
-                    nothing = [np.zeros(bucket * queries, np.int64)] * MAX_INPUTS
-                    inputs = self._attention.plan_verify(step, queries, nothing)
+                    if self._kv.windowed is not None:
+                        step = replace(step, windowed=step)
+                    inputs = self._attention.plan_verify(step, queries, self._nothing(bucket * queries))
                     self._forward(inputs)  # compiles and loads what a capture may not
                     graph = torch.cuda.CUDAGraph()
                     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_MODE):
                         self._forward(inputs)
                     self._graphs[bucket, queries] = graph
+
+    def _nothing(self, num_tokens: int) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+        """Rows, token ids, positions and slots, zeros."""
+        rows, token_ids, positions, *slots = np.zeros((4 + (self._kv.windowed is not None), num_tokens), np.int64)
+        return rows, token_ids, positions, slots[0] if len(slots) == 1 else np.stack(slots)
 
     def _forward(self, inputs: list[torch.Tensor]) -> None:
         rows, token_ids, positions, slots = inputs
