@@ -10,7 +10,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -59,6 +60,7 @@ class Cluster:
             options = {
                 "control": self._control_url,
                 "token": self._token,
+                "gateway": asdict(self._options.gateway),
                 "drain_timeout": self._options.server.drain_timeout,
                 "log_level": self._options.server.log_level,
                 "log_format": self._options.server.log_format,
@@ -126,12 +128,12 @@ class Cluster:
     async def update(self, given: dict[str, Any], source: str) -> None:
         """See Commands."""
         options = Options.of(given, source)
-        if (options.server.host, options.server.port) != (self._options.server.host, self._options.server.port):
-            raise ConfigError(
-                f"{source}: host and port stay {self._options.server.host} and {self._options.server.port} while the "
-                "cluster runs",
-                option="port",
-            )
+        for name, before, after in self._fixed(options):
+            if before != after:
+                raise ConfigError(
+                    f"{source}: {name} stays {before!r} while the cluster runs: end it and start it anew",
+                    option=name,
+                )
         async with self._changing:
             replicas = options.cluster.replicas
             placement = self._placement(options, replicas)
@@ -146,6 +148,16 @@ class Cluster:
             self._serve(placement, surge=surge)
             logger.info("all replicas are replaced by generation %d", self._generation)
             await asyncio.to_thread(self._deploy)
+
+    def _fixed(self, options: Options) -> Iterator[tuple[str, Any, Any]]:
+        """What an update cannot change, and its values before and after."""
+        ours = self._options
+        for name in ("host", "port"):
+            yield name, getattr(ours.server, name), getattr(options.server, name)
+        for name in ("control_port", "ray_address"):
+            yield name, getattr(ours.cluster, name), getattr(options.cluster, name)
+        for name, value in asdict(ours.gateway).items():
+            yield name, value, getattr(options.gateway, name)
 
     def _placement(self, options: Options, replicas: int) -> Placement:
         return placed(options.engine, self._ray.hosts(), replicas)

@@ -11,6 +11,7 @@ from pydantic import Field, PositiveInt
 
 from sgl.errors import ConfigError, nearest_name
 from sgl.runtime.config import EMBEDDED, EngineConfig, PositiveFloat, Seconds, ServerConfig, checked_options
+from sgl.runtime.gateway.config import GatewayConfig
 
 _OURS = ("node_rank", "dist_init_addr", "dist_key_file", "dp_rank")
 """What the cluster decides for each process."""
@@ -77,11 +78,12 @@ class Options:
     cluster: ClusterConfig
     engine: EngineConfig
     server: ServerConfig
+    gateway: GatewayConfig
 
     @classmethod
     def of(cls, given: Mapping[str, Any], source: str) -> Options:
         """Of a file's names and values. Raises ConfigError."""
-        kinds = (ClusterConfig, EngineConfig, ServerConfig)
+        kinds = (ClusterConfig, EngineConfig, ServerConfig, GatewayConfig)
         known = [{field.name for field in dataclasses.fields(kind)} for kind in kinds]
         every = set().union(*known) - {*_OURS}
         for name in given:
@@ -94,6 +96,7 @@ class Options:
             ClusterConfig.from_options(parts[0]),
             EngineConfig.from_options({"model_path": "embedded", **parts[1]}),
             ServerConfig.from_options(parts[2]),
+            GatewayConfig.from_options(parts[3]),
         )
         if options.engine.device not in (None, "cpu", "cuda"):
             raise ConfigError(

@@ -16,7 +16,8 @@ from aiohttp import web
 
 from sgl.child import command
 from sgl.runtime.cluster.link import TOKEN_HEADER
-from sgl.runtime.cluster.passing import Gateway
+from sgl.runtime.gateway.app import Gateway
+from sgl.runtime.gateway.config import GatewayConfig
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +73,11 @@ class RouterProcess:
 
 
 async def route(options: dict[str, Any]) -> None:
-    """Route until SIGTERM, then finish what runs. options: fd (the socket), control, token, drain_timeout."""
-    gateway = Gateway()
-    runner = web.AppRunner(gateway.app, access_log=None, shutdown_timeout=options["drain_timeout"])
+    """Route until SIGTERM, then finish what runs. options: fd (the socket), control, token, gateway (of GatewayConfig),
+    drain_timeout."""
+    gateway = Gateway(GatewayConfig(**options["gateway"]))
+    about = {"handler_cancellation": True, "access_log": None, "shutdown_timeout": options["drain_timeout"]}
+    runner = web.AppRunner(gateway.app, **about)
     await runner.setup()
     bound = socket.socket(fileno=options["fd"])
     await web.SockSite(runner, bound, backlog=_BACKLOG).start()
@@ -91,7 +94,7 @@ async def route(options: dict[str, Any]) -> None:
 
 async def _follow(gateway: Gateway, control: str, token: str) -> None:
     """Keep the gateway's workers those that take requests."""
-    version, known = -1, dict[str, str]()
+    version, known, draining = -1, dict[str, str](), set[str]()
     headers = {TOKEN_HEADER: f"Bearer {token}"}
     async with aiohttp.ClientSession(control, headers=headers) as session:
         while True:
@@ -105,12 +108,16 @@ async def _follow(gateway: Gateway, control: str, token: str) -> None:
                 continue
             version, workers = news["version"], news["workers"]
             for name, url in known.items():
-                if workers.get(name) != url:  # gone, or another server in its place
-                    await (gateway.drain_worker if name in news["draining"] else gateway.remove_worker)(name)
+                if name in news["draining"]:
+                    await gateway.drain_worker(name)
+                elif workers.get(name) != url:  # gone, or another server is in its place
+                    await gateway.remove_worker(name)
+            for name in draining.difference(news["draining"]):  # it has finished
+                await gateway.remove_worker(name)
             for name, url in workers.items():
                 if known.get(name) != url:
                     await gateway.add_worker(url, name)
-            known = workers
+            known, draining = workers, set(news["draining"])
 
 
 def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
