@@ -224,7 +224,7 @@ def test_streams_and_aborts_amid_drafts_leave_nothing_behind(folder: Path, plain
 def test_on_a_gpu_replayed_steps_verify_what_launched_ones_do(folder: Path, backend: Any) -> None:
     """Up to rounding: where plain decoding and a drafter agree, almost all drafts stand."""
     prompts, params = requests(0.0)
-    params = [{"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True} for _ in params]
+    params = [{"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True, "seed": i} for i in range(len(params))]
     options: dict[str, Any] = {"device": "cuda", "attention_backend": backend, "speculative_algorithm": "NGRAM"}
     for is_captured in (True, False):
         with Engine(

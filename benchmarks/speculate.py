@@ -1,0 +1,161 @@
+"""Speculation on a CPU: tokens a step and tokens a second of drafters without a model, beside jump-forward alone.
+
+    python benchmarks/speculate.py [MODEL] [--data WORKLOADS] [--count 30] [--only replay,records,tools]
+
+    replay   without a model: recorded outputs of ReAct traces are what a model would say. Tokens a step of look-ups in
+             the trace so far and in outputs of other traces, never in the one replayed beyond its present position.
+    records  JSON extraction by MODEL (the embedded one unless named) from sentences that it was never trained on
+    tools    tool calls by the same, likewise
+
+WORKLOADS is the folder that has sglang_bench/react. Outputs with and without drafts are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))  # the cases are no part of the package
+
+from benchmarks.embedded_eval import Case, Chat, generated_cases, tool_cases  # noqa: E402
+from sgl import Engine  # noqa: E402
+from sgl.runtime.sampling_params import SamplingParams  # noqa: E402
+from sgl.runtime.scheduler.request import FinishReason, Request  # noqa: E402
+from sgl.runtime.speculate.drafter import Ask  # noqa: E402
+from sgl.runtime.speculate.lookup import Lookup  # noqa: E402
+from sgl.runtime.speculate.pools import Pools  # noqa: E402
+from sgl.runtime.text.tokenizer import Tokenizer  # noqa: E402
+from tools.train_embedded.records import record_example  # noqa: E402
+from tools.train_embedded.values import Values  # noqa: E402
+
+_MOST = 7  # drafts of a row
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="embedded")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--count", type=int, default=30)
+    parser.add_argument("--only", default="replay,records,tools")
+    arguments = parser.parse_args()
+    only = arguments.only.split(",")
+    if "replay" in only:
+        if arguments.data is None:
+            print("replay: needs --data")
+        else:
+            _replay(arguments.data / "sglang_bench" / "react" / "hotpotqa_100.jsonl", arguments.model)
+    if {"records", "tools"} & set(only):
+        values = Values(random.Random(7), "eval")
+        with Engine(arguments.model) as engine:
+            chat = Chat(engine)
+            cases = {
+                "records": generated_cases(chat, record_example, values, arguments.count),
+                "tools": tool_cases(chat, values, arguments.count),
+            }
+        for name in cases.keys() & set(only):
+            _measure(name, arguments.model, cases[name])
+
+
+def _replay(path: Path, model: str) -> None:
+    """Thoughts and actions as outputs, behind prompts that grow by them and by observations."""
+    with Engine(model) as engine:
+        tokenizer = engine.tokenizer
+    assert tokenizer is not None, "it comes with the model"
+    traces = [next(iter(json.loads(line).items())) for line in path.read_text().splitlines()]
+    for name, pools in (("the trace alone", None), ("other traces, too", Pools())):
+        lookup, steps, tokens, seconds = Lookup(pools), 0, 0, []
+        uid = 0
+        for question, turns in traces:
+            for prompt, output in _turns(question, turns, tokenizer):
+                uid += 1
+                found = _steps(lookup, uid, prompt, output, seconds)
+                steps, tokens = steps + found, tokens + len(output)
+        took = f"{1e6 * statistics.mean(seconds):.0f} us a look-up, at most {1e6 * max(seconds):.0f}"
+        print(
+            f"replay of {len(traces)} ReAct traces, {name:18} {tokens / steps:5.2f} tokens a step  {took}",
+            flush=True,
+        )
+
+
+def _turns(
+    question: str, turns: list[dict[str, str]], tokenizer: Tokenizer
+) -> Iterator[tuple[list[int], list[int]]]:
+    text = question + "\n"
+    for number, turn in enumerate(turns, 1):
+        text += f"Thought {number}:"
+        output = f" {turn['thought']}\nAction {number}: {turn['action']}\n"
+        yield tokenizer.encode(text).tolist(), tokenizer.encode(output, add_special_tokens=False).tolist()
+        text += f"{output}Observation {number}: {turn.get('observation', '')}\n"
+
+
+def _steps(lookup: Lookup, uid: int, prompt: list[int], output: list[int], seconds: list[float]) -> int:
+    """Steps for an output whose drafts stand while they equal it."""
+    params = SamplingParams(max_new_tokens=len(output))
+    request = Request(uid, np.array(prompt, np.int32), params, 0, len(output), origin="react")
+    lookup.enter(request)
+    steps = 1
+    request.output_ids.append(output[0])
+    while (at := len(request.output_ids)) < len(output):
+        most = min(_MOST, len(output) - at - 1)
+        draft: list[int] = []
+        if most > 0:
+            began = time.perf_counter()
+            [found] = lookup.propose([Ask(request, most, np.empty(0, np.int32), request.num_known - 1)])
+            seconds.append(time.perf_counter() - began)
+            draft = list(found.token_ids)
+        standing = next((i for i, token in enumerate(draft) if token != output[at + i]), len(draft))
+        request.output_ids += output[at : at + standing + 1]
+        steps += 1
+    request.finish_reason = FinishReason("stop")
+    lookup.leave(request)
+    return steps
+
+
+def _measure(name: str, model: str, cases: list[Case]) -> None:
+    """At batch 1, one request after another."""
+    for temperature in (0.0, 0.7):
+        found: dict[str, tuple[list[list[int]], float, float]] = {}
+        for algorithm in ("off", "auto"):
+            with Engine(model, speculative_algorithm=algorithm, random_seed=0) as engine:
+                found[algorithm] = _run(engine, cases, temperature)
+        (plain, before, rate_before), (drafted, after, rate) = found["off"], found["auto"]
+        text = f"{name}, temperature {temperature}: {before:5.2f} -> {after:5.2f} tokens a step ({after / before:.2f}x)"
+        same = sum(a == b for a, b in zip(plain, drafted, strict=True))
+        print(
+            f"{text}, {rate_before:7.1f} -> {rate:7.1f} tokens a second ({rate / rate_before:.2f}x), "
+            f"{same} of {len(plain)} outputs equal",
+            flush=True,
+        )
+
+
+def _run(engine: Engine, cases: list[Case], temperature: float) -> tuple[list[list[int]], float, float]:
+    """Outputs; tokens a step and a second, behind prompts that are cached."""
+    outputs: list[list[int]] = []
+    steps = tokens = 0
+    seconds = 0.0
+    counters = engine._scheduler.counters
+    for number, case in enumerate(cases):
+        params: dict[str, Any] = {"temperature": temperature, "seed": number, "json_schema": case.schema}
+        engine.generate(prompt=case.prompt, sampling_params={**params, "max_new_tokens": 1})
+        before, began = counters.steps, time.perf_counter()
+        result = engine.generate(prompt=case.prompt, sampling_params={**params, "max_new_tokens": 200})
+        seconds += time.perf_counter() - began
+        steps += counters.steps - before
+        tokens += len(result["output_ids"])
+        outputs.append(result["output_ids"])
+    return outputs, tokens / steps, tokens / seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Steps that verify drafts as CUDA graphs compute them, here without graphs and in Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tests.interpreter  # noqa: F401 - mends it
+from sgl.runtime.batch import FROM_DEVICE, Batch, RowSetup
+from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.runner.runner import ModelRunner
+from sgl.runtime.runner.verify_graphs import VerifyGraphs
+from sgl.runtime.sampling_params import SamplingParams
+from tests.tiny_models import tiny_checkpoint
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("tests/test_speculation.py has the graphs themselves", allow_module_level=True)
+from sgl.kernels.attention.triton import TritonAttention
+
+PAGE = 4
+
+
+class Launched(VerifyGraphs):
+    """What is replayed elsewhere is launched here."""
+
+    num_replayed = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        plan, graphs = self._attention.plan_verify, self
+
+        class Attention:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(graphs_attention, name)
+
+            def plan_verify(self, *arguments: Any) -> Any:
+                graphs._planned = plan(*arguments)
+                return graphs._planned
+
+        graphs_attention = self._attention
+        self._attention = Attention()  # type: ignore[assignment]
+        model = self._model
+
+        class Model:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(model, name)
+
+            def forward(self, *arguments: Any, captured: bool) -> Any:
+                return model.forward(*arguments[:4], graphs_attention)
+
+        self._model = Model()  # type: ignore[assignment]
+
+        class Graphs(dict[Any, Any]):
+            def __missing__(self, key: Any) -> Any:
+                return self
+
+            def replay(self) -> None:
+                graphs.num_replayed += 1
+                graphs._forward(graphs._planned)
+
+        self._graphs = Graphs()
+
+
+def batch(rows: list[int], starts: list[int], ids: list[list[int]], writes: Any, num_drafts: list[int]) -> Batch:
+    q_lens = np.array([len(its) for its in ids], np.int32)
+    setups = [
+        RowSetup(row, SamplingParams(temperature=0.0), 0, np.empty(0, np.int32), np.empty(0, np.int32))
+        for row in rows
+    ]
+    return Batch(
+        rows=np.array(rows, np.int32),
+        q_lens=q_lens,
+        kv_lens=np.array(starts, np.int32) + q_lens,
+        token_ids=np.concatenate([np.array(its, np.int32) for its in ids]),
+        page_writes=writes,
+        samples=np.ones(len(rows), np.bool_),
+        score_from=np.full(len(rows), -1, np.int32),
+        top_logprobs=np.full(len(rows), -1, np.int32),
+        setups=setups if not any(starts) else [],
+        drafts={b: np.array(ids[b][-n:], np.int32) for b, n in enumerate(num_drafts) if n},
+    )
+
+
+def test_padded_rows_and_tokens_change_nothing(tmp_path: Path) -> None:
+    """Rows of 1 to 7 tokens, one of them from the device, in buckets of 4 rows of 8."""
+    config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path))
+    device = torch.device("cpu")
+    model = load_decoder(config, device=device, dtype="float32", max_positions=64)
+    rng = np.random.default_rng(0)
+    results = []
+    for is_replayed in (False, True):
+        kv = KVCache(config, 40, PAGE, torch.float32, device)
+        shape = model.attention_shape(PAGE, None)
+        attention = TritonAttention(shape, max_graph_rows=8, max_pages=16, max_queries=8)
+        runner = ModelRunner(model, kv, attention, max_rows=8, max_pages=16, device=device)
+        rng = np.random.default_rng(0)
+        rows = [5, 0, 3]
+        writes = np.array([[row, i, 1 + n * 8 + i] for n, row in enumerate(rows) for i in range(8)], np.int32)
+        prompts = [rng.integers(1, config.vocab_size, n).tolist() for n in (9, 4, 13)]
+        runner.launch(batch(rows, [0, 0, 0], prompts, writes, [0, 0, 0])).wait()
+        if is_replayed:
+            runner._verify_graphs = Launched(model, kv, attention, runner._sampler.next_tokens, 8)
+        ids = [rng.integers(1, config.vocab_size, n).tolist() for n in (3, 1, 7)]
+        ids[1] = [FROM_DEVICE]
+        found = runner.launch(batch(rows, [9, 4, 13], ids, writes[:0], [2, 0, 6])).wait()
+        if is_replayed:
+            assert runner._verify_graphs.num_replayed == 1
+        checks = {b: its.tolist() for b, its in found.checks.items()}
+        caches = [kv.keys[layer][1:].clone() for layer in range(config.num_layers)]
+        results.append((found.next_tokens.tolist(), checks, caches))
+    (tokens, checks, caches), (replayed_tokens, replayed_checks, replayed_caches) = results
+    assert tokens == replayed_tokens
+    assert checks == replayed_checks
+    assert {b: len(its) for b, its in checks.items()} == {0: 2, 2: 6}
+    for one, other in zip(caches, replayed_caches, strict=True):
+        torch.testing.assert_close(one, other)
