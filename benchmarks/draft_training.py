@@ -1,12 +1,14 @@
 """Trains what drafts for a Llama, on texts that the model generates itself: a small draft model, and an EAGLE-3 head.
 
     python -m benchmarks.draft_training MODEL DATA --out FOLDER [--only draft,eagle3] [--prompts 3000] [--tokens 256]
-                                        [--steps 1200] [--seconds 90] [--batch 24] [--length 384] [--seed 0]
+                                        [--steps 1200] [--seconds 90] [--batch 24] [--length 384] [--rate 6e-4]
+                                        [--seed 0] [--option NAME=VALUE …]
 
 MODEL is a folder or GGUF file of a plain Llama with tied embeddings and a chat template; DATA has the prompts (see
 benchmarks/real_prompts.py). FOLDER gets draft/ and eagle3/, which `speculative_draft_model_path` names, and
 texts.safetensors, which a later run reads instead of generating it. One GPU, no network; each of the two ends after
---steps, or --seconds at the latest (then the result depends on the machine's speed).
+--steps, or --seconds at the latest (then the result depends on the machine's speed). --option: of the engine that
+generates.
 
 The draft model is four of the model's layers between its own embedding and norm, distilled (KL divergence of its
 distribution from the model's at every token). The head is trained as it will be used (EAGLE-3, arXiv 2503.01840,
@@ -32,6 +34,7 @@ from torch.nn import functional
 from benchmarks.real_prompts import SUITES, Asked, prompts
 from benchmarks.torch_llama import Attention, FeedForward, Norm, Shape, TorchLlama, rotated, write
 from sgl import Engine
+from sgl.runtime.config import EngineConfig, parse_options
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.eagle.config import default_layers
 
@@ -66,7 +69,7 @@ class Texts:
 
 
 def generate(
-    model: str, data: Path, num_prompts: int, num_tokens: int, seed: int, options: dict[str, Any] | None = None
+    model: str, data: Path, num_prompts: int, num_tokens: int, seed: int, options: dict[str, Any]
 ) -> Texts:
     """Answers of the model to training prompts: half the likeliest, half drawn."""
     rng = random.Random(seed)
@@ -74,7 +77,8 @@ def generate(
     for suite in SUITES:
         asked += prompts(data, suite, training=True, most=math.ceil(SHARES[suite] * num_prompts), seed=seed)
     rng.shuffle(asked)
-    with Engine(model_path=model, mem_fraction_static=0.4, random_seed=seed, **(options or {})) as engine:
+    given = {"mem_fraction_static": 0.4, "constraint_timeout": 120.0, **options}
+    with Engine(model_path=model, random_seed=seed, **given) as engine:
         tokenizer = engine.tokenizer
         texts = [tokenizer.apply_chat_template(its.messages, add_generation_prompt=True) for its in asked]
         ids = tokenizer.encode_all(texts, add_special_tokens=False)
@@ -88,24 +92,14 @@ def generate(
             }
             for number, (its, _) in enumerate(kept)
         ]
-        results = _answered(engine, [each for _, each in kept], params)
-    ends = engine_ends(results)
-    whole = [[*each, *answer] for (_, each), answer in zip(kept, ends, strict=True) if answer]
-    starts = [len(each) for (_, each), answer in zip(kept, ends, strict=True) if answer]
+        results = engine.generate(input_ids=[each for _, each in kept], sampling_params=params)
+    answers = [result["output_ids"] for result in results]
+    whole = [[*each, *answer] for (_, each), answer in zip(kept, answers, strict=True) if answer]
+    starts = [len(each) for (_, each), answer in zip(kept, answers, strict=True) if answer]
     padded = torch.zeros(len(whole), max(map(len, whole)), dtype=torch.int64)
     for row, its in zip(padded, whole, strict=True):
         row[: len(its)] = torch.tensor(its)
     return Texts(padded, torch.tensor(starts), torch.tensor(list(map(len, whole))))
-
-
-def _answered(engine: Engine, ids: list[list[int]], params: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    results: list[dict[str, Any]] = engine.generate(input_ids=ids, sampling_params=params, return_exceptions=True)
-    return results
-
-
-def engine_ends(results: list[Any]) -> list[list[int]]:
-    """Their tokens; none of what failed."""
-    return [[] if isinstance(result, Exception) else result["output_ids"] for result in results]
 
 
 def train(
@@ -301,6 +295,7 @@ def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=384)
     parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--option", action="append", default=[])
     return parser.parse_args(given)
 
 
@@ -311,7 +306,10 @@ def main(given: list[str] | None = None) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     if not kept.exists():
-        texts = generate(arguments.model, arguments.data, arguments.prompts, arguments.tokens, arguments.seed)
+        options = parse_options(EngineConfig, dict(its.split("=", 1) for its in arguments.option))
+        texts = generate(
+            arguments.model, arguments.data, arguments.prompts, arguments.tokens, arguments.seed, options
+        )
         save_file({"ids": texts.ids, "starts": texts.starts, "ends": texts.ends}, kept)
     texts = Texts(**load_file(kept))
     num_tokens = int((texts.ends - texts.starts).sum())

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import draft_training
 from benchmarks.draft_training import Head, Texts, arguments_of, train_draft, train_head
+from benchmarks.gpu import drafts
 from benchmarks.real_prompts import SUITES, prompts
 from benchmarks.torch_llama import TorchLlama
 from sgl.runtime.model.config import ModelConfig
@@ -18,7 +19,7 @@ from sgl.runtime.model.eagle.config import EagleConfig, default_layers
 from sgl.runtime.model.eagle.loader import load_head
 from sgl.runtime.model.loader import load_decoder
 from tests.tiny_heads import HeadOracle
-from tests.tiny_models import tiny_checkpoint
+from tests.tiny_models import byte_tokenizer, tiny_checkpoint
 
 DATA = {
     "gsm8k/train.jsonl": {"question": "How many?"},
@@ -110,7 +111,7 @@ def _compare(head: Head, model: TorchLlama, folder: Path, layers: tuple[int, ...
             torch.testing.assert_close(logits[t], expected[head.drafted], atol=1e-3, rtol=1e-3)
 
 
-def test_prompts_for_training_are_not_those_of_the_evaluation(tmp_path: Path) -> None:
+def write_prompts(tmp_path: Path) -> None:
     for name, line in DATA.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(line) + "\n", encoding="utf-8")
@@ -120,6 +121,10 @@ def test_prompts_for_training_are_not_those_of_the_evaluation(tmp_path: Path) ->
         lines = [{"question": question, "function": [TOOL]}, {"question": question, "function": [TOOL, TOOL]}]
         text = "\n".join(map(json.dumps, lines))
         (tmp_path / "bfcl" / f"BFCL_v4_{name}.json").write_text(text, encoding="utf-8")
+
+
+def test_prompts_for_training_are_not_those_of_the_evaluation(tmp_path: Path) -> None:
+    write_prompts(tmp_path)
     for suite in SUITES:
         training, others = (prompts(tmp_path, suite, training=its, most=9) for its in (True, False))
         assert training
@@ -131,3 +136,34 @@ def test_prompts_for_training_are_not_those_of_the_evaluation(tmp_path: Path) ->
     arguments = (schema.get("anyOf") or [schema])[0]["properties"]["arguments"]
     assert arguments["properties"] == {"x": {"type": "number"}, "y": {"type": "array", "items": {}, "maxItems": 8}}
     assert draft_training.SHARES.keys() == set(SUITES)
+
+
+@pytest.mark.slow
+def test_the_benchmark_trains_what_is_missing_and_measures_every_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"num_hidden_layers": 8, "vocab_size": 400, "max_position_embeddings": 2048}
+    tiny_checkpoint(tmp_path / "model", tie_word_embeddings=True, **sizes)
+    tokenizer = byte_tokenizer(384)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    write_prompts(tmp_path / "data")
+    few = ["--prompts", "4", "--tokens", "12", "--steps", "2", "--batch", "2", "--length", "24"]
+    folders = [str(tmp_path / "model"), str(tmp_path / "data"), "--drafts", str(tmp_path / "drafts")]
+    drafts.main(
+        [*folders, "--prompts", "2", "--tokens", "20", "--json", str(tmp_path / "rows.json"), "--train", *few]
+    )
+    rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert [(row["suite"], row["mode"]) for row in rows] == [(its, mode) for mode in drafts.MODES for its in SUITES]
+    assert all(row["equal"] == 1.0 for row in rows)
+    assert all(row["drafted"] for row in rows if row["suite"] == "gsm8k" and row["mode"] in ("draft", "eagle3"))
+    assert len(capsys.readouterr().out.splitlines()) > len(rows)
+
+
+def test_outputs_that_part_at_a_near_tie_are_counted_apart() -> None:
+    answers = drafts.Answers()
+    tops = [[[-0.1, 1], [-3.0, 2]], [[-0.7, 3], [-0.72, 4]]]
+    answers.keep("gsm8k", [[1, 3], [1, 3], [1, 3], [1, 3]], [{"meta_info": {"output_top_logprobs": tops}}] * 4)
+    assert answers.compare("gsm8k", [[1, 3]] * 4, 0.1) == (1.0, 1.0)
+    assert answers.compare("gsm8k", [[1, 3], [1, 4], [2, 3], [1, 3]], 0.1) == (0.5, 0.5)
