@@ -29,7 +29,7 @@ class MockWorker:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.requests: list[tuple[str, Any, dict[str, str]]] = []
-        self.is_healthy = True
+        self.is_healthy = self.keeps_requests = True
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -53,6 +53,8 @@ class MockWorker:
             return web.Response(
                 text='# HELP sgl:x_total An x.\n# TYPE sgl:x_total counter\nsgl:x_total{a="b"} 1.0\n'
             )
+        if not self.keeps_requests:
+            return await self.answer(request, self)
         data = await request.read()
         headers = {name.lower(): text for name, text in request.headers.items()}
         self.requests.append((request.path, json.loads(data) if data else None, headers))

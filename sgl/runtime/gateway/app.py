@@ -26,6 +26,7 @@ from sgl.runtime.gateway.limits import Limits
 from sgl.runtime.gateway.metrics import GatewayMetrics, text_of
 from sgl.runtime.gateway.passing import Passed, Passing
 from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.programs import Programs
 from sgl.runtime.gateway.workers import Servers
 from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.server.deadline import DEADLINE_HEADER
@@ -59,6 +60,7 @@ class Gateway:
         self._limits = Limits(self.config)
         self._client: aiohttp.ClientSession | None = None
         self._passing = Passing(self.config, self.fleet, self.servers, self.metrics, self._session, self._note)
+        self._programs = Programs(self._passing, self._session, self.metrics.reopened.inc)
         self._stored: OrderedDict[str, str] = OrderedDict()  # workers by response id
         for url in workers:
             self.servers.add(url, url)
@@ -94,6 +96,7 @@ class Gateway:
         ) as self._client:
             self.servers.start(self._client)
             yield
+            await self._programs.close()
             await self.servers.stop()
 
     @web.middleware
@@ -131,6 +134,11 @@ class Gateway:
                 data = None  # the worker refuses it
         if request.path in _TO_ALL:
             return await self._to_all(request, body)
+        if request.path == "/v1/programs" and request.method == "POST":
+            async with self._limits.place():
+                return await self._programs.create(request, data, body, len(self.servers.ready()))
+        if request.path.startswith("/v1/programs/"):
+            return await self._programs.of_one(request, data)
         ask = ask_of(request.path, data, request.headers) if request.method == "POST" else Ask()
         passed = Passed(request.method, request.raw_path, request.headers, body, ask, _due(request, data, arrived))
         passed.only = self._worker_of(request.path) or self._stored.get(ask.session or "")

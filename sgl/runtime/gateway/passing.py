@@ -119,6 +119,29 @@ class Passing:
             raise EngineDead(f"no worker answered: {error.reason}") from error
         raise AssertionError("the last attempt returns or raises")
 
+    @contextlib.asynccontextmanager
+    async def opened(self, passed: Passed) -> Any:
+        """What `sent` gives, from the first worker that answers. Raises EngineDead before that."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async for attempt in self._attempts(passed):
+                    with attempt:
+                        found = await stack.enter_async_context(self.sent(passed))
+            except NotBegunError as error:
+                raise EngineDead(f"no worker answered: {error.reason}") from error
+            yield found
+
+    def lost(self, worker: str | None) -> None:
+        """A worker failed after it had begun to answer."""
+        if worker in self._servers:
+            self._servers[str(worker)].breaker.failed()
+
+    def url_of(self, worker: str) -> str:
+        """A worker's address. Raises EngineDead if it is gone."""
+        if worker not in self._servers:
+            raise EngineDead(f"the worker {worker} is gone")
+        return self._servers[worker].url
+
     def _attempts(self, passed: Passed) -> AsyncRetrying:
         """As many as there may be; ones that found no worker count by their time only."""
         began, failures = time.monotonic(), 0

@@ -1,0 +1,447 @@
+"""Programs before several workers: each is placed once, by all that it will do, and outlives its worker.
+
+The gateway keeps what a client sent and what it was told. When a worker fails, the program is opened again at another
+one, from its segments; a program's values depend on its seeds alone, so they come again, and the client gets only what
+it has not had. The rows of a batch go to as many workers as their shared beginning is worth."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import logging
+import math
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from sgl.errors import EngineDead, InvalidRequest, QueueFull, SglError
+from sgl.runtime.gateway.asks import ask_of
+from sgl.runtime.gateway.passing import Passed, Passing, headers_for
+from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.server import sse
+from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.errors import NotThere, error_body
+from sgl.runtime.server.placement import GENERATED
+
+logger = logging.getLogger(__name__)
+
+MAX_PROGRAMS = 20_000
+MAX_BYTES = 256_000_000
+"""Of what is kept of all open programs."""
+GRACE_SECONDS = 30.0
+"""A program without a listener for so long is cancelled."""
+WRITE_SECONDS = 60.0  # for a client that does not read
+MOST_FAILURES = 10  # of workers in a row, without news for the client
+
+_LOST = ("EngineDead", "ServerUnreachable")  # failures of a worker, not of the program
+
+
+class Lost(Exception):
+    """The worker failed."""
+
+
+class Refused(Exception):
+    """A worker's answer to a body that it does not take."""
+
+    def __init__(self, answer: web.Response) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+class Programs:
+    """The open programs of a gateway."""
+
+    def __init__(
+        self, passing: Passing, session: Callable[[], aiohttp.ClientSession], reopened: Callable[[], None]
+    ) -> None:
+        """reopened: is called for each program that is opened again."""
+        self.passing = passing
+        self.session = session
+        self.reopened = reopened
+        self.held = 0  # bytes
+        self._open: dict[str, Program] = {}
+
+    async def create(self, request: web.Request, body: Any, raw: bytes, workers: int) -> web.StreamResponse:
+        """Open a program and stream its events. workers: how many take requests."""
+        if len(self._open) >= MAX_PROGRAMS:
+            raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
+        if self.held + len(raw) > MAX_BYTES:
+            raise QueueFull(f"the programs that are open hold {MAX_BYTES} bytes: try again later", limit=MAX_BYTES)
+        if not isinstance(body, dict):
+            raise InvalidRequest("a program is opened with a JSON object", param="program")
+        program = Program(self, request, body, workers)
+        self._open[program.id] = program
+        try:
+            await program.begin()
+        except Refused as refused:
+            program.end()
+            return refused.answer
+        except BaseException:
+            program.end()
+            raise
+        return await self._send(request, program, 0)
+
+    async def of_one(self, request: web.Request, body: Any) -> web.StreamResponse:
+        """What clients do with an open program, by its path."""
+        _, _, _, program_id, *rest = request.path.split("/")
+        program = self._open.get(program_id)
+        if program is None or not secrets.compare_digest(program.key, _key(request)):
+            raise NotThere("there is no such program: it ended, or nobody listened to it for too long", param="id")
+        if request.method == "DELETE" and not rest:
+            program.end()
+            return json_response({"id": program.id})
+        if request.method == "POST" and rest == ["segments"]:
+            return await program.add(body)
+        if request.method == "GET" and rest == ["events"]:
+            last = request.headers.get("Last-Event-ID", "0")
+            if not (last.isascii() and last.isdigit()) or int(last[:12]) > len(program.log):
+                raise InvalidRequest(f"Last-Event-ID is none of this program's: {last!r}", param="Last-Event-ID")
+            return await self._send(request, program, int(last[:12]))
+        if request.method == "GET" and rest in (["timeline"], ["view"]):
+            part = program.parts[0]
+            path = f"/v1/programs/{part.remote}/{rest[0]}"
+            passed = Passed("GET", path, request.headers, b"", Ask(), only=part.worker)
+            return await self.passing.answer(request, passed)
+        raise web.HTTPNotFound
+
+    def forget(self, program: Program) -> None:
+        """It has ended."""
+        self._open.pop(program.id, None)
+
+    async def close(self) -> None:
+        """End them all."""
+        for program in list(self._open.values()):
+            program.end()
+
+    async def _send(self, request: web.Request, program: Program, last: int) -> web.StreamResponse:
+        async with aclosing(program.listen(last)) as events:
+            return await sse.send_events(request, events, WRITE_SECONDS, done=b"")
+
+
+class Program:
+    """One program, or rows of one, as its client sees it."""
+
+    def __init__(self, programs: Programs, request: web.Request, body: dict[str, Any], workers: int) -> None:
+        self.id = secrets.token_hex(16)
+        self.key = _key(request)
+        self.log: list[bytes] = []  # event n is at n - 1
+        self.segments: list[dict[str, Any]] = []  # beside the opening one
+        self.headers = headers_for(request.headers)
+        self.programs = programs
+        self.is_over = False
+        self.parts = [Part(self, each, first) for each, first in _shared_out(body, request, workers)]
+        self._opened = time.monotonic()
+        self._num_listeners = 0
+        self._size = 0
+        self._changed = asyncio.Event()
+        self._adding = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._await_listener()
+
+    async def begin(self) -> None:
+        """Open it at its workers. Raises Refused, and what finding a worker raises."""
+        self.note({"type": "opened", "id": self.id})
+        for part in self.parts:
+            part.start()
+        await asyncio.gather(*(part.opened for part in self.parts))
+
+    def seconds_since_opened(self) -> float:
+        """A program's deadline counts from then."""
+        return time.monotonic() - self._opened
+
+    async def add(self, body: Any) -> web.Response:
+        """Take the next segment: the worker checks it, if there is one now."""
+        if not isinstance(body, dict) or not isinstance(body.get("segment"), dict):
+            raise InvalidRequest("a segment is needed", param="segment")
+        async with self._adding:
+            number = body.get("number") or len(self.segments) + 1
+            if number > len(self.segments) + 1:
+                raise InvalidRequest(f"segment {len(self.segments) + 1} is missing", param="number")
+            if number == len(self.segments) + 1:
+                refused = await self.parts[0].pass_on(body["segment"], number)
+                if refused is not None:
+                    return refused
+                self.segments.append(body["segment"])
+                self._count(len(json.dumps(body)))
+                self.parts[0].has_more.set()
+        return json_response({"id": self.id})
+
+    def note(self, data: dict[str, Any]) -> None:
+        """An event for the client."""
+        self.log.append(sse.event(data, len(self.log) + 1))
+        self._count(len(self.log[-1]))
+        self._changed.set()
+
+    def part_ended(self) -> None:
+        """A part has: the program, too, if all have."""
+        self._changed.set()
+
+    async def listen(self, last: int) -> AsyncGenerator[bytes, None]:
+        """Events after number `last`, until the program ends."""
+        self._num_listeners += 1
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            while True:
+                news = self.log[last:]
+                if news:
+                    last += len(news)
+                    yield b"".join(news)
+                elif self.is_over or all(part.is_done for part in self.parts):
+                    return
+                else:
+                    self._changed.clear()
+                    await self._changed.wait()
+        finally:
+            self._num_listeners -= 1
+            if not self._num_listeners and not self.is_over:
+                self._await_listener()
+
+    def end(self) -> None:
+        """Cancel and forget it. Idempotent."""
+        self.is_over = True
+        for part in self.parts:
+            part.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._count(-self._size)
+        self._changed.set()
+        self.programs.forget(self)
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        self.programs.held += size
+
+    def _await_listener(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(GRACE_SECONDS, self.end)
+
+
+class Part:
+    """What one worker has of a program: all, or some of its rows."""
+
+    def __init__(self, program: Program, body: dict[str, Any], first_row: int | None) -> None:
+        """first_row: the first of its rows among the client's; None: it has none."""
+        self.worker: str | None = None
+        self.remote: str | None = None  # the program's id there
+        self.is_done = False
+        self.has_more = asyncio.Event()
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._program = program
+        self._body = body
+        self._first_row = first_row
+        self._left = 1 if first_row is None else len(body["rows"])
+        self._told: set[tuple[Any, ...]] = set()  # events that the client had
+        self._characters: dict[tuple[Any, ...], int] = {}  # of deltas that it had
+        self._counted: dict[tuple[Any, ...], int] = {}  # of deltas that came from this worker
+        self._is_again = False
+        self._failures = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Open it, and go on elsewhere when its worker fails."""
+        self._task = asyncio.ensure_future(self._run())
+
+    def stop(self) -> None:
+        """End it at its worker: the connection closes, and then a DELETE says so."""
+        if self._task is not None:
+            self._task.cancel()
+        if not self.opened.done():
+            self.opened.cancel()
+        if self.remote is not None and not self.is_done:
+            task = asyncio.ensure_future(self._cancel(self._url(), self._program.headers))
+            _CANCELLING.add(task)
+            task.add_done_callback(_CANCELLING.discard)
+
+    async def pass_on(self, segment: dict[str, Any], number: int) -> web.Response | None:
+        """Send a segment to the worker; its answer, if it refuses it. A worker that fails gets it later."""
+        if self.remote is None:
+            return None
+        try:
+            async with self._post_segment(segment, number) as answer:
+                if answer.status < 500 and answer.status not in (200, 404, 429):
+                    return web.Response(
+                        status=answer.status, body=await answer.read(), content_type=answer.content_type
+                    )
+        except (aiohttp.ClientError, OSError):
+            pass  # it is sent again with all others
+        return None
+
+    async def _run(self) -> None:
+        """Follow it at one worker after the other."""
+        try:
+            while not self.is_done:
+                try:
+                    await self._follow()
+                except (Lost, aiohttp.ClientError, OSError) as lost:
+                    self._failures += 1
+                    if self._failures > MOST_FAILURES:
+                        text = f"{self._failures} workers in a row failed that ran the program: {lost}"
+                        raise EngineDead(text) from lost
+                    self.remote, self._is_again = None, True
+                    self._program.programs.passing.lost(self.worker)
+                    self._program.programs.reopened()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self.remote = None
+            if not self.opened.done():
+                self.opened.set_exception(error)
+            else:
+                self._fail(error)
+        finally:
+            self._program.part_ended()
+
+    async def _follow(self) -> None:
+        """Open it at a worker and tell what comes. Raises Lost."""
+        programs = self._program.programs
+        body = copy.copy(self._body)
+        deadline = body["program"].get("deadline_s") if isinstance(body.get("program"), dict) else None
+        if deadline is not None and self.opened.done():
+            left = max(0.001, deadline - self._program.seconds_since_opened())
+            body["program"] = {**body["program"], "deadline_s": left}
+        passed = Passed(
+            "POST", "/v1/programs", self._program.headers, json.dumps(body).encode(), self._ask(body), only=None
+        )
+        async with programs.passing.opened(passed) as (theirs, first, ticket):
+            self.worker = ticket.worker.id
+            if theirs.status != 200:
+                text = first + await theirs.content.read()
+                answer = web.Response(status=theirs.status, body=text, content_type=theirs.content_type)
+                raise Refused(answer)
+            reading = asyncio.ensure_future(self._read(theirs, first))
+            sending = asyncio.ensure_future(self._send_segments())
+            try:
+                done, _ = await asyncio.wait([reading, sending], return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                await reading
+            finally:
+                for task in (reading, sending):
+                    task.cancel()
+                await asyncio.gather(reading, sending, return_exceptions=True)
+
+    async def _read(self, theirs: aiohttp.ClientResponse, first: bytes) -> None:
+        buffer = first
+        self._counted = {}
+        while True:
+            *events, buffer = buffer.split(b"\n\n")
+            for event in events:
+                data = event.partition(b"data: ")[2]
+                if data:
+                    self._take(json.loads(data))
+            if self.is_done:
+                return
+            part = await theirs.content.readany()
+            if not part:
+                raise Lost("its events ended")
+            buffer += part
+
+    async def _send_segments(self) -> None:
+        """The client's segments, from the first on: the worker knows by their numbers which it has."""
+        number = 0
+        while True:
+            self.has_more.clear()
+            if self.remote is not None:
+                while number < len(self._program.segments):
+                    async with self._post_segment(self._program.segments[number], number + 1) as answer:
+                        if answer.status == 404 or answer.status >= 500:
+                            raise Lost(f"status {answer.status}")
+                        if answer.status != 200:
+                            raise InvalidRequest(f"a worker does not take segment {number + 1}")
+                    number += 1
+            await self.has_more.wait()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        """Tell the client what it has not had. Raises Lost where a node failed because the worker did."""
+        kind = event["type"]
+        if kind == "opened":
+            self.remote = event["id"]
+            self.has_more.set()
+            if not self.opened.done():
+                self.opened.set_result(None)
+            return
+        if kind == "node_failed" and event["error"].get("class") in _LOST:
+            raise Lost(event["error"].get("message", ""))
+        if self._first_row is not None:
+            event["row"] = event.get("row", 0) + self._first_row
+        place = (event.get("row"), event.get("stream"), event.get("index"))
+        if kind == "delta":
+            key = (*place, event.get("reasoning", False))
+            at = self._counted[key] = self._counted.get(key, 0) + len(event["text"])
+            had = self._characters.get(key, 0)
+            if at <= had and self._is_again:  # an empty one may carry meta info
+                return
+            self._characters[key] = at
+            event["text"] = event["text"][-(at - had) :] if at > had else ""
+        elif (kind, *place) in self._told:
+            return
+        else:
+            self._told.add((kind, *place))
+        self._failures = 0
+        self._program.note(event)
+        if kind == "done":
+            self._left -= 1
+            self.is_done = not self._left
+
+    def _fail(self, error: Exception) -> None:
+        """Nobody can go on with it."""
+        if not isinstance(error, SglError):
+            logger.error("a program failed", exc_info=error)
+            error = EngineDead(f"the program failed at the gateway: {type(error).__name__}")
+        rows = (
+            [None] if self._first_row is None else range(self._first_row, self._first_row + len(self._body["rows"]))
+        )
+        described = {**error_body(error)["error"], "class": type(error).__name__, "data": {}}
+        for row in rows:
+            if ("done", row, None, None) in self._told:
+                continue
+            of_row = {} if row is None else {"row": row}
+            self._program.note({"type": "node_failed", **of_row, "stream": None, "index": None, "error": described})
+            self._program.note({"type": "done", **of_row})
+        self.is_done = True
+
+    def _ask(self, body: dict[str, Any]) -> Ask:
+        return ask_of("/v1/programs", body, self._program.headers)
+
+    def _url(self) -> str:
+        return f"{self._program.programs.passing.url_of(self.worker or '')}/v1/programs/{self.remote}"
+
+    def _post_segment(self, segment: dict[str, Any], number: int) -> Any:
+        headers = {**self._program.headers, "Content-Type": "application/json"}
+        data = json.dumps({"segment": segment, "number": number}).encode()
+        return self._program.programs.session().post(self._url() + "/segments", data=data, headers=headers)
+
+    async def _cancel(self, url: str, headers: Any) -> None:
+        with contextlib.suppress(aiohttp.ClientError, OSError, SglError):
+            async with self._program.programs.session().delete(url, headers=headers):
+                pass
+
+
+_CANCELLING: set[asyncio.Task[None]] = set()  # or nobody would hold them
+
+
+def _shared_out(
+    body: dict[str, Any], request: web.Request, workers: int
+) -> list[tuple[dict[str, Any], int | None]]:
+    """A body for each worker that gets some of the rows, and its first row. With k workers, n rows take the time of
+    n / k of them and k times that of their shared beginning: least for the root of n rows / beginning."""
+    rows = body.get("rows")
+    if not isinstance(rows, list) or not rows:
+        return [(body, None)]
+    ask = ask_of("/v1/programs", {**body, "rows": rows[:1]}, request.headers)
+    shared = max(1.0, float(len(ask.blocks) * ask.block_tokens))
+    own = max(0.0, ask.prompt - shared) + GENERATED * ask.generated
+    number = max(1, min(round(math.sqrt(len(rows) * own / shared)), workers, len(rows)))
+    size = -(-len(rows) // number)
+    return [({**body, "rows": rows[first : first + size]}, first) for first in range(0, len(rows), size)]
+
+
+def _key(request: web.Request) -> str:
+    return request.headers.get("Authorization", "") or request.headers.get("X-Api-Key", "")
