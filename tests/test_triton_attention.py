@@ -316,3 +316,20 @@ def test_a_captured_decode_takes_the_pages_of_both_pools(monkeypatch: pytest.Mon
         for each, plan in zip(backend._backends.values(), captured, strict=True):
             each._decodes = plan  # type: ignore[attr-defined]
         case.check(backend)
+
+
+def test_rows_that_verify_drafts_take_the_pages_of_both_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE == "cpu":
+        monkeypatch.setattr(decode, "_PER_PROCESSOR", 4)
+    rows = [(3, 300), (1, 7), (4, 120), (2, 60)]
+    case = PooledCase(rows, 50, device=DEVICE)
+    bounds = {"max_graph_rows": 4, "max_pages": 19, "max_queries": 4}
+    backend = PooledAttention(case.shape, lambda its: TritonAttention(its, **bounds))
+    assert backend.max_queries == 4
+    backend.plan_verify(case.step, 4, [np.arange(16)])
+    real = np.concatenate([4 * b + np.arange(q) for b, (q, _) in enumerate(rows)])
+    padded = torch.zeros(16, *case.full.query.shape[1:], device=DEVICE)
+    padded[real] = case.full.query
+    for its, window in ((case.full, None), (case.windowed, 50)):
+        found = backend.run(padded, its.key_cache, its.value_cache, window)
+        near(found[real], its.expected(window))
