@@ -38,7 +38,10 @@ EXPECTED = {
 }
 
 
-OWN = {"lora": r"adapters: noise\nthe model alone: '.*'\nnoise: '.*'\nin a program: '.*'"}
+OWN = {
+    "lora": r"adapters: noise\nthe model alone: '.*'\nnoise: '.*'\nin a program: '.*'",
+    "memory": r"first engine: \d+ prompt tokens, \d+ cached,(.|\n)*second engine: \d+ prompt tokens",
+}
 """Of those that need an engine of their own."""
 
 
@@ -115,7 +118,7 @@ def test_the_example_is_traced(
     assert any(node["op"] in ("gen", "select") for timeline in timelines for node in timeline["nodes"])
 
 
-@pytest.mark.parametrize("name", [pytest.param("quickstart", marks=pytest.mark.slow), "extract", "lora"])
+@pytest.mark.parametrize("name", [pytest.param("quickstart", marks=pytest.mark.slow), "extract", "lora", "memory"])
 def test_the_example_runs_as_a_script(name: str, tmp_path: Any) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

@@ -125,6 +125,20 @@ def test_files_are_bounded_and_the_least_recently_used_go(tmp_path: Path) -> Non
     smaller.files.close()
 
 
+def test_what_other_models_left_is_bounded_too(store: Store, tmp_path: Path) -> None:
+    store.write(store.names(PROMPT))
+    for number in range(4):
+        other = Store(tmp_path, model=bytes([number]) * 32, max_bytes=1200)
+        other.write(other.names(PROMPT))
+        other.files.close()
+    last = Store(tmp_path, model=b"l" * 32, max_bytes=1200)
+    used = {path: path.stat().st_size for path in tmp_path.rglob("*.pages")}
+    mine = sum(size for path, size in used.items() if MODEL.hex()[:24] in str(path))
+    assert sum(used.values()) - mine <= 1200
+    assert store.read(store.names(PROMPT)).num_good == 10, "an engine that runs keeps its own"
+    last.files.close()
+
+
 def test_a_flush_removes_all(store: Store, tmp_path: Path) -> None:
     store.write(store.names(PROMPT))
     store.files.clear()

@@ -166,6 +166,7 @@ def test_an_idle_engine_finishes_its_copies(path: str) -> None:
         ({**TIERED, "hicache_storage_backend": "file"}, "name it by hicache_storage_dir"),
         ({**TIERED, "hicache_storage_dir": "x"}, "is for hicache_storage_backend='file'"),
         ({**TIERED, "disable_radix_cache": True}, "leaves nothing for enable_hierarchical_cache to keep"),
+        ({**TIERED, "speculative_draft_model_path": "x"}, "keeps pages of the model alone"),
         ({**TIERED, "hicache_size": 1 << 20}, "hicache_size=1048576 is more than"),
         ({**TIERED, "hicache_ratio": 1e-6}, "holds no page"),
         ({"hicache_ratio": 0.0}, "hicache_ratio"),

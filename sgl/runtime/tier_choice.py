@@ -51,6 +51,13 @@ def check_tiers(config: EngineConfig) -> None:
         return
     if config.disable_radix_cache:
         raise _wrong(config, "disable_radix_cache", "leaves nothing for enable_hierarchical_cache to keep")
+    if config.speculative_draft_model_path is not None:
+        raise _wrong(
+            config,
+            "enable_hierarchical_cache",
+            f"keeps pages of the model alone, and speculative_draft_model_path={config.speculative_draft_model_path!r} "
+            "has others beside them",
+        )
     if config.hicache_storage_backend is None and config.hicache_storage_dir is not None:
         raise _wrong(config, "hicache_storage_dir", "is for hicache_storage_backend='file'")
     if config.hicache_storage_backend is not None and config.hicache_storage_dir is None:
@@ -150,6 +157,8 @@ def weights_hash(tensors: Iterable[torch.Tensor]) -> bytes:
     whole = hashlib.blake2b(digest_size=32)
     weights: torch.Tensor | None = None
     for tensor in tensors:
+        if tensor.is_mkldnn:  # packed for a CPU
+            tensor = tensor.to_dense()
         data = tensor.detach().contiguous().view(-1).view(torch.uint8)
         if data.data_ptr() % 8:
             data = data.clone()

@@ -117,6 +117,7 @@ class PageFiles:
         self._asked: set[bytes] = set()  # names that are to be written
         try:
             self._part, self._lock = _claim(folder / model.hex()[:24])
+            _tidy(folder, self._part, self.max_bytes)
             self._open_all()
         except OSError as error:
             raise ConfigError(
@@ -388,6 +389,30 @@ def write_all(file: int, data: bytes) -> None:
 def _header(model: bytes, page_bytes: int) -> bytes:
     fields = (_MAGIC, _VERSION, model, page_bytes)
     return _HEADER.pack(*fields, zlib.crc32(_HEADER.pack(*fields, 0)))
+
+
+def _tidy(folder: Path, own: Path, max_bytes: int) -> None:
+    """Remove the oldest segments of models and parts that no engine uses, until no more than max_bytes are left."""
+    found: list[tuple[float, int, Path]] = []
+    for part in folder.glob("*/part-*"):
+        if part == own or not (part / "lock").exists():
+            continue
+        lock = os.open(part / "lock", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in part.glob("*.pages"):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(lock)
+    left = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if left <= max_bytes:
+            break
+        path.unlink(missing_ok=True)
+        left -= size
 
 
 def _claim(folder: Path) -> tuple[Path, int]:
