@@ -21,11 +21,15 @@ from sgl.runtime.model import decoder as decoder_module
 from sgl.runtime.model import loader, weights
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.gdn import weights as hybrid_weights
+from sgl.runtime.model.gdn.config import HybridConfig
+from sgl.runtime.model.gdn.weights import SparseWeights
 from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.model.mla import loader as latent_loader
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.quantized.codes import dequantize_mxfp4
 from sgl.runtime.model.shard import Shard
+from tests.test_gdn_models import tiny_hybrid
 from tests.test_models import Paged, mixed, random_sequences, reference_logits
 from tests.test_models import check as check_models
 from tests.test_moe import forward_single, forwarded
@@ -332,3 +336,21 @@ def test_experts_beside_latent_attention_stay_packed(
             for its, numbers in zip((ours.gate_up, ours.down), theirs.unpacked, strict=True):
                 found = [matrix_of(its, expert, torch.float32) for expert in range(len(its))]
                 assert torch.equal(torch.stack(found), numbers)
+
+
+def test_experts_beside_delta_nets_stay_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"hidden_size": 96, "moe_intermediate_size": 64}
+    dense, _ = tiny_hybrid(tmp_path / "dense", "next", **options)
+    folder = quantize_folder(tmp_path / "packed", dense, "packed", is_quantized=is_of_experts)
+    monkeypatch.setattr(hybrid_weights, "keeps_groups", lambda device: True)
+    ours, theirs = (
+        hybrid_weights.load(HybridConfig.from_pretrained(path), torch.float32, torch.device("cpu"))
+        for path in (folder, dense)
+    )
+    assert sum(its.nbytes for its in ours.tensors()) < sum(its.nbytes for its in theirs.tensors())
+    for layer, expected in zip(ours.layers, theirs.layers, strict=True):
+        assert isinstance(layer.mlp, SparseWeights)
+        assert isinstance(expected.mlp, SparseWeights)
+        assert layer.mlp.experts.is_packed
+        x = draw(5, 96)
+        check(mixture(x, layer.mlp.experts), mixture(x, expected.mlp.experts), 1e-5)

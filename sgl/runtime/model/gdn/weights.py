@@ -7,7 +7,7 @@ norms hold 1 + w.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -27,7 +27,8 @@ from sgl.runtime.model.loader import (
     read_quantized,
     say_dequantized,
 )
-from sgl.runtime.model.weights import MAX_HELD_TWICE, matrix_tensors, packed
+from sgl.runtime.model.quantized.experts import pack_both, whole_experts
+from sgl.runtime.model.weights import MAX_HELD_TWICE, keeps_groups, matrix_tensors, packed
 
 _HEAD = "lm_head.weight"
 _IGNORED = ("mtp.", "model.visual.", "visual.")  # drafts of further tokens, and eyes
@@ -97,7 +98,7 @@ class HybridWeights:
         yield self.norm
         for part in self._parts():
             if isinstance(part, SparseWeights):
-                yield from (part.experts.router, *part.experts.unpacked)
+                yield from matrix_tensors(part.experts)
                 continue
             for field in fields(part):
                 value = getattr(part, field.name)
@@ -170,9 +171,20 @@ def load(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> Hybr
     # a tied checkpoint may hold the head, too
     entries, quantized = read_quantized(used, config.scheme, device)
     tied = config.tie_word_embeddings and _HEAD not in entries
-    weights = allocate(config, dtype, device, tied=tied)
-    slots = _slots(config, weights, fused=any(name.endswith("experts.gate_up_proj") for name in entries))
-    _check(entries, slots, folder)
+    packable = {}
+    if config.experts is not None and keeps_groups(device):
+        mlps = {
+            its: f"{config.prefix}layers.{its}.mlp" for its, is_sparse in enumerate(config.is_sparse) if is_sparse
+        }
+        packable = whole_experts(mlps, config.experts.num_experts, quantized)
+    weights = allocate(config, dtype, device, tied=tied, without=packable)
+    fused = any(name.endswith("experts.gate_up_proj") for name in entries)
+    _check(entries, _slots(config, weights, fused=fused), folder)
+    for index, (gate_up, down) in packable.items():
+        mlp = weights.layers[index].mlp
+        assert isinstance(mlp, SparseWeights)
+        mlp.experts = pack_both(mlp.experts, gate_up, down, quantized, device)
+    slots = _slots(config, weights, fused=fused)
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as tensors:
             for name, slot in slots.items():
@@ -217,8 +229,10 @@ def num_weights(config: HybridConfig) -> int:
     return sum(math.prod(slot.shape) for slot in _slots(config, weights, fused=True).values())
 
 
-def allocate(config: HybridConfig, dtype: torch.dtype, device: torch.device, *, tied: bool) -> HybridWeights:
-    """Uninitialised weights."""
+def allocate(
+    config: HybridConfig, dtype: torch.dtype, device: torch.device, *, tied: bool, without: Container[int] = ()
+) -> HybridWeights:
+    """Uninitialised weights. without: layers whose experts get no memory."""
 
     def tensor(*shape: int, wide: bool = False) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float32 if wide else dtype, device=device)
@@ -226,11 +240,12 @@ def allocate(config: HybridConfig, dtype: torch.dtype, device: torch.device, *, 
     def dense(intermediate: int) -> DenseWeights:
         return DenseWeights(tensor(2 * intermediate, hidden), tensor(hidden, intermediate))
 
-    def sparse(experts: ExpertsConfig) -> SparseWeights:
+    def sparse(experts: ExpertsConfig, place: torch.device) -> SparseWeights:
+        num_experts, size = experts.num_experts, experts.intermediate_size
         its = Experts(
             router=tensor(experts.num_experts + 1, hidden),
-            gate_up=tensor(experts.num_experts, 2 * experts.intermediate_size, hidden),
-            down=tensor(experts.num_experts, hidden, experts.intermediate_size),
+            gate_up=torch.empty(num_experts, 2 * size, hidden, dtype=dtype, device=place),
+            down=torch.empty(num_experts, hidden, size, dtype=dtype, device=place),
             top_k=experts.num_chosen,
             normalises=experts.is_normed,
         )
@@ -263,9 +278,11 @@ def allocate(config: HybridConfig, dtype: torch.dtype, device: torch.device, *, 
             input_norm=tensor(hidden, wide=True),
             mixer=attention() if attends else delta(),
             post_norm=tensor(hidden, wide=True),
-            mlp=sparse(config.experts) if is_sparse and config.experts else dense(config.intermediate_size),
+            mlp=sparse(config.experts, torch.device("meta") if index in without else device)
+            if is_sparse and config.experts
+            else dense(config.intermediate_size),
         )
-        for attends, is_sparse in zip(config.attends, config.is_sparse, strict=True)
+        for index, (attends, is_sparse) in enumerate(zip(config.attends, config.is_sparse, strict=True))
     ]
     embedding = tensor(config.vocab_size, hidden)
     lm_head = embedding if tied else tensor(config.vocab_size, hidden)
@@ -374,12 +391,15 @@ def _dense_slots(name: str, its: DenseWeights) -> dict[str, _Slot]:
 
 
 def _sparse_slots(its: SparseWeights, *, fused: bool) -> dict[str, _Slot]:
-    experts, (gate_ups, downs) = its.experts, its.experts.unpacked
+    experts = its.experts
     slots = {
         "mlp.gate.weight": _into(experts.router[:-1]),
         "mlp.shared_expert_gate.weight": _into(experts.router[-1:]),
         **_dense_slots("mlp.shared_expert", its.shared),
     }
+    if experts.is_packed:
+        return slots
+    gate_ups, downs = experts.unpacked
     if fused:
         return {
             **slots,

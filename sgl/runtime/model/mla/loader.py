@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +27,7 @@ from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.mla.parts import check_parts, local, of_shared, part
 from sgl.runtime.model.mla.weights import LatentWeights, allocate_weights, checkpoint_tensors
 from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
-from sgl.runtime.model.quantized.experts import packed_experts
+from sgl.runtime.model.quantized.experts import pack_both
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weights import keeps_groups
@@ -178,7 +177,6 @@ def _packed(
     shard: Shard,
     device: torch.device,
 ) -> Experts:
-    """With both matrices packed, or memory for both."""
     assert meta is not None, "the layer is none of the dense ones"
     width = config.expert_size // shard.size
 
@@ -187,15 +185,8 @@ def _packed(
         columns = slice(first, first + width)
         return (slice(None), columns) if "down_proj" in name else (columns,)
 
-    both = [
-        packed_experts(quantized, [[(name, cut(name, its)) for name, its in modules] for modules in each])
-        for each in experts
-    ]
-    gate_up, down = both
-    if gate_up is None or down is None:
-        empty = [torch.empty_like(its, device=device) for its in meta.unpacked]
-        return replace(meta, gate_up=empty[0], down=empty[1])
-    return replace(meta, gate_up=gate_up, down=down)
+    gate_up, down = ([[(name, cut(name, its)) for name, its in modules] for modules in each] for each in experts)
+    return pack_both(meta, gate_up, down, quantized, device)
 
 
 def _is_used(name: str, config: LatentConfig) -> bool:

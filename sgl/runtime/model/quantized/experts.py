@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from sgl.kernels.layers.grouped import UNIT
+from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
@@ -90,6 +91,37 @@ def pack_experts(
         weights.layers[layer].experts = (
             replace(experts, down=matrices) if is_down else replace(experts, gate_up=matrices)
         )
+
+
+def whole_experts(
+    mlps: Mapping[int, str], num_experts: int, quantized: QuantizedCheckpoint
+) -> dict[int, tuple[list[list[tuple[str, Part]]], ...]]:
+    """Layers, of these with the names of their MLPs, whose experts are all quantised: the tensors of gates and ups, and
+    of downs, of each."""
+    found = {}
+    for index, mlp in mlps.items():
+        experts: tuple[list[list[tuple[str, Part]]], ...] = tuple(
+            [[(f"{mlp}.experts.{its}.{module}.weight", ()) for module in modules] for its in range(num_experts)]
+            for modules in (("gate_proj", "up_proj"), ("down_proj",))
+        )
+        if all(name in quantized.shapes for each in experts for modules in each for name, _ in modules):
+            found[index] = experts
+    return found
+
+
+def pack_both(
+    experts: Experts,
+    gate_up: Sequence[Sequence[tuple[str, Part]]],
+    down: Sequence[Sequence[tuple[str, Part]]],
+    quantized: QuantizedCheckpoint,
+    device: torch.device,
+) -> Experts:
+    """With both matrices packed, see `packed_experts`, or memory for both."""
+    both = packed_experts(quantized, gate_up), packed_experts(quantized, down)
+    if both[0] is not None and both[1] is not None:
+        return replace(experts, gate_up=both[0], down=both[1])
+    empty = [torch.empty_like(its, device=device) for its in experts.unpacked]
+    return replace(experts, gate_up=empty[0], down=empty[1])
 
 
 def packed_experts(
