@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sgl import Engine
+from sgl.errors import ConfigError
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft, Drafter
 from sgl.runtime.speculate.lookup import Lookup
@@ -274,3 +275,25 @@ def test_usage_tells_what_was_drafted_and_what_stood(folder: Path, plain: Any) -
         counters = engine._scheduler.counters
         assert meta["drafted_tokens"] == counters.drafted_tokens > 0
         assert meta["accepted_tokens"] == counters.verified_tokens > 0
+
+
+@pytest.mark.parametrize("algorithm", ["NGRAM", "GRAMMAR", "auto"])
+def test_each_algorithm_changes_no_token_of_constrained_outputs(folder: Path, plain: Any, algorithm: Any) -> None:
+    prompts, params, expected, _ = plain
+    with Engine(folder, dtype="float32", check_ledger=True, speculative_algorithm=algorithm) as engine:
+        engine._loop.call(
+            lambda: setattr(engine._loop._speculator, "_budget", None)
+        )  # so that all drafts are tried
+        assert told(engine.generate(prompt=prompts, sampling_params=params)) == expected
+        assert engine._scheduler.counters.verified_tokens
+
+
+def test_options_that_cannot_be_are_refused_by_name(folder: Path) -> None:
+    for options, words in (
+        ({"speculative_algorithm": "NGRAM", "pp_size": 2}, "pp_size=2"),
+        ({"speculative_algorithm": "DRAFT"}, "speculative_draft_model_path"),
+        ({"speculative_draft_model_path": "x"}, "speculative_algorithm"),
+        ({"speculative_algorithm": "NGRAM", "speculative_num_steps": 8}, "speculative_num_steps=8"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            Engine(folder, **options)

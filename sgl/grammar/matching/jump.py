@@ -11,7 +11,7 @@ whatever follows, and a tokenizer's merges never cross where two tokens meet.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sgl.grammar.automaton.finished import FinishedAutomaton
 from sgl.grammar.automaton.place import Place
@@ -23,6 +23,8 @@ _TAIL_TOKENS = 8  # of the output so far, as context: more than any tokenizer lo
 _TAIL_BYTES = 32  # and at least so many, where tokens are short
 MAX_TAIL_TOKENS = 64
 """Of the output, looked at."""
+_LIKELY_BYTES = 64
+_FEW_BYTES = 3  # ways on, of which the first is likely
 _KNOWN_RUNS = 1024  # of one automaton
 _ANCHOR = "\n"  # before the tail, so that a tokenizer that marks the beginning of a text marks this one
 
@@ -108,6 +110,37 @@ class ForcedTexts:
             self._runs[place] = text[: _seam(text, following, self._vocabulary)]
         forced = self._runs[place]
         return _in_context(output_ids, forced, len(forced), self._vocabulary) if forced else None
+
+
+class Ahead(Protocol):
+    """Goes ahead in a constraint, byte by byte."""
+
+    def live(self) -> Sequence[int]:
+        """The bytes that may come next, ascending; none where the text may end."""
+
+    def go(self, byte: int) -> bool:
+        """Go on by one of them; False, where it cannot."""
+
+
+def likely_bytes(ahead: Ahead, most_choices: int) -> tuple[bytes, int]:
+    """What may come next as long as there are few ways on, by the first of them, and how often there were several, at
+    most most_choices times."""
+    text, number = bytearray(), 0
+    while len(text) < _LIKELY_BYTES:
+        live = ahead.live()
+        if not 0 < len(live) <= _FEW_BYTES or (len(live) > 1 and number == most_choices):
+            break
+        if not ahead.go(live[0]):
+            break
+        number += len(live) > 1
+        text.append(live[0])
+    return bytes(text), number
+
+
+def likely_text(text: bytes, output_ids: Sequence[int], vocabulary: Vocabulary) -> ForcedText | None:
+    """A text that may follow, for `cut`; None where there is none that can be cut."""
+    text = _text_of(text)
+    return _in_context(output_ids, text, len(text), vocabulary) if text else None
 
 
 def _text_of(forced: bytes) -> bytes:

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.grammar.automaton.finished import MAX_DEPTH, FinishedAutomaton, Standing
-from sgl.grammar.automaton.place import advance
+from sgl.grammar.automaton.place import Place, advance
 from sgl.grammar.compiler import Grammar
 from sgl.grammar.matching.budget import FAR
-from sgl.grammar.matching.jump import ForcedText, ForcedTexts, Jump, forced_text, jump
+from sgl.grammar.matching.jump import ForcedText, ForcedTexts, Jump, forced_text, jump, likely_bytes, likely_text
 from sgl.grammar.matching.masks import without
+from sgl.grammar.token_matcher import TokenMatcher
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.time_limit import check_time, collection_time, time_limit
 
@@ -47,7 +48,7 @@ class MatcherCursor:
     def __init__(self, grammar: Grammar, text: bytes = b"") -> None:
         self._left = _Allowance()
         self._matcher = grammar.matcher()
-        self._vocabulary = grammar.vocabulary
+        self.vocabulary = grammar.vocabulary
         with self._on_time():
             is_allowed = self._matcher.accept_bytes(text)
         assert is_allowed, "it was read in the same grammar"
@@ -84,13 +85,19 @@ class MatcherCursor:
     def forced_text(self, output_ids: Sequence[int]) -> ForcedText | None:
         """The forced text after the output; None if there is none. See `jump.py`."""
         with self._on_time():
-            return forced_text(self._matcher, self._vocabulary, output_ids)
+            return forced_text(self._matcher, self.vocabulary, output_ids)
+
+    def likely_text(self, output_ids: Sequence[int], most_choices: int) -> tuple[ForcedText | None, int]:
+        """A text that may follow, where few bytes may, and how often there was a choice. See `likely_text`."""
+        with self._on_time():
+            text, number = likely_bytes(_Ahead(self._matcher.copy()), most_choices)
+        return likely_text(text, output_ids, self.vocabulary), number
 
     def forced(self, ahead: ForcedText, ids: Sequence[int], remaining: int | None = None) -> Jump:
         """The forced tokens after the output, cut where masks would forbid them with `remaining` to come.
         `ahead` is of the present state, `ids` from `jump.cut`. Raises GrammarError."""
         with self._on_time():
-            found = jump(self._vocabulary, ahead, ids)
+            found = jump(self.vocabulary, ahead, ids)
             if remaining is None or remaining - len(found.token_ids) > FAR:
                 return found
             matcher = self._matcher.copy()
@@ -115,7 +122,7 @@ class MatcherCursor:
         if self._matcher.is_finished() or not self._matcher.is_accepting():
             return self._matcher.is_finished()
         with self._on_time():
-            return not without(self._matcher.mask(), self._vocabulary.eos_ids).any()
+            return not without(self._matcher.mask(), self.vocabulary.eos_ids).any()
 
 
 class FinishedGrammar:
@@ -154,6 +161,7 @@ class FinishedCursor:
         self._tokens = grammar.vocabulary.token_bytes
         self._eos_ids = grammar.vocabulary.eos_ids
         self._most_opened = grammar.vocabulary.most_opened
+        self.vocabulary = grammar.vocabulary
         self._place = grammar.automaton.start
         self._text = bytearray()
         self._margin = next(_turns) % _MOST_MARGIN
@@ -208,6 +216,13 @@ class FinishedCursor:
             return None
         return self._grammar.runs.forced_text(self._place, output_ids)
 
+    def likely_text(self, output_ids: Sequence[int], most_choices: int) -> tuple[ForcedText | None, int]:
+        """See `MatcherCursor`."""
+        if self._is_finished:
+            return None, 0
+        text, number = likely_bytes(_AheadFinished(self._automaton, self._place), most_choices)
+        return likely_text(text, output_ids, self.vocabulary), number
+
     def forced(self, ahead: ForcedText, ids: Sequence[int], remaining: int | None = None) -> Jump:
         """See `MatcherCursor`."""
         if self._host is not None:
@@ -241,3 +256,40 @@ class FinishedCursor:
 
 
 Cursor = MatcherCursor | FinishedCursor
+
+
+class _Ahead:
+    """A matcher that goes ahead, byte by byte."""
+
+    def __init__(self, matcher: TokenMatcher) -> None:
+        self._matcher = matcher
+
+    def live(self) -> Sequence[int]:
+        """The bytes that may come next; none where the text may end."""
+        return () if self._matcher.is_accepting() else sorted(self._matcher.next_bytes())
+
+    def go(self, byte: int) -> bool:
+        """Go on by one of them."""
+        return self._matcher.accept_bytes(bytes((byte,)))
+
+
+class _AheadFinished:
+    """The same in a finished automaton."""
+
+    def __init__(self, automaton: FinishedAutomaton, place: Place) -> None:
+        self._automaton = automaton
+        self._place = place
+
+    def live(self) -> Sequence[int]:
+        """See `_Ahead`."""
+        if self._automaton.tables.accepting.item(self._place.state):
+            return ()
+        return sorted(self._automaton.next_bytes(self._place))
+
+    def go(self, byte: int) -> bool:
+        """See `_Ahead`."""
+        place = advance(self._automaton, self._place, bytes((byte,)))
+        if place is None:
+            return False
+        self._place = place
+        return True

@@ -16,7 +16,7 @@ from sgl.grammar import Vocabulary
 from sgl.grammar.automaton.finished import Standing, finish
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
-from sgl.grammar.matching.jump import MAX_TAIL_TOKENS, Encode, ForcedText, Jump, cut
+from sgl.grammar.matching.jump import MAX_TAIL_TOKENS, Encode, ForcedText, Jump, cut, jump
 from sgl.machine_limits import num_processors
 from sgl.runtime.batch import TokenMask
 from sgl.runtime.config import EngineConfig
@@ -187,6 +187,19 @@ class RequestMatcher:
     def forced(self, ahead: ForcedText, ids: Sequence[int], remaining: int) -> Jump:
         """The forced tokens that follow, from the latest `forced_text` and its ids. Raises GrammarError."""
         return self._cursor.forced(ahead, ids, remaining)
+
+    def likely_tokens(self, output_ids: Sequence[int], most_choices: int) -> tuple[list[int], int]:
+        """How the output may go on where the constraint leaves little choice, and how often there was one, at most
+        most_choices times; none after pinned tokens."""
+        if self._pinned:
+            return [], 0
+        try:
+            ahead, num_choices = self._cursor.likely_text(output_ids, most_choices)
+            if ahead is None:
+                return [], 0
+            return jump(self._cursor.vocabulary, ahead, cut([ahead], self.encode)[0]).token_ids, num_choices
+        except GrammarError:
+            return [], 0
 
     def pin(self, token_ids: Sequence[int]) -> None:
         """Make `forced`'s tokens the next ones sampled; without any, earlier pins stay."""

@@ -8,6 +8,7 @@ from sgl.errors import ConfigError
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.speculate.drafter import Drafter
+from sgl.runtime.speculate.grammar import GrammarDrafter
 from sgl.runtime.speculate.lookup import Lookup
 from sgl.runtime.speculate.pools import Pools
 from sgl.runtime.speculate.speculator import Speculator
@@ -61,6 +62,8 @@ def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Draf
     drafters: list[Drafter] = []
     if config.speculative_algorithm in ("auto", "NGRAM"):
         drafters.append(Lookup(Pools()))
+    if config.speculative_algorithm in ("auto", "GRAMMAR"):
+        drafters.append(GrammarDrafter())
     row_tokens = config.speculative_num_draft_tokens or ROW_TOKENS
     return Speculator(
         scheduler,

@@ -1,0 +1,40 @@
+"""A drafter that reads on in a request's constraint: through forced text, and where few bytes may follow, by the first
+of them: the next key, a value of an enum, one more item."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sgl.grammar.matching.jump import MAX_TAIL_TOKENS
+from sgl.runtime.constraints.request_matcher import RequestMatcher
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft
+
+_MOST_CHOICES = 3
+
+
+class GrammarDrafter:
+    """See `Drafter`. Grades are how often it had to choose."""
+
+    name = "grammar"
+    costs_device_time = False
+
+    def enter(self, request: Request) -> None:
+        """See `Drafter`. A constraint knows where its output stands."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See `Drafter`."""
+        return [self._draft(ask) for ask in asks]
+
+    def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
+        """See `Drafter`. Nothing is learned but shares."""
+
+    def leave(self, request: Request) -> None:
+        """See `Drafter`. Nothing is kept."""
+
+    def _draft(self, ask: Ask) -> Draft:
+        matcher: RequestMatcher | None = ask.request.owner.matcher
+        if matcher is None:
+            return NO_DRAFT
+        token_ids, num_choices = matcher.likely_tokens(ask.request.output_ids[-MAX_TAIL_TOKENS:], _MOST_CHOICES)
+        return Draft(token_ids[: ask.most], num_choices) if token_ids else NO_DRAFT
