@@ -112,8 +112,8 @@ def test_flags_of_the_server_are_ours_or_neutral(line: str, expected: dict[str, 
         ("--lora-backend torch", "LoRA"),
         ("--speculative-algorithm NGRAM --speculative-eagle-topk 3", "that option of speculative decoding"),
         ("--disaggregation-mode prefill", "servers for prefill or decode alone"),
-        ("--enable-hierarchical-cache", "KV caches beyond the device"),
-        ("--hicache-ratio 2", "KV caches beyond the device"),
+        ("--hicache-write-policy write_back", "that option of KV beyond the device"),
+        ("--enable-lmcache", "that option of KV beyond the device"),
         ("--moe-a2a-backend deepep", "mixtures of experts"),
         ("--enable-multimodal", "images"),
         ("--cpu-offload-gb 4", "weights kept off the device"),
@@ -147,8 +147,12 @@ def test_a_file_of_options_comes_before_the_flags(tmp_path: Path) -> None:
     file.write_text("lora-paths: [a=/x, b=/y]\nenable-lora: true\n")
     engine, _ = launched(f"--config {file}")
     assert engine.lora_paths == (LoraPath("a", "/x"), LoraPath("b", "/y"))
-    file.write_text("enable-hierarchical-cache: true\n")
-    with pytest.raises(ConfigError, match="KV caches"):
+    file.write_text("enable-hierarchical-cache: true\nhicache-ratio: 3.0\nhicache-storage-backend: file\n")
+    engine, _ = launched(f"--config {file} --hicache-storage-dir /kv --hicache-write-policy write_through")
+    assert (engine.enable_hierarchical_cache, engine.hicache_ratio) == (True, 3.0)
+    assert (engine.hicache_storage_backend, engine.hicache_storage_dir) == ("file", "/kv")
+    file.write_text("hicache-mem-layout: layer_first\n")
+    with pytest.raises(ConfigError, match="KV beyond the device"):
         launched(f"--config {file}")
 
 

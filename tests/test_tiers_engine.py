@@ -18,7 +18,9 @@ from sgl.runtime.cache.keys import key_of
 from sgl.runtime.engine import Engine
 from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.tier_choice import weights_hash
+from tests.test_gdn_models import tiny_hybrid
 from tests.tiny_models import tiny_checkpoint
+from tests.tiny_transformers import tiny_transformer
 
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
@@ -187,7 +189,7 @@ def test_options_that_do_not_go_together_are_refused(path: str, options: dict[st
 def test_layers_with_windows_of_their_own_are_refused(tmp_path: Path) -> None:
     model = str(tiny_checkpoint(tmp_path, "gemma3"))
     with pytest.raises(ConfigError, match="has layers with windows of their own"):
-        Engine(model, skip_tokenizer_init=True, **{**OPTIONS, **TIERED})
+        Engine(str(model), skip_tokenizer_init=True, **{**OPTIONS, **TIERED})
 
 
 def test_a_hash_of_weights_sees_every_change() -> None:
@@ -203,3 +205,24 @@ def test_a_hash_of_weights_sees_every_change() -> None:
     seen |= {weights_hash([tensors[0], tensors[1].view(7, 3), tensors[2]])}
     assert len(seen) == 6
     assert weights_hash([tensor.clone() for tensor in tensors]) in seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "GPTNeoXForCausalLM"])
+def test_latents_and_the_modules_of_transformers_have_copies_too(architecture: str, tmp_path: Path) -> None:
+    model = str(tiny_transformer(tmp_path, architecture))
+    prompts = [[token % 90 + 3 for token in prompt] for prompt in PROMPTS]
+    files: dict[str, Any] = {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path / "files")}
+    with Engine(model, skip_tokenizer_init=True, **OPTIONS) as engine:
+        wanted = ids(answers(engine, prompts))
+    for _ in range(2):
+        with eager(model, skip_tokenizer_init=True, **files) as engine:
+            assert ids(answers(engine, prompts)) == wanted
+            again = answers(engine, prompts)
+            assert (ids(again), cached(again)) == (wanted, [88] * 8)
+
+
+def test_recurrent_states_are_refused(tmp_path: Path) -> None:
+    model, _ = tiny_hybrid(tmp_path, "next")
+    with pytest.raises(ConfigError, match="keeps no recurrent states"):
+        Engine(str(model), skip_tokenizer_init=True, **{**OPTIONS, **TIERED})

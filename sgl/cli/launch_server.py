@@ -50,7 +50,7 @@ _NEUTRAL = neutral_values(
     moe-runner-backend=auto deepep-mode=auto eplb-algorithm=auto eplb-rebalance-num-iterations=1000
     expert-balancedness-report-mode=off cpu-offload-gb=0 offload-group-size=-1 offload-num-in-group=1
     offload-prefetch-step=1 offload-mode=cpu lora-eviction-policy=lru lora-backend=csgmv
-    max-lora-chunk-size=16 radix-eviction-policy=lru hicache-size=0 hicache-host-memory-mode=cache
+    max-lora-chunk-size=16 radix-eviction-policy=lru hicache-host-memory-mode=cache
     hicache-host-memory-fraction=0.8 hicache-write-policy=write_through hicache-io-backend=kernel
     hicache-mem-layout=page_first hicache-storage-prefetch-policy=timeout disaggregation-mode=null
     disaggregation-transfer-backend=mooncake disaggregation-bootstrap-port=8998 num-reserved-decode-tokens=512

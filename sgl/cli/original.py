@@ -15,7 +15,9 @@ _FEATURES = {
     r"lora": "that option of LoRA adapters",
     r"speculative|spec-|eagle": "that option of speculative decoding",
     r"disagg|^encoder-|pd-|pdmux|^(language|encoder)-|decode-tokens|sm-group": "servers for prefill or decode alone",
-    r"hicache|hierarchical|hisparse|lmcache|flexkv|external-linker|radix-cache-backend": "KV caches beyond the device",
+    r"hicache|hierarchical|hisparse|lmcache|flexkv|external-linker|radix-cache-backend": (
+        "that option of KV beyond the device"
+    ),
     r"moe|expert|deepep|eplb|^kt-|^ep|elastic-ep|fuseep|waterfill": "mixtures of experts",
     r"^mm-|multimodal|media|image|^asr-|-mm-": "images, video and audio",
     r"^(tp|dp|pp|cp|dcp|dwdp|attn-[dc]p|tensor|data|pipeline|decode-context|attention-\w+)(-|$)|parallel|nnodes|"
