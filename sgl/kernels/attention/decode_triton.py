@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.fused_triton import overlap, stages_within
 
 _WARPS = 2
 _STAGES = 5  # page numbers, and two tiles of keys and values in flight
@@ -88,7 +88,7 @@ def attend(
         block_dims=max(16, triton.next_power_of_2(head_dim)),
         halves=halves,
         tile=tile,
-        stages=_STAGES,
+        stages=stages_within(query.device, _STAGES, 2 * tile * head_dim * key_cache.element_size()),
         brings=overlaps and shared is None and queries == 1,
         num_warps=_WARPS,
         **options,

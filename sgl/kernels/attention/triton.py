@@ -21,10 +21,12 @@ from sgl.kernels.attention.base import AttentionShape, AttentionStep, GraphAtten
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan
 from sgl.kernels.attention.decode_triton import LOG2E, beside_sink, capped
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
+from sgl.kernels.layers.fused_triton import stages_within
 from sgl.kernels.staging import Uploader
 
 _TILE = 64  # query tokens times query heads of a kv head in a program
 _KEYS = 64  # in a program at a time,
+_STAGES = 3  # of their tiles
 _WIDE = 128  # of heads up to so many numbers; of wider ones fewer fit
 
 
@@ -116,6 +118,8 @@ class TritonAttention(GraphAttention):
         shape = self._shape
         assert key_cache.stride() == value_cache.stride(), "the two caches lie alike"
         _, num_heads, head_dim = query.shape
+        block_keys = _KEYS if head_dim <= _WIDE else _KEYS // query.dtype.itemsize
+        num_bytes = 2 * block_keys * head_dim * key_cache.element_size()
         _attend[(len(prompts.tile_rows), shape.num_kv_heads)](
             query,
             key_cache,
@@ -141,8 +145,9 @@ class TritonAttention(GraphAttention):
             group=num_heads // shape.num_kv_heads,
             block_group=self._group,
             block_tokens=self._tile_tokens,
-            block_keys=_KEYS if head_dim <= _WIDE else _KEYS // query.dtype.itemsize,
+            block_keys=block_keys,
             block_dims=max(16, triton.next_power_of_2(head_dim)),
+            stages=stages_within(query.device, _STAGES, num_bytes),
             num_warps=4,
         )
 
@@ -187,6 +192,7 @@ def _attend(
     block_tokens: tl.constexpr,
     block_keys: tl.constexpr,
     block_dims: tl.constexpr,
+    stages: tl.constexpr,
 ):
     # tl.dot needs 16 rows: rows past the tile are padding
     size: tl.constexpr = block_tokens * block_group if block_tokens * block_group > 16 else 16
@@ -216,7 +222,7 @@ def _attend(
     most = tl.full([size], float("-inf"), tl.float32)
     total = tl.zeros([size], tl.float32)
     sums = tl.zeros([size, block_dims], tl.float32)
-    for start in tl.range(begin, end, block_keys, num_stages=3):
+    for start in tl.range(begin, end, block_keys, num_stages=stages):
         key = start + tl.arange(0, block_keys)
         is_key = key < end
         page = tl.load(first_page + key // page_size, mask=is_key, other=0).to(tl.int64)

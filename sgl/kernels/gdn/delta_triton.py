@@ -60,6 +60,8 @@ def delta_rule(
         keys = qkv.new_empty(num_chunks, v_heads, CHUNK, k_dim)
         total = torch.empty(num_chunks, v_heads, CHUNK, dtype=torch.float32, device=qkv.device)
         del sizes["eps"]
+        # float32 as tensor cores have it: in three parts on NVIDIA's, as it is on AMD's
+        precision = "tf32x3" if torch.version.hip is None else "ieee"
         _delta_prepare[(num_chunks, v_heads)](
             qkv,
             unit,
@@ -72,6 +74,7 @@ def delta_rule(
             v_heads,
             block_values=max(_LEAST, triton.next_power_of_2(v_dim)),
             chunk=CHUNK,
+            precision=precision,
             **sizes,
             num_warps=4,
         )
@@ -89,6 +92,7 @@ def delta_rule(
             rows.num_single,
             block_values=block_values,
             chunk=CHUNK,
+            precision=precision,
             **sizes,
             num_warps=4,
             num_stages=1 if qkv.dtype.itemsize == 4 else 2,  # of 256 keys, float32 has no room for two
@@ -197,6 +201,7 @@ def _delta_prepare(
     block_keys: tl.constexpr,
     block_values: tl.constexpr,
     chunk: tl.constexpr,
+    precision: tl.constexpr,
 ):
     """Of each chunk and head: the solutions for beta v and beta exp(c) k, and c, as in `ops.chunked`."""
     dtype = qkv.dtype.element_ty
@@ -215,7 +220,7 @@ def _delta_prepare(
     tl.store(total + place, passed)
     is_below = at[:, None] > at[None, :]
     between = tl.exp(tl.where(is_below, passed[:, None] - passed[None, :], 0.0)) * step[:, None]
-    lower = tl.where(is_below, tl.dot(key, tl.trans(key), input_precision="tf32x3") * between, 0.0)
+    lower = tl.where(is_below, tl.dot(key, tl.trans(key), input_precision=precision) * between, 0.0)
     in_block = at[:, None] // 16 == at[None, :] // 16
     inverse = tl.where(in_block, -lower, 0.0)
     for line in range(1, 16):
@@ -225,16 +230,16 @@ def _delta_prepare(
         inverse = tl.where(is_line & in_block, rows[None, :], inverse)
     inverse = tl.where(at[:, None] == at[None, :], 1.0, inverse)
     # (I + N) with N = inverse @ rest, whose fourth power vanishes: N steps from block to block
-    rest = tl.dot(inverse, tl.where(in_block, 0.0, lower), input_precision="tf32x3")
-    right = inverse + tl.dot(tl.dot(rest, rest, input_precision="tf32x3"), inverse, input_precision="tf32x3")
-    inverse = (right - tl.dot(rest, right, input_precision="tf32x3")) * step[None, :]
+    rest = tl.dot(inverse, tl.where(in_block, 0.0, lower), input_precision=precision)
+    right = inverse + tl.dot(tl.dot(rest, rest, input_precision=precision), inverse, input_precision=precision)
+    inverse = (right - tl.dot(rest, right, input_precision=precision)) * step[None, :]
     inside = is_token[:, None] & (columns < v_dim)[None, :]
     of_token = qkv + token[:, None] * (2 * k_heads * k_dim + v_heads * v_dim) + 2 * k_heads * k_dim + head * v_dim
     value = tl.load(of_token + columns[None, :], mask=inside, other=0.0)
-    solved = tl.dot(inverse.to(dtype), value, input_precision="tf32x3").to(dtype)
+    solved = tl.dot(inverse.to(dtype), value, input_precision=precision).to(dtype)
     tl.store(values + place[:, None] * v_dim + columns[None, :], solved, mask=(columns < v_dim)[None, :])
     inverse *= tl.exp(passed)[None, :]
-    solved = tl.dot(inverse.to(dtype), key, input_precision="tf32x3").to(dtype)
+    solved = tl.dot(inverse.to(dtype), key, input_precision=precision).to(dtype)
     tl.store(keys + place[:, None] * k_dim + dims[None, :], solved, mask=(dims < k_dim)[None, :])
 
 
@@ -257,6 +262,7 @@ def _delta_scan(
     block_keys: tl.constexpr,
     block_values: tl.constexpr,
     chunk: tl.constexpr,
+    precision: tl.constexpr,
 ):
     """Pass some columns of a head's state over a row's chunks."""
     dtype = unit.dtype.element_ty
@@ -285,14 +291,14 @@ def _delta_scan(
         solved = tl.load(keys + place[:, None] * k_dim + dims[None, :], mask=is_dim[None, :], other=0.0)
         written = tl.load(values + place[:, None] * v_dim + columns[None, :], mask=is_column[None, :], other=0.0)
         rounded = content.to(dtype)
-        written = written.to(tl.float32) - tl.dot(solved, rounded, input_precision="tf32x3")
-        read = tl.dot(query, rounded, input_precision="tf32x3") * tl.exp(passed)[:, None]
-        within = tl.dot(query, tl.trans(key), input_precision="tf32x3")
+        written = written.to(tl.float32) - tl.dot(solved, rounded, input_precision=precision)
+        read = tl.dot(query, rounded, input_precision=precision) * tl.exp(passed)[:, None]
+        within = tl.dot(query, tl.trans(key), input_precision=precision)
         within *= tl.exp(tl.where(is_seen, passed[:, None] - passed[None, :], 0.0))
         within = tl.where(is_seen, within, 0.0).to(dtype)
-        read = tl.dot(within, written.to(dtype), read, input_precision="tf32x3")
+        read = tl.dot(within, written.to(dtype), read, input_precision=precision)
         written = (written * tl.exp(last - passed)[:, None]).to(dtype)
-        content = tl.dot(tl.trans(key), written, content * tl.exp(last), input_precision="tf32x3")
+        content = tl.dot(tl.trans(key), written, content * tl.exp(last), input_precision=precision)
         to = out + (token[:, None] * v_heads + head) * v_dim + columns[None, :]
         tl.store(to, read.to(dtype), mask=is_token[:, None] & is_column[None, :])
     tl.store(state, content, mask=is_dim[:, None] & is_column[None, :])

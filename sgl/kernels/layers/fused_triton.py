@@ -161,6 +161,16 @@ def overlap(device: torch.device) -> dict[str, Any]:
     return {"overlaps": True, "launch_pdl": True}
 
 
+@lru_cache
+def stages_within(device: torch.device, most: int, num_bytes: int) -> int:
+    """At most so many stages of a loop whose tiles take num_bytes, of which a program's shared memory holds all."""
+    if device.type != "cuda":
+        return most
+    memory = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    kept = 0 if torch.version.hip is not None else 1024  # of each program, by the system
+    return max(1, min(most, (memory - kept) // num_bytes))
+
+
 def _norm(
     x: torch.Tensor,
     residual: torch.Tensor,

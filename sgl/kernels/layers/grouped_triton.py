@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.fused_triton import overlap, stages_within
 from sgl.kernels.layers.grouped import GroupedMatrix
 
 SIXTEEN = 0x41800000  # the bits of 16.0
@@ -50,6 +50,7 @@ def _multiplied(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | Non
     tokens = _tokens(num_tokens)
     columns, stages = _TILES[tokens]
     columns = max(16 * 32 // matrix.bits, columns * 8 // (x.dtype.itemsize * matrix.bits))
+    num_bytes = columns * (tokens * x.element_size() + _TILE_ROWS * matrix.bits // 8)
     chunk = triton.cdiv(triton.cdiv(width, num_parts), columns) * columns
     num_parts = triton.cdiv(width, chunk)
     dtype = x.dtype if num_parts == 1 else torch.float32
@@ -75,7 +76,7 @@ def _multiplied(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | Non
         block_rows=_TILE_ROWS,
         block_columns=columns,
         num_warps=4,
-        num_stages=stages,
+        num_stages=stages_within(x.device, stages, num_bytes),
         **overlap(x.device),
     )
     return out

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.fused_triton import overlap, stages_within
 
 
 class _Tiles(NamedTuple):
@@ -83,6 +83,7 @@ def _launch(
 ) -> None:
     num_tokens, width = x.shape
     size = len(matrix)
+    num_bytes = (tiles.tokens + tiles.rows) * tiles.columns * x.element_size()
     grid = triton.cdiv(size, tiles.rows), triton.cdiv(num_tokens, tiles.tokens), triton.cdiv(width, chunk)
     _linear[grid](
         x,
@@ -98,7 +99,7 @@ def _launch(
         block_rows=tiles.rows,
         block_columns=tiles.columns,
         num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        num_stages=stages_within(x.device, tiles.stages, num_bytes),
         **overlap(x.device),
     )
 

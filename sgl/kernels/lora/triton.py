@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.fused_triton import overlap, stages_within
 from sgl.kernels.lora.rows import SMALL, AdapterRows
 
 _WHOLE_RANK = 64  # columns of A x that a program works out at once
 _WIDTH = 128  # input columns at a time
-_SHRINK: dict[str, int] = {"num_warps": 4, "num_stages": 4}
+_SHRINK_STAGES = 4
 _EXPAND: dict[str, int] = {"num_warps": 4}
 _NARROW, _WIDE = 64, 128  # output columns of a program
 _RUN, _MOST_SPLITS = 1024, 8  # columns of a program at least, and programs side by side, for few tokens
@@ -50,7 +50,8 @@ def shrink(x: torch.Tensor, a: torch.Tensor, rows: AdapterRows, num_parts: int) 
         rank=rank,
         block=_WIDTH,
         precision=_precision(x),
-        **_SHRINK,
+        num_warps=4,
+        num_stages=stages_within(x.device, _SHRINK_STAGES, (rows.block + rank) * _WIDTH * x.element_size()),
         **overlap(x.device),
     )
     return shrunk

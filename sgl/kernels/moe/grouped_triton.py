@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.fused_triton import overlap, stages_within
 from sgl.kernels.moe import packed_triton
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import ExpertMatrices, PackedExperts
@@ -146,6 +146,8 @@ def _multiply(
             packed_triton.multiply(inputs, matrices, weights, counts, lists, to, experts, is_down=bool(is_down))
             continue
         blocks = most_blocks(num_pairs, num_experts, tiles.tokens)
+        rows = tiles.rows if is_down else 2 * tiles.rows
+        num_bytes = (tiles.tokens + rows) * tiles.columns * x.element_size()
         tensors = (gated, matrices, weights, counts, lists, out) if is_down else (x, matrices, counts, lists, gated)
         gates = {} if is_down else {"alpha": alpha, "limit": limit}
         (_down if is_down else _gate_up)[(blocks * triton.cdiv(num_rows, tiles.rows),)](
@@ -163,7 +165,7 @@ def _multiply(
             block_rows=tiles.rows,
             block_columns=tiles.columns,
             num_warps=tiles.warps,
-            num_stages=tiles.stages,
+            num_stages=stages_within(x.device, tiles.stages, num_bytes),
             **options,
         )
 
@@ -185,6 +187,7 @@ def _scores(
     tiles = _ROUTER_FEW if num_tokens <= _FEW_TOKENS else _ROUTER_MANY
     if x.dtype.itemsize == 4:
         tiles = _ROUTER_WIDE
+    num_bytes = (tiles.tokens + tiles.rows) * tiles.columns * x.element_size()
     _router[triton.cdiv(len(router), tiles.rows), triton.cdiv(num_tokens, tiles.tokens)](
         x,
         router,
@@ -201,7 +204,7 @@ def _scores(
         block_rows=tiles.rows,
         block_columns=tiles.columns,
         num_warps=tiles.warps,
-        num_stages=tiles.stages,
+        num_stages=stages_within(x.device, tiles.stages, num_bytes),
         **overlap(x.device),
     )
     return logits, counts

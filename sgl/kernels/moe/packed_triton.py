@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.layers.fused_triton import overlap, stages_within
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
 from sgl.kernels.moe.route_triton import find, gated_by, most_blocks
@@ -48,6 +48,7 @@ def multiply(
     tokens = min(max(16, triton.next_power_of_2(triton.cdiv(num_pairs, num_experts))), 128)
     columns, stages = _TILES[tokens]
     columns = max(16 * 32 // matrices.bits, columns * 8 // (x.dtype.itemsize * matrices.bits))
+    num_bytes = columns * (tokens * x.element_size() + _ROWS * matrices.bits // 8)
     own = _ROWS if is_down else _ROWS // 2
     size = size if is_down else size // 2
     _product[(most_blocks(num_pairs, num_experts, tokens) * triton.cdiv(size, own),)](
@@ -74,7 +75,7 @@ def multiply(
         block_rows=_ROWS,
         block_columns=columns,
         num_warps=4,
-        num_stages=stages,
+        num_stages=stages_within(x.device, stages, num_bytes),
         **overlap(x.device),
     )
 
