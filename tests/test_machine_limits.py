@@ -15,8 +15,9 @@ import sgl
 from sgl.lang.record import batch
 from sgl.lang.record.pool import BodyPool
 from sgl.machine_limits import Memory, address_space_left, memory_limit, num_processors
-from sgl.runtime import memory_plan, startup
+from sgl.runtime import startup
 from sgl.runtime.engine import Engine
+from sgl.runtime.platform import cpu as cpu_platform
 from tests.lang_mocks import MockBackend
 from tests.patience import PATIENCE
 from tests.tiny_models import tiny_checkpoint
@@ -114,10 +115,12 @@ def test_the_threads_of_a_batch_are_of_the_processors_that_are_ours(
 
 def test_an_engine_is_sized_from_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_checkpoint(tmp_path)
-    monkeypatch.setattr(memory_plan, "memory_limit", lambda: Memory(8 << 20, "the container's memory (memory.max)"))
+    monkeypatch.setattr(
+        cpu_platform, "memory_limit", lambda: Memory(8 << 20, "the container's memory (memory.max)")
+    )
     with Engine(str(path), device="cpu", skip_tokenizer_init=True) as engine:
         assert engine.get_server_info()["kv_bytes"] <= 0.3 * (8 << 20)
-    monkeypatch.setattr(memory_plan, "memory_limit", lambda: Memory(4096, "the container's memory (memory.max)"))
+    monkeypatch.setattr(cpu_platform, "memory_limit", lambda: Memory(4096, "the container's memory (memory.max)"))
     with pytest.raises(startup.ConfigError, match=r"weights take .* container's memory"):
         Engine(str(path), device="cpu", skip_tokenizer_init=True)
 

@@ -20,6 +20,7 @@ from sgl.kernels.latent import flashinfer as latent_flashinfer
 from sgl.kernels.latent.attention import LatentAttention, TritonPrompts
 from sgl.kernels.latent.flashinfer import FlashInferPrompts
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.platform.registry import platform_of
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,11 @@ Built: TypeAlias = tuple[EngineConfig, AttentionBackend]
 def choose_attention(config: EngineConfig, shape: AttentionShape) -> Built:
     """The backend that is asked for, or the fastest that can serve the shape, and the options it decides. Raises
     ConfigError."""
+    platform = platform_of(config.device or str(shape.device))
+    own = platform.attention(shape) if config.attention_backend is None else None
+    if own is not None:
+        logger.info("attention: %s's own, without CUDA graphs", platform.name)
+        return replace(config, cuda_graph_max_bs=None, disable_cuda_graph=True), own
     name, reason = _name_and_reason(config, shape)
     if config.prefill_kernel is not None and name != "flashinfer":
         raise ConfigError(

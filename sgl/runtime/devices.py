@@ -2,55 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
-import platform
-import re
-from pathlib import Path
-
 import torch
 
 from sgl.errors import ConfigError
 from sgl.kernels.layers.grouped import UNIT
-from sgl.machine_limits import num_processors
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.base import Config
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.loader import dtype_name, resolve_dtype
+from sgl.runtime.platform.base import Platform
+from sgl.runtime.platform.registry import parsed, platform_of
 
 
 def device_for(config: EngineConfig, rank: int = 0) -> torch.device:
     """The device of an engine, or of one of its ranks. Raises ConfigError."""
-    name = config.device
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be cpu, cuda or cuda:N, not {name!r}", option="device")
-    return device if device.type == "cpu" else _gpu(config, device, rank)
+    its, first = parsed(config.device)
+    return its.device(first) if its.is_shared else _own(config, its, first, rank)
 
 
-def _gpu(config: EngineConfig, device: torch.device, rank: int) -> torch.device:
-    """This rank's of the GPUs that begin at `device`: engine by engine, rank by rank."""
-    found, first = torch.cuda.device_count(), device.index or 0
+def _own(config: EngineConfig, its: Platform, given: int | None, rank: int) -> torch.device:
+    """This rank's of the devices that begin with the given one: engine by engine, rank by rank."""
+    names, first = its.names(), given or 0
     num_ranks = config.num_ranks // config.nnodes  # on this host
     wanted = num_ranks * config.dp_size
-    if first + wanted > found:
-        names = ", ".join(torch.cuda.get_device_name(index) for index in range(found)) or "none"
+    if first + wanted > len(names):
+        here, device = ", ".join(names) or "none", its.option(its.device(given))
         if wanted == 1:
-            message = f"device={str(device)!r}: torch sees {found} CUDA device(s) here ({names})"
+            message = f"device={device!r}: torch sees {len(names)} {its.kind} here ({here})"
             raise ConfigError(message, option="device")
         raise ConfigError(
             f"tp_size={config.tp_size}, pp_size={config.pp_size} and dp_size={config.dp_size} take {wanted} GPUs, from "
-            f"{device} on; torch sees {found} here ({names})",
+            f"{device} on; torch sees {len(names)} here ({here})",
             option=next(name for name in ("tp_size", "pp_size", "dp_size") if getattr(config, name) > 1),
         )
     if wanted == 1:
-        return device
-    return torch.device("cuda", first + (config.dp_rank or 0) * num_ranks + rank % num_ranks)
+        return its.device(given)
+    return its.device(first + (config.dp_rank or 0) * num_ranks + rank % num_ranks)
+
+
+def device_name(config: EngineConfig) -> str:
+    """Of an engine's first device, for people."""
+    its, first = parsed(config.device)
+    return its.device_name(its.device(first))
 
 
 def kv_dtype(config: EngineConfig) -> torch.dtype | None:
@@ -61,7 +55,7 @@ def kv_dtype(config: EngineConfig) -> torch.dtype | None:
 def check_kv_dtype(config: EngineConfig, device: torch.device) -> None:
     """Raise ConfigError if the device cannot hold such keys and values."""
     if config.kv_cache_dtype != "auto":
-        _check_fp8("kv_cache_dtype", config.kv_cache_dtype, device)
+        _check_fp8(config, "kv_cache_dtype", config.kv_cache_dtype, device)
 
 
 def check_quantization(config: EngineConfig, model: Config, device: torch.device) -> None:
@@ -90,7 +84,7 @@ def check_quantization(config: EngineConfig, model: Config, device: torch.device
     if config.quantization == "int4":
         side = UNIT
     else:
-        _check_fp8("quantization", config.quantization, device)
+        _check_fp8(config, "quantization", config.quantization, device)
         dtype = resolve_dtype(model, config.dtype, device)
         if dtype != torch.bfloat16:
             raise ConfigError(
@@ -108,19 +102,7 @@ def check_quantization(config: EngineConfig, model: Config, device: torch.device
         )
 
 
-def _check_fp8(option: str, value: str, device: torch.device) -> None:
-    if device.type != "cuda" or torch.version.hip is not None:
-        raise ConfigError(f"{option}={value!r} needs an NVIDIA GPU, and this is {device}", option=option)
-    if torch.cuda.get_device_capability(device) < (8, 9):
-        raise ConfigError(f"{option}={value!r} needs a GPU of compute capability 8.9 or above", option=option)
-
-
-def device_name(device: torch.device) -> str:
-    """The GPU's name, or the processor's with our number of cores."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        named = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        name = named[1] if named else name
-    return f"{name}, {num_processors()} cores"
+def _check_fp8(config: EngineConfig, option: str, value: str, device: torch.device) -> None:
+    obstacle = platform_of(config.device or device.type).why_no_fp8(device)
+    if obstacle is not None:
+        raise ConfigError(f"{option}={value!r} {obstacle}", option=option)

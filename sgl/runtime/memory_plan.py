@@ -7,10 +7,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-import torch
-
 from sgl.errors import ConfigError
-from sgl.machine_limits import address_space_left, memory_limit
 from sgl.runtime.adapter_choice import slot_bytes
 from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.config import EngineConfig
@@ -21,17 +18,10 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache, WindowedLayers
 from sgl.runtime.model.loader import dtype_name
 from sgl.runtime.model.shard import Shard
+from sgl.runtime.platform.registry import platform_of
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_ROWS = {"cuda": 512, "cpu": 128}
-_CPU_STEP_TOKENS = 2048
-_TILE_TOKENS = 64  # for each multiprocessor: most products then fill whole waves of tiles
-_LARGE_MODEL = 8_000_000_000  # weights; smaller models take more tiles: launching would take as long as the step
-_MAX_TILES = 4  # for each multiprocessor
-_DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.3}
-_DEFAULT_PAGE_SIZE = {"cuda": 16, "cpu": 8}
-_ADDRESS_FRACTION = 0.5  # of what `ulimit -v` leaves after loading weights, for KV
 _STATES_FRACTION = 0.5  # of what weights leave, for recurrent states
 _CHECKPOINTS_A_ROW = 2
 _MIN_TOKENS_A_ROW = 64  # by default fewer rows, rather than less KV for each
@@ -160,22 +150,23 @@ def plan_memory(
     """The KV pages, and the options with every None resolved that follows. A request needs pages for its context, or
     if all layers have one for its window. model_config: that of all layers. Raises ConfigError."""
     device, context = model.device, model.max_positions
+    platform = platform_of(config.device or str(device))
     bytes_of_token = token_bytes(config, model) + beside.token_bytes
-    page_size = config.page_size or _DEFAULT_PAGE_SIZE[device.type]
+    page_size = config.page_size or platform.page_size
     weight_bytes = held_bytes(model) + slot_bytes(config, model) + beside.weight_bytes
-    rows = config.max_running_requests or _DEFAULT_ROWS[device.type]
+    rows = config.max_running_requests or platform.max_rows
     page_bytes = bytes_of_token * page_size
-    total_memory, memory_name = _total_memory(device, config.num_ranks // config.nnodes * config.dp_size)
-    fraction = config.mem_fraction_static or _DEFAULT_FRACTION[device.type]
+    total_memory, memory_name = platform.total_memory(device, config.num_ranks // config.nnodes * config.dp_size)
+    fraction = config.mem_fraction_static or platform.memory_fraction
     available = total_memory * fraction - weight_bytes
-    if device.type == "cpu" and (left := address_space_left()) is not None:
-        available = min(available, left * _ADDRESS_FRACTION)  # threads and compilers need some, too
+    if (left := platform.memory_left(device)) is not None:
+        available = min(available, left)
     num_bytes = model.state_bytes if isinstance(model, RecurrentModel) else 0
     if num_bytes:
         rows, checkpoints = _plan_states(config, rows, available / num_bytes)
         config = replace(config, max_running_requests=rows, state_checkpoints=checkpoints)
         num_bytes *= rows + 1 + checkpoints
-    step_tokens = config.chunked_prefill_size or _default_step_tokens(model)
+    step_tokens = config.chunked_prefill_size or platform.step_tokens(device, model.weights.num_multiplied)
     pools, most_pages = (
         PoolSizes(config, model, model_config, page_size, rows, step_tokens, beside),
         rows * -(-context // page_size),
@@ -211,7 +202,7 @@ def plan_memory(
     plan = KVPlan(num_pages + 1, window, num_windowed + (num_windowed > 0))
     resolved = replace(
         config,
-        device=str(device),
+        device=platform.option(device),
         dtype=dtype_name(model.dtype),
         page_size=page_size,
         context_length=context,
@@ -220,7 +211,7 @@ def plan_memory(
         mem_fraction_static=fraction,
         chunked_prefill_size=step_tokens,
         disable_overlap_schedule=(
-            device.type == "cpu" if config.disable_overlap_schedule is None else config.disable_overlap_schedule
+            not platform.runs_ahead if config.disable_overlap_schedule is None else config.disable_overlap_schedule
         ),
     )
     logger.info(
@@ -256,24 +247,6 @@ def _plan_states(config: EngineConfig, rows: int, available: float) -> tuple[int
     if config.max_running_requests is None:
         rows = max(1, min(rows, (most - (checkpoints or 0)) // (1 + (checkpoints is None and each))))
     return rows, max(0, min(each * rows, most - rows)) if checkpoints is None else checkpoints
-
-
-def _default_step_tokens(model: Model) -> int:
-    if model.device.type == "cpu":
-        return _CPU_STEP_TOKENS
-    processors = int(torch.cuda.get_device_properties(model.device).multi_processor_count)
-    tiles = min(_MAX_TILES, max(1, _LARGE_MODEL // model.weights.num_multiplied))
-    return _TILE_TOKENS * processors * tiles
-
-
-def _total_memory(device: torch.device, sharing: int) -> tuple[int, str]:
-    """Bytes for each of the processes that share a CPU's memory, and of what."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory), "the device's memory"
-    limit = memory_limit()
-    if sharing > 1:
-        return limit.num_bytes // sharing, f"{limit.what}, shared by {sharing} processes"
-    return limit.num_bytes, limit.what
 
 
 def gib(num_bytes: float) -> str:

@@ -35,6 +35,7 @@ from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.parallel.leader import LeadingRunner
 from sgl.runtime.parallel.wire import Build
+from sgl.runtime.platform.registry import platform_of
 from sgl.runtime.runner.observer import Observer
 from sgl.runtime.runner.runner import ModelRunner, current
 from sgl.runtime.scheduler.scheduler import Scheduler
@@ -89,7 +90,7 @@ class Started:
             "kv_bytes": self.kv_bytes,
             "eos_token_ids": sorted(self.eos_ids),
             "torch_version": torch.__version__,
-            "device_name": device_name(torch.device(self.config.device or "cpu")),
+            "device_name": device_name(self.config),
         }
 
 
@@ -115,7 +116,7 @@ def start(config: EngineConfig) -> Started:
         _check_grammar_backend(config.grammar_backend)
         group = None
         if config.num_ranks > 1:
-            group = RankGroup(replace(config, device=config.device or device.type), device)
+            group = RankGroup(replace(config, device=config.device or platform_of(None).name), device)
         try:
             return _start(config, model_config, device, group)
         except BaseException:
@@ -207,7 +208,7 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
 
 def load(config: EngineConfig, model_config: Config, device: torch.device, ranks: Ranks | None) -> Model:
     """This rank's part of the model. Raises ModelError."""
-    return load_model(
+    model = load_model(
         model_config,
         device=device,
         dtype=config.dtype,
@@ -217,6 +218,11 @@ def load(config: EngineConfig, model_config: Config, device: torch.device, ranks
         ranks=ranks,
         image_cache_bytes=config.image_cache_mb << 20,
     )
+    platform = platform_of(config.device)
+    for matrix in model.weights.tensors():
+        if matrix.dim() == 2 and (laid_out := platform.lay_out(matrix)) is not matrix:
+            matrix.data = laid_out
+    return model
 
 
 def _start(config: EngineConfig, model_config: Config, device: torch.device, group: RankGroup | None) -> Started:
@@ -244,7 +250,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         group.send(Build(asdict(config), asdict(plan), sorted(eos_ids)))
         with group.failing():
             runner = LeadingRunner(build_runner(config, model, attention, plan, eos_ids, drafter), group)
-    if device.type == "cuda":
+    if platform_of(config.device).is_gpu:
         runner.warm_up(_most_tokens(config, plan.num_pages))
     assert config.page_size is not None
     assert config.context_length is not None
@@ -335,7 +341,7 @@ def build_runner(
         host_pages=plan.num_host_pages,
         observer=observer,
     )
-    if model.device.type == "cuda":
+    if platform_of(config.device).is_gpu:
         runner.prepare(max_tokens)
         # Allocate small tensors for all later steps now: torch keeps freed memory.
         [torch.empty(1 << 19, dtype=torch.uint8, device=model.device) for _ in range(32)]
@@ -371,7 +377,7 @@ def _attention_shape(config: EngineConfig, model: Model, plan: KVPlan) -> Attent
 def freeze(started: Started) -> bool:
     """Exclude a GPU engine's objects from garbage collections, which would stop all threads for 100 to 300 ms.
     Returns whether it did."""
-    if not str(started.config.device).startswith("cuda"):
+    if not platform_of(started.config.device).is_gpu:
         return False
     gc.unfreeze()
     gc.collect()

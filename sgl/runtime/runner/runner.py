@@ -46,8 +46,10 @@ _LONGEST_LAUNCH = 0.06  # seconds to launch a step's kernels on a slow host
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a GPU current, for streams, events, captures and Triton's launches. Reusable, not reentrant."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    """Makes a device current, for streams, events, captures and Triton's launches. Reusable, not reentrant."""
+    if device.type == "cpu":
+        return nullcontext()
+    return cast(AbstractContextManager[Any], torch.get_device_module(device).device(device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,58 @@
+"""Finds platforms by name: ours, and those that other packages register."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import entry_points
+
+from sgl.errors import ConfigError
+from sgl.runtime.platform.base import Platform
+from sgl.runtime.platform.cpu import Cpu
+from sgl.runtime.platform.cuda import Cuda
+
+GROUP = "sgl.platforms"
+"""Entry points whose names are those of platforms, and whose values their classes."""
+_OURS: dict[str, type[Platform]] = {"cuda": Cuda, "cpu": Cpu}
+
+
+def platform_of(device: str | None) -> Platform:
+    """Of an option `device`; None: the first of ours that this machine has. Raises ConfigError."""
+    return parsed(device)[0]
+
+
+def parsed(device: str | None) -> tuple[Platform, int | None]:
+    """`platform_of`, and the number of the device, if it has one. Raises ConfigError."""
+    if device is None:
+        return next(its for its in map(platform_of, _OURS) if its.is_available()), None
+    name, colon, number = device.partition(":")
+    its = _named(name, device)
+    if colon and not (number.isascii() and number.isdecimal() and len(number) < 5):
+        raise ConfigError(f"device must be {name} or {name}:N, not {device!r}", option="device")
+    return its, int(number) if colon else None
+
+
+def registered() -> list[str]:
+    """Every name that option `device` may begin with."""
+    return [*_OURS, *sorted({each.name for each in entry_points(group=GROUP)} - _OURS.keys())]
+
+
+@cache
+def _made(kind: type[Platform]) -> Platform:
+    return kind()
+
+
+def _named(name: str, option: str) -> Platform:
+    if name in _OURS:
+        return _made(_OURS[name])
+    found = [each for each in entry_points(group=GROUP) if each.name == name]
+    if not found:
+        others = "".join(f", {each} or {each}:N" for each in registered() if each not in _OURS)
+        raise ConfigError(f"device must be cpu, cuda or cuda:N{others}, not {option!r}", option="device")
+    try:
+        kind = found[0].load()
+    except ImportError as error:
+        message = f"device={option!r}: {found[0].value}, which is registered for it, cannot be imported ({error})"
+        raise ConfigError(message, option="device") from error
+    if not (isinstance(kind, type) and issubclass(kind, Platform)):
+        raise ConfigError(f"device={option!r}: {found[0].value} is no class of Platform", option="device")
+    return _made(kind)

@@ -1,0 +1,106 @@
+"""Platforms of other packages: found by entry point, refused with reason, and held to the conformance suite."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sgl.errors import ConfigError
+from sgl.kernels.attention.base import AttentionShape
+from sgl.platforms import platform_of, registered
+from sgl.runtime.attention_choice import choose_attention
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.engine import Engine
+from sgl.runtime.platform.base import Platform
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "platform"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The example, and others that are wrong; the folders to be on the path."""
+    folder = tmp_path / "sgl_mirror-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: sgl-mirror\nVersion: 0.1.0\n")
+    points = ["mirror = mirror_platform:Mirror", "gone = no_such_module:Gone", "wrong = pathlib:Path"]
+    (folder / "entry_points.txt").write_text("\n".join(["[sgl.platforms]", *points]) + "\n")
+    for path in (tmp_path, EXAMPLE):
+        monkeypatch.syspath_prepend(str(path))
+    yield os.pathsep.join(map(str, (ROOT, tmp_path, EXAMPLE)))
+    sys.modules.pop("mirror_platform", None)
+
+
+def test_an_option_names_a_platform_or_is_refused_with_those_there_are(installed: str) -> None:
+    assert registered() == ["cuda", "cpu", "gone", "mirror", "wrong"]
+    assert platform_of("mirror:3") is platform_of("mirror")
+    for option, words in {
+        "tpu": "cpu, cuda or cuda:N, gone or gone:N, mirror or mirror:N",
+        "cpu:x": "cpu or cpu:N",
+        "gone": "no_such_module:Gone, which is registered for it, cannot be imported",
+        "wrong": "no class of Platform",
+    }.items():
+        with pytest.raises(ConfigError, match=words) as refused:
+            platform_of(option)
+        assert refused.value.option == "device"
+
+
+def test_a_platform_chooses_its_layout_of_weights_and_its_attention_to_latents(installed: str) -> None:
+    with Engine(device="cpu", max_total_tokens=2048) as engine:
+        expected = engine.generate("Once upon a time", {"temperature": 0.0, "max_new_tokens": 12})
+    with Engine(device="mirror", max_total_tokens=2048) as engine:
+        found = engine.generate("Once upon a time", {"temperature": 0.0, "max_new_tokens": 12})
+        info = engine.get_server_info()
+        weights = engine._started.runner._model.weights  # type: ignore[union-attr]
+    assert found["output_ids"] == expected["output_ids"]
+    assert (info["device"], info["device_name"]) == ("mirror", "a mirror of the CPU")
+    matrices = [its for its in weights.tensors() if its.dim() == 2 and min(its.shape) > 1]
+    assert matrices
+    assert all(its.stride(0) == 1 for its in matrices)
+    config = EngineConfig(device="mirror", max_running_requests=4, context_length=64)
+    shape = AttentionShape(4, 1, 40, 8, 1.0, torch.float32, torch.device("cpu"), latent_dim=32)
+    assert type(choose_attention(config, shape)[1]).__name__ == "LatentMirror"
+
+
+def test_what_a_platform_leaves_out_is_what_any_device_has() -> None:
+    class Bare(Platform):
+        name = "bare"
+
+        def names(self) -> list[str]:
+            return ["first", "second"]
+
+        def device(self, index: int | None) -> torch.device:
+            return torch.device("meta", index or 0)
+
+        def total_memory(self, device: torch.device, sharing: int) -> tuple[int, str]:
+            return 1 << 30, "the device's memory"
+
+    bare = Bare()
+    device = bare.device(1)
+    assert bare.is_available()
+    assert (bare.option(device), bare.device_name(device)) == ("bare:1", "second")
+    assert (bare.memory_left(device), bare.step_tokens(device, 1)) == (None, 2048)
+    assert "NVIDIA" in (bare.why_no_fp8(device) or "")
+    matrix = torch.zeros(2, 3)
+    assert bare.lay_out(matrix) is matrix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mirror", "cpu"])
+def test_the_conformance_suite_passes(name: str, installed: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": installed}
+    command = [sys.executable, "-m", "sgl.platforms.check", name]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE * 2, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 11
+    assert all(line.startswith("ok ") for line in lines)
