@@ -55,6 +55,8 @@ class EngineOptions(TypedDict, total=False):
     disable_overlap_schedule: bool | None
     request_timeout: float | None
     queue_timeout: float | None
+    kv_events: str | None
+    kv_events_replay: str | None
     program_lease_ttl: float
     stream_interval: int
     image_urls: Literal["public", "any", "none"]

@@ -42,7 +42,9 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.engine": ("sgl.runtime.profile", "sgl.runtime.startup", "sgl.runtime.program", "sgl.options"),
     "sgl.runtime.program": ("sgl.runtime.requests", "sgl.lang.ir", "sgl.lang.typed"),
     "sgl.runtime.requests": ("sgl.runtime.loop", "sgl.runtime.config", "sgl.runtime.platform"),
+    "sgl.runtime.kv_events": ("sgl.runtime.cache",),
     "sgl.runtime.startup": (
+        "sgl.runtime.kv_events",
         "sgl.runtime.speculate",
         "sgl.runtime.parallel",
         "sgl.runtime.text",

@@ -67,7 +67,7 @@ def groups(text: str) -> dict[str, list[str]]:
 def test_help_lists_the_commands_in_the_order_of_a_newcomer(shown: Any) -> None:
     code, out, err = shown("--help")
     assert (code, err) == (0, "")
-    assert groups(out)["Commands"] == ["serve", "run", "trace", "chat", "bench", "cluster"]
+    assert groups(out)["Commands"] == ["serve", "run", "trace", "chat", "gateway", "bench", "cluster"]
     assert "_SGL_COMPLETE=bash_source" in out
     for line in ("", "bench"):
         code, out, _ = shown(line)
@@ -105,7 +105,7 @@ def test_the_version_is_told(shown: Any) -> None:
     [
         (
             "serv",
-            "sgl: there is no 'serv' (did you mean 'serve'?); there are serve, run, trace, chat, bench, cluster",
+            "sgl: there is no 'serv' (did you mean 'serve'?); there are serve, run, trace, chat, gateway, bench, cluster",
         ),
         ("bench servng", "sgl bench: there is no 'servng' (did you mean 'serving'?)"),
         ("--verson", "unknown option --verson (did you mean '--version'?)"),

@@ -158,6 +158,11 @@ class EngineConfig:
     """Seconds a request may take in all unless it says otherwise. None: no limit."""
     queue_timeout: Seconds | None = None
     """Seconds a request may wait for its first step. None: no limit."""
+    kv_events: str | None = None
+    """Where routers read what the cache stores and drops, as tcp://HOST:PORT (ZeroMQ; port 0: any free one). None: it
+    is not told. Needs sgl[gateway]."""
+    kv_events_replay: str | None = None
+    """Where they ask for what they missed of it. None: nowhere."""
     program_lease_ttl: Seconds = 60.0
     """Longest time in seconds that a program's KV pages stay locked while it waits for its client."""
     stream_interval: PositiveInt = 1

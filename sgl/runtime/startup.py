@@ -17,10 +17,12 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.machine_limits import memory_limit, num_processors
 from sgl.runtime.adapter_choice import adapter_slots, choose_adapters
 from sgl.runtime.attention_choice import choose_attention
+from sgl.runtime.cache.page_events import PageEvents
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
 from sgl.runtime.draft_choice import load_drafts
+from sgl.runtime.kv_events import KvEvents
 from sgl.runtime.memory_plan import NOTHING, KVPlan, gib, held_bytes, kv_bytes, plan_memory
 from sgl.runtime.model.base import Config, Model
 from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
@@ -69,11 +71,14 @@ class Started:
     num_weights: int
     group: RankGroup | None
     speculator: Speculator
+    kv_events: KvEvents | None
 
     def close(self) -> None:
         """End other ranks, and what writes files. Idempotent."""
         if self.scheduler.memory.tiers is not None:
             self.scheduler.memory.tiers.close()
+        if self.kv_events is not None:
+            self.kv_events.close()
         if self.group is not None:
             self.runner.close()
             self.group.close()
@@ -91,6 +96,7 @@ class Started:
             "eos_token_ids": sorted(self.eos_ids),
             "torch_version": torch.__version__,
             "device_name": device_name(self.config),
+            **({} if self.kv_events is None else self.kv_events.endpoints),
         }
 
 
@@ -291,7 +297,16 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         num_weights=count_weights(model_config) + (0 if (eyes := eyes_of(model)) is None else eyes.num_weights),
         group=group,
         speculator=speculate.speculator(config, scheduler, [] if drafter is None else [drafter]),
+        kv_events=_kv_events(config, scheduler),
     )
+
+
+def _kv_events(config: EngineConfig, scheduler: Scheduler) -> KvEvents | None:
+    if config.kv_events is None:
+        return None
+    recorded = PageEvents(scheduler.memory.cache)
+    page_size = scheduler.memory.page_size
+    return KvEvents(recorded, page_size, config.kv_events, config.kv_events_replay, config.dp_rank or 0)
 
 
 def follow(config: EngineConfig, model: Model, plan: KVPlan, eos_ids: frozenset[int]) -> ModelRunner:

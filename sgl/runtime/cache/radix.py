@@ -22,6 +22,7 @@ When unlocked nodes do not suffice, locks give way: leases first (`RowMemory._re
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -144,6 +145,7 @@ class RadixCache:
         self.watcher: Watcher | None = None
         self.end_watcher: EndWatcher | None = None
         self.beside: Beside | None = None
+        self.on_removed: Callable[[list[Int32Array]], None] | None = None  # gets evicted pages
         self._page_bytes = pool.page_size * TOKEN_BYTES
         self._next_id = 1
 
@@ -365,6 +367,8 @@ class RadixCache:
             else:
                 self._remove(leaf)
         if freed:
+            if self.on_removed is not None:
+                self.on_removed(freed)
             self.pool.release(np.concatenate(freed[::-1]))  # parents first, as they were handed out
             self.evictable_pages -= wanted
             self.evicted_pages += wanted
@@ -396,6 +400,8 @@ class RadixCache:
                 self._remove(node)
         if not freed:
             return 0
+        if self.on_removed is not None:
+            self.on_removed(freed)
         pages = np.concatenate(freed)
         self.pool.release(pages)
         self.evictable_pages -= len(pages)

@@ -1,0 +1,137 @@
+"""KV events: a follower's picture of the cache is the cache's, live and replayed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+
+from sgl.errors import ConfigError
+from sgl.runtime.cache import page_events
+from sgl.runtime.cache.page_events import Lost, PageEvents, Removed
+from sgl.runtime.engine import Engine
+from sgl.runtime.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from tests.patience import PATIENCE
+from tests.scheduler_driver import Driver, Setting, random_request
+from tests.tiny_models import tiny_checkpoint
+
+PAGE = 4
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder: Path = tiny_checkpoint(tmp_path_factory.mktemp("tiny"), vocab_size=64, max_position_embeddings=128)
+    options: dict[str, Any] = {"page_size": PAGE, "max_total_tokens": 160, "skip_tokenizer_init": True}
+    where = {"kv_events": "tcp://127.0.0.1:0", "kv_events_replay": "tcp://127.0.0.1:0"}
+    with Engine(str(folder), device="cpu", check_ledger=True, **options, **where) as engine:  # type: ignore[arg-type]
+        yield engine
+
+
+class Follower:
+    """What a router knows: blocks by hash, with all tokens up to their end."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, tuple[int, ...]] = {}
+
+    def take(self, data: bytes) -> None:
+        batch = msgspec.msgpack.decode(data, type=EventBatch)
+        assert batch.data_parallel_rank == 0
+        for event in batch.events:
+            match event:
+                case BlockStored():
+                    before = () if event.parent_block_hash is None else self.blocks[event.parent_block_hash]
+                    assert len(event.token_ids) == event.block_size * len(event.block_hashes)
+                    for i, block in enumerate(event.block_hashes):
+                        before += tuple(event.token_ids[i * event.block_size : (i + 1) * event.block_size])
+                        self.blocks[block] = before
+                case BlockRemoved():
+                    for block in event.block_hashes:
+                        del self.blocks[block]
+                case AllBlocksCleared():
+                    self.blocks.clear()
+
+
+def tree_of(engine: Engine) -> set[tuple[int, ...]]:
+    """All prefixes of whole pages that the tree holds."""
+
+    def look() -> set[tuple[int, ...]]:
+        found, stack = set(), [(engine._scheduler.memory.cache.root, ())]
+        while stack:
+            node, before = stack.pop()
+            ids = tuple(np.frombuffer(node.key, np.int32).tolist())
+            found |= {before + ids[:end] for end in range(PAGE, len(ids) + 1, PAGE)}
+            stack += [(child, before + ids) for child in node.children.values()]
+        return found
+
+    return engine._loop.call(look)
+
+
+def test_what_a_follower_knows_is_what_the_cache_has_also_after_evictions_and_by_replay(engine: Engine) -> None:
+    info = engine.get_server_info()
+    context = zmq.Context()
+    live = context.socket(zmq.SUB)
+    live.setsockopt(zmq.SUBSCRIBE, b"")
+    live.connect(info["kv_events"])
+    time.sleep(0.2)  # subscriptions are not acknowledged
+    rng = np.random.default_rng(0)
+    stem = rng.integers(0, 64, 20).tolist()
+    for i in range(40):
+        own = rng.integers(0, 64, 1 + i % 17).tolist()
+        engine.generate(input_ids=stem[: i % 21] + own, sampling_params={"max_new_tokens": 5, "ignore_eos": True})
+    follower, numbers = Follower(), []
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and set(follower.blocks.values()) != tree_of(engine):
+        while live.poll(100):
+            topic, number, data = live.recv_multipart()
+            assert topic == b""
+            numbers.append(int.from_bytes(number, "big"))
+            follower.take(data)
+    assert set(follower.blocks.values()) == tree_of(engine)
+    assert engine._scheduler.memory.cache.evicted_pages
+    assert numbers == list(range(len(numbers)))
+
+    asking = context.socket(zmq.DEALER)
+    asking.connect(info["kv_events_replay"])
+    asking.send_multipart((b"", (0).to_bytes(8, "big")))
+    again = Follower()
+    while True:
+        assert asking.poll(1000 * PATIENCE)
+        _, number, data = asking.recv_multipart()
+        if int.from_bytes(number, "big", signed=True) == -1:
+            break
+        again.take(data)
+    assert set(again.blocks.values()) == set(follower.blocks.values())
+    engine.flush_cache()
+    while time.monotonic() < end and follower.blocks:
+        assert live.poll(1000 * PATIENCE)
+        follower.take(live.recv_multipart()[2])
+    assert not follower.blocks
+    context.destroy(linger=0)
+
+
+def test_a_queue_that_nobody_reads_is_bounded_and_says_what_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_events, "MOST", 5)
+    driver = Driver(Setting(num_pages=30, rows=2, overlap=False))
+    recorded = PageEvents(driver.scheduler.memory.cache)
+    for uid in range(30):
+        driver.scheduler.add(random_request(uid, uid, 96))
+        driver.run()
+        assert len(recorded._waiting) <= 6
+    taken = recorded.take()
+    assert isinstance(taken[0], Lost)
+    assert recorded.take() == []
+    driver.scheduler.memory.cache.reset()
+    assert all(isinstance(event, Removed) for event in recorded.take())
+    driver.check()
+
+
+def test_an_endpoint_that_is_none_is_refused(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "tiny", vocab_size=64, max_position_embeddings=64)
+    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
+        Engine(str(folder), device="cpu", skip_tokenizer_init=True, kv_events="nowhere")
