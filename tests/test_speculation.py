@@ -241,7 +241,9 @@ def test_on_a_gpu_replayed_steps_verify_what_launched_ones_do(folder: Path, back
                 results = engine.generate(prompt=prompts, sampling_params=params)
                 counters = engine._scheduler.counters
                 drafted = counters.drafted_tokens - before.drafted_tokens
-                assert counters.verified_tokens - before.verified_tokens > 0.8 * drafted > 0
+                assert (
+                    counters.verified_tokens - before.verified_tokens > 0.5 * drafted > 0
+                )  # behind one that fell, all fall
                 same = [a["output_ids"] == b["output_ids"] for a, b in zip(results, expected, strict=True)]
                 assert sum(same) > 0.5 * len(same)
 
