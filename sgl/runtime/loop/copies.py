@@ -13,7 +13,7 @@ from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Step
 from sgl.runtime.scheduler.tiers import Tiers
 
-_DRAIN_SECONDS = 30.0
+_DRAIN_SECONDS = 10.0
 _DRAIN_POLL_SECONDS = 2e-3
 
 
