@@ -31,6 +31,7 @@ from sgl.kernels.layers.linear import linear, linear_add
 from sgl.kernels.layers.single_triton import project, project_add_, project_gated
 from sgl.kernels.mask.ops import apply_token_mask_
 from sgl.kernels.moe.mixture import mixture_of
+from sgl.kernels.pages import gather, scatter
 from sgl.kernels.sampling.triton import draw_keys
 from sgl.runtime import startup
 from sgl.runtime.batch import Batch, RowSetup
@@ -220,6 +221,10 @@ def others() -> None:
         torch.empty(64, *size, dtype=torch.bfloat16, device="cuda") for size in ((2816, 2048), (2048, 1408))
     )
     mixture_of(x, weights, torch.empty(9, 8, dtype=torch.int64, device="cuda"), gate_up, down)
+    cache, pages = torch.empty(64, 20, 32_768, dtype=torch.uint8, device="cuda"), torch.arange(9, device="cuda")
+    buffer = torch.empty(9, 64, 32_768, dtype=torch.uint8, device="cuda")
+    gather(cache, pages, buffer)
+    scatter(cache, pages, buffer)
 
 
 def kernels() -> set[str]:

@@ -67,7 +67,8 @@ def test_a_load_waits_for_earlier_steps_and_no_later_step_for_it() -> None:
     kv, host = made()
     before = kv.fragments()[:, 1].clone()
     saved = host.move(PageMoves(pairs([1], [5]), NOTHING))
-    wait_until(saved.is_saved)
+    warm = host.move(PageMoves(NOTHING, pairs([5], [3])))  # compiles what scatters
+    wait_until(lambda: saved.is_saved() and warm.is_loaded())
     torch.cuda._sleep(200_000_000)
     kv.fragments()[:, 2] = 7  # an earlier step, under way
     loaded = host.move(PageMoves(NOTHING, pairs([5], [2])))
