@@ -135,6 +135,16 @@ def test_a_model_that_drafts_for_itself_is_always_right(folder: Path) -> None:
         assert counters.generated_tokens > 4 * counters.steps
 
 
+def test_a_draft_model_of_random_weights_needs_no_files(folder: Path, tmp_path: Path) -> None:
+    """As its target; the same shape has the same."""
+    (tmp_path / "config.json").write_bytes((folder / "target" / "config.json").read_bytes())
+    options = {"model_path": str(tmp_path), "load_format": "dummy", "skip_tokenizer_init": True}
+    drafts = {"speculative_algorithm": "DRAFT", "speculative_draft_model_path": str(tmp_path)}
+    with Engine(**options, **drafts) as its:
+        its.generate(input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 30, "ignore_eos": True, "seed": 1})
+        assert accepted(its) == 1.0
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_programs_fork_and_select_alike(drafter: str, folder: Path) -> None:
     @sgl.function

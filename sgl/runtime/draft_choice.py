@@ -130,7 +130,13 @@ def load_draft_model(
     _check_tokens(path, draft_config, target_config, tokenizer)
     positions = min(target.max_positions, draft_config.context_length)
     device, dtype = target.device, dtype_name(target.dtype)
-    loaded = load_decoder(draft_config, device=device, dtype=dtype, max_positions=positions)
+    loaded = load_decoder(
+        draft_config,
+        device=device,
+        dtype=dtype,
+        load_format="dummy" if config.load_format == "dummy" else "auto",
+        max_positions=positions,
+    )
     model = DraftDecoder(draft_config, loaded.weights, target_config.vocab_size, positions)
     found = DraftModel(model)
     _say(path, found, f"a draft model of {draft_config.num_layers} layers")
