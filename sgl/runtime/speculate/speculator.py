@@ -46,7 +46,7 @@ class Speculator:
         self._most = most
         self._jumps = jumps
         self._budget = budget
-        self._entered: dict[int, Request] = {}  # by uid: what drafters were told of
+        self._entered: dict[int, tuple[Request, int]] = {}  # by uid: what drafters were told of, and its row
         self._guesses: dict[int, _Guess] = {}  # the latest, by uid
         self._pause = _FIRST_PAUSE
         self._until_look = 0  # steps
@@ -66,7 +66,7 @@ class Speculator:
                 self._give(request, NO_DRAFT, 1)
             return
         running = self._scheduler.memory.running
-        for uid in [uid for uid, request in self._entered.items() if request.row < 0]:
+        for uid in [uid for uid, (request, row) in self._entered.items() if request.row != row]:
             self._leave(uid)
         requests = [request for request in running.values() if self._scheduler.may_draft(request)]
         for request in requests:
@@ -119,13 +119,13 @@ class Speculator:
 
     def _enter(self, request: Request) -> None:
         if request.uid not in self._entered:
-            self._entered[request.uid] = request
+            self._entered[request.uid] = request, request.row
             for drafter in self._drafters:
                 drafter.enter(request)
         self._judge(request)
 
     def _leave(self, uid: int) -> None:
-        request = self._entered.pop(uid)
+        request, _ = self._entered.pop(uid)
         self._judge(request)
         for drafter in self._drafters:
             drafter.leave(request)
