@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,11 @@ def test_the_fallbacks_ratio_is_of_speeds() -> None:
     assert fallback.line(Figure("W1 output", 10_000.0, "tok/s", None, ()), slow) == (
         "W1 output               10000          8000   0.80 tok/s  below 0.9"
     )
+
+
+def test_what_runs_beside_an_older_engine_imports_little_of_it() -> None:
+    old = {"sgl", "sgl.runtime.config", "sgl.runtime.model.config", "sgl.runtime.text.tokenizer"}
+    for name in ("constrained", "peers", "prompts", "throughput", "versions", "workloads"):
+        tree = ast.parse(Path(versions.__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))
+        imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+        assert {module for module in imported if module and module.startswith("sgl")} <= old, name

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.workloads import cut_tokenizer
-from sgl.runtime.model.choice import read_config
 
 PEERS = ("sglang", "vllm")
 Figures = dict[str, tuple[float, ...]]  # by the name of ours, one for each of PEERS
@@ -111,6 +110,8 @@ def run(
 ) -> None:
     """These engines, one after another, each tensor parallel on `size` GPUs; what they measure is added to the file
     `rows` as it comes."""
+    from sgl.runtime.model.choice import read_config  # versions.py imports this file beside older engines
+
     config = read_config(str(model), "sgl")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # the kit has its own
     if size > 1:

@@ -23,7 +23,6 @@ from benchmarks.gpu import peers
 from benchmarks.gpu.workloads import Figure, Machine, Workloads
 from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
-from sgl.runtime.model.choice import read_config
 
 
 def main() -> None:
@@ -41,6 +40,8 @@ def main() -> None:
     given = dict(option.split("=", 1) for option in arguments.option)
     options = {"context_length": 17_408, **parse_options(EngineConfig, given)}
     names = arguments.only.split(",")
+    from sgl.runtime.model.choice import read_config  # versions.py imports this file beside older engines
+
     width = read_config(str(arguments.model), "sgl").hidden_size
     of_peers, where = peers.figures_for(width, arguments.peers)
     machine = Machine.measure()

@@ -97,7 +97,7 @@ def _serve(model: Path, tokenizer: Path | None, options: dict[str, str]) -> None
     from benchmarks.gpu.constrained import Constrained
     from benchmarks.gpu.prompts import random_ids
     from benchmarks.gpu.throughput import _flatten_weights
-    from benchmarks.gpu.workloads import Machine, Workloads, cut_tokenizer
+    from benchmarks.gpu.workloads import Workloads, cut_tokenizer
     from sgl import Engine
     from sgl.runtime.config import EngineConfig, parse_options
     from sgl.runtime.model.config import ModelConfig
@@ -111,8 +111,7 @@ def _serve(model: Path, tokenizer: Path | None, options: dict[str, str]) -> None
             given["tokenizer_path"] = folder
         with Engine(model, load_format="dummy", **given) as engine:
             _flatten_weights(engine)
-            machine = Machine(1.0, 1.0)  # no floors are asked for
-            workloads = Workloads(engine, model, machine, reps=1)
+            workloads = Workloads(engine, model, None, reps=1)
             workloads.warm_up()
             bench = Constrained(engine, 1, random_ids())
             constrained: dict[str, Callable[[int], None]] = {

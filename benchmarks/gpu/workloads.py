@@ -19,14 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sgl import Engine
-from sgl.runtime.model.base import Config
-from sgl.runtime.model.choice import read_config
-from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.model.mla.config import LatentConfig
 
 if TYPE_CHECKING:  # versions.py runs this beside older engines
     from sgl.runtime.batch import Batch, PendingStep, TokenMasks
+    from sgl.runtime.model.base import Config
+    from sgl.runtime.model.mla.config import LatentConfig
     from sgl.runtime.runner.runner import Launched
 
 PROMPT_IDS = 10_000  # prompts are drawn from the token ids below this
@@ -71,6 +68,9 @@ class Multiplied:
     @staticmethod
     def of(config: Config) -> Multiplied:
         """Of a model on our own layers."""
+        from sgl.runtime.model.config import ModelConfig
+        from sgl.runtime.model.mla.config import LatentConfig
+
         if isinstance(config, LatentConfig):
             return _of_latent(config)
         assert isinstance(config, ModelConfig), "transformers' modules have other shapes"
@@ -112,6 +112,15 @@ def _of_latent(config: LatentConfig) -> Multiplied:
     return Multiplied(weights, expert, routing.num_experts, routing.top_k, num_mixtures)
 
 
+def _read(model: str | Path) -> tuple[Multiplied, int]:
+    """What a model's tokens are multiplied with, and the bytes of KV that each adds."""
+    from sgl.runtime.model.choice import read_config
+    from sgl.runtime.model.kv_cache import KVCache
+
+    config = read_config(str(model), "sgl")
+    return Multiplied.of(config), KVCache.bytes_per_token(config, torch.bfloat16)
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One measurement: what, how much, in what unit, and what the machine could do at best."""
@@ -141,9 +150,7 @@ class Workloads:
         self._reps = reps
         self._load = load
         self._rng = random.Random(1234)
-        config = read_config(str(model), "sgl")
-        self._weights = Multiplied.of(config)
-        self._kv_bytes = KVCache.bytes_per_token(config, torch.bfloat16)
+        self._weights, self._kv_bytes = (Multiplied(1, 0, 1, 1, 0), 1) if machine is None else _read(model)
 
     def run(self, names: list[str]) -> Iterator[Figure]:
         """The figures of the named workloads, as they come."""
