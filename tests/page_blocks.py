@@ -92,7 +92,15 @@ def _sgl(words: list[str], output: str, url: str) -> None:
     del output, url
     given: list[SimpleNamespace] = []
     with pytest.MonkeyPatch.context() as patch:
-        for does in (*CLUSTER, "serve.serve", "programs.run", "programs.trace", "chat.chat", "bench.bench"):
+        for does in (
+            *CLUSTER,
+            "gateway.gateway",
+            "serve.serve",
+            "programs.run",
+            "programs.trace",
+            "chat.chat",
+            "bench.bench",
+        ):
             patch.setattr(f"sgl.cli.{does}", lambda options: given.append(options) or 0)
         with pytest.raises(SystemExit) as ended:
             main(["embedded" if word == MODEL else word for word in words[1:]])
