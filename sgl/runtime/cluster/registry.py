@@ -88,13 +88,13 @@ class Registry:
         """Take note of a beat."""
         before = self.workers.get(report.id)
         known = self.workers.setdefault(report.id, Worker(report, now))
-        if known.report.state == "draining" and report.state != "draining":  # a beat that was overtaken
-            return
-        if report.state == "ready" and (before is None or known.report.state != "ready"):
-            known.refused = self._refusal(report)
-            what = f"is refused: {known.refused}" if known.refused else f"serves at {report.url}"
-            logger.log(logging.ERROR if known.refused else logging.INFO, "worker %s %s", report.id, what)
-        known.report, known.heard = report, now
+        was_overtaken = known.report.state == "draining" and report.state != "draining"
+        if not was_overtaken:
+            if report.state == "ready" and (before is None or known.report.state != "ready"):
+                known.refused = self._refusal(report)
+                what = f"is refused: {known.refused}" if known.refused else f"serves at {report.url}"
+                logger.log(logging.ERROR if known.refused else logging.INFO, "worker %s %s", report.id, what)
+            known.report, known.heard = report, now
         self._count(now)
 
     def compare(self, serve: Mapping[str, str], now: float) -> None:
