@@ -105,7 +105,8 @@ def test_the_version_is_told(shown: Any) -> None:
     [
         (
             "serv",
-            "sgl: there is no 'serv' (did you mean 'serve'?); there are serve, run, trace, chat, gateway, bench, cluster",
+            "sgl: there is no 'serv' (did you mean 'serve'?); there are serve, run, trace, chat, gateway, bench, "
+            "cluster",
         ),
         ("bench servng", "sgl bench: there is no 'servng' (did you mean 'serving'?)"),
         ("--verson", "unknown option --verson (did you mean '--version'?)"),
