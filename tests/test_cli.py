@@ -59,7 +59,7 @@ def groups(text: str) -> dict[str, list[str]]:
     for line in text.splitlines():
         if title := re.fullmatch(r"(\S.*):\s*", line):
             found[title[1]] = []
-        elif found and (flag := re.match(r"  (?:-\w +)? *(--[\w-]+|\w+)", line)):
+        elif found and (flag := re.match(r"  (?:-\w, | {4})?(--[\w-]+|\w+)", line)):
             list(found.values())[-1].append(flag[1])
     return found
 
@@ -80,7 +80,8 @@ def test_the_options_of_a_server_are_shown_in_groups(shown: Any) -> None:
     assert code == 0
     found = groups(out)
     assert list(found)[:3] == ["Arguments", "Options", "Where the server listens"]
-    assert found["Memory"] == ["--page-size", "--mem-fraction-static", "--max-total-tokens", "--state-checkpoints"]
+    memory = ["page-size", "mem-fraction-static", "max-total-tokens", "state-checkpoints", "swa-full-tokens-ratio"]
+    assert found["Memory"] == [f"--{name}" for name in memory]
     listed = [flag for flags in found.values() for flag in flags]
     for cls in (ServerConfig, EngineConfig):
         for field in dataclasses.fields(cls):
