@@ -189,7 +189,8 @@ def every(value: Any, key: str) -> list[Any]:
 def samples() -> dict[str, set[str]]:
     """Each name that /metrics may have, and its labels."""
     server = ServerMetrics(responses={("/generate", 200): 1})
-    engine = dict.fromkeys([*metrics._GAUGES, *(source for source, _ in metrics._COUNTERS.values())], 0)
+    tiers = ["host_total_tokens", "host_used_tokens", "file_used_bytes"]
+    engine = dict.fromkeys([*metrics._GAUGES, *(source for source, _ in metrics._COUNTERS.values()), *tiers], 0)
     found: dict[str, set[str]] = defaultdict(set)
     for family in Scrape(server, "model", 1, engine).collect():
         for sample in family.samples:

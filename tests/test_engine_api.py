@@ -492,7 +492,7 @@ def test_the_arguments_of_a_generation_are_the_same_at_every_door(engine: Engine
         assert list(inspect.signature(method).parameters) == ["self", *first, "options"]
         assert method.__annotations__["options"] == "Unpack[GenerateOptions]"
     request = {each.name: each for each in dataclasses.fields(GenerateRequest)}
-    assert request.keys() == {*first, *options, "layout", "limits_logprobs", "pooling", "arrived"}
+    assert request.keys() == {*first, *options, "layout", "limits_logprobs", "origin", "pooling", "arrived"}
     assert GenerateBody.model_fields.keys() == {*first, *options, "text", "image_data"} - {"prompt", "owner"}
     for name, hint in options.items():
         one = get_type_hints(GenerateRequest)[name]

@@ -41,6 +41,7 @@ EXPECTED = {
 OWN = {
     "lora": r"adapters: noise\nthe model alone: '.*'\nnoise: '.*'\nin a program: '.*'",
     "memory": r"first engine: \d+ prompt tokens, \d+ cached,(.|\n)*second engine: \d+ prompt tokens",
+    "speculation": r"off +\d+ steps(.|\n)*auto +\d+ steps, \d+ of \d+ drafts stood\nthe outputs are the same\n",
 }
 """Of those that need an engine of their own."""
 
@@ -118,10 +119,10 @@ def test_the_example_is_traced(
     assert any(node["op"] in ("gen", "select") for timeline in timelines for node in timeline["nodes"])
 
 
-@pytest.mark.parametrize("name", [pytest.param("quickstart", marks=pytest.mark.slow), "extract", "lora", "memory"])
+@pytest.mark.parametrize("name", [pytest.param("quickstart", marks=pytest.mark.slow), "extract", *OWN])
 def test_the_example_runs_as_a_script(name: str, tmp_path: Any) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert run.returncode == 0, run.stderr
     assert re.search({**EXPECTED, **OWN}[name], run.stdout), run.stdout
-    assert " ".join(run.stderr.split()).count("embedded model, a toy") == 1
+    assert " ".join(run.stderr.split()).count("embedded model, a toy") >= 1

@@ -161,4 +161,4 @@ def test_a_budget_brings_documents_to_their_end(schema: dict[str, Any], seed: in
 def test_such_automata_are_walked_where_notes_are_kept() -> None:
     for least, is_closed in ((1, True), (2, False)):
         schema = {"type": "object", "minProperties": least, "additionalProperties": {"type": "integer"}}
-        assert (_finished(compile(json_schema=schema, vocabulary=BYTES)) is not None) == is_closed
+        assert (_finished(compile(json_schema=schema, vocabulary=BYTES), b"") is not None) == is_closed

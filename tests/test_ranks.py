@@ -280,6 +280,7 @@ def test_what_cannot_be_is_refused_before_any_process_starts(
 
 def test_gpus_are_counted_engine_by_engine_and_rank_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H200")
 
     def of(rank: int, **options: Any) -> torch.device:
         return device_for(EngineConfig(**options), rank)

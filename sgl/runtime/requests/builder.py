@@ -25,7 +25,6 @@ from sgl.runtime.media.config import MediaConfig
 from sgl.runtime.media.item import MediaItem, MediaKind
 from sgl.runtime.media.layout import ImageNumbers, Layout, lay_out
 from sgl.runtime.media.read import MediaReader
-from sgl.runtime.platform.registry import platform_of
 from sgl.runtime.requests.adapters import Adapters
 from sgl.runtime.requests.arguments import GenerateRequest, Params, is_list, requests_of, too_many
 from sgl.runtime.requests.results import Header, NativeResult
@@ -84,6 +83,8 @@ class RequestBuilder:
     @property
     def masks_on_device(self) -> bool:
         """Whether the device computes token masks."""
+        from sgl.runtime.platform.registry import platform_of  # with torch, which servers do not load
+
         is_there = platform_of(self._config.device).is_gpu
         return self._tokenizer is not None and is_there and self._config.grammar_backend == "sgl"
 
