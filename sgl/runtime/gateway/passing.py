@@ -218,7 +218,7 @@ class Passing:
     def _ticket(self, passed: Passed) -> Ticket:
         ready = self._servers.ready(passed.tried)
         if passed.only is not None:
-            if passed.only not in ready:
+            if passed.only not in self._servers.ready():
                 raise EngineDead(f"the worker that this is for, {passed.only}, takes no requests")
             ready = [passed.only]
         ticket = self._fleet.route(passed.ask, ready)
