@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import aiohttp
 from aiohttp import web
+
+from sgl.runtime.gateway.app import Gateway
 
 from tests.test_gateway import MockWorker, echo, gateway_of, run
 
@@ -22,5 +25,35 @@ def test_a_request_for_one_worker_is_tried_there_again_and_gets_its_refusal() ->
                 answer = await client.post("/v1/responses", json={"input": "y", "previous_response_id": "resp_1"})
             assert answer.status == 429, "the worker's own, at once"
             assert sorted(len(worker.requests) for worker in workers) == [0, 4]
+
+    run(test)
+
+
+async def said(gateway: Gateway, client: aiohttp.ClientSession, data: bytes) -> bytes:
+    """What the gateway answers to bytes of a connection of their own."""
+    base = client._base_url
+    assert base is not None
+    reader, writer = await asyncio.open_connection(base.host, base.port)
+    writer.write(data)
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)
+    writer.close()
+    return answer
+
+
+def test_whatever_paths_clients_name_they_reach_workers_only_and_take_no_room_for_good() -> None:
+    async def test() -> None:
+        async with gateway_of(echo, breaker_failures=2) as (gateway, workers, client):
+            end = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            for target in (b"OPTIONS *", b"CONNECT 127.0.0.1:80", b"CONNECT x:1"):
+                for _ in range(3):
+                    assert b" 40" in await said(gateway, client, target + end), target
+            assert not any(server.breaker.is_open for server in gateway.servers.all())
+            assert b" 200 " in await said(gateway, client, b"GET http://elsewhere.example/v1/models?a=b" + end)
+            assert workers[0].requests[-1][0] == "/v1/models"
+            for number in range(50):
+                await client.get(f"/{number}/x")
+                await client.get(f"/v1/{number}/x")
+            series = [each for family in gateway.metrics.requests.collect() for each in family.samples]
+            assert len(series) < 20
 
     run(test)

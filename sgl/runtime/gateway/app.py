@@ -42,6 +42,10 @@ STORED = 100_000  # responses whose worker is remembered
 _TO_ALL = {"/flush_cache", "/load_lora_adapter", "/unload_lora_adapter", "/v1/load_lora_adapter"}
 _TO_ALL |= {"/v1/unload_lora_adapter", "/start_profile", "/stop_profile", "/abort_request"}
 _HEALTH = ("/health", "/health_generate", "/ready", "/ping")
+_LABELS = {*_TO_ALL, *_HEALTH, "/metrics", "/workers", "/generate", "/encode", "/tokenize"}
+_LABELS |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "tags", "show")}
+_LABELS |= {f"/v1/{name}" for name in ("chat", "completions", "embeddings", "messages", "models")}
+_LABELS |= {f"/v1/{name}" for name in ("programs", "responses", "tokenize")}
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 
 
@@ -124,6 +128,8 @@ class Gateway:
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         arrived = time.monotonic()
+        if not request.rel_url.raw_path.startswith("/"):
+            raise InvalidRequest(f"a request names a path such as /generate, not {request.raw_path!r}", param="path")
         await self._limits.count(_key(request))
         body = await request.read()
         data = None
@@ -140,7 +146,7 @@ class Gateway:
         if request.path.startswith("/v1/programs/"):
             return await self._programs.of_one(request, data)
         ask = ask_of(request.path, data, request.headers) if request.method == "POST" else Ask()
-        passed = Passed(request.method, request.raw_path, request.headers, body, ask, _due(request, data, arrived))
+        passed = Passed(request.method, _target(request), request.headers, body, ask, _due(request, data, arrived))
         passed.only = self._worker_of(request.path) or self._stored.get(ask.session or "")
         self.metrics.waiting.set(self._limits.num_waiting)
         if request.method != "POST":
@@ -166,7 +172,7 @@ class Gateway:
             raise EngineDead("no worker takes requests")
 
         async def ask(worker: str) -> web.Response:
-            url = self.servers[worker].url + request.raw_path
+            url = self.servers[worker].url + _target(request)
             headers = {
                 name: request.headers[name] for name in ("Authorization", "Content-Type") if name in request.headers
             }
@@ -236,11 +242,17 @@ def _due(request: web.Request, data: Any, arrived: float) -> float | None:
     return None if given is None else arrived + checked_seconds("timeout", given)
 
 
+def _target(request: web.Request) -> str:
+    """Path and query as they came. A request may name a host, too: it goes to no other than a worker's."""
+    return request.raw_path if request.raw_path.startswith("/") else request.rel_url.raw_path_qs
+
+
 def _key(request: web.Request) -> str:
     return request.headers.get("Authorization", "") or request.headers.get("X-Api-Key", "")
 
 
 def _known_path(path: str) -> str:
-    """A path as a metric's label: a few of them."""
+    """A path as a metric's label: its beginning, if that is one of a few."""
     parts = path.split("/")
-    return "/".join(parts[:3]) if parts[1] in ("v1", "api") else f"/{parts[1]}"
+    label = "/".join(parts[: 3 if parts[1:2] in (["v1"], ["api"]) else 2])
+    return label if label in _LABELS else "other"
