@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from sgl.runtime.gateway.app import Gateway
-
+from sgl.runtime.gateway.asks import ask_of
 from tests.test_gateway import MockWorker, echo, gateway_of, run
 
 
@@ -57,3 +58,16 @@ def test_whatever_paths_clients_name_they_reach_workers_only_and_take_no_room_fo
             assert len(series) < 20
 
     run(test)
+
+
+@pytest.mark.parametrize("field", ["previous_response_id", "conversation", "x-session-id"])
+def test_a_sessions_name_takes_little_room_however_long_it_is(field: str) -> None:
+    names = ["s" * 1_000_000, "s" * 1_000_000 + "\ud800", "short"]
+    asks = [
+        ask_of("/v1/responses", {"input": "x", field: name}, {field: name} if field.startswith("x-") else {})
+        for name in names
+    ]
+    sessions = [ask.session or "" for ask in asks]
+    assert all(0 < len(session) <= 200 for session in sessions)
+    assert len(set(sessions)) == 3
+    assert sessions[2] == "short"

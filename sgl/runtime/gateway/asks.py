@@ -3,6 +3,7 @@ be read is the worker's to refuse."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,10 +18,12 @@ SESSION_HEADERS = ("x-session-id", "x-sgl-session")
 LARGE = 4 << 20
 """Bytes of a body from which on only its length is used: reading it would hold up other requests."""
 
+_NAME_CHARACTERS = 200
+
 
 def ask_of(path: str, body: Any, headers: Mapping[str, str]) -> Ask:
     """Of a request to that path; body: its JSON, or None."""
-    session = next((headers[name] for name in SESSION_HEADERS if name in headers), None)
+    session = _name(next((headers[name] for name in SESSION_HEADERS if name in headers), None))
     if not isinstance(body, dict):
         return Ask(session=session)
     try:
@@ -95,4 +98,7 @@ def _text(part: Any) -> str:
 
 
 def _name(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
+    """A session's. A long one is remembered by its hash: clients choose them."""
+    if not isinstance(value, str) or len(value) <= _NAME_CHARACTERS:
+        return value if isinstance(value, str) else None
+    return hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
