@@ -8,9 +8,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from sgl.runtime.gateway import passing
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.asks import ask_of
-from tests.test_gateway import MockWorker, echo, gateway_of, run
+from tests.test_gateway import MockWorker, echo, gateway_of, run, until
 
 
 def test_a_request_for_one_worker_is_tried_there_again_and_gets_its_refusal() -> None:
@@ -71,3 +72,23 @@ def test_a_sessions_name_takes_little_room_however_long_it_is(field: str) -> Non
     assert all(0 < len(session) <= 200 for session in sessions)
     assert len(set(sessions)) == 3
     assert sessions[2] == "short"
+
+
+def test_a_client_that_does_not_read_gives_its_place_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def long(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        return web.Response(body=bytes(64 << 20 if request.path == "/long" else 1))
+
+    async def test() -> None:
+        monkeypatch.setattr(passing, "WRITE_SECONDS", 0.2)
+        async with gateway_of(long, max_in_flight=1) as (gateway, _, client):
+            base = client._base_url
+            assert base is not None
+            _, writer = await asyncio.open_connection(base.host, base.port, limit=1024)
+            writer.write(b"POST /long HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            await until(lambda: any(worker.in_flight for worker in gateway.fleet.workers))
+            async with asyncio.timeout(20):
+                assert (await client.post("/short")).status == 200
+            assert not any(worker.in_flight for worker in gateway.fleet.workers)
+            writer.transport.abort()
+
+    run(test)

@@ -25,6 +25,7 @@ from sgl.runtime.gateway.fleet import Fleet, Ticket
 from sgl.runtime.gateway.metrics import GatewayMetrics
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.gateway.workers import Servers
+from sgl.runtime.server import sse
 from sgl.runtime.server.deadline import DEADLINE_HEADER
 from sgl.runtime.server.errors import error_body
 
@@ -44,6 +45,8 @@ _HOP |= {"trailer", "transfer-encoding", "upgrade"}
 _AGAIN = (429, 502, 503, 504)  # of a worker: another one may answer
 _LONGEST_PAUSE = 2.0
 _NO_WORKER_PAUSE = 0.05
+WRITE_SECONDS = 60.0
+"""For a client that does not read."""
 
 
 class NotBegunError(Exception):
@@ -245,7 +248,7 @@ class Passing:
         ours.headers[WORKER_HEADER] = worker
         self._noted(request.path, first, worker)
         await ours.prepare(request)
-        await ours.write(first)
+        await sse.write(request, ours, first, WRITE_SECONDS)
         last = first
         while True:
             try:
@@ -259,8 +262,7 @@ class Passing:
             if not part:
                 break
             last = part
-            await ours.write(part)
-        await ours.write_eof()
+            await sse.write(request, ours, part, WRITE_SECONDS)
         return ours
 
     async def _cut(self, request: web.Request, ours: web.StreamResponse, last: bytes, error: Exception) -> None:

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, SglError
 from sgl.runtime.gateway.asks import ask_of
-from sgl.runtime.gateway.passing import Passed, Passing, headers_for
+from sgl.runtime.gateway.passing import WRITE_SECONDS, Passed, Passing, headers_for
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
@@ -37,7 +37,6 @@ MAX_BYTES = 256_000_000
 """Of what is kept of all open programs."""
 GRACE_SECONDS = 30.0
 """A program without a listener for so long is cancelled."""
-WRITE_SECONDS = 60.0  # for a client that does not read
 MOST_FAILURES = 10  # of workers in a row, without news for the client
 
 _LOST = ("EngineDead", "ServerUnreachable")  # failures of a worker, not of the program
