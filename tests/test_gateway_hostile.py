@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from sgl.errors import ConfigError
 from sgl.runtime.gateway import passing
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.asks import ask_of
-from tests.test_gateway import MockWorker, echo, gateway_of, run, until
+from sgl.runtime.gateway.config import checked_url
+from tests.test_gateway import ADMIN, Answer, MockWorker, echo, gateway_of, run, until
 
 
 def test_a_request_for_one_worker_is_tried_there_again_and_gets_its_refusal() -> None:
@@ -90,5 +95,76 @@ def test_a_client_that_does_not_read_gives_its_place_to_others(monkeypatch: pyte
                 assert (await client.post("/short")).status == 200
             assert not any(worker.in_flight for worker in gateway.fleet.workers)
             writer.transport.abort()
+
+    run(test)
+
+
+def test_what_is_no_url_id_json_or_ascii_is_refused_with_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with gateway_of(echo) as (gateway, workers, client):
+            workers[0].keeps_requests = False  # which would read their JSON
+            admin = {"Authorization": f"Bearer {ADMIN}"}
+            for body in (b"{", b"\xff", b"[" * 100_000, b"[]", b'{"url": 1}', b'{"url": "http://x:1", "id": []}'):
+                answer = await client.post("/workers", data=body, headers=admin)
+                assert answer.status == 400, body
+            for url in ("", "x", "http://", "file:///etc/passwd", "http://x:99999", "http://user:key@x:1", "http://[x"):
+                answer = await client.post("/workers", json={"url": url}, headers=admin)
+                assert (answer.status, "http://HOST:PORT" in await answer.text()) == (400, True), url
+            assert len(gateway.servers) == 1
+            assert (await client.post("/generate", data=b"[" * 100_000)).status == 200, "the worker's to refuse"
+            key = b"POST /workers HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nAuthorization: Bearer \xff\r\n\r\n"
+            assert b" 401 " in await said(gateway, client, key)
+        assert "the request failed" not in caplog.text
+
+    run(test)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:30001", "http://", "http://user:key@127.0.0.1:1", "http://x:y"])
+def test_a_command_line_names_workers_by_address(url: str) -> None:
+    with pytest.raises(ConfigError, match="http://HOST:PORT"):
+        checked_url(url)
+
+
+def program_of(then: Callable[[web.StreamResponse], Awaitable[None]]) -> Answer:
+    """A worker's answer: programs open, and go on as told."""
+
+    async def answer(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        if request.path != "/v1/programs":
+            return web.json_response({})
+        await request.read()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"type": "opened", "id": "r"}\n\n')
+        await then(response)
+        return response
+
+    return answer
+
+
+async def stays(response: web.StreamResponse) -> None:
+    await asyncio.sleep(60)
+
+
+@contextlib.asynccontextmanager
+async def opened(client: aiohttp.ClientSession, headers: dict[str, str], **more: str) -> AsyncIterator[str]:
+    """An open program's path."""
+    body = {"program": {"v": 1, "name": "p", "seed": 1}, **more}
+    async with client.post("/v1/programs", json=body, headers=headers) as events:
+        assert events.status == 200, await events.text()
+        line = await events.content.readuntil(b"\n\n")
+        yield f"/v1/programs/{json.loads(line.partition(b'data: ')[2])['id']}"
+
+
+def test_a_programs_key_may_be_any_text_and_its_segments_have_numbers() -> None:
+    async def test() -> None:
+        async with gateway_of(program_of(stays)) as (_, _, client):
+            mine = {"Authorization": "Bearer clé"}
+            async with opened(client, mine) as path:
+                for number in ("2", [], 1.5, {}):
+                    body = {"segment": {"nodes": []}, "number": number}
+                    answer = await client.post(f"{path}/segments", json=body, headers=mine)
+                    assert (answer.status, "number" in await answer.text()) == (400, True), number
+                assert (await client.delete(path, headers={"Authorization": "Bearer clè"})).status == 404
+                assert (await client.delete(path, headers=mine)).status == 200
 
     run(test)

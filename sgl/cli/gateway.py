@@ -12,8 +12,8 @@ from rich.console import Console
 
 from sgl.cli.logs import configure_logging
 from sgl.cli.options import from_flags
-from sgl.errors import ConfigError, needs_extra
-from sgl.runtime.gateway.config import GatewayConfig
+from sgl.errors import needs_extra
+from sgl.runtime.gateway.config import GatewayConfig, checked_url
 from sgl.runtime.server.serve import listen
 
 if TYPE_CHECKING:  # needs an extra
@@ -27,8 +27,7 @@ def gateway(options: SimpleNamespace) -> int:
     """Pass requests on until a signal."""
     config = GatewayConfig.from_options(from_flags(options, GatewayConfig))
     for url in options.worker:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"worker={url!r}: a worker is an http:// address", option="worker")
+        checked_url(url)
     configure_logging("info", "text")
     with needs_extra("gateway", "sgl gateway"):
         from sgl.runtime.gateway.app import Gateway

@@ -18,11 +18,11 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from sgl.errors import EngineDead, InvalidRequest, QueueFull, SglError
+from sgl.errors import ConfigError, EngineDead, InvalidRequest, QueueFull, SglError
 from sgl.runtime.gateway.asks import LARGE, ask_of
-from sgl.runtime.gateway.config import GatewayConfig
+from sgl.runtime.gateway.config import GatewayConfig, checked_url
 from sgl.runtime.gateway.fleet import Fleet
-from sgl.runtime.gateway.limits import Limits
+from sgl.runtime.gateway.limits import Limits, key_of
 from sgl.runtime.gateway.metrics import GatewayMetrics, text_of
 from sgl.runtime.gateway.passing import Passed, Passing
 from sgl.runtime.gateway.policy import Ask
@@ -130,13 +130,13 @@ class Gateway:
         arrived = time.monotonic()
         if not request.rel_url.raw_path.startswith("/"):
             raise InvalidRequest(f"a request names a path such as /generate, not {request.raw_path!r}", param="path")
-        await self._limits.count(_key(request))
+        await self._limits.count(key_of(request))
         body = await request.read()
         data = None
         if request.method == "POST" and len(body) <= LARGE:
             try:
                 data = json.loads(body) if body else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 data = None  # the worker refuses it
         if request.path in _TO_ALL:
             return await self._to_all(request, body)
@@ -212,13 +212,13 @@ class Gateway:
         if request.method == "GET":
             return json_response(self.servers.about())
         _, _, given = request.headers.get("Authorization", "").partition(" ")
-        if self._admin_api_key is None or not hmac.compare_digest(given.encode(), self._admin_api_key.encode()):
+        if self._admin_api_key is None or not hmac.compare_digest(
+            given.encode("utf-8", "surrogateescape"), self._admin_api_key.encode()
+        ):
             raise WrongKey("workers are changed with the gateway's admin_api_key only")
         if request.method == "POST":
-            data = await request.json()
-            if not isinstance(data, dict) or not isinstance(data.get("url"), str):
-                raise InvalidRequest("a worker has a url", param="url")
-            await self.add_worker(data["url"], data.get("id"))
+            url, worker_id = _worker(await request.read())
+            await self.add_worker(url, worker_id)
         elif request.method == "DELETE":
             worker = request.query.get("id", "")
             if worker not in self.servers:
@@ -242,13 +242,25 @@ def _due(request: web.Request, data: Any, arrived: float) -> float | None:
     return None if given is None else arrived + checked_seconds("timeout", given)
 
 
+def _worker(body: bytes) -> tuple[str, str | None]:
+    """The URL and the id of a worker to add. Raises InvalidRequest."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict) or not isinstance(data.get("url"), str):
+        raise InvalidRequest('a worker is added with a JSON object: {"url": "http://HOST:PORT"}', param="url")
+    if not isinstance(data.get("id"), (str, type(None))):
+        raise InvalidRequest("a worker's id is a string", param="id")
+    try:
+        return checked_url(data["url"]), data.get("id")
+    except ConfigError as error:
+        raise InvalidRequest(str(error), param="url") from error
+
+
 def _target(request: web.Request) -> str:
     """Path and query as they came. A request may name a host, too: it goes to no other than a worker's."""
     return request.raw_path if request.raw_path.startswith("/") else request.rel_url.raw_path_qs
-
-
-def _key(request: web.Request) -> str:
-    return request.headers.get("Authorization", "") or request.headers.get("X-Api-Key", "")
 
 
 def _known_path(path: str) -> str:

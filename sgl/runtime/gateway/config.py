@@ -7,9 +7,23 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
+from yarl import URL
 
+from sgl.errors import ConfigError
 from sgl.runtime.config import PositiveFloat, Seconds, checked_options
 from sgl.runtime.gateway.policy import RoutingPolicy
+
+
+def checked_url(url: str) -> str:
+    """A worker's address. Raises ConfigError."""
+    try:
+        parsed = URL(url)
+        is_right = bool(parsed.scheme in ("http", "https") and parsed.host and parsed.port)
+    except ValueError:
+        is_right = False
+    if not is_right or parsed.user is not None or parsed.query_string or parsed.fragment:
+        raise ConfigError(f"a worker is http://HOST:PORT, with no key in it, not {url!r}", option="worker")
+    return url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,18 @@ import contextlib
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 
+from aiohttp import web
 from aiolimiter import AsyncLimiter
 
 from sgl.errors import QueueFull
 from sgl.runtime.gateway.config import GatewayConfig
 
 KEYS = 10_000  # with a bucket of their own; the one used longest ago is forgotten, and so full again
+
+
+def key_of(request: web.Request) -> str:
+    """The API key that a request came with, or nothing."""
+    return request.headers.get("Authorization", "") or request.headers.get("X-Api-Key", "")
 
 
 class Limits:

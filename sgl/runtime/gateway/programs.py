@@ -23,6 +23,7 @@ from aiohttp import web
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, SglError
 from sgl.runtime.gateway.asks import ask_of
+from sgl.runtime.gateway.limits import key_of
 from sgl.runtime.gateway.passing import WRITE_SECONDS, Passed, Passing, headers_for
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.server import sse
@@ -91,7 +92,8 @@ class Programs:
         """What clients do with an open program, by its path."""
         _, _, _, program_id, *rest = request.path.split("/")
         program = self._open.get(program_id)
-        if program is None or not secrets.compare_digest(program.key, _key(request)):
+        key = key_of(request).encode("utf-8", "surrogateescape")
+        if program is None or not secrets.compare_digest(program.key, key):
             raise NotThere("there is no such program: it ended, or nobody listened to it for too long", param="id")
         if request.method == "DELETE" and not rest:
             program.end()
@@ -129,7 +131,7 @@ class Program:
 
     def __init__(self, programs: Programs, request: web.Request, body: dict[str, Any], workers: int) -> None:
         self.id = secrets.token_hex(16)
-        self.key = _key(request)
+        self.key = key_of(request).encode("utf-8", "surrogateescape")
         self.log: list[bytes] = []  # event n is at n - 1
         self.segments: list[dict[str, Any]] = []  # beside the opening one
         self.headers = headers_for(request.headers)
@@ -160,7 +162,10 @@ class Program:
         if not isinstance(body, dict) or not isinstance(body.get("segment"), dict):
             raise InvalidRequest("a segment is needed", param="segment")
         async with self._adding:
-            number = body.get("number") or len(self.segments) + 1
+            number = body.get("number")
+            number = len(self.segments) + 1 if number is None else number
+            if not isinstance(number, int) or number < 1:
+                raise InvalidRequest("a segment's number is an integer: 1 for the first added", param="number")
             if number > len(self.segments) + 1:
                 raise InvalidRequest(f"segment {len(self.segments) + 1} is missing", param="number")
             if number == len(self.segments) + 1:
@@ -440,7 +445,3 @@ def _shared_out(
     number = max(1, min(round(math.sqrt(len(rows) * own / shared)), workers, len(rows)))
     size = -(-len(rows) // number)
     return [({**body, "rows": rows[first : first + size]}, first) for first in range(0, len(rows), size)]
-
-
-def _key(request: web.Request) -> str:
-    return request.headers.get("Authorization", "") or request.headers.get("X-Api-Key", "")
