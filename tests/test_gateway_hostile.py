@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -13,7 +14,6 @@ from aiohttp import web
 
 from sgl.errors import ConfigError
 from sgl.runtime.gateway import passing
-from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.asks import ask_of
 from sgl.runtime.gateway.config import checked_url
 from tests.test_gateway import ADMIN, Answer, MockWorker, echo, gateway_of, run, until
@@ -36,7 +36,7 @@ def test_a_request_for_one_worker_is_tried_there_again_and_gets_its_refusal() ->
     run(test)
 
 
-async def said(gateway: Gateway, client: aiohttp.ClientSession, data: bytes) -> bytes:
+async def said(client: aiohttp.ClientSession, data: bytes) -> bytes:
     """What the gateway answers to bytes of a connection of their own."""
     base = client._base_url
     assert base is not None
@@ -53,9 +53,9 @@ def test_whatever_paths_clients_name_they_reach_workers_only_and_take_no_room_fo
             end = b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
             for target in (b"OPTIONS *", b"CONNECT 127.0.0.1:80", b"CONNECT x:1"):
                 for _ in range(3):
-                    assert b" 40" in await said(gateway, client, target + end), target
+                    assert b" 40" in await said(client, target + end), target
             assert not any(server.breaker.is_open for server in gateway.servers.all())
-            assert b" 200 " in await said(gateway, client, b"GET http://elsewhere.example/v1/models?a=b" + end)
+            assert b" 200 " in await said(client, b"GET http://elsewhere.example/v1/models?a=b" + end)
             assert workers[0].requests[-1][0] == "/v1/models"
             for number in range(50):
                 await client.get(f"/{number}/x")
@@ -113,7 +113,7 @@ def test_what_is_no_url_id_json_or_ascii_is_refused_with_a_reason(caplog: pytest
             assert len(gateway.servers) == 1
             assert (await client.post("/generate", data=b"[" * 100_000)).status == 200, "the worker's to refuse"
             key = b"POST /workers HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nAuthorization: Bearer \xff\r\n\r\n"
-            assert b" 401 " in await said(gateway, client, key)
+            assert b" 401 " in await said(client, key)
         assert "the request failed" not in caplog.text
 
     run(test)
@@ -166,5 +166,18 @@ def test_a_programs_key_may_be_any_text_and_its_segments_have_numbers() -> None:
                     assert (answer.status, "number" in await answer.text()) == (400, True), number
                 assert (await client.delete(path, headers={"Authorization": "Bearer clè"})).status == 404
                 assert (await client.delete(path, headers=mine)).status == 200
+
+    run(test)
+
+
+def test_a_compressed_body_arrives_as_what_its_headers_say() -> None:
+    async def test() -> None:
+        async with gateway_of(echo) as (_, workers, client):
+            data = gzip.compress(b'{"text": "x"}')
+            headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+            assert (await client.post("/generate", data=data, headers=headers)).status == 200
+            assert workers[0].requests[0][1] == {"text": "x"}
+            assert b" 200 " in await said(client, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert not {"accept-encoding", "content-type"} & set(workers[0].requests[1][2]), "the client named none"
 
     run(test)

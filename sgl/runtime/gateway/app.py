@@ -95,8 +95,9 @@ class Gateway:
     async def _connected(self, app: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=10.0)
+        of_clients = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # theirs, or none
         async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False, skip_auto_headers=("User-Agent", "Accept")
+            connector=connector, timeout=timeout, auto_decompress=False, skip_auto_headers=of_clients
         ) as self._client:
             self.servers.start(self._client)
             yield

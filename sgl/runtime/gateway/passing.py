@@ -81,8 +81,15 @@ class Passed:
         return left
 
 
+def headers_to_worker(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """Those of a request. Its body has been decompressed."""
+    passed = headers_for(headers)
+    passed.popall("Content-Encoding", None)
+    return passed
+
+
 def headers_for(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """Those of a request or an answer that are passed on."""
+    """Those of an answer that are passed on."""
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP | named)
 
@@ -184,7 +191,7 @@ class Passing:
         passed.tried.append(worker)
         server.breaker.began()
         self._metrics.sent.labels(worker).inc()
-        headers = headers_for(passed.headers)
+        headers = headers_to_worker(passed.headers)
         if left is not None:
             headers[DEADLINE_HEADER] = f"{left:.3f}"
         limits = [each for each in (left, self._config.worker_timeout) if each is not None]

@@ -24,7 +24,7 @@ from aiohttp import web
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, SglError
 from sgl.runtime.gateway.asks import ask_of
 from sgl.runtime.gateway.limits import key_of
-from sgl.runtime.gateway.passing import WRITE_SECONDS, Passed, Passing, headers_for
+from sgl.runtime.gateway.passing import WRITE_SECONDS, Passed, Passing, headers_to_worker
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
@@ -134,7 +134,7 @@ class Program:
         self.key = key_of(request).encode("utf-8", "surrogateescape")
         self.log: list[bytes] = []  # event n is at n - 1
         self.segments: list[dict[str, Any]] = []  # beside the opening one
-        self.headers = headers_for(request.headers)
+        self.headers = headers_to_worker(request.headers)
         self.programs = programs
         self.is_over = False
         self.parts = [Part(self, each, first) for each, first in _shared_out(body, request, workers)]
