@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from sgl.errors import ConfigError
-from sgl.runtime.gateway import passing
+from sgl.runtime.gateway import app, passing, programs
 from sgl.runtime.gateway.asks import ask_of
 from sgl.runtime.gateway.config import checked_url
 from tests.test_gateway import ADMIN, Answer, MockWorker, echo, gateway_of, run, until
@@ -179,5 +179,54 @@ def test_a_compressed_body_arrives_as_what_its_headers_say() -> None:
             assert workers[0].requests[0][1] == {"text": "x"}
             assert b" 200 " in await said(client, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
             assert not {"accept-encoding", "content-type"} & set(workers[0].requests[1][2]), "the client named none"
+
+    run(test)
+
+
+def test_a_worker_that_falls_silent_holds_no_request_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def half(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        response = web.StreamResponse(status=503)
+        response.content_length = 100
+        await response.prepare(request)
+        await response.write(b"busy")
+        await asyncio.sleep(60)
+        return response
+
+    async def test() -> None:
+        monkeypatch.setattr(passing, "REFUSAL_SECONDS", 0.1, raising=False)
+        monkeypatch.setattr(app, "TO_ALL_SECONDS", 0.1, raising=False)
+        async with gateway_of(half, retries=1) as (_, workers, client), asyncio.timeout(10):
+            assert (await client.post("/generate", json={})).status == 503
+            answer = await client.post("/flush_cache", headers={"X-Api-Key": "k"})
+            assert (answer.status, workers[0].url in await answer.text()) == (503, True)
+            assert workers[0].requests[-1][2]["x-api-key"] == "k"
+
+    run(test)
+
+
+def test_a_program_whose_worker_was_removed_is_forgotten_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(programs, "GRACE_SECONDS", 0.1)
+        async with gateway_of(program_of(stays)) as (gateway, workers, client):
+            async with opened(client, {}):
+                await gateway.remove_worker(workers[0].url)
+            await until(lambda: not gateway._programs._open)
+            assert gateway._programs.held == 0
+
+    run(test)
+
+
+def test_a_program_goes_on_elsewhere_when_its_worker_is_removed_before_a_segment() -> None:
+    async def test() -> None:
+        async with gateway_of(program_of(stays), program_of(stays)) as (gateway, workers, client):
+            async with opened(client, {}) as path:
+                first = next(worker for worker in workers if worker.requests)
+                other = next(worker for worker in workers if worker is not first)
+                await gateway.remove_worker(first.url)
+                answer = await client.post(f"{path}/segments", json={"segment": {"nodes": []}})
+                assert answer.status == 200, await answer.text()
+                async with asyncio.timeout(10):
+                    await until(lambda: len(other.requests) == 2)
+                assert [each[0] for each in other.requests][0] == "/v1/programs"
 
     run(test)

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20
 """Of a body; workers have their own limit."""
+TO_ALL_SECONDS = 600.0  # for a worker to load an adapter, say
 STORED = 100_000  # responses whose worker is remembered
 
 _TO_ALL = {"/flush_cache", "/load_lora_adapter", "/unload_lora_adapter", "/v1/load_lora_adapter"}
@@ -174,18 +175,19 @@ class Gateway:
 
         async def ask(worker: str) -> web.Response:
             url = self.servers[worker].url + _target(request)
-            headers = {
-                name: request.headers[name] for name in ("Authorization", "Content-Type") if name in request.headers
-            }
-            async with self._session().request(request.method, url, data=body or None, headers=headers) as theirs:
-                return web.Response(
-                    status=theirs.status, body=await theirs.read(), content_type=theirs.content_type
-                )
+            names = [name for name in ("Authorization", "X-Api-Key", "Content-Type") if name in request.headers]
+            headers = {name: request.headers[name] for name in names}
+            limit = aiohttp.ClientTimeout(total=TO_ALL_SECONDS, sock_connect=5.0)
+            try:
+                async with self._session().request(
+                    request.method, url, data=body or None, headers=headers, timeout=limit
+                ) as theirs:
+                    text = await theirs.read()
+                    return web.Response(status=theirs.status, body=text, content_type=theirs.content_type)
+            except (aiohttp.ClientError, OSError) as error:
+                raise EngineDead(f"the worker {worker} did not answer: {error or type(error).__name__}") from error
 
-        try:
-            answers = await asyncio.gather(*(ask(worker) for worker in ready))
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineDead(f"a worker did not answer: {error}") from error
+        answers = await asyncio.gather(*(ask(worker) for worker in ready))
         return max(answers, key=lambda answer: answer.status)
 
     async def _health(self, request: web.Request) -> web.Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from sgl.errors import SglError
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.check import Checker, program_from_wire
 from sgl.runtime.gateway.policy import Ask
-from sgl.runtime.server.placement import Future, future_of, future_of_program, future_of_prompts
+from sgl.runtime.server.placement import GENERATED, Future, future_of, future_of_program, future_of_prompts
 
 SESSION_HEADERS = ("x-session-id", "x-sgl-session")
 LARGE = 4 << 20
@@ -50,6 +51,22 @@ def program_of(body: Mapping[str, Any]) -> tuple[ir.Program, ir.Segment]:
     if body.get("segment") is not None:
         segment = Checker(program, rows=len(body.get("rows") or [None])).segment(body["segment"])
     return program, segment
+
+
+def shared_out(
+    body: dict[str, Any], headers: Mapping[str, str], workers: int
+) -> list[tuple[dict[str, Any], int | None]]:
+    """A body for each worker that gets some of a program's rows, and its first row. With k workers, n rows take the
+    time of n / k of them and k times that of their shared beginning: least for the root of n rows / beginning."""
+    rows = body.get("rows")
+    if not isinstance(rows, list) or not rows:
+        return [(body, None)]
+    ask = ask_of("/v1/programs", {**body, "rows": rows[:1]}, headers)
+    shared = max(1.0, float(len(ask.blocks) * ask.block_tokens))
+    own = max(0.0, ask.prompt - shared) + GENERATED * ask.generated
+    number = max(1, min(round(math.sqrt(len(rows) * own / shared)), workers, len(rows)))
+    size = -(-len(rows) // number)
+    return [({**body, "rows": rows[first : first + size]}, first) for first in range(0, len(rows), size)]
 
 
 def _future(path: str, body: Mapping[str, Any]) -> Future | None:

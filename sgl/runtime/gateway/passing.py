@@ -45,6 +45,8 @@ _HOP |= {"trailer", "transfer-encoding", "upgrade"}
 _AGAIN = (429, 502, 503, 504)  # of a worker: another one may answer
 _LONGEST_PAUSE = 2.0
 _NO_WORKER_PAUSE = 0.05
+REFUSAL_SECONDS = 5.0
+"""For a worker to say why it takes no request."""
 WRITE_SECONDS = 60.0
 """For a client that does not read."""
 
@@ -240,8 +242,9 @@ class Passing:
         """Of a worker that takes no request now. A full queue says nothing against it."""
         if theirs.status != 429 and worker in self._servers:
             self._servers[worker].breaker.failed()
-        with contextlib.suppress(aiohttp.ClientError):
-            first += await theirs.content.read()
+        with contextlib.suppress(aiohttp.ClientError, OSError):
+            async with asyncio.timeout(REFUSAL_SECONDS):
+                first += await theirs.content.read()
         answer = web.Response(status=theirs.status, body=first, headers=headers_for(theirs.headers))
         return NotBegunError(f"status {theirs.status}", answer)
 

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import json
 import logging
-import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -22,14 +21,13 @@ import aiohttp
 from aiohttp import web
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, SglError
-from sgl.runtime.gateway.asks import ask_of
+from sgl.runtime.gateway.asks import ask_of, shared_out
 from sgl.runtime.gateway.limits import key_of
 from sgl.runtime.gateway.passing import WRITE_SECONDS, Passed, Passing, headers_to_worker
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import NotThere, error_body
-from sgl.runtime.server.placement import GENERATED
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +36,7 @@ MAX_BYTES = 256_000_000
 """Of what is kept of all open programs."""
 GRACE_SECONDS = 30.0
 """A program without a listener for so long is cancelled."""
+_LIMIT = aiohttp.ClientTimeout(total=30.0)  # of a call about a program that is open at a worker
 MOST_FAILURES = 10  # of workers in a row, without news for the client
 
 _LOST = ("EngineDead", "ServerUnreachable")  # failures of a worker, not of the program
@@ -137,7 +136,7 @@ class Program:
         self.headers = headers_to_worker(request.headers)
         self.programs = programs
         self.is_over = False
-        self.parts = [Part(self, each, first) for each, first in _shared_out(body, request, workers)]
+        self.parts = [Part(self, each, first) for each, first in shared_out(body, request.headers, workers)]
         self._opened = time.monotonic()
         self._num_listeners = 0
         self._size = 0
@@ -259,7 +258,7 @@ class Part:
         if not self.opened.done():
             self.opened.cancel()
         if self.remote is not None and not self.is_done:
-            task = asyncio.ensure_future(self._cancel(self._url(), self._program.headers))
+            task = asyncio.ensure_future(self._cancel())
             _CANCELLING.add(task)
             task.add_done_callback(_CANCELLING.discard)
 
@@ -273,7 +272,7 @@ class Part:
                     return web.Response(
                         status=answer.status, body=await answer.read(), content_type=answer.content_type
                     )
-        except (aiohttp.ClientError, OSError):
+        except (Lost, aiohttp.ClientError, OSError):
             pass  # it is sent again with all others
         return None
 
@@ -415,33 +414,24 @@ class Part:
         return ask_of("/v1/programs", body, self._program.headers)
 
     def _url(self) -> str:
-        return f"{self._program.programs.passing.url_of(self.worker or '')}/v1/programs/{self.remote}"
+        """Raises Lost."""
+        try:
+            return f"{self._program.programs.passing.url_of(self.worker or '')}/v1/programs/{self.remote}"
+        except EngineDead as error:
+            raise Lost(str(error)) from error
 
     def _post_segment(self, segment: dict[str, Any], number: int) -> Any:
         headers = {**self._program.headers, "Content-Type": "application/json"}
         data = json.dumps({"segment": segment, "number": number}).encode()
-        return self._program.programs.session().post(self._url() + "/segments", data=data, headers=headers)
+        url = self._url() + "/segments"
+        return self._program.programs.session().post(url, data=data, headers=headers, timeout=_LIMIT)
 
-    async def _cancel(self, url: str, headers: Any) -> None:
-        with contextlib.suppress(aiohttp.ClientError, OSError, SglError):
-            async with self._program.programs.session().delete(url, headers=headers):
+    async def _cancel(self) -> None:
+        with contextlib.suppress(Lost, aiohttp.ClientError, OSError):
+            async with self._program.programs.session().delete(
+                self._url(), headers=self._program.headers, timeout=_LIMIT
+            ):
                 pass
 
 
 _CANCELLING: set[asyncio.Task[None]] = set()  # or nobody would hold them
-
-
-def _shared_out(
-    body: dict[str, Any], request: web.Request, workers: int
-) -> list[tuple[dict[str, Any], int | None]]:
-    """A body for each worker that gets some of the rows, and its first row. With k workers, n rows take the time of
-    n / k of them and k times that of their shared beginning: least for the root of n rows / beginning."""
-    rows = body.get("rows")
-    if not isinstance(rows, list) or not rows:
-        return [(body, None)]
-    ask = ask_of("/v1/programs", {**body, "rows": rows[:1]}, request.headers)
-    shared = max(1.0, float(len(ask.blocks) * ask.block_tokens))
-    own = max(0.0, ask.prompt - shared) + GENERATED * ask.generated
-    number = max(1, min(round(math.sqrt(len(rows) * own / shared)), workers, len(rows)))
-    size = -(-len(rows) // number)
-    return [({**body, "rows": rows[first : first + size]}, first) for first in range(0, len(rows), size)]
