@@ -230,3 +230,23 @@ def test_a_program_goes_on_elsewhere_when_its_worker_is_removed_before_a_segment
                 assert [each[0] for each in other.requests][0] == "/v1/programs"
 
     run(test)
+
+
+def test_programs_of_any_size_are_taken_and_what_is_kept_of_them_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(programs, "MAX_BYTES", 12 << 20)
+        monkeypatch.setattr(app, "PROGRAM_BYTES", 10 << 20, raising=False)
+        async with gateway_of(program_of(stays)) as (gateway, workers, client):
+            workers[0].keeps_requests = False
+            async with opened(client, {}, more="x" * (5 << 20)) as path:
+                assert gateway._programs.held > 5 << 20
+                big = {"segment": {"nodes": [], "more": "x" * (4 << 20)}}
+                assert (await client.post(f"{path}/segments", json=big)).status == 200
+                assert (await client.post(f"{path}/segments", json=big)).status == 429
+                assert (await client.post("/v1/programs", json=big)).status == 429
+                answer = await client.post("/v1/programs", data=bytes((10 << 20) + 1))
+                assert (answer.status, "bytes" in await answer.text()) == (413, True)
+                await client.delete(path)
+            assert gateway._programs.held == 0
+
+    run(test)

@@ -31,12 +31,13 @@ from sgl.runtime.gateway.workers import Servers
 from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.server.deadline import DEADLINE_HEADER
 from sgl.runtime.server.encoding import json_response
-from sgl.runtime.server.errors import WrongKey, error_response
+from sgl.runtime.server.errors import BodyTooLong, WrongKey, error_response
 
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 256 << 20
 """Of a body; workers have their own limit."""
+PROGRAM_BYTES = 32 << 20  # of one body, which is kept
 TO_ALL_SECONDS = 600.0  # for a worker to load an adapter, say
 STORED = 100_000  # responses whose worker is remembered
 
@@ -135,7 +136,10 @@ class Gateway:
         await self._limits.count(key_of(request))
         body = await request.read()
         data = None
-        if request.method == "POST" and len(body) <= LARGE:
+        is_program = request.path == "/v1/programs" or request.path.startswith("/v1/programs/")
+        if is_program and len(body) > PROGRAM_BYTES:
+            raise BodyTooLong(f"a program or a segment may have {PROGRAM_BYTES} bytes here, not {len(body)}")
+        if request.method == "POST" and (is_program or len(body) <= LARGE):
             try:
                 data = json.loads(body) if body else None
             except (ValueError, RecursionError):

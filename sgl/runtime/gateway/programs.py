@@ -71,11 +71,11 @@ class Programs:
         """Open a program and stream its events. workers: how many take requests."""
         if len(self._open) >= MAX_PROGRAMS:
             raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
-        if self.held + len(raw) > MAX_BYTES:
-            raise QueueFull(f"the programs that are open hold {MAX_BYTES} bytes: try again later", limit=MAX_BYTES)
+        self.check_room(len(raw))
         if not isinstance(body, dict):
             raise InvalidRequest("a program is opened with a JSON object", param="program")
         program = Program(self, request, body, workers)
+        program.count(len(raw))
         self._open[program.id] = program
         try:
             await program.begin()
@@ -110,6 +110,11 @@ class Programs:
             passed = Passed("GET", path, request.headers, b"", Ask(), only=part.worker)
             return await self.passing.answer(request, passed)
         raise web.HTTPNotFound
+
+    def check_room(self, size: int) -> None:
+        """Whether that many bytes more may be kept. Raises QueueFull."""
+        if self.held + size > MAX_BYTES:
+            raise QueueFull(f"the programs that are open hold {MAX_BYTES} bytes: try again later", limit=MAX_BYTES)
 
     def forget(self, program: Program) -> None:
         """It has ended."""
@@ -168,18 +173,20 @@ class Program:
             if number > len(self.segments) + 1:
                 raise InvalidRequest(f"segment {len(self.segments) + 1} is missing", param="number")
             if number == len(self.segments) + 1:
+                size = len(json.dumps(body))
+                self.programs.check_room(size)
                 refused = await self.parts[0].pass_on(body["segment"], number)
                 if refused is not None:
                     return refused
                 self.segments.append(body["segment"])
-                self._count(len(json.dumps(body)))
+                self.count(size)
                 self.parts[0].has_more.set()
         return json_response({"id": self.id})
 
     def note(self, data: dict[str, Any]) -> None:
         """An event for the client."""
         self.log.append(sse.event(data, len(self.log) + 1))
-        self._count(len(self.log[-1]))
+        self.count(len(self.log[-1]))
         self._changed.set()
 
     def part_ended(self) -> None:
@@ -214,11 +221,12 @@ class Program:
             part.stop()
         if self._timer is not None:
             self._timer.cancel()
-        self._count(-self._size)
+        self.count(-self._size)
         self._changed.set()
         self.programs.forget(self)
 
-    def _count(self, size: int) -> None:
+    def count(self, size: int) -> None:
+        """So many bytes more are kept of it."""
         self._size += size
         self.programs.held += size
 
