@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from sgl.errors import ConfigError
-from sgl.runtime.gateway import app, passing, programs
+from sgl.runtime.gateway import app, bodies, passing, programs
 from sgl.runtime.gateway.asks import ask_of
 from sgl.runtime.gateway.config import checked_url
 from tests.test_gateway import ADMIN, Answer, MockWorker, echo, gateway_of, run, until
@@ -131,7 +131,7 @@ def program_of(then: Callable[[web.StreamResponse], Awaitable[None]]) -> Answer:
     async def answer(request: web.Request, worker: MockWorker) -> web.StreamResponse:
         if request.path != "/v1/programs":
             return web.json_response({})
-        await request.read()
+        await request.content.read()  # of any size
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b'data: {"type": "opened", "id": "r"}\n\n')
@@ -248,5 +248,33 @@ def test_programs_of_any_size_are_taken_and_what_is_kept_of_them_is_bounded(monk
                 assert (answer.status, "bytes" in await answer.text()) == (413, True)
                 await client.delete(path)
             assert gateway._programs.held == 0
+
+    run(test)
+
+
+def test_bodies_that_do_not_come_and_bodies_that_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = asyncio.Event()
+
+    async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        await release.wait()
+        return web.json_response({})
+
+    async def test() -> None:
+        monkeypatch.setattr(bodies, "READ_SECONDS", 0.2)
+        monkeypatch.setattr(bodies, "HELD_BYTES", 1 << 20)
+        monkeypatch.setattr(bodies, "MAX_BYTES", 2 << 20)
+        async with gateway_of(hangs) as (gateway, workers, client):
+            workers[0].keeps_requests = False
+            half = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+            assert b" 408 " in await said(client, half)
+            tasks = [asyncio.ensure_future(client.post("/generate", data=bytes(600_000))) for _ in range(2)]
+            done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            assert [task.result().status for task in done] == [429]
+            assert (await client.post("/generate", data=bytes((2 << 20) + 1))).status == 413
+            small = asyncio.ensure_future(client.post("/generate", data=b"{}"))
+            await until(lambda: sum(worker.in_flight for worker in gateway.fleet.workers) == 2)
+            release.set()
+            assert [(await task).status for task in (*left, small)] == [200, 200]
+            assert (await client.post("/generate", data=bytes(600_000))).status == 200
 
     run(test)

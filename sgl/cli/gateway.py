@@ -38,7 +38,9 @@ def gateway(options: SimpleNamespace) -> int:
 
 async def _run(serving: Gateway, host: str, port: int) -> None:
     bound = listen(host, port)
-    runner = web.AppRunner(serving.app, handler_cancellation=True, access_log=None, shutdown_timeout=_DRAIN_SECONDS)
+    from sgl.runtime.gateway.app import RUNNING
+
+    runner = web.AppRunner(serving.app, shutdown_timeout=_DRAIN_SECONDS, **RUNNING)
     await runner.setup()
     await web.SockSite(runner, bound, backlog=_BACKLOG).start()
     stop = asyncio.Event()

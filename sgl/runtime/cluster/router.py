@@ -16,7 +16,7 @@ from aiohttp import web
 
 from sgl.child import command
 from sgl.runtime.cluster.link import TOKEN_HEADER
-from sgl.runtime.gateway.app import Gateway
+from sgl.runtime.gateway.app import RUNNING, Gateway
 from sgl.runtime.gateway.config import GatewayConfig
 
 logger = logging.getLogger(__name__)
@@ -76,8 +76,7 @@ async def route(options: dict[str, Any]) -> None:
     """Route until SIGTERM, then finish what runs. options: fd (the socket), control, token, gateway (of GatewayConfig),
     drain_timeout."""
     gateway = Gateway(GatewayConfig(**options["gateway"]))
-    about = {"handler_cancellation": True, "access_log": None, "shutdown_timeout": options["drain_timeout"]}
-    runner = web.AppRunner(gateway.app, **about)
+    runner = web.AppRunner(gateway.app, shutdown_timeout=options["drain_timeout"], **RUNNING)
     await runner.setup()
     bound = socket.socket(fileno=options["fd"])
     await web.SockSite(runner, bound, backlog=_BACKLOG).start()

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -20,6 +20,7 @@ from aiohttp import web
 
 from sgl.errors import ConfigError, EngineDead, InvalidRequest, QueueFull, SglError
 from sgl.runtime.gateway.asks import LARGE, ask_of
+from sgl.runtime.gateway.bodies import Bodies
 from sgl.runtime.gateway.config import GatewayConfig, checked_url
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.limits import Limits, key_of
@@ -35,8 +36,13 @@ from sgl.runtime.server.errors import BodyTooLong, WrongKey, error_response
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 256 << 20
-"""Of a body; workers have their own limit."""
+RUNNING: Mapping[str, Any] = {
+    "handler_cancellation": True,
+    "access_log": None,
+    "keepalive_timeout": 60.0,
+    "lingering_time": 2.0,
+}
+"""How an AppRunner runs a gateway: connections that are unused, or send no whole head, are closed after a minute."""
 PROGRAM_BYTES = 32 << 20  # of one body, which is kept
 TO_ALL_SECONDS = 600.0  # for a worker to load an adapter, say
 STORED = 100_000  # responses whose worker is remembered
@@ -64,13 +70,14 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self._admin_api_key = admin_api_key
         self._limits = Limits(self.config)
+        self._bodies = Bodies()
         self._client: aiohttp.ClientSession | None = None
         self._passing = Passing(self.config, self.fleet, self.servers, self.metrics, self._session, self._note)
         self._programs = Programs(self._passing, self._session, self.metrics.reopened.inc)
         self._stored: OrderedDict[str, str] = OrderedDict()  # workers by response id
         for url in workers:
             self.servers.add(url, url)
-        self.app = web.Application(client_max_size=MAX_BYTES, middlewares=[self._guard])
+        self.app = web.Application(middlewares=[self._guard])
         self.app.cleanup_ctx.append(self._connected)
         for path in _HEALTH:
             self.app.router.add_get(path, self._health)
@@ -134,7 +141,10 @@ class Gateway:
         if not request.rel_url.raw_path.startswith("/"):
             raise InvalidRequest(f"a request names a path such as /generate, not {request.raw_path!r}", param="path")
         await self._limits.count(key_of(request))
-        body = await request.read()
+        async with self._bodies.of(request) as body:
+            return await self._pass_body(request, body, arrived)
+
+    async def _pass_body(self, request: web.Request, body: bytes, arrived: float) -> web.StreamResponse:
         data = None
         is_program = request.path == "/v1/programs" or request.path.startswith("/v1/programs/")
         if is_program and len(body) > PROGRAM_BYTES:
