@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
@@ -276,5 +277,20 @@ def test_bodies_that_do_not_come_and_bodies_that_fill_the_memory_are_refused(mon
             release.set()
             assert [(await task).status for task in (*left, small)] == [200, 200]
             assert (await client.post("/generate", data=bytes(600_000))).status == 200
+
+    run(test)
+
+
+def test_a_connection_to_a_worker_breaks_when_its_machine_has_vanished() -> None:
+    async def test() -> None:
+        async with (
+            gateway_of(program_of(stays)) as (gateway, workers, _),
+            gateway._session().post(workers[0].url + "/v1/programs") as answer,
+        ):
+            assert answer.connection is not None
+            assert answer.connection.transport is not None
+            its = answer.connection.transport.get_extra_info("socket")
+            assert its.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 60
 
     run(test)

@@ -10,6 +10,7 @@ import hmac
 import json
 import logging
 import re
+import socket
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.server.deadline import DEADLINE_HEADER
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import BodyTooLong, WrongKey, error_response
+from sgl.runtime.server.serve import notice_silence
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ class Gateway:
 
     async def _connected(self, app: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=10.0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=10.0, socket_factory=_to_worker)
         of_clients = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # theirs, or none
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False, skip_auto_headers=of_clients
@@ -257,6 +259,13 @@ def _due(request: web.Request, data: Any, arrived: float) -> float | None:
     elif isinstance(data, dict) and isinstance(data.get("timeout"), (int, float)):
         given = data["timeout"]
     return None if given is None else arrived + checked_seconds("timeout", given)
+
+
+def _to_worker(about: tuple[Any, ...]) -> socket.socket:
+    """A socket for a connection."""
+    its = socket.socket(*about[:3])
+    notice_silence(its)
+    return its
 
 
 def _worker(body: bytes) -> tuple[str, str | None]:

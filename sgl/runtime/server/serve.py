@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048  # pending connections: a benchmark's clients arrive at once
 _SILENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""TCP keepalive, in seconds and tries: finds clients whose machine vanished."""
+"""TCP keepalive, in seconds and tries."""
 _LINGER = 2.0  # seconds to read a refused body, so that its client can read the answer
 
 
@@ -33,14 +33,20 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, proto)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        for name, value in _SILENCE.items():
-            if hasattr(socket, name):  # not on every system; connections inherit it
-                bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        notice_silence(bound)
         bound.bind(address)
     except OSError as error:
         hint = ": give --port another, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
         raise ConfigError(f"cannot listen on {host}:{port}: {error}{hint}", option="port") from error
     return bound
+
+
+def notice_silence(its: socket.socket) -> None:
+    """Have a connection, or all that a listening socket accepts, break when the other machine vanished."""
+    its.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _SILENCE.items():
+        if hasattr(socket, name):  # not on every system; connections inherit it
+            its.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 @contextlib.asynccontextmanager
