@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from sgl.runtime.cluster.config import ClusterConfig, Options
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
-from sgl.runtime.cluster.running import Running, found, sweep
+from sgl.runtime.cluster.running import Running, began, found, sweep
 from sgl.runtime.cluster.scaling import Load, Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
 from tests.house import REPOSITORY
@@ -245,6 +246,13 @@ def test_what_a_killed_ray_left_behind_is_swept(tmp_path: Path) -> None:
     assert left.wait() == -signal.SIGKILL
     assert (mine.exists(), others.exists(), stays.poll()) == (False, True, None)
     stays.kill()
+
+
+def test_a_process_that_got_a_killed_clusters_number_is_not_taken_for_it() -> None:
+    mine = began(os.getpid())
+    facts = (os.getpid(), 30000, "http://x", "http://y", "secret", None, "sgl", None)
+    assert Running(*facts, began=mine).is_alive()
+    assert not Running(*facts, began=(mine or 0) + 1).is_alive(), "or `sgl cluster down` would kill it"
 
 
 def test_a_running_cluster_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from sgl.runtime.cluster.control import Control
 from sgl.runtime.cluster.placement import Placement, placed
 from sgl.runtime.cluster.registry import Registry
 from sgl.runtime.cluster.router import RouterProcess
-from sgl.runtime.cluster.running import Running
+from sgl.runtime.cluster.running import Running, began
 from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.cluster.serve_app import RayCluster, ServeApp, keep_token
 
@@ -244,6 +244,7 @@ class Cluster:
             ray_address=None if self._ray.is_own else self._ray.address,
             app=self._app.name,
             folder=self._ray.folder,
+            began=began(os.getpid()),
         )
 
     @contextlib.asynccontextmanager

@@ -37,7 +37,7 @@ class ClusterConfig:
     """HOST:PORT of a Ray cluster that runs already, or "auto". None: that of $RAY_ADDRESS, or one of its own on this
     machine."""
     start_timeout: Seconds = 1800.0
-    """Seconds until the first replica must be ready."""
+    """Seconds until all replicas must be ready."""
     unhealthy_timeout: Seconds = 120.0
     """Seconds that the engine of a replica may be gone before the whole replica is replaced."""
 

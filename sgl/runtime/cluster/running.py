@@ -28,6 +28,7 @@ class Running:
     ray_address: str | None  # of a Ray cluster that is not its own
     app: str  # of Ray Serve
     folder: str | None  # of its own Ray
+    began: int | None = None  # of the process, as `began` says
 
     def link(self) -> Link:
         """The way to it."""
@@ -41,7 +42,7 @@ class Running:
             return False
         except PermissionError:  # another user's process has its number
             return False
-        return True
+        return self.began is None or began(self.pid) in (self.began, None)  # else it has another's number
 
     def write(self) -> None:
         """Have it found."""
@@ -54,6 +55,14 @@ class Running:
     def forget(self) -> None:
         """Have it found no more. Idempotent."""
         (_folder() / f"{self.port}.json").unlink(missing_ok=True)
+
+
+def began(pid: int) -> int | None:
+    """When a process began, in ticks since the machine did; None where Linux does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def found(port: int | None) -> Running:
