@@ -108,7 +108,15 @@ def test_what_is_no_url_id_json_or_ascii_is_refused_with_a_reason(caplog: pytest
             for body in (b"{", b"\xff", b"[" * 100_000, b"[]", b'{"url": 1}', b'{"url": "http://x:1", "id": []}'):
                 answer = await client.post("/workers", data=body, headers=admin)
                 assert answer.status == 400, body
-            for url in ("", "x", "http://", "file:///etc/passwd", "http://x:99999", "http://user:key@x:1", "http://[x"):
+            for url in (
+                "",
+                "x",
+                "http://",
+                "file:///etc/passwd",
+                "http://x:99999",
+                "http://user:key@x:1",
+                "http://[x",
+            ):
                 answer = await client.post("/workers", json={"url": url}, headers=admin)
                 assert (answer.status, "http://HOST:PORT" in await answer.text()) == (400, True), url
             assert len(gateway.servers) == 1
@@ -219,21 +227,25 @@ def test_a_program_whose_worker_was_removed_is_forgotten_all_the_same(monkeypatc
 
 def test_a_program_goes_on_elsewhere_when_its_worker_is_removed_before_a_segment() -> None:
     async def test() -> None:
-        async with gateway_of(program_of(stays), program_of(stays)) as (gateway, workers, client):
-            async with opened(client, {}) as path:
-                first = next(worker for worker in workers if worker.requests)
-                other = next(worker for worker in workers if worker is not first)
-                await gateway.remove_worker(first.url)
-                answer = await client.post(f"{path}/segments", json={"segment": {"nodes": []}})
-                assert answer.status == 200, await answer.text()
-                async with asyncio.timeout(10):
-                    await until(lambda: len(other.requests) == 2)
-                assert [each[0] for each in other.requests][0] == "/v1/programs"
+        async with (
+            gateway_of(program_of(stays), program_of(stays)) as (gateway, workers, client),
+            opened(client, {}) as path,
+        ):
+            first = next(worker for worker in workers if worker.requests)
+            other = next(worker for worker in workers if worker is not first)
+            await gateway.remove_worker(first.url)
+            answer = await client.post(f"{path}/segments", json={"segment": {"nodes": []}})
+            assert answer.status == 200, await answer.text()
+            async with asyncio.timeout(10):
+                await until(lambda: len(other.requests) == 2)
+            assert other.requests[0][0] == "/v1/programs"
 
     run(test)
 
 
-def test_programs_of_any_size_are_taken_and_what_is_kept_of_them_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_of_any_size_are_taken_and_what_is_kept_of_them_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def test() -> None:
         monkeypatch.setattr(programs, "MAX_BYTES", 12 << 20)
         monkeypatch.setattr(app, "PROGRAM_BYTES", 10 << 20, raising=False)
@@ -253,7 +265,9 @@ def test_programs_of_any_size_are_taken_and_what_is_kept_of_them_is_bounded(monk
     run(test)
 
 
-def test_bodies_that_do_not_come_and_bodies_that_fill_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_that_do_not_come_and_bodies_that_fill_the_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     release = asyncio.Event()
 
     async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
@@ -292,5 +306,25 @@ def test_a_connection_to_a_worker_breaks_when_its_machine_has_vanished() -> None
             its = answer.connection.transport.get_extra_info("socket")
             assert its.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert its.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 60
+
+    run(test)
+
+
+def test_a_stored_response_is_found_beside_a_sessions_name_and_not_waited_for_when_it_is_gone() -> None:
+    async def stores(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        return web.json_response({"id": "resp_1" if len(worker.requests) == 1 else "resp_2"})
+
+    async def test() -> None:
+        async with gateway_of(stores, stores) as (gateway, workers, client):
+            await client.post("/v1/responses", json={"input": "x"})
+            home, other = sorted(workers, key=lambda worker: -len(worker.requests))
+            for name in "abc":
+                body = {"input": "y", "previous_response_id": "resp_1"}
+                await client.post("/v1/responses", json=body, headers={"X-Session-Id": name})
+            assert len(home.requests) == 4
+            await gateway.remove_worker(home.url)
+            async with asyncio.timeout(5):
+                assert (await client.get("/v1/responses/resp_1")).status == 200, "what the other worker says"
+            assert len(other.requests) == 1
 
     run(test)

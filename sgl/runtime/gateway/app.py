@@ -141,7 +141,9 @@ class Gateway:
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         arrived = time.monotonic()
         if not request.rel_url.raw_path.startswith("/"):
-            raise InvalidRequest(f"a request names a path such as /generate, not {request.raw_path!r}", param="path")
+            raise InvalidRequest(
+                f"a request names a path such as /generate, not {request.raw_path!r}", param="path"
+            )
         await self._limits.count(key_of(request))
         async with self._bodies.of(request) as body:
             return await self._pass_body(request, body, arrived)
@@ -165,7 +167,8 @@ class Gateway:
             return await self._programs.of_one(request, data)
         ask = ask_of(request.path, data, request.headers) if request.method == "POST" else Ask()
         passed = Passed(request.method, _target(request), request.headers, body, ask, _due(request, data, arrived))
-        passed.only = self._worker_of(request.path) or self._stored.get(ask.session or "")
+        home = self._worker_of(request.path, data)
+        passed.only = home if home in self.servers else None  # gone: another says that there is no such response
         self.metrics.waiting.set(self._limits.num_waiting)
         if request.method != "POST":
             return await self._passing.answer(request, passed)
@@ -179,9 +182,12 @@ class Gateway:
             if len(self._stored) > STORED:
                 self._stored.popitem(last=False)
 
-    def _worker_of(self, path: str) -> str | None:
-        parts = path.split("/")
-        return self._stored.get(parts[3]) if path.startswith("/v1/responses/") and len(parts) > 3 else None
+    def _worker_of(self, path: str, data: Any) -> str | None:
+        """That has the stored response which a path or a body names."""
+        if path.startswith("/v1/responses/"):
+            return self._stored.get(path.split("/")[3])
+        previous = data.get("previous_response_id") if isinstance(data, dict) else None
+        return self._stored.get(previous) if isinstance(previous, str) else None
 
     async def _to_all(self, request: web.Request, body: bytes) -> web.StreamResponse:
         """The first answer, or the first that is an error."""

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, which a gateway keeps until their answers end: within a time, and so many bytes of all."""
+"""Reads requests' bodies, which are kept until their answers end: within a time, and so many bytes of all of them."""
 
 from __future__ import annotations
 
