@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,17 @@ def test_a_queue_that_nobody_reads_is_bounded_and_says_what_was_lost(monkeypatch
     driver.scheduler.memory.cache.reset()
     assert all(isinstance(event, Removed) for event in recorded.take())
     driver.check()
+
+
+def test_a_queue_that_is_dropped_while_it_is_read_is_empty() -> None:
+    class Dropped(deque[Any]):
+        def popleft(self) -> Any:
+            self.clear()  # by the scheduler's thread
+            return super().popleft()
+
+    recorded = PageEvents(Driver(Setting()).scheduler.memory.cache)
+    recorded._waiting = Dropped([Removed([])])
+    assert recorded.take() == []
 
 
 def test_an_endpoint_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ begins anew."""
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import NamedTuple
 
 from sgl.runtime.batch import Int32Array
@@ -46,9 +47,10 @@ class PageEvents:
 
     def take(self) -> list[Stored | Removed | Lost]:
         """All that wait, in order. Safe from one other thread."""
-        taken = []
-        while self._waiting:
-            taken.append(self._waiting.popleft())
+        taken: list[Stored | Removed | Lost] = []
+        with suppress(IndexError):  # there are no more, or all were dropped meanwhile
+            while True:
+                taken.append(self._waiting.popleft())
         return taken
 
     def grown(self, node: Node, edge: Edge) -> None:
