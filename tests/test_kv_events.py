@@ -143,6 +143,18 @@ def test_a_queue_that_is_dropped_while_it_is_read_is_empty() -> None:
     assert recorded.take() == []
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kv_events_replay": "tcp://127.0.0.1:0"}, "no kv_events"),
+        ({"kv_events": "tcp://127.0.0.1:0", "disable_radix_cache": True}, "nothing to tell"),
+    ],
+)
+def test_options_that_would_tell_nothing_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Engine("nowhere", device="cpu", **options)
+
+
 def test_an_endpoint_that_is_none_is_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "tiny", vocab_size=64, max_position_embeddings=64)
     with pytest.raises(ConfigError, match="tcp://HOST:PORT"):

@@ -117,6 +117,7 @@ def start(config: EngineConfig) -> Started:
     if config.nnodes > 1:
         _ = config.address  # before anything starts
     check_tiers(config)
+    _check_kv_events(config)
     with device_of(config, 0) as device:
         model_config = checked_model(config, device)
         _check_grammar_backend(config.grammar_backend)
@@ -299,6 +300,16 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         speculator=speculate.speculator(config, scheduler, [] if drafter is None else [drafter]),
         kv_events=_kv_events(config, scheduler),
     )
+
+
+def _check_kv_events(config: EngineConfig) -> None:
+    """Raises ConfigError for options that would do nothing."""
+    for option, other, is_needless in (
+        ("kv_events", "disable_radix_cache, which leaves nothing to tell", config.disable_radix_cache),
+        ("kv_events_replay", "no kv_events: nothing is published that could be missed", config.kv_events is None),
+    ):
+        if is_needless and getattr(config, option) is not None:
+            raise ConfigError(f"{option}={getattr(config, option)!r} with {other}", option=option)
 
 
 def _kv_events(config: EngineConfig, scheduler: Scheduler) -> KvEvents | None:
