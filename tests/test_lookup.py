@@ -8,13 +8,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sgl.runtime.config import EngineConfig
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import FinishReason, Request
+from sgl.runtime.speculate import choice
 from sgl.runtime.speculate import lookup as lookup_module
 from sgl.runtime.speculate.drafter import MAX_GRADE, Ask, Draft, Drafter
 from sgl.runtime.speculate.history import MAX_CONTEXT, History, search
 from sgl.runtime.speculate.lookup import Lookup
 from sgl.runtime.speculate.pools import START, Pools
+from tests.scheduler_driver import Driver, Setting
 
 _IDS = st.lists(st.integers(0, 2), max_size=40)
 
@@ -98,6 +101,22 @@ def test_no_output_is_shown_to_another_origin_nor_kept_of_an_aborted_request() -
         request = _request(uid, [8], [1, 2], origin=origin)
         lookup.enter(request)
         assert _draft(lookup, request).token_ids == ()
+
+
+def test_a_flush_forgets_earlier_outputs() -> None:
+    scheduler = Driver(Setting()).scheduler
+    speculator = choice.speculator(EngineConfig(speculative_algorithm="NGRAM"), scheduler)
+    [lookup] = speculator._drafters
+    first, second = (_request(uid, [9, 8], [1, 2, 3, 4], origin="a") for uid in range(2))
+    second.output_ids.clear()
+    lookup.enter(first)
+    _end(lookup, first)
+    lookup.enter(second)
+    assert _draft(lookup, second).token_ids == [1, 2, 3, 4]
+    scheduler.memory.flush()
+    third = _request(3, [9, 8], origin="a")
+    lookup.enter(third)
+    assert _draft(lookup, third).token_ids == ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 9), min_size=1, max_size=30)), max_size=60))

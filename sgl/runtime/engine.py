@@ -282,7 +282,7 @@ class Engine:
     # ── the rest of the surface ─────────────────────────────────────────────────────────────────────────────────
 
     def flush_cache(self) -> bool:
-        """Evict all cached prefixes that no running request holds; returns whether the cache is empty now."""
+        """Forget earlier outputs, and prefixes that no running request holds; returns whether the cache is empty."""
 
         def flush() -> int:
             self._prefixes.clear()

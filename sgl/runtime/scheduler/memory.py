@@ -11,6 +11,8 @@ page table on the device keeps entries that nothing reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sgl.runtime.batch import Int32Array
@@ -63,6 +65,8 @@ class RowMemory:
         self._least_given = give_back_unit(window or 0, pool.page_size)
         self._in_flight = InFlight(pool.page_size)
         self._page_writes: list[Int32Array] = []
+        self.on_flush: list[Callable[[], None]] = []
+        """Called by `flush`, for others that keep something of earlier requests."""
         self.tiers = tiers
         """Host memory and files; None: only the device's memory."""
         if tiers is not None:
@@ -314,6 +318,8 @@ class RowMemory:
 
     def flush(self) -> int:
         """Forget all that is cached and that nobody holds. Returns how many pages remain locked."""
+        for forget in self.on_flush:
+            forget()
         return self.cache.reset() if self.tiers is None else self.tiers.clear(self.cache.reset)
 
     def forget(self, adapter: int) -> None:

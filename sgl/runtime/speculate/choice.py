@@ -61,7 +61,9 @@ def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Draf
     """The drafters that the options name. models: those that compute on the device."""
     drafters: list[Drafter] = []
     if config.speculative_algorithm in ("auto", "NGRAM"):
-        drafters.append(Lookup(Pools()))
+        pools = Pools()
+        scheduler.memory.on_flush.append(pools.clear)
+        drafters.append(Lookup(pools))
     if config.speculative_algorithm in ("auto", "GRAMMAR"):
         drafters.append(GrammarDrafter())
     row_tokens = config.speculative_num_draft_tokens or ROW_TOKENS
