@@ -3,6 +3,7 @@ name, before anything is queued."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import secrets
 import threading
@@ -40,6 +41,7 @@ MAX_LOGPROBS = 1 << 19
 """Of one request, or of all requests of one HTTP call: 16 MB of JSON."""
 MAX_PRIORITY = 2**31
 _BEGINNING = 32  # tokens: prompts that share so many are of one kind
+_LONG_CONSTRAINT = 256  # characters
 MAX_NAME_CHARACTERS = 1024
 """Of a rid or an extra_key."""
 
@@ -294,8 +296,13 @@ class RequestBuilder:
 
 
 def _kind(wanted: GenerateRequest, params: SamplingParams, prompt_ids: Int32Array) -> Hashable:
-    """What requests of one caller have in common whose outputs may be alike."""
-    return params.constraint or (None if wanted.origin else prompt_ids[:_BEGINNING].tobytes())
+    """What requests of one caller have in common whose outputs may be alike. Small: it outlives the request."""
+    if params.constraint is None:
+        return None if wanted.origin else prompt_ids[:_BEGINNING].tobytes()
+    name, text = params.constraint
+    if len(text) > _LONG_CONSTRAINT:
+        return name, hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
+    return name, text
 
 
 def no_images(kind: str, param: str) -> InvalidRequest:

@@ -13,6 +13,8 @@ POOL_TOKENS = 1 << 14
 """Of one origin; searched in microseconds."""
 ALL_TOKENS = 1 << 22
 """Of all origins: 16 MB."""
+MOST_ORIGINS = 1 << 14
+"""Some 500 bytes each beside their tokens."""
 START = -1
 """Stands before each output: no token, so that beginnings match beginnings."""
 
@@ -21,9 +23,12 @@ class Pools:
     """Bounded: the oldest outputs of an origin and the longest unused origins are forgotten first. What is kept under
     one origin is never shown to another."""
 
-    def __init__(self, pool_tokens: int = POOL_TOKENS, all_tokens: int = ALL_TOKENS) -> None:
+    def __init__(
+        self, pool_tokens: int = POOL_TOKENS, all_tokens: int = ALL_TOKENS, most_origins: int = MOST_ORIGINS
+    ) -> None:
         self._pool_tokens = pool_tokens
         self._all_tokens = all_tokens
+        self._most_origins = most_origins
         self._pools: OrderedDict[Hashable, History] = OrderedDict()
         self.num_tokens = 0
         """In all pools."""
@@ -39,7 +44,9 @@ class Pools:
             pool.drop_first(dropped)
             self.num_tokens -= dropped
         pool.extend(kept)
-        while self.num_tokens > self._all_tokens and len(self._pools) > 1:
+        while len(self._pools) > self._most_origins or (
+            self.num_tokens > self._all_tokens and len(self._pools) > 1
+        ):
             _, oldest = self._pools.popitem(last=False)
             self.num_tokens -= len(oldest)
 
