@@ -16,7 +16,7 @@ from sgl.runtime.scheduler.request import FinishReason, Request
 from sgl.runtime.speculate import choice
 from sgl.runtime.speculate import lookup as lookup_module
 from sgl.runtime.speculate.drafter import MAX_GRADE, Ask, Draft, Drafter
-from sgl.runtime.speculate.history import MAX_CONTEXT, History, search
+from sgl.runtime.speculate.history import MAX_CONTEXT, MOST_PLACES, History, search
 from sgl.runtime.speculate.lookup import Lookup
 from sgl.runtime.speculate.pools import START, Pools
 from tests.scheduler_driver import Driver, Setting
@@ -50,6 +50,13 @@ def test_the_newest_of_the_longest_matches_is_found(text: list[int], context: li
         if in_common and in_common >= best[1]:
             best = end, in_common
     assert search(np.array(text, np.int32), np.array(context, np.int32)) == best
+
+
+def test_of_a_token_that_is_everywhere_the_newest_places_are_compared() -> None:
+    text = np.full(4 * MOST_PLACES, 7, np.int32)
+    text[100] = 8
+    assert search(text, np.array([8, 7], np.int32)) == (len(text) - 1, 1)
+    assert search(text[: MOST_PLACES + 1], np.array([8, 7], np.int32)) == (102, 2)
 
 
 @given(st.lists(_IDS, max_size=6), st.integers(0, 5))

@@ -10,6 +10,8 @@ from sgl.runtime.batch import Int32Array
 
 MAX_CONTEXT = 16
 """Tokens compared at most; a longer match says no more."""
+MOST_PLACES = 1 << 14
+"""Newest places of a token that are compared further: a prompt may be one token a million times."""
 
 
 class History:
@@ -49,10 +51,11 @@ class History:
 def search(text: Int32Array, context: Int32Array) -> tuple[int, int]:
     """Where in `text` [n] the longest end of `context` [m >= 1] ends that is there, the newest of them: (index
     behind it, tokens in common, at most MAX_CONTEXT); (0, 0) if not even the last token is. An end right at the
-    end of text, behind which nothing stands, does not count. O(n), in NumPy."""
+    end of text, behind which nothing stands, does not count, nor does one before the last token's MOST_PLACES newest
+    places. O(n), in NumPy."""
     if len(text) < 2:
         return 0, 0
-    found = (text[:-1] == context[-1]).nonzero()[0]
+    found = (text[:-1] == context[-1]).nonzero()[0][-MOST_PLACES:]
     if not len(found):
         return 0, 0
     length = 1
