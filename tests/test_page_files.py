@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from sgl.errors import ConfigError
 from sgl.runtime.cache import files as files_module
 from sgl.runtime.cache.files import PageFiles, Transfer
 from sgl.runtime.cache.keys import key_of
-from tests.patience import wait_until
+from tests.patience import PATIENCE, wait_until
 
 PAGE = 4
 BYTES = 40
@@ -169,6 +170,31 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="hicache_storage_dir"):
         Store(tmp_path / "file")
+
+
+def test_an_engine_that_ends_does_not_wait_for_a_slow_disk(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor would kill it, with most of what there is to write unwritten just so."""
+    write_all, is_asked = files_module.write_all, threading.Event()
+
+    def slow(file: int, data: bytes) -> None:
+        assert is_asked.wait(PATIENCE)
+        write_all(file, data)
+
+    monkeypatch.setattr(files_module, "write_all", slow)
+    names = store.names(PROMPT)
+    transfer = store.files.write(names, np.arange(1, 11, dtype=np.int32))
+    ending = threading.Thread(target=store.files.close, args=(0.0,))
+    ending.start()
+    wait_until(lambda: store.files._is_closing)
+    is_asked.set()
+    ending.join(PATIENCE)
+    assert transfer.is_done
+    assert transfer.num_good <= 1
+    again = Store(tmp_path)
+    assert again.stored(PROMPT) == transfer.num_good, "the part is another's now"
+    again.files.close()
 
 
 def test_a_full_disk_ends_the_writes_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import struct
 import threading
@@ -50,6 +51,8 @@ _LEAST_SEGMENTS: Final = 8  # that the bound is divided into
 _MOST_RECORDS: Final = 1 << 20  # of all segments: their names take some 200 bytes each in memory
 _MOST_PARTS: Final = 64
 _SYNC_BYTES: Final = 64 << 20  # written between two fsyncs
+CLOSING_SECONDS: Final = 2.0
+"""For which an engine that ends writes what was asked for."""
 
 Memory = npt.NDArray[np.uint8]
 
@@ -128,6 +131,7 @@ class PageFiles:
         self._writes: deque[Transfer] = deque()
         self._has_work = threading.Condition()
         self._is_closing = False
+        self._ends = math.inf  # monotonic seconds, after which nothing is begun
         self._clears = False
         self._thread = threading.Thread(target=self._run, name="sgl-page-files", daemon=True)
         self._thread.start()
@@ -186,10 +190,11 @@ class PageFiles:
             self._index.clear()
             self._has_work.notify()
 
-    def close(self) -> None:
-        """Write what was asked for, and let others have the part. Idempotent."""
+    def close(self, seconds: float = CLOSING_SECONDS) -> None:
+        """Write what was asked for, for so many seconds, and let others have the part. Idempotent."""
         with self._has_work:
             self._is_closing = True
+            self._ends = min(self._ends, time.monotonic() + seconds)
             self._has_work.notify()
         if self._thread.is_alive():
             self._thread.join()
@@ -233,7 +238,7 @@ class PageFiles:
                     for transfer in self._writes:
                         self._end(transfer)
                     self._writes.clear()
-                elif not (self._reads or self._writes):
+                elif not (self._reads or self._writes) or time.monotonic() > self._ends:
                     break
             if clears:
                 self._remove_all()

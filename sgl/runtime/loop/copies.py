@@ -9,11 +9,12 @@ from typing import Any
 
 from sgl.errors import EngineDead
 from sgl.runtime.batch import Mover, PendingStep, StepResult
+from sgl.runtime.cache.files import CLOSING_SECONDS
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Step
 from sgl.runtime.scheduler.tiers import Tiers
 
-_DRAIN_SECONDS = 10.0
+_DRAIN_SECONDS = 10.0 - CLOSING_SECONDS
 _DRAIN_POLL_SECONDS = 2e-3
 
 
