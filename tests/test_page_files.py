@@ -140,6 +140,25 @@ def test_what_other_models_left_is_bounded_too(store: Store, tmp_path: Path) -> 
     last.files.close()
 
 
+def test_parts_of_another_user_are_left_alone(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write(store.names(PROMPT))
+    store.files.close()
+    opened = os.open
+
+    def refused(path: object, *arguments: int) -> int:
+        if MODEL.hex()[:24] in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refused)
+    mine = Store(tmp_path, model=b"l" * 32, max_bytes=100)
+    assert mine.write(mine.names(PROMPT)[:1]).num_good == 1
+    mine.files.close()
+    assert list((tmp_path / MODEL.hex()[:24]).rglob("*.pages"))
+
+
 def test_a_flush_removes_all(store: Store, tmp_path: Path) -> None:
     store.write(store.names(PROMPT))
     store.files.clear()

@@ -28,6 +28,7 @@ import time
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -400,24 +401,24 @@ def _tidy(folder: Path, own: Path, max_bytes: int) -> None:
     """Remove the oldest segments of models and parts that no engine uses, until no more than max_bytes are left."""
     found: list[tuple[float, int, Path]] = []
     for part in folder.glob("*/part-*"):
-        if part == own or not (part / "lock").exists():
+        if part == own:
             continue
-        lock = os.open(part / "lock", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in part.glob("*.pages"):
-                status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(lock)
+        with suppress(OSError):  # in use, another user's, or no part
+            lock = os.open(part / "lock", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for path in part.glob("*.pages"):
+                    status = path.stat()
+                    found.append((status.st_mtime, status.st_size, path))
+            finally:
+                os.close(lock)
     left = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):
         if left <= max_bytes:
             break
-        path.unlink(missing_ok=True)
-        left -= size
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+            left -= size
 
 
 def _claim(folder: Path) -> tuple[Path, int]:
