@@ -15,9 +15,10 @@ import zmq
 
 from sgl.errors import ConfigError
 from sgl.runtime.cache import page_events
-from sgl.runtime.cache.page_events import Lost, PageEvents, Removed
+from sgl.runtime.cache.keys import Namespace, key_of
+from sgl.runtime.cache.page_events import Lost, PageEvents, Removed, Stored
 from sgl.runtime.engine import Engine
-from sgl.runtime.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from sgl.runtime.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvents
 from tests.patience import PATIENCE
 from tests.scheduler_driver import Driver, Setting, random_request
 from tests.tiny_models import tiny_checkpoint
@@ -153,6 +154,24 @@ def test_a_queue_that_is_dropped_while_it_is_read_is_empty() -> None:
 def test_options_that_would_tell_nothing_are_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         Engine("nowhere", device="cpu", **options)
+
+
+def test_every_block_of_an_adapter_names_it() -> None:
+    events = KvEvents(PageEvents(Driver(Setting()).scheduler.memory.cache), PAGE, "tcp://127.0.0.1:0")
+
+    def told(parent: int | None, page: int, namespace: Namespace = None) -> int | None:
+        key = key_of(range(page, page + PAGE))
+        [event] = events._told(Stored(parent, key, np.array([page], np.int32), namespace))
+        assert isinstance(event, BlockStored)
+        return event.lora_id
+
+    try:
+        assert [told(None, 1, (3, None)), told(1, 2), told(2, 4)] == [3, 3, 3]
+        assert [told(None, 5, "key"), told(5, 6)] == [None, None]
+        events._told(Removed([np.array([1, 2, 4], np.int32)]))
+        assert [told(None, 1), told(1, 2)] == [None, None]
+    finally:
+        events.close()
 
 
 def test_an_endpoint_that_is_none_is_refused(tmp_path: Path) -> None:

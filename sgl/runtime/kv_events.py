@@ -81,6 +81,7 @@ class KvEvents:
             "kv_events_replay": None if self._replay is None else self._replay.getsockopt_string(zmq.LAST_ENDPOINT),
         }
         self._hashes: dict[int, int] = {}  # by page
+        self._adapters: dict[int, int] = {}  # LoRA adapters' numbers by page, of those that have one
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
         self._number = 0
         self._encoder = msgspec.msgpack.Encoder()
@@ -139,10 +140,13 @@ class KvEvents:
     def _told(self, recorded: Stored | Removed | Lost) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
         if isinstance(recorded, Lost):
             self._hashes.clear()
+            self._adapters.clear()
             return [AllBlocksCleared()]
         if isinstance(recorded, Removed):
             pages = np.concatenate(recorded.pages).tolist()
             gone = [self._hashes.pop(page) for page in pages if page in self._hashes]
+            for page in pages if self._adapters else ():
+                self._adapters.pop(page, None)
             return [BlockRemoved(gone)] if gone else []
         if recorded.parent is not None and recorded.parent not in self._hashes:
             return []  # what is above was lost
@@ -155,7 +159,12 @@ class KvEvents:
             state = self._hashes[page] = _hash(state, recorded.key[place * size : (place + 1) * size])
             hashes.append(state)
         tokens = np.frombuffer(recorded.key, np.int32).tolist()
-        adapter = recorded.namespace[0] if isinstance(recorded.namespace, tuple) else None
+        if recorded.parent is not None:
+            adapter = self._adapters.get(recorded.parent)
+        else:
+            adapter = recorded.namespace[0] if isinstance(recorded.namespace, tuple) else None
+        if adapter is not None:
+            self._adapters.update(dict.fromkeys(recorded.pages.tolist(), adapter))
         return [BlockStored(hashes, parent, tokens, self._page_size, adapter, "GPU")]
 
 
