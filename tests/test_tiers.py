@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -111,6 +112,34 @@ def test_an_aborted_request_leaves_its_load_to_others() -> None:
     driver.check()
     assert run_one(driver, 11, PROMPTS[0]).cached_len == 36
     assert driver.scheduler.memory.cache.locked_pages == 0
+
+
+def test_names_of_pages_are_made_once_for_a_request_that_finds_no_room(tmp_path: Path) -> None:
+    before = tiered(folder=tmp_path)
+    run_one(before, 0, PROMPTS[0])
+    assert before.tiers is not None
+    before.tiers.saves.save_all_later()
+    settle(before)
+    before.tiers.close()
+    driver = tiered(folder=tmp_path)
+    long, waiting = make_request(1, PROMPTS[1], 36), make_request(2, PROMPTS[0], 2)
+    long.stop_ids = waiting.stop_ids = frozenset()
+    driver.scheduler.add(long)
+    while len(long.output_ids) < 20:
+        driver.step()
+    driver.scheduler.add(waiting)
+    assert driver.files is not None
+    with mock.patch.object(driver.files, "names", wraps=driver.files.names) as named:
+        for _ in range(10):
+            driver.step()
+        assert waiting.phase is Phase.WAITING
+        assert named.call_count == 1
+    driver.run()
+    assert_right(waiting)
+    assert waiting.cached_len == 36
+    assert driver.tiers is not None
+    assert not driver.tiers.loads._named
+    driver.tiers.close()
 
 
 def test_a_load_that_would_not_pay_is_computed() -> None:

@@ -30,6 +30,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -160,14 +161,11 @@ class PageFiles:
 
     def stored(self, key: bytes, namespace: Namespace, start: int) -> list[bytes]:
         """The names of the pages from token `start` on that lie in files, up to the first that does not."""
-        if not self._index:
-            return []
-        found = []
-        for name in self.names(key, namespace, start):
-            if name not in self._index:
-                break
-            found.append(name)
-        return found
+        return self.leading(self.names(key, namespace, start)) if self._index else []
+
+    def leading(self, names: Sequence[bytes]) -> list[bytes]:
+        """The first of these names, up to one whose page lies in no file."""
+        return list(takewhile(self._index.__contains__, names))
 
     def has(self, name: bytes) -> bool:
         """Whether the page lies in a file, or will."""

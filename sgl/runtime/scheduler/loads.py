@@ -26,6 +26,7 @@ from sgl.runtime.scheduler.saves import Saves, TierCounters
 
 _MOST_LOADING = 0.5  # of the device's pages, for loads and for what is loaded and not taken over yet
 _HELD_SECONDS = 30.0  # for which a loaded prefix waits for its prompt
+_MOST_NAMED = 32  # requests whose pages' names are kept
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +74,8 @@ class Loads:
         self._loading: dict[int, _Load] = {}
         self._held: OrderedDict[int, tuple[Lease, float]] = OrderedDict()  # loaded prefixes by owner
         self._owners: dict[int, int] = {}  # of these, by the request's uid
+        self._named: OrderedDict[int, tuple[int, list[bytes]]] = OrderedDict()
+        """By uid: how long a waiting request's key was, and the names of its pages."""
         self._next_owner = -1
 
     def computes_or_loads(self, request: Request, cached: int, node: Node) -> int | None:
@@ -108,7 +111,7 @@ class Loads:
         match = tree.match(key, namespace)
         in_files, names = match.length, []
         if self._files is not None:
-            names = self._files.stored(key, namespace, max(match.length, cached))
+            names = self._stored(key, namespace, max(match.length, cached), request)
             in_files = max(match.length, cached) + len(names) * page_size if names else match.length
         if max(match.length, in_files) <= cached:
             return 0
@@ -149,6 +152,20 @@ class Loads:
         self._in_flight.begin(load.owner, load.key, namespace)
         self._counters.num_loads += 1
         return load.owner
+
+    def _stored(self, key: bytes, namespace: Namespace, start: int, request: Request | None) -> list[bytes]:
+        """The names of a key's pages from token `start` on that lie in files. They are hashes of all that comes before,
+        and requests ask at each step: the latest ones' are kept."""
+        assert self._files is not None, "there are files"
+        if request is None or not len(self._files):
+            return self._files.stored(key, namespace, start)
+        named = self._named.pop(request.uid, None)
+        if named is None or named[0] < len(key):
+            named = len(key), self._files.names(key, namespace)
+        self._named[request.uid] = named
+        if len(self._named) > _MOST_NAMED:
+            self._named.popitem(last=False)
+        return self._files.leading(named[1][start // self._host.page_size : len(key) // self._page_bytes])
 
     def _begin_reading(self, load: _Load, names: list[bytes]) -> None:
         assert self._files is not None, "something lies in files"
@@ -260,6 +277,7 @@ class Loads:
 
     def entered(self, request: Request) -> None:
         """A request has a row, or has ended: what was loaded for it need not be held."""
+        self._named.pop(request.uid, None)
         owner = self._owners.pop(request.uid, None)
         if owner is not None:
             self._release(owner)
