@@ -210,6 +210,20 @@ def test_a_lease_that_gives_way_keeps_a_copy() -> None:
     assert driver.tiers.host.tree.locked_pages == 0
 
 
+def test_what_has_a_copy_already_takes_no_room_from_copies_for_leases() -> None:
+    driver = tiered(host_pages=24, num_pages=41)
+    assert driver.tiers is not None
+    memory, saves = driver.scheduler.memory, driver.tiers.saves
+    for uid in range(2):
+        lease = memory.leases.take(run_one(driver, uid, PROMPTS[uid]).key(), None)
+        assert lease is not None
+        assert saves.demote(lease, now=True)
+        settle(driver)
+    assert saves.save(memory.cache.match(make_request(9, PROMPTS[0], 1).key()).node)
+    assert len(saves._pinned) == 2
+    driver.check()
+
+
 def test_a_lease_that_expires_is_copied_at_once() -> None:
     driver = tiered()
     first = run_one(driver, 0, PROMPTS[0])

@@ -90,12 +90,15 @@ class Saves:
         be with the next move."""
         added = self._host.add(node, self._most - self._num_pages)
         if added is None:
-            self._unpin(node.length // self._host.page_size)
+            missing = node.length - self._host.length(*path_of(node))
+            if not missing:
+                return True
+            self._unpin(missing // self._host.page_size)
             added = self._host.add(node, self._most - self._num_pages)
-        if added is not None:
-            self.queue(*added)
-            return added[0].length == node.length
-        return self._host.length(*path_of(node)) == node.length
+        if added is None:
+            return False
+        self.queue(*added)
+        return added[0].length == node.length
 
     def save_later(self, node: Node) -> None:
         """`save`, also to a file, between later steps; what is evicted meanwhile is saved then."""
