@@ -206,6 +206,17 @@ def test_an_output_has_so_much_of_the_engines_time_and_then_fails_by_itself(
         assert other.mask(500).any()
 
 
+def test_guesses_leave_an_output_half_of_its_time() -> None:
+    """Or a constraint that would do without drafts fails with them."""
+    with CompileServiceOf() as made:
+        at = MatcherCursor(made.submit(make_constraint({"regex": "abab[a-c]{3,900}x"})).result(SECONDS))
+        assert at.likely_text([], 3)[0] is not None
+        at._left.seconds = ALLOWANCE / 2
+        assert at.likely_text([], 3) == (None, 0)
+        assert at.behind(PIECES.ids[b"a"]) is None
+        assert at.accept(PIECES.ids[b"a"])
+
+
 @pytest.mark.parametrize("num_texts", [pytest.param(12, marks=pytest.mark.slow), 14])
 def test_a_mask_that_takes_too_long_is_not_taken_for_the_deadline(num_texts: int) -> None:
     """It is refused for what it is, in the engine and in its own process, and not tried for longer."""

@@ -27,6 +27,7 @@ Int32Array = npt.NDArray[np.int32]
 ALLOWANCE: Final = 1.0
 """CPU seconds of its thread that one output may use at once."""
 SECONDS_A_TOKEN: Final = 0.02
+_KEPT = ALLOWANCE / 2  # by guesses, for the output itself
 _TOO_LONG = f"the constraint takes more than {ALLOWANCE:g} s of the engine's time: make it simpler"
 _MOST_MARGIN = 16  # tokens
 
@@ -54,10 +55,10 @@ class MatcherCursor:
         assert is_allowed, "it was read in the same grammar"
 
     @contextmanager
-    def _on_time(self) -> Iterator[None]:
+    def _on_time(self, kept: float = 0.0) -> Iterator[None]:
         began = thread_time() - collection_time()
         try:
-            with time_limit(self._left.seconds, thread_time, too_long=_TOO_LONG):
+            with time_limit(self._left.seconds - kept, thread_time, too_long=_TOO_LONG):
                 yield
         finally:
             self._left.seconds -= thread_time() - collection_time() - began
@@ -88,8 +89,11 @@ class MatcherCursor:
             return forced_text(self._matcher, self.vocabulary, output_ids)
 
     def likely_text(self, output_ids: Sequence[int], most_choices: int) -> tuple[ForcedText | None, int]:
-        """A text that may follow, where few bytes may, and how often there was a choice. See `likely_text`."""
-        with self._on_time():
+        """A text that may follow, where few bytes may, and how often there was a choice; None if time is short. See
+        `likely_text`."""
+        if self._left.seconds <= _KEPT:
+            return None, 0
+        with self._on_time(_KEPT):
             text, number = likely_bytes(_Ahead(self._matcher.copy()), most_choices)
         return likely_text(text, output_ids, self.vocabulary), number
 
@@ -110,11 +114,11 @@ class MatcherCursor:
 
     def behind(self, draft: int) -> MatcherCursor | None:
         """A cursor behind a draft; None if the draft is not allowed, or time is short. Both use the same seconds."""
-        if self._left.seconds < ALLOWANCE / 2:
+        if self._left.seconds <= _KEPT:
             return None
         other = copy(self)
         other._matcher = self._matcher.copy()
-        with self._on_time():
+        with self._on_time(_KEPT):
             return other if other._matcher.accept(draft) else None
 
     def is_complete(self) -> bool:
