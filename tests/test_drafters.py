@@ -132,6 +132,38 @@ def draft_model(path: Path, as_many: int = 384, max_positions: int = 64, **overr
     )
 
 
+@pytest.mark.parametrize("kind", ["draft", "eagle"])
+@pytest.mark.parametrize("computed", [1, 5])
+def test_what_a_cached_prefix_lacks_is_filled_in_by_parts(kind: str, computed: int, tmp_path: Path) -> None:
+    """A pass over all of it at once might take more memory than there is. computed: tokens of the model's step."""
+    model = target(tmp_path / "target")
+    prompt = [3 + 7 * i % 200 for i in range(41)]
+
+    def served(most_tokens: int) -> tuple[list[int], int]:
+        made = draft_model(tmp_path / "draft") if kind == "draft" else eagle(tmp_path / "head", model)
+        made._most_tokens = most_tokens
+        its = Served(model, made)
+        its.enter(0, prompt, range(1, 16), cached_len=41 - computed)
+        its.requests[0].cached_len = 41 - computed
+        passes: list[int] = []
+        forward = made._runner.forward
+
+        def counted(batch: Batch) -> Any:
+            passes.append(int(batch.q_lens.sum()))
+            return forward(batch)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made._runner, "forward", counted)
+            its.step({0: computed})
+            return its.propose({0: 3})[0], max(passes)
+
+    (drafts, longest), (parts, bounded) = served(1000), served(8)
+    assert drafts == parts
+    assert len(drafts) == 3
+    assert longest > 30
+    assert bounded <= 8
+
+
 def eagle(path: Path, model: Decoder, **changes: Any) -> EagleDrafter:
     config = EagleConfig.from_pretrained(tiny_head(path, **changes))
     head = load_head(config, model)

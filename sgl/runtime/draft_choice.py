@@ -68,6 +68,7 @@ class DraftModel:
             "page_size": page_size,
             "max_positions": min(context, model.max_positions),
             "num_steps": config.speculative_num_steps or _NUM_STEPS,
+            "most_tokens": max(_MOST_GRAPH_TOKENS, _most_tokens(config, num_pages * page_size)),
         }
         bounds = {"max_rows": rows, "max_pages": -(-context // page_size)}
         if isinstance(model, EagleHead):

@@ -8,6 +8,7 @@ next asked about.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -46,6 +47,13 @@ class _Chunk:
     end: int
     token_ids: Int32Array | None
 
+    def cut(self, length: int) -> tuple[_Chunk, _Chunk | None]:
+        """Its first `length` known tokens, and the others if there are any."""
+        at, ids = self.start + length, self.token_ids
+        if at >= self.end or ids is None:
+            return self, None
+        return _Chunk(self.row, self.start, at, ids[:length]), _Chunk(self.row, at, self.end, ids[length:])
+
 
 class ModelDrafter:
     """A draft model. `Drafter` and `Observer` of one engine."""
@@ -56,14 +64,22 @@ class ModelDrafter:
     _first = 0  # tokens without an entry
 
     def __init__(
-        self, runner: DraftRunner, *, num_slots: int, page_size: int, max_positions: int, num_steps: int
+        self,
+        runner: DraftRunner,
+        *,
+        num_slots: int,
+        page_size: int,
+        max_positions: int,
+        num_steps: int,
+        most_tokens: int = 1 << 13,
     ) -> None:
         """num_slots: of KV. max_positions: beyond which nothing is drafted. num_steps: drafts at most, each a forward
-        pass."""
+        pass. most_tokens: of a pass that fills prompts in, at most."""
         self._runner = runner
         self._page_size = page_size
         self._max_positions = max_positions
         self._num_steps = num_steps
+        self._most_tokens = most_tokens
         self._is_filled = np.zeros(num_slots, np.bool_)
         """Of tokens that the model has computed, whether this drafter has, too."""
         self._rows: dict[int, _Row] = {}
@@ -108,8 +124,21 @@ class ModelDrafter:
                 chunks.append(_Chunk(number, first + skipped, end, ids[skipped:]))
             row.done, row.marked, row.drafted = end, 0, []
             self._mark(row)
-        if chunks:
-            self._runner.forward(self._batch(chunks, samples=False))
+        self._fill(chunks)
+
+    def _fill(self, chunks: list[_Chunk]) -> None:
+        """Compute known tokens, of which there may be many more than in a step of the model: what is cached may lack
+        this drafter's part."""
+        rest = deque(chunks)
+        while rest:
+            part, left = list[_Chunk](), self._most_tokens
+            while rest and left:
+                chunk, behind = rest.popleft().cut(left)
+                if behind is not None:
+                    rest.appendleft(behind)
+                part.append(chunk)
+                left -= chunk.end - chunk.start
+            self._runner.forward(self._batch(part, samples=False))
 
     def loaded(self, pages: Int32Array) -> None:
         """See `Observer`. A head goes on without the features that are lost."""
@@ -181,6 +210,8 @@ class ModelDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See `Drafter`."""
         guesses = [guess for index, ask in enumerate(asks) if (guess := self._guess(index, ask)) is not None]
+        if sum(guess.reach - guess.start for guess in guesses) > self._most_tokens:
+            self._fill([chunk for guess in guesses if (chunk := guess.pop_known()) is not None])
         steps: list[tuple[list[_Guess], PendingStep]] = []
         turn = 0
         while going := [guess for guess in guesses if turn < guess.num_steps]:
@@ -292,6 +323,12 @@ class _Guess:
     def num_steps(self) -> int:
         """Forward passes."""
         return self.num_forced + self.most
+
+    def pop_known(self) -> _Chunk | None:
+        """What the first pass would compute before the last token of its own; it is left out there."""
+        start, end = self.start, self.reach - 1
+        ids, self.start, self.known = self.known[: end - start], end, self.known[end - start :]
+        return _Chunk(self.number, start, end, ids) if len(ids) else None
 
     def chunk(self, turn: int) -> _Chunk:
         """What one of them computes."""
