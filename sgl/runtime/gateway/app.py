@@ -257,6 +257,7 @@ class Gateway:
 def _due(request: web.Request, data: Any, arrived: float) -> float | None:
     """When the request is due: by its header, or its body's timeout. Raises InvalidRequest for a wrong header."""
     given: Any = request.headers.get(DEADLINE_HEADER)
+    param = "timeout" if given is None else DEADLINE_HEADER
     if given is not None:
         try:
             given = float(given)
@@ -264,7 +265,7 @@ def _due(request: web.Request, data: Any, arrived: float) -> float | None:
             raise InvalidRequest(f"{DEADLINE_HEADER} is a number of seconds, not {given!r}") from None
     elif isinstance(data, dict) and isinstance(data.get("timeout"), (int, float)):
         given = data["timeout"]
-    return None if given is None else arrived + checked_seconds("timeout", given)
+    return None if given is None else arrived + checked_seconds(param, given)
 
 
 def _to_worker(about: tuple[Any, ...]) -> socket.socket:

@@ -195,7 +195,7 @@ class Passing:
         self._metrics.sent.labels(worker).inc()
         headers = headers_to_worker(passed.headers)
         if left is not None:
-            headers[DEADLINE_HEADER] = f"{left:.3f}"
+            headers[DEADLINE_HEADER] = f"{max(left, 0.001):.3f}"  # workers refuse 0
         limits = [each for each in (left, self._config.worker_timeout) if each is not None]
         try:
             async with contextlib.AsyncExitStack() as stack:
