@@ -25,6 +25,7 @@ from sgl.lang.ir.pool import Pool
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs
+from sgl.runtime.server.app import PROBE
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
 from tests.patience import PATIENCE
 
@@ -298,6 +299,15 @@ def test_a_key_is_told_to_nobody(
     assert "broken" in "".join(told)
     assert not re.search("alices-key|bobs-key|admins-key", "".join(told) + repr(server.service.config))
     assert any(record.__dict__.get("fields", {}).get("key") == "alice" for record in caplog.records)
+
+
+def test_nobody_stays_out_of_the_log(served: Callable[..., LiveServer], caplog: pytest.LogCaptureFixture) -> None:
+    server = served()
+    with caplog.at_level(logging.INFO):
+        for path in ("/health", "/v1/models"):  # a cluster's looks at its workers are the former
+            assert server.get(path, headers={"User-Agent": PROBE}).status_code == 200
+    told = [record.getMessage().split()[:2] for record in caplog.records]
+    assert [each for each in told if each[0] == "GET"] == [["GET", "/v1/models"]]
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")

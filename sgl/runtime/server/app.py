@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 PROBE = "sgl-probe"
 """The user agent of a cluster's own looks at its workers, which come twice a second: they are no news."""
+_PROBED = ("/health", "/get_server_info")
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NO_MODELS = "there is one model here, which requests neither load nor change: /api/tags names it"
@@ -149,7 +150,7 @@ class _Guard:
                 if tracer is not None and span is not None:
                     fields["trace_id"] = tracer.answered(span, status)
                 shown = (request.method, path, status, 1000 * seconds)
-                is_probe = status == 200 and request.headers.get("User-Agent") == PROBE
+                is_probe = status == 200 and path in _PROBED and request.headers.get("User-Agent") == PROBE
                 level = logging.DEBUG if is_probe else logging.INFO
                 logger.log(level, "%s %s %d %.1f ms", *shown, extra={"fields": fields})
         return response
