@@ -113,16 +113,17 @@ def engines(device: Device) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     yield GPT_OSS, attention
     yield QWEN3_MOE, attention
     yield LLAMA, {**attention, "quantization": "int4"}
+    yield QWEN3_MOE, {**attention, "quantization": "int4"}
     yield DEEPSEEK_V3, attention
     yield QWEN3_NEXT, attention
     yield QWEN3_NEXT, {**attention, "dtype": "float32"}
+    yield OLMO2, attention
     if not is_amd and device.capability >= (8, 9):
         yield LLAMA, {"quantization": "fp8", "kv_cache_dtype": "fp8_e4m3"}
     if device.target.arch not in (90, "gfx942"):
         return
     yield LLAMA, {**attention, "dtype": "float16"}
     yield QWEN2_MOE, {**attention, "dtype": "float16"}
-    yield OLMO2, attention
     yield DEEPSEEK_LITE, attention
     if not is_amd:
         yield GEMMA2, {}
