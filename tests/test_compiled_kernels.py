@@ -17,7 +17,7 @@ from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_SHARED = {"sm_80": 163, "sm_100": 227}
-"""KiB of a program. Others by hand, since they take longer: `python -m tests.kernel_launches sm_90` (gfx942, gfx950)."""
+"""KiB of a program. sm_90, gfx942 and gfx950 take longer, by hand: `python -m tests.kernel_launches sm_90`."""
 MOST_SPILLED = 2048
 """Bytes of a thread that registers have no room for; float32, in which kernels are compared and not served, spills."""
 LACKING = {"sm_80": {"sgl.kernels.layers.fused_triton._quantize_rows"}}
