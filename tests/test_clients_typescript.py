@@ -34,7 +34,8 @@ from tests.page_blocks import blocks
 from tests.patience import PATIENCE
 
 FOLDER = REPOSITORY / "clients" / "typescript"
-ELSEWHERE = {"image", "lora"}  # examples that need a model that sees, or an engine in their own process
+ELSEWHERE = {"image", "lora", "memory", "speculation"}
+"""Examples that need a model that sees, or an engine in their own process."""
 
 pytestmark = [
     pytest.mark.slow,
