@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl.grammar import Vocabulary
+from sgl.grammar.automaton import missing_bytes
 from sgl.grammar.automaton.finished import FinishedAutomaton, finish
 from sgl.grammar.automaton.missing_bytes import does_without
 from sgl.grammar.automaton.place import Place, advance
@@ -121,6 +122,15 @@ def test_where_bytes_can_be_missed_no_end_is_farther(regex: str, missing: set[in
 def test_only_what_ends_without_them_is_finished(kind: dict[str, object], expected: bool) -> None:
     assert does_without(finished(**kind).tables, SMOLLM2) is expected
     assert does_without(finished(**kind).tables, b"")
+
+
+def test_of_many_effects_no_more_are_found() -> None:
+    """No text needs a second's comparing: one byte has at most as many effects as there are bytes."""
+    many = "|".join(f"{chr(0x40000 + 97 * number)}{number:x}" for number in range(300))
+    tables = finished(regex=f"(a|{many})").tables
+    with pytest.raises(missing_bytes._TooMany):
+        missing_bytes._Characters(tables, SMOLLM2).all_have_others()
+    assert not does_without(tables, SMOLLM2)
 
 
 def test_a_vocabulary_that_lacks_bytes_has_masks_on_the_device() -> None:

@@ -25,13 +25,23 @@ from sgl.grammar.automaton.tables import (
 
 _CONTINUING = slice(0x80, 0xC0)
 _LONGEST = 4  # bytes of a character
+_MOST_EFFECTS = 256  # of one byte: more are not compared, which bounds the time
 _Effect = Hashable
 """What one character does: its counter operations, where it leads, and what that depends on."""
 
 
 def does_without(tables: Tables, missing: bytes) -> bool:
     """Whether that is so of complete tables. False, too, where it is only hard to see."""
-    return not missing or _Characters(tables, missing).all_have_others()
+    if not missing:
+        return True
+    try:
+        return _Characters(tables, missing).all_have_others()
+    except _TooMany:
+        return False
+
+
+class _TooMany(Exception):
+    """There are more than _MOST_EFFECTS."""
 
 
 class _Characters:
@@ -44,6 +54,7 @@ class _Characters:
         self._is_within = (live.sum(1) == live[:, _CONTINUING].sum(1)) & continuing & ~tables.accepting[:number]
         self._missing = np.frombuffer(missing, np.uint8)
         self._known: dict[tuple[int, int], frozenset[_Effect]] = {}
+        self._known_ends: dict[tuple[int, int], frozenset[_Effect]] = {}
 
     def all_have_others(self) -> bool:
         lacking = self._rows[:, self._missing]
@@ -71,8 +82,17 @@ class _Characters:
             self._known[key] = frozenset(found)
         return self._known[key]
 
-    def _ends(self, state: int, more_bytes: int) -> set[_Effect]:
+    def _ends(self, state: int, more_bytes: int) -> frozenset[_Effect]:
         """Where a character may end that has come to a state or guard."""
+        key = state, more_bytes
+        if key not in self._known_ends:
+            found = frozenset(self._found_ends(state, more_bytes))
+            if len(found) > _MOST_EFFECTS:
+                raise _TooMany
+            self._known_ends[key] = found
+        return self._known_ends[key]
+
+    def _found_ends(self, state: int, more_bytes: int) -> set[_Effect]:
         guard = self._tables.guards[state]
         if guard[LIMIT] >= 0:
             name = int(guard[LIMIT]), int(guard[COUNTER])
@@ -81,12 +101,9 @@ class _Characters:
         if not self._is_within[state] or more_bytes == 0:
             return {state}
         entries = _entries(self._rows[state, _CONTINUING])
-        found: set[_Effect] = set()
-        for entry in entries:
-            if entry > TARGET_MASK:  # counts within a character: not one of ours
-                return {("within", state)}
-            found |= self._ends(entry, more_bytes - 1)
-        return found
+        if max(entries) > TARGET_MASK:  # counts within a character: not one of ours
+            return {("within", state)}
+        return {end for entry in entries for end in self._ends(entry, more_bytes - 1)}
 
 
 def _entries(row: np.ndarray[tuple[int], np.dtype[np.int32]]) -> set[int]:
