@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from sgl.cli import main
 from sgl.errors import ConfigError
 from sgl.runtime.gateway import app, bodies, passing, programs
 from sgl.runtime.gateway.asks import ask_of
@@ -132,6 +133,15 @@ def test_what_is_no_url_id_json_or_ascii_is_refused_with_a_reason(caplog: pytest
 def test_a_command_line_names_workers_by_address(url: str) -> None:
     with pytest.raises(ConfigError, match="http://HOST:PORT"):
         checked_url(url)
+
+
+def test_a_gateway_that_could_have_no_worker_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["gateway"])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "--worker" in said
+    assert "--admin-api-key" in said
 
 
 def program_of(then: Callable[[web.StreamResponse], Awaitable[None]]) -> Answer:

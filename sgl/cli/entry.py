@@ -179,7 +179,7 @@ def _gateway() -> Parameters:
 
     groups = {"routing_policy": "Who gets a request", "retries": "Failures", "max_in_flight": "Limits"}
     groups["breaker_failures"] = "Broken workers"
-    worker = "A server's address; once for each."
+    worker = "A server's address; once for each. None: they are added at /workers, with --admin-api-key."
     key = "Of what changes the workers at /workers. [default: nobody may]"
     return [
         Option(["--worker"], multiple=True, metavar="URL", help=worker),

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from sgl.cli.logs import configure_logging
 from sgl.cli.options import from_flags
-from sgl.errors import needs_extra
+from sgl.errors import ConfigError, needs_extra
 from sgl.runtime.gateway.config import GatewayConfig, checked_url
 from sgl.runtime.server.serve import listen
 
@@ -25,6 +25,12 @@ _DRAIN_SECONDS = 30.0
 
 def gateway(options: SimpleNamespace) -> int:
     """Pass requests on until a signal."""
+    if not options.worker and options.admin_api_key is None:
+        raise ConfigError(
+            "a gateway needs workers: name each by --worker http://HOST:PORT, or give --admin-api-key KEY, with which "
+            "they are added at /workers",
+            option="worker",
+        )
     config = GatewayConfig.from_options(from_flags(options, GatewayConfig))
     for url in options.worker:
         checked_url(url)
