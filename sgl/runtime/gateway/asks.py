@@ -3,6 +3,7 @@ be read is the worker's to refuse."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -45,11 +46,14 @@ def ask_of(path: str, body: Any, headers: Mapping[str, str]) -> Ask:
 
 
 def program_of(body: Mapping[str, Any]) -> tuple[ir.Program, ir.Segment]:
-    """The program that a body opens, and its first segment. Raises InvalidRequest."""
+    """The program that a body opens, with the arguments of its first row, and its first segment. Raises
+    InvalidRequest."""
     program = program_from_wire(body["program"])
+    rows = body.get("rows") or [{}]
+    program = dataclasses.replace(program, args={**program.args, **(rows[0].get("args") or {})})
     segment = ir.Segment()
     if body.get("segment") is not None:
-        segment = Checker(program, rows=len(body.get("rows") or [None])).segment(body["segment"])
+        segment = Checker(program, rows=len(rows)).segment(body["segment"])
     return program, segment
 
 
