@@ -30,7 +30,6 @@ from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.kernels.layers.linear import linear, linear_add
 from sgl.kernels.layers.single_triton import project, project_add_, project_gated
 from sgl.kernels.mask.ops import apply_token_mask_
-from sgl.kernels.moe.mixture import mixture_of
 from sgl.kernels.pages import gather, scatter
 from sgl.kernels.sampling.triton import draw_keys
 from sgl.runtime import startup
@@ -213,15 +212,10 @@ def ranks() -> None:
 
 
 def others() -> None:
-    """What is launched with libraries that a device lacks here, and what tests alone ask for so far."""
+    """What is launched with libraries that a device lacks here, and by tiers of the cache."""
     heads, sums = torch.empty(40, 32, 128, dtype=torch.bfloat16, device="cuda"), torch.empty(40, 32, device="cuda")
     merge_(heads, sums, heads, sums, heads[0, :, 0])
     quantize_rows(torch.empty(40, 4096, dtype=torch.bfloat16, device="cuda"))
-    x, weights = torch.empty(9, 2048, dtype=torch.bfloat16, device="cuda"), torch.empty(9, 8, device="cuda")
-    gate_up, down = (
-        torch.empty(64, *size, dtype=torch.bfloat16, device="cuda") for size in ((2816, 2048), (2048, 1408))
-    )
-    mixture_of(x, weights, torch.empty(9, 8, dtype=torch.int64, device="cuda"), gate_up, down)
     cache, pages = torch.empty(64, 20, 32_768, dtype=torch.uint8, device="cuda"), torch.arange(9, device="cuda")
     buffer = torch.empty(9, 64, 32_768, dtype=torch.uint8, device="cuda")
     gather(cache, pages, buffer)

@@ -14,7 +14,7 @@ import tests.interpreter  # noqa: F401 - mends it
 from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.moe.experts import Experts
-from sgl.kernels.moe.mixture import mixture, mixture_of, route
+from sgl.kernels.moe.mixture import mixture, route, summed
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
@@ -179,9 +179,14 @@ def test_experts_that_others_chose_are_mixed() -> None:
         expected += weights[:, slot, None] * torch.einsum(
             "ti,thi->th", silu_and_mul(up), experts.down[ids[:, slot]]
         )
-    check(mixture_of(x, weights, ids, experts.gate_up, experts.down), expected, 1e-5)
-    its = moved(experts)
-    parts = grouped_triton.mixture_of(x.to(DEVICE), weights.to(DEVICE), ids.to(DEVICE), its.gate_up, its.down)
+    check(summed(x, experts, weights, ids), expected, 1e-5)
+    counts, lists = torch.zeros(6, dtype=torch.int32), torch.empty(6, len(x), dtype=torch.int32)
+    for pair, expert in enumerate(ids.flatten().tolist()):
+        lists[expert, counts[expert]] = pair
+        counts[expert] += 1
+    inputs = (its.to(DEVICE) for its in (weights, counts, lists))
+    parts = torch.empty(3, *x.shape, device=DEVICE)
+    grouped_triton.multiply(x.to(DEVICE), moved(experts), *inputs, parts, None)
     check(parts.sum(0), expected, 1e-5)
 
 

@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sgl.kernels.layers.fused_triton import overlap, stages_within
 from sgl.kernels.moe import packed_triton
 from sgl.kernels.moe.experts import Experts
-from sgl.kernels.moe.packed import ExpertMatrices, PackedExperts
+from sgl.kernels.moe.packed import PackedExperts
 from sgl.kernels.moe.route_triton import (
     find,
     gated_by,
@@ -58,7 +58,6 @@ PLANS = {
 }
 MANY = Plan(Tiles(128, 128, 64, 8, 3), Tiles(128, 256, 64, 8, 3))
 _WIDE = Plan(Tiles(16, 32, 32, 4, 2), Tiles(16, 32, 32, 4, 2))  # in float32, which only tests are
-_ENLISTED = 256  # pairs of a program
 _FEW_TOKENS = 256  # of the router's product
 _ROUTER_FEW, _ROUTER_MANY = Tiles(16, 16, 256, 4, 3), Tiles(64, 64, 64, 4, 3)
 _ROUTER_WIDE = Tiles(16, 16, 64, 4, 2)
@@ -91,7 +90,7 @@ def mixture(
         num_warps=min(4, max(1, num_padded // 128)),
         **overlap(x.device),
     )
-    _multiply(x, experts.gate_up, experts.down, weights, counts, lists, out, plan, experts)
+    multiply(x, experts, weights, counts, lists, out, plan)
     if shared is not None and experts.has_gate:
         torch.mul(shared, logits[:, experts.num_experts :].sigmoid(), out=out[top_k])
     elif shared is not None:
@@ -99,44 +98,30 @@ def mixture(
     return out
 
 
-def mixture_of(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-) -> torch.Tensor:
-    """`mixture.mixture_of` for contiguous x and weights: [top_k, T, hidden] in x's dtype."""
-    num_tokens, top_k = ids.shape
-    counts = torch.zeros(len(down), dtype=torch.int32, device=x.device)
-    lists = torch.empty(len(down), num_tokens, dtype=torch.int32, device=x.device)
-    _enlist[(triton.cdiv(ids.numel(), _ENLISTED),)](
-        ids.contiguous(), counts, lists, num_tokens, top_k=top_k, block=_ENLISTED, num_warps=4, **overlap(x.device)
-    )
-    out = x.new_empty(top_k, *x.shape)
-    _multiply(x, gate_up, down, weights, counts, lists, out, None)
-    return out
-
-
-def _multiply(
+def multiply(
     x: torch.Tensor,
-    gate_up: ExpertMatrices,
-    down: ExpertMatrices,
+    experts: Experts,
     weights: torch.Tensor,
     counts: torch.Tensor,
     lists: torch.Tensor,
     out: torch.Tensor,
     plan: Plan | None,
-    experts: Experts | None = None,
 ) -> None:
-    """Fill out [top_k, T, hidden], by pair of a token and its expert, from the lists of pairs by expert. experts: has
-    their biases and gate."""
-    biases = (None, None) if experts is None else (experts.gate_up_bias, experts.down_bias)
-    alpha, limit = (None, None) if experts is None or experts.clamped is None else experts.clamped
-    num_experts, hidden, size = down.shape
+    """Fill out [num_used, T, hidden] with what the chosen experts make of x [T, hidden], times float32 weights
+    [T, num_used].
+
+    counts: int32 [experts], pairs of a token and its expert; lists: int32 [experts, T], which: token * num_used + slot.
+    plan: the tiles, if not those of PLANS."""
+    biases = experts.gate_up_bias, experts.down_bias
+    alpha, limit = experts.clamped or (None, None)
+    num_experts, hidden, size = experts.down.shape
     num_tokens, top_k = weights.shape
     num_pairs, options = num_tokens * top_k, overlap(x.device)
     plan = plan or choose(num_pairs / num_experts, x.dtype.itemsize)
     gated = x.new_empty(num_pairs, size)
     for is_down, tiles in enumerate(plan):
         num_rows = hidden if is_down else size
-        matrices = down if is_down else gate_up
+        matrices = experts.down if is_down else experts.gate_up
         if isinstance(matrices, PackedExperts) and packed_triton.is_worth_a_copy(
             matrices, num_pairs / num_experts, x.dtype
         ):
@@ -321,19 +306,6 @@ def _select(
     tl.store(weights + token * num_used + slots, shares, mask=is_slot)
     place = tl.atomic_add(counts + ids, 1, mask=is_slot, sem="relaxed")
     tl.store(lists + ids.to(tl.int64) * num_tokens + place, token * num_used + slots, mask=is_slot)
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
-def _enlist(ids, counts, lists, num_tokens, top_k: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr):
-    """The lists of pairs by expert, of experts that are chosen."""
-    if overlaps:
-        gdc_launch_dependents()
-        gdc_wait()
-    pairs = tl.program_id(0) * block + tl.arange(0, block)
-    is_pair = pairs < num_tokens * top_k
-    experts = tl.load(ids + pairs, mask=is_pair, other=0).to(tl.int64)
-    place = tl.atomic_add(counts + experts, 1, mask=is_pair, sem="relaxed")
-    tl.store(lists + experts * num_tokens + place, pairs, mask=is_pair)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from sgl.kernels.layers.activation import clamped_and_mul, silu_and_mul
 from sgl.kernels.moe.experts import Experts
-from sgl.kernels.moe.packed import ExpertMatrices, matrix_of
+from sgl.kernels.moe.packed import matrix_of
 
 LEAST_SUM = 1e-20  # of weights that are normalised, as DeepSeek adds it
 
@@ -29,23 +29,10 @@ def mixture(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = Non
     logits = functional.linear(x, experts.router, experts.router_bias).float()
     num_experts = experts.num_experts
     weights, ids = route(logits[:, :num_experts], experts)
-    out = _summed(x, experts.gate_up, experts.down, weights, ids, experts)
+    out = summed(x, experts, weights, ids)
     if shared is not None:
         out += shared * logits[:, num_experts:].sigmoid() if experts.has_gate else shared
     return out.to(x.dtype)
-
-
-def mixture_of(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-) -> torch.Tensor:
-    """`mixture` of experts that something else than `route` has chosen.
-
-    weights, ids: float32 and int64 [T, top_k]; no token has an expert twice. gate_up, down: see Experts."""
-    if x.is_cuda:
-        from sgl.kernels.moe import grouped_triton
-
-        return grouped_triton.mixture_of(x, weights, ids, gate_up, down)
-    return _summed(x, gate_up, down, weights, ids).to(x.dtype)
 
 
 def route(logits: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,34 +58,25 @@ def route(logits: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.T
     return torch.cat((weights, torch.ones_like(shared, dtype=weights.dtype)), 1), torch.cat((ids, shared), 1)
 
 
-def _summed(
-    x: torch.Tensor,
-    gate_up: ExpertMatrices,
-    down: ExpertMatrices,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    experts: Experts | None = None,
-) -> torch.Tensor:
-    """float32 [T, hidden]. Each expert computes its tokens at once; experts without tokens cost nothing. experts: has
-    their biases and gate."""
+def summed(x: torch.Tensor, experts: Experts, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """float32 [T, hidden] of x [T, hidden] and `route`'s weights and ids, [T, num_used].
+
+    Each expert computes its tokens at once; experts without tokens cost nothing."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     flat = ids.flatten()
     pairs = flat.argsort(stable=True)
     tokens, scales = pairs // ids.shape[1], weights.flatten()[pairs].unsqueeze(1)
-    counts = torch.bincount(flat, minlength=len(down)).tolist()
+    counts = torch.bincount(flat, minlength=len(experts.down)).tolist()
     end = 0
     for expert, count in enumerate(counts):
         if not count:
             continue
         start, end = end, end + count
         its = tokens[start:end]
-        biases = (None, None) if experts is None else (experts.gate_up_bias, experts.down_bias)
+        biases = experts.gate_up_bias, experts.down_bias
         before, after = (None if bias is None else bias[expert] for bias in biases)
-        product = functional.linear(x[its], matrix_of(gate_up, expert, x.dtype), before)
-        if experts is None or experts.clamped is None:
-            gated = silu_and_mul(product)
-        else:
-            gated = clamped_and_mul(product, *experts.clamped)
-        product = functional.linear(gated, matrix_of(down, expert, x.dtype), after)
+        product = functional.linear(x[its], matrix_of(experts.gate_up, expert, x.dtype), before)
+        gated = silu_and_mul(product) if experts.clamped is None else clamped_and_mul(product, *experts.clamped)
+        product = functional.linear(gated, matrix_of(experts.down, expert, x.dtype), after)
         out.index_add_(0, its, product.float() * scales[start:end])
     return out

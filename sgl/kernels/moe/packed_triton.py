@@ -32,7 +32,7 @@ def multiply(
     counts: torch.Tensor,
     lists: torch.Tensor,
     out: torch.Tensor,
-    experts: Experts | None,
+    experts: Experts,
     *,
     is_down: bool,
 ) -> None:
@@ -41,10 +41,8 @@ def multiply(
     num_experts, size, width = matrices.shape
     num_tokens, top_k = weights.shape
     num_pairs = num_tokens * top_k
-    bias, alpha, limit = None, None, None
-    if experts is not None:
-        bias = experts.down_bias if is_down else experts.gate_up_bias
-        alpha, limit = experts.clamped or (None, None)
+    bias = experts.down_bias if is_down else experts.gate_up_bias
+    alpha, limit = experts.clamped or (None, None)
     tokens = min(max(16, triton.next_power_of_2(triton.cdiv(num_pairs, num_experts))), 128)
     columns, stages = _TILES[tokens]
     columns = max(16 * 32 // matrices.bits, columns * 8 // (x.dtype.itemsize * matrices.bits))
