@@ -147,6 +147,30 @@ def _block(width: int, most: int) -> int:
 
 
 @triton.jit
+def row_sums(x, norm, at, is_row, columns, width: tl.constexpr, has_norm: tl.constexpr, overlaps: tl.constexpr):
+    """float32: products [rows] of a matrix's rows with x [width], times norm [width] where has_norm, and parts [block]
+    of the sum of x's squares. at: pointers [rows, block] to the rows' first columns.
+
+    Waits for the previous kernel after the first load of the matrix."""
+    block: tl.constexpr = at.shape[1]
+    weights = tl.load(at, mask=is_row[:, None] & (columns < width)[None, :], other=0.0)
+    if overlaps:
+        gdc_wait()
+        gdc_launch_dependents()
+    sums = tl.zeros(at.shape, tl.float32)
+    squares = tl.zeros([block], tl.float32)
+    for start in range(0, width, block):
+        inputs = tl.load(x + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
+        if has_norm:
+            squares += inputs * inputs
+            inputs *= tl.load(norm + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
+        sums += weights.to(tl.float32) * inputs[None, :]
+        following = start + block
+        weights = tl.load(at + following, mask=is_row[:, None] & (following + columns < width)[None, :], other=0.0)
+    return tl.sum(sums, 1), squares
+
+
+@triton.jit
 def _product(
     x,
     norm,
@@ -168,23 +192,7 @@ def _product(
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     columns = tl.arange(0, block)
     at = matrix + row.to(tl.int64)[:, None] * width + columns[None, :]
-    inside = (row < size)[:, None] & (columns < width)[None, :]
-    weights = tl.load(at, mask=inside, other=0.0)
-    if overlaps:
-        gdc_wait()
-        gdc_launch_dependents()
-    sums = tl.zeros([rows, block], tl.float32)
-    squares = tl.zeros([block], tl.float32)
-    for start in range(0, width, block):
-        inputs = tl.load(x + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
-        if has_norm:
-            squares += inputs * inputs
-            inputs *= tl.load(norm + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
-        sums += weights.to(tl.float32) * inputs[None, :]
-        following = start + block
-        inside = (row < size)[:, None] & (following + columns < width)[None, :]
-        weights = tl.load(at + following, mask=inside, other=0.0)
-    product = tl.sum(sums, 1)
+    product, squares = row_sums(x, norm, at, row < size, columns, width, has_norm, overlaps)
     if has_norm:
         product *= 1.0 / tl.sqrt(tl.sum(squares, 0) / width + eps)
     if has_scales:

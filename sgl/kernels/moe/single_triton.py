@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.layers.linear import Matrix
-from sgl.kernels.layers.single_triton import project_add_, project_gated
+from sgl.kernels.layers.single_triton import project_add_, project_gated, row_sums
 from sgl.kernels.moe import packed_single_triton
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
@@ -265,22 +265,7 @@ def _choose(
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     columns = tl.arange(0, block)
     at = matrix + row[:, None] * width + columns[None, :]
-    weights = tl.load(at, mask=(row < size)[:, None] & (columns < width)[None, :], other=0.0)
-    if overlaps:
-        gdc_wait()
-        gdc_launch_dependents()
-    sums = tl.zeros([rows, block], tl.float32)
-    squares = tl.zeros([block], tl.float32)
-    for start in range(0, width, block):
-        inputs = tl.load(x + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
-        if has_norm:
-            squares += inputs * inputs
-            inputs *= tl.load(norm + start + columns, mask=start + columns < width, other=0.0).to(tl.float32)
-        sums += weights.to(tl.float32) * inputs[None, :]
-        following = start + block
-        inside = (row < size)[:, None] & (following + columns < width)[None, :]
-        weights = tl.load(at + following, mask=inside, other=0.0)
-    product = tl.sum(sums, 1)
+    product, squares = row_sums(x, norm, at, row < size, columns, width, has_norm, overlaps)
     if has_norm:
         scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / width + eps)
         product *= scale
