@@ -21,11 +21,12 @@ from sgl.kernels.moe import packed_triton
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
 from sgl.kernels.moe.route_triton import (
-    find,
+    find_block,
     gated_by,
     group_ranks,
     most_blocks,
     of_choice,
+    pairs_of,
     rules,
     scores_of,
     shares_of,
@@ -334,14 +335,12 @@ def _gate_up(
         gdc_launch_dependents()
         gdc_wait()
     num_tiles = tl.cdiv(size, block_rows)
-    expert, first, count, before = find(
+    expert, first, count, before = find_block(
         counts, tl.program_id(0) // num_tiles, num_experts, num_padded, block_tokens
     )
     if expert >= num_experts:
         return
-    places = first + tl.arange(0, block_tokens)
-    is_pair = places < count
-    pairs = tl.load(lists + expert.to(tl.int64) * num_tokens + places, mask=is_pair, other=0)
+    places, is_pair, pairs = pairs_of(lists, expert, first, count, num_tokens, block_tokens)
     columns = tl.arange(0, block_columns)
     at_x = x + (pairs // top_k).to(tl.int64)[:, None] * width + columns[None, :]
     rows = (tl.program_id(0) % num_tiles) * block_rows + tl.arange(0, block_rows)
@@ -395,14 +394,12 @@ def _down(
         gdc_launch_dependents()
         gdc_wait()
     num_tiles = tl.cdiv(size, block_rows)
-    expert, first, count, before = find(
+    expert, first, count, before = find_block(
         counts, tl.program_id(0) // num_tiles, num_experts, num_padded, block_tokens
     )
     if expert >= num_experts:
         return
-    places = first + tl.arange(0, block_tokens)
-    is_pair = places < count
-    pairs = tl.load(lists + expert.to(tl.int64) * num_tokens + places, mask=is_pair, other=0)
+    places, is_pair, pairs = pairs_of(lists, expert, first, count, num_tokens, block_tokens)
     shares = tl.load(weights + pairs, mask=is_pair, other=0.0)
     columns = tl.arange(0, block_columns)
     at_x = gated + (before + tl.minimum(places, count - 1)).to(tl.int64)[:, None] * width + columns[None, :]

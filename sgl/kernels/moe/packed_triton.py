@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sgl.kernels.layers.fused_triton import overlap, stages_within
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
-from sgl.kernels.moe.route_triton import find, gated_by, most_blocks
+from sgl.kernels.moe.route_triton import find_block, gated_by, most_blocks, pairs_of
 
 _ROWS = 64  # of a tile; of gate_up, half are gates and half are ups
 _TILES = {16: (128, 4), 32: (128, 4), 64: (128, 3), 128: (128, 3)}
@@ -190,7 +190,7 @@ def _product(
         gdc_wait()
     own: tl.constexpr = block_rows if is_down else block_rows // 2  # rows of the result
     num_tiles = tl.cdiv(size, own)
-    expert, first_pair, count, before = find(
+    expert, first, count, before = find_block(
         counts, tl.program_id(0) // num_tiles, num_experts, num_padded, block_tokens
     )
     if expert >= num_experts:
@@ -198,9 +198,7 @@ def _product(
     num_words: tl.constexpr = block_columns // 8 if bits == 4 else block_columns
     row_width: tl.constexpr = width // 8 if bits == 4 else width
     group_width: tl.constexpr = row_width // num_groups
-    places = first_pair + tl.arange(0, block_tokens)
-    is_pair = places < count
-    pairs = tl.load(lists + expert.to(tl.int64) * num_tokens + places, mask=is_pair, other=0)
+    places, is_pair, pairs = pairs_of(lists, expert, first, count, num_tokens, block_tokens)
     tile = tl.arange(0, block_rows)
     result = (tl.program_id(0) % num_tiles) * own + tile % own
     words, columns = tl.arange(0, num_words), tl.arange(0, block_columns)
@@ -211,14 +209,14 @@ def _product(
     inputs_at = before + places if is_down else pairs // top_k
     at_x = x + inputs_at.to(tl.int64)[:, None] * width
     sums = tl.zeros([block_rows, block_tokens], tl.float32)
-    for first in range(0, row_width, num_words):
-        inside = (first + words < row_width)[None, :]
-        codes_of = tl.load(at + first, mask=inside, other=0.0)
+    for start in range(0, row_width, num_words):
+        inside = (start + words < row_width)[None, :]
+        codes_of = tl.load(at + start, mask=inside, other=0.0)
         if has_whole_groups:  # their scales are applied to their sums
-            group = at_group + tl.minimum(first // group_width, num_groups - 1)
+            group = at_group + tl.minimum(start // group_width, num_groups - 1)
             scale = scales_of(scales, group, group >= 0, is_e2m1)
         else:
-            group = at_group + ((first + words) // group_width)[None, :]
+            group = at_group + ((start + words) // group_width)[None, :]
             scale = scales_of(scales, group, inside, is_e2m1)
         if not has_zeros:
             zero = tl.full(scale.shape, middle, tl.float32)
@@ -232,7 +230,7 @@ def _product(
         else:
             codes = codes_of.to(tl.float32) - zero
             codes = (codes if has_whole_groups else codes * scale).to(x.dtype.element_ty)
-        column = first * (block_columns // num_words) + columns
+        column = start * (block_columns // num_words) + columns
         inputs = tl.load(at_x + column[None, :], mask=is_pair[:, None] & (column < width)[None, :], other=0.0)
         if has_whole_groups:
             sums += tl.dot(codes, tl.trans(inputs), input_precision="ieee") * scale

@@ -114,8 +114,8 @@ def gated_by(gates, ups, alpha: tl.constexpr, limit: tl.constexpr):
 
 
 @triton.jit
-def find(counts, block, num_experts, num_padded: tl.constexpr, block_tokens: tl.constexpr):
-    """A block's expert, its first row among the expert's pairs, how many those are, and how many are before."""
+def find_block(counts, block, num_experts, num_padded: tl.constexpr, block_tokens: tl.constexpr):
+    """A block's expert, its first pair among the expert's, how many those are, and how many earlier experts have."""
     index = tl.arange(0, num_padded)
     its = tl.load(counts + index, mask=index < num_experts, other=0)
     blocks = (its + block_tokens - 1) // block_tokens
@@ -125,3 +125,11 @@ def find(counts, block, num_experts, num_padded: tl.constexpr, block_tokens: tl.
     first = (block - tl.sum(tl.where(is_before, blocks, 0), 0)) * block_tokens
     count = tl.sum(tl.where(index == expert, its, 0), 0)
     return expert, first, count, tl.sum(tl.where(is_before, its, 0), 0)
+
+
+@triton.jit
+def pairs_of(lists, expert, first, count, num_tokens, block_tokens: tl.constexpr):
+    """A block's places among its expert's pairs, which of them there are, and the pairs: [block_tokens] each."""
+    places = first + tl.arange(0, block_tokens)
+    is_pair = places < count
+    return places, is_pair, tl.load(lists + expert.to(tl.int64) * num_tokens + places, mask=is_pair, other=0)
