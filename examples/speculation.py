@@ -23,10 +23,10 @@ MESSAGES = [
 
 def main() -> None:
     outputs = []
-    options = {}
+    model: str | None = None  # the embedded one
     for algorithm in ("off", "auto"):
-        with sgl.Engine(**options, speculative_algorithm=algorithm, random_seed=0) as engine:
-            options = {"model_path": engine.config.model_path}  # of the second, too
+        with sgl.Engine(model, speculative_algorithm=algorithm, random_seed=0) as engine:
+            model = engine.config.model_path
             texts, drafted, accepted = [], 0, 0
             for message in MESSAGES:
                 params = {"json_schema": SCHEMA, "max_new_tokens": 48, "temperature": 0.0}

@@ -26,10 +26,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DiffLlamaForCausalLM": ({}, "attention that is computed twice with the same weights"),
     "DogeForCausalLM": ({"num_experts": 64}, "a mask that its own code reads"),
     "FalconForCausalLM": ({}, "attention that does not go through"),
-    "GPTJForCausalLM": (
-        {"n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8},
-        "attention that does not go through",
-    ),
     "Lfm2ForCausalLM": ({"full_attn_idxs": [0]}, "recurrent layers (conv)"),
     "Llama4ForCausalLM": ({"num_local_experts": 4, "num_experts_per_tok": 1}, "a mask that depends on more"),
     "MambaForCausalLM": ({}, "recurrent layers"),
