@@ -55,6 +55,10 @@ def test_no_default_port_is_one_of_ray_serve() -> None:
         ("replicas", "two", "replicas='two'"),
         ("max_replicas", 1, "max_replicas=1: replicas=2 lies between"),
         ("min_replicas", 3, "min_replicas=3: replicas=2 lies between"),
+        ("target_queue", 2.0, "target_queue=2.0 needs max_replicas, which is not given"),
+        ("target_kv_usage", 0.5, "target_kv_usage=0.5 needs max_replicas"),
+        ("key_burst", 5, "key_burst=5 needs key_rate"),
+        ("max_waiting", 5, "max_waiting=5 needs max_in_flight"),
         ("device", "cuda:1", "device='cuda:1': Ray gives each replica its GPUs"),
         ("nnodes", 3, "nnodes=3: tp_size=2 times pp_size=1 is no multiple"),
     ],
@@ -64,6 +68,11 @@ def test_a_wrong_option_is_refused_by_name(name: str, value: Any, said: str) -> 
         options(**{"replicas": 2, "tp_size": 2, name: value})
     assert said in str(refused.value)
     assert refused.value.option == name
+
+
+def test_options_of_scaling_and_of_limits_go_with_what_they_are_for() -> None:
+    scaled = options(min_replicas=1, replicas=2, target_queue=2.0, key_rate=3.0, key_burst=5, max_waiting=10_000)
+    assert (scaled.cluster.target_queue, scaled.gateway.key_burst) == (2.0, 5)
 
 
 def test_the_command_names_an_unknown_key_and_starts_nothing(tmp_path: Path, capsys: Any) -> None:

@@ -295,7 +295,21 @@ def test_options_that_cannot_be_are_refused_by_name(folder: Path) -> None:
         ({"speculative_algorithm": "NGRAM", "pp_size": 2}, "pp_size=2"),
         ({"speculative_algorithm": "DRAFT"}, "speculative_draft_model_path"),
         ({"speculative_draft_model_path": "x"}, "speculative_algorithm"),
+        ({"speculative_algorithm": "off", "speculative_draft_model_path": "x"}, "needs a speculative_algorithm"),
+        ({"speculative_algorithm": "auto", "speculative_draft_model_path": ""}, "names no folder"),
+        ({"speculative_num_draft_tokens": 4}, "speculative_num_draft_tokens=4 needs a speculative_algorithm"),
+        ({"speculative_num_steps": 2}, "speculative_num_steps=2 needs a draft model"),
+        ({"speculative_algorithm": "GRAMMAR", "speculative_num_steps": 2}, "speculative_num_steps=2 needs a draft"),
+        ({"speculative_algorithm": "auto", "speculative_num_steps": 2}, "speculative_num_steps=2 needs a draft"),
         ({"speculative_algorithm": "NGRAM", "speculative_num_steps": 8}, "speculative_num_steps=8"),
+        (
+            {
+                "speculative_algorithm": "DRAFT",
+                "speculative_draft_model_path": str(folder),
+                "speculative_num_steps": 8,
+            },
+            "speculative_num_steps=8 drafts do not fit",
+        ),
     ):
         with pytest.raises(ConfigError, match=words):
             Engine(folder, **options)

@@ -390,6 +390,14 @@ def checked_options(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any
     return {**parse_options(cls, variables), **_validated(cls, options)}
 
 
+def check_needed(config: Any, option: str, needed: str) -> None:
+    """Raise ConfigError for an option that would do nothing: it is not its default, and what it needs is None."""
+    given = getattr(config, option)
+    default = next(each.default for each in fields(config) if each.name == option)
+    if given != default and getattr(config, needed) is None:
+        raise ConfigError(f"{option}={given!r} needs {needed}, which is not given", option=option)
+
+
 def parse_options(cls: type[Any], texts: Mapping[str, str]) -> dict[str, Any]:
     """Parse texts of variables or flags by the types of a dataclass' fields. Raises ConfigError."""
     values = {name: None if text.lower() in ("", "none") else text for name, text in texts.items()}

@@ -44,10 +44,13 @@ class Measurable(Protocol):
 
 def check_tiers(config: EngineConfig) -> None:
     """Raises ConfigError for options that do not go together."""
+    options = {
+        field.name: field.default for field in dataclasses.fields(config) if field.name.startswith("hicache_")
+    }
+    changed = [option for option, default in options.items() if getattr(config, option) != default]
     if not config.enable_hierarchical_cache:
-        for option in ("hicache_storage_backend", "hicache_storage_dir"):
-            if getattr(config, option) is not None:
-                raise _wrong(config, option, "is part of enable_hierarchical_cache, which is off")
+        for option in changed:
+            raise _wrong(config, option, "is part of enable_hierarchical_cache, which is off")
         return
     if config.disable_radix_cache:
         raise _wrong(config, "disable_radix_cache", "leaves nothing for enable_hierarchical_cache to keep")
@@ -58,9 +61,11 @@ def check_tiers(config: EngineConfig) -> None:
             f"keeps pages of the model alone, and speculative_draft_model_path={config.speculative_draft_model_path!r} "
             "has others beside them",
         )
-    if config.hicache_storage_backend is None and config.hicache_storage_dir is not None:
-        raise _wrong(config, "hicache_storage_dir", "is for hicache_storage_backend='file'")
-    if config.hicache_storage_backend is not None and config.hicache_storage_dir is None:
+    if config.hicache_storage_backend is None:
+        for option in changed:
+            if option.startswith("hicache_storage_"):
+                raise _wrong(config, option, "is for hicache_storage_backend='file'")
+    elif not config.hicache_storage_dir:
         raise _wrong(config, "hicache_storage_backend", "needs a folder: name it by hicache_storage_dir")
     if config.hicache_storage_backend is not None and config.num_ranks > 1:
         raise _wrong(

@@ -10,7 +10,15 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt
 
 from sgl.errors import ConfigError, nearest_name
-from sgl.runtime.config import EMBEDDED, EngineConfig, PositiveFloat, Seconds, ServerConfig, checked_options
+from sgl.runtime.config import (
+    EMBEDDED,
+    EngineConfig,
+    PositiveFloat,
+    Seconds,
+    ServerConfig,
+    check_needed,
+    checked_options,
+)
 from sgl.runtime.gateway.config import GatewayConfig
 
 _OURS = ("node_rank", "dist_init_addr", "dist_key_file", "dp_rank")
@@ -53,6 +61,9 @@ class ClusterConfig:
                 "max_replicas",
                 option=option,
             )
+        for option in ("target_queue", "target_kv_usage"):
+            if config.min_replicas is None:
+                check_needed(config, option, "max_replicas")
         return config
 
     @property

@@ -26,13 +26,8 @@ def is_on(config: EngineConfig) -> bool:
 def check(config: EngineConfig, architecture: str, *, is_recurrent: bool) -> None:
     """Raise ConfigError for drafts that the model or the other options cannot have."""
     algorithm, option = config.speculative_algorithm, "speculative_algorithm"
+    _check_needed(config)
     if not is_on(config):
-        if config.speculative_draft_model_path is not None:
-            raise ConfigError(
-                f"speculative_draft_model_path={config.speculative_draft_model_path!r} needs a speculative_algorithm: "
-                "DRAFT for a model, EAGLE3 for a head",
-                option="speculative_draft_model_path",
-            )
         return
     if config.pp_size > 1:
         raise ConfigError(
@@ -55,6 +50,31 @@ def check(config: EngineConfig, architecture: str, *, is_recurrent: bool) -> Non
             f"speculative_num_draft_tokens={row_tokens or ROW_TOKENS}",
             option="speculative_num_steps",
         )
+
+
+def _check_needed(config: EngineConfig) -> None:
+    """Raise ConfigError for options that would do nothing."""
+    algorithm, path = config.speculative_algorithm, config.speculative_draft_model_path
+    asks_model = algorithm in MODEL_ALGORITHMS or (algorithm == "auto" and path is not None)
+    for option, is_read, needs in (
+        (
+            "speculative_draft_model_path",
+            is_on(config),
+            "a speculative_algorithm: DRAFT for a model, EAGLE3 for a head",
+        ),
+        ("speculative_num_draft_tokens", is_on(config), "a speculative_algorithm, such as NGRAM"),
+        (
+            "speculative_num_steps",
+            asks_model,
+            "a draft model or head, of speculative_algorithm DRAFT or EAGLE3; speculative_num_draft_tokens bounds what "
+            "others draft",
+        ),
+    ):
+        if not is_read and (given := getattr(config, option)) is not None:
+            raise ConfigError(f"{option}={given!r} needs {needs}", option=option)
+    if path == "":
+        option = "speculative_draft_model_path"
+        raise ConfigError(f"{option}='' names no folder; leave it out for None", option=option)
 
 
 def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Drafter] = ()) -> Speculator:
