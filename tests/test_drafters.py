@@ -134,34 +134,60 @@ def draft_model(path: Path, as_many: int = 384, max_positions: int = 64, **overr
 
 @pytest.mark.parametrize("kind", ["draft", "eagle"])
 @pytest.mark.parametrize("computed", [1, 5])
-def test_what_a_cached_prefix_lacks_is_filled_in_by_parts(kind: str, computed: int, tmp_path: Path) -> None:
-    """A pass over all of it at once might take more memory than there is. computed: tokens of the model's step."""
+def test_what_a_cached_prefix_lacks_is_filled_in_by_some_in_each_step(
+    kind: str, computed: int, tmp_path: Path
+) -> None:
+    """All of it at once might take more memory than there is, and everybody would wait. computed: tokens of the
+    model's step."""
     model = target(tmp_path / "target")
     prompt = [3 + 7 * i % 200 for i in range(41)]
 
-    def served(most_tokens: int) -> tuple[list[int], int]:
+    def served(most_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+        """Drafts in each of seven steps, and tokens of the passes that the drafter made in each."""
         made = draft_model(tmp_path / "draft") if kind == "draft" else eagle(tmp_path / "head", model)
-        made._most_tokens = most_tokens
+        made._most_tokens = made._left = most_tokens
         its = Served(model, made)
         its.enter(0, prompt, range(1, 16), cached_len=41 - computed)
         its.requests[0].cached_len = 41 - computed
-        passes: list[int] = []
+        its.enter(1, [9, 8, 7], range(16, 31))
+        passes: list[list[int]] = []
         forward = made._runner.forward
 
         def counted(batch: Batch) -> Any:
-            passes.append(int(batch.q_lens.sum()))
+            passes[-1].append(int(batch.q_lens.sum()))
             return forward(batch)
 
+        drafts: list[list[int]] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(made._runner, "forward", counted)
-            its.step({0: computed})
-            return its.propose({0: 3})[0], max(passes)
+            for step in range(7):
+                passes.append([])
+                its.step({0: 1, 1: 1} if step else {0: computed, 1: 3})
+                drafts.append((proposed := its.propose({0: 3, 1: 3}))[0])
+                assert len(proposed[1]) == 3, "a row that lacks nothing does not wait"
+        return drafts, passes
 
-    (drafts, longest), (parts, bounded) = served(1000), served(8)
-    assert drafts == parts
-    assert len(drafts) == 3
-    assert longest > 30
-    assert bounded <= 8
+    (drafts, together), (parts, bounded) = served(1000), served(8)
+    assert drafts[-1] == parts[-1]
+    assert len(drafts[0]) == len(parts[-1]) == 3
+    assert parts[0] == []
+    assert max(map(sum, together)) > 30
+    assert max(map(max, filter(None, bounded))) <= 8
+    assert max(map(sum, bounded[1:])) <= 8 + 1 + 2 * 3, "and the step's own token, and drafts of two rows"
+
+
+def test_rows_of_one_cached_prefix_do_not_fill_it_in_twice(tmp_path: Path) -> None:
+    prompt = [3 + 7 * i % 200 for i in range(41)]
+    its = Served(target(tmp_path / "target"), made := draft_model(tmp_path / "draft"))
+    made._most_tokens = made._left = 8
+    for row in (0, 1):
+        its.enter(row, prompt, [*range(1, 11), *range(20 + 5 * row, 25 + 5 * row)], cached_len=40)
+        its.requests[row].cached_len = 40
+    drafted = []
+    for _ in range(7):  # by 8 of 40 tokens and a few of their own
+        its.step({0: 1, 1: 1})
+        drafted.append([bool(draft) for draft in its.propose({0: 3, 1: 3}).values()])
+    assert drafted == [[False, False]] * 5 + [[True, False], [True, True]]
 
 
 def eagle(path: Path, model: Decoder, **changes: Any) -> EagleDrafter:

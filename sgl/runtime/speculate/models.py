@@ -74,12 +74,14 @@ class ModelDrafter:
         most_tokens: int = 1 << 13,
     ) -> None:
         """num_slots: of KV. max_positions: beyond which nothing is drafted. num_steps: drafts at most, each a forward
-        pass. most_tokens: of a pass that fills prompts in, at most."""
+        pass. most_tokens: of a pass that fills prompts in, and of those that a step finds missing, at most."""
         self._runner = runner
         self._page_size = page_size
         self._max_positions = max_positions
         self._num_steps = num_steps
         self._most_tokens = most_tokens
+        self._left = most_tokens
+        """Missing tokens that may yet be filled in until the model's next step."""
         self._is_filled = np.zeros(num_slots, np.bool_)
         """Of tokens that the model has computed, whether this drafter has, too."""
         self._rows: dict[int, _Row] = {}
@@ -103,6 +105,7 @@ class ModelDrafter:
         self._is_filled[slots] = False
         new_rows = {setup.row for setup in batch.setups}
         chunks: list[_Chunk] = []
+        self._left = self._most_tokens
         ends = np.cumsum(batch.q_lens)
         for b in np.flatnonzero(batch.token_ids[ends - batch.q_lens] != FROM_DEVICE).tolist():
             number, start, end = int(batch.rows[b]), int(starts[b]), int(batch.kv_lens[b])
@@ -118,6 +121,9 @@ class ModelDrafter:
             elif row.done < start:
                 continue  # later, with the next draft
             first = min(row.done, start)  # what is cached may lack this drafter's part
+            if start - first > self._left:
+                continue  # by parts, before the next drafts
+            self._left -= start - first
             ids = np.concatenate((row.known[first:start], batch.token_ids[ends[b] - batch.q_lens[b] : ends[b]]))
             skipped = max(self._first - first, 0)
             if first + skipped < end:
@@ -127,8 +133,7 @@ class ModelDrafter:
         self._fill(chunks)
 
     def _fill(self, chunks: list[_Chunk]) -> None:
-        """Compute known tokens, of which there may be many more than in a step of the model: what is cached may lack
-        this drafter's part."""
+        """Compute known tokens, in passes of so many as the device's memory was planned for."""
         rest = deque(chunks)
         while rest:
             part, left = list[_Chunk](), self._most_tokens
@@ -208,8 +213,10 @@ class ModelDrafter:
             self._mark(row)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See `Drafter`."""
+        """See `Drafter`. A row that lacks many tokens has no drafts until they are filled in, some in each step."""
         guesses = [guess for index, ask in enumerate(asks) if (guess := self._guess(index, ask)) is not None]
+        if sum(guess.num_missing for guess in guesses) > self._left:
+            guesses = self._within_limit(guesses)
         if sum(guess.reach - guess.start for guess in guesses) > self._most_tokens:
             self._fill([chunk for guess in guesses if (chunk := guess.pop_known()) is not None])
         steps: list[tuple[list[_Guess], PendingStep]] = []
@@ -228,6 +235,19 @@ class ModelDrafter:
             self._note(guess)
         return drafts
 
+    def _within_limit(self, guesses: list[_Guess]) -> list[_Guess]:
+        """Those whose missing tokens may be filled in at once. Of the first other one, fill in as many as may be."""
+        chosen = list[_Guess]()
+        for guess in sorted(guesses, key=lambda guess: guess.num_missing):
+            if guess.num_missing <= self._left:
+                chosen.append(guess)
+                self._left -= guess.num_missing
+            elif self._left and (missing := guess.pop_known()) is not None:
+                part, _ = missing.cut(self._left)
+                self._fill([part])
+                guess.row.done, self._left = part.end, 0
+        return chosen
+
     def _guess(self, index: int, ask: Ask) -> _Guess | None:
         """What to compute for a request; None: nothing can be drafted."""
         request = ask.request
@@ -242,6 +262,8 @@ class ModelDrafter:
         num_forced = known - reach
         if num_forced > _MOST_FORCED:
             return None
+        if row.done + self._left < reach - 1 and row.done < ask.num_computed:  # others may have filled in some
+            row.done = self._filled_len(row.pages, ask.num_computed, row.done)
         start = max(min(row.done, reach - 1), self._first)
         if start >= reach:
             return None
@@ -323,6 +345,11 @@ class _Guess:
     def num_steps(self) -> int:
         """Forward passes."""
         return self.num_forced + self.most
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens before the last that the first pass would compute, too."""
+        return self.reach - 1 - self.start
 
     def pop_known(self) -> _Chunk | None:
         """What the first pass would compute before the last token of its own; it is left out there."""
