@@ -14,6 +14,7 @@ import pytest
 import zmq
 
 from sgl.errors import ConfigError
+from sgl.runtime import kv_events
 from sgl.runtime.cache import page_events
 from sgl.runtime.cache.keys import Namespace, key_of
 from sgl.runtime.cache.page_events import Lost, PageEvents, Removed, Stored
@@ -178,3 +179,70 @@ def test_an_endpoint_that_is_none_is_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "tiny", vocab_size=64, max_position_embeddings=64)
     with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
         Engine(str(folder), device="cpu", skip_tokenizer_init=True, kv_events="nowhere")
+
+
+class Answers:
+    """What clients of the replay socket get, of batches of 1000 bytes: turn by turn, without a socket."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bytes_a_turn: int) -> None:
+        monkeypatch.setattr(kv_events, "REPLAY_BYTES", bytes_a_turn / kv_events._PAUSE_SECONDS)
+        self.events = KvEvents(PageEvents(Driver(Setting()).scheduler.memory.cache), PAGE, "tcp://127.0.0.1:0")
+        self.events._kept.extend((number, bytes(1000)) for number in range(100, 200))
+        self.asks: list[list[bytes]] = []
+        self.sent: list[tuple[bytes, int]] = []
+        self.full: set[bytes] = set()
+
+    def turn(self) -> list[tuple[bytes, int]]:
+        self.sent = []
+        self.events._answer(self)
+        return self.sent
+
+    def poll(self, _: int) -> bool:
+        return bool(self.asks)
+
+    def recv_multipart(self) -> list[bytes]:
+        return self.asks.pop(0)
+
+    def send_multipart(self, frames: tuple[bytes, ...], flags: int) -> None:
+        assert flags == zmq.DONTWAIT
+        if frames[0] in self.full:
+            raise zmq.Again
+        if frames[0] == b"gone":
+            raise zmq.ZMQError(zmq.EHOSTUNREACH)
+        self.sent.append((frames[0], int.from_bytes(frames[2], "big", signed=True)))
+
+
+def ask(client: bytes, first: int) -> list[bytes]:
+    return [client, b"", first.to_bytes(8, "big")]
+
+
+def test_kept_batches_are_sent_again_so_many_bytes_a_turn_to_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, 5000)
+    answers.asks = [ask(b"a", 0), ask(b"b", 150), ask(b"gone", 0), [b"c", b"", b"short"]]
+    got = [answers.turn() for _ in range(40)]
+    assert max(map(len, got)) <= 7  # five batches, and two ends
+    assert got[0] == [(b"a", 100), (b"b", 150), (b"a", 101), (b"b", 151), (b"a", 102)]
+    every = [each for turn in got for each in turn]
+    assert [number for client, number in every if client == b"a"] == [*range(100, 200), -1]
+    assert [number for client, number in every if client == b"b"] == [*range(150, 200), -1]
+    assert len(every) == 152
+    assert not answers.events._asks
+    answers.events.close()
+
+
+def test_a_client_has_one_answer_at_a_time_and_must_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(monkeypatch, 5000)
+    answers.asks = [ask(b"a", 100), ask(b"a", 180), *(ask(b"%d" % i, 100) for i in range(100))]
+    answers.turn()
+    assert answers.events._asks[b"a"].next >= 180
+    assert len(answers.events._asks) == kv_events._MOST_ASKS - 1
+    assert len(answers.asks) > 30, "others wait"
+    answers.full = {b"a", *(b"%d" % i for i in range(100))}
+    assert answers.turn() == []
+    now = time.monotonic()
+    monkeypatch.setattr(kv_events.time, "monotonic", lambda: now + 2 * kv_events._ASK_SECONDS)
+    answers.turn()
+    assert not answers.events._asks
+    answers.full.clear()
+    assert len(answers.turn()) == 5
+    answers.events.close()

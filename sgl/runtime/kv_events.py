@@ -2,8 +2,8 @@
 
 A PUB socket sends frames (topic, number, batch): the number counts batches from 0, in 8 bytes, most significant first,
 and a batch is msgpack of [seconds, [event, …], rank], an event an array that begins with its name. A ROUTER socket
-sends kept batches again, from the number that it is asked for, and ends with -1. Blocks are pages, named by a hash
-of all tokens up to their end and of what keeps prompts apart.
+sends kept batches again, from the number that it is asked for, and ends with -1: `REPLAY_BYTES` a second at most, to
+all clients together. Blocks are pages, named by a hash of all tokens up to their end and of what keeps prompts apart.
 
 A thread of its own hashes and sends; it wakes every 20 ms."""
 
@@ -13,6 +13,7 @@ import hashlib
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,6 +29,12 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 _PAUSE_SECONDS = 0.02
 _QUEUED = 100_000  # batches for a slow subscriber
+_QUEUED_AGAIN = 256  # batches for a slow client that asked for them
+REPLAY_BYTES = 32_000_000
+"""Sent again in a second at most, to all clients together."""
+_MOST_ASKS = 64  # answered at once; others wait in their sockets
+_ASK_BYTES = 1024  # of a frame that a client sends, at most
+_ASK_SECONDS = 10.0  # for which a client may read nothing of an answer
 
 
 class BlockStored(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
@@ -61,6 +68,16 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     data_parallel_rank: int | None = None
 
 
+@dataclass(slots=True)
+class _Ask:
+    """A client's wish for batches from a number on."""
+
+    client: bytes
+    empty: bytes
+    next: int
+    latest: float  # seconds, when something was sent
+
+
 class KvEvents:
     """Publishes one engine's until `close`."""
 
@@ -76,6 +93,8 @@ class KvEvents:
         self._context = zmq.Context()
         self._out = self._bound(zmq.PUB, "kv_events", endpoint)
         self._replay = None if replay is None else self._bound(zmq.ROUTER, "kv_events_replay", replay)
+        self._asks: dict[bytes, _Ask] = {}  # by client
+        self._credit = 0.0  # bytes that may be sent again by now
         self.endpoints: dict[str, str | None] = {
             "kv_events": self._out.getsockopt_string(zmq.LAST_ENDPOINT),
             "kv_events_replay": None if self._replay is None else self._replay.getsockopt_string(zmq.LAST_ENDPOINT),
@@ -97,7 +116,10 @@ class KvEvents:
     def _bound(self, kind: int, option: str, endpoint: str) -> Any:
         host, _, port = endpoint.rpartition(":")
         socket = self._context.socket(kind)
-        socket.setsockopt(self._zmq.SNDHWM, _QUEUED)
+        socket.setsockopt(self._zmq.SNDHWM, _QUEUED if kind == self._zmq.PUB else _QUEUED_AGAIN)
+        socket.setsockopt(self._zmq.MAXMSGSIZE, _ASK_BYTES)
+        if kind == self._zmq.ROUTER:
+            socket.setsockopt(self._zmq.ROUTER_MANDATORY, 1)  # a full queue and a lost client are errors
         socket.setsockopt(self._zmq.LINGER, 100)
         try:
             number = int(port)
@@ -125,17 +147,44 @@ class KvEvents:
             self._out.send_multipart((b"", self._number.to_bytes(8, "big"), data))
             self._number += 1
         if self._replay is not None:
-            while self._replay.poll(0):
-                self._send_again(self._replay.recv_multipart())
+            self._answer(self._replay)
 
-    def _send_again(self, asked: list[bytes]) -> None:
-        if len(asked) != 3 or len(asked[2]) != 8 or self._replay is None:
-            return
-        client, empty, first = asked[0], asked[1], int.from_bytes(asked[2], "big")
-        for number, data in self._kept:
-            if number >= first:
-                self._replay.send_multipart((client, empty, number.to_bytes(8, "big"), data))
-        self._replay.send_multipart((client, empty, END, b""))
+    def _answer(self, replay: Any) -> None:
+        """Take asks, and send as much again as a turn may."""
+        for _ in range(_MOST_ASKS):
+            if len(self._asks) >= _MOST_ASKS or not replay.poll(0):
+                break
+            frames = replay.recv_multipart()
+            if len(frames) == 3 and len(frames[2]) == 8:
+                client, empty, first = frames[0], frames[1], int.from_bytes(frames[2], "big")
+                self._asks[client] = _Ask(client, empty, first, time.monotonic())  # in place of an older one
+        self._credit = min(self._credit, 0.0) + REPLAY_BYTES * _PAUSE_SECONDS
+        waiting = list(self._asks.values())
+        while waiting and self._credit > 0:
+            waiting = [ask for ask in waiting if self._credit > 0 and self._send_again(replay, ask)]
+        for client, ask in list(self._asks.items()):
+            if time.monotonic() - ask.latest > _ASK_SECONDS and self._credit > 0:
+                del self._asks[client]
+
+    def _send_again(self, replay: Any, ask: _Ask) -> bool:
+        """Send one batch; returns whether the client may be sent another one now."""
+        number, data = END, b""
+        if self._kept and ask.next <= self._kept[-1][0]:
+            ask.next = max(ask.next, self._kept[0][0])
+            at, data = self._kept[ask.next - self._kept[0][0]]
+            number = at.to_bytes(8, "big")
+        try:
+            replay.send_multipart((ask.client, ask.empty, number, data), flags=self._zmq.DONTWAIT)
+        except self._zmq.Again:
+            return False  # it reads slowly
+        except self._zmq.ZMQError:
+            number = END  # it is gone
+        if number == END:
+            del self._asks[ask.client]
+            return False
+        self._credit -= len(data)
+        ask.next, ask.latest = ask.next + 1, time.monotonic()
+        return True
 
     def _told(self, recorded: Stored | Removed | Lost) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
         if isinstance(recorded, Lost):
