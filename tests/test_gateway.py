@@ -30,6 +30,7 @@ class MockWorker:
         self.answer = answer
         self.requests: list[tuple[str, Any, dict[str, str]]] = []
         self.is_healthy = self.keeps_requests = True
+        self.is_silent = False
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -47,6 +48,8 @@ class MockWorker:
             await self._runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if self.is_silent:
+            await asyncio.sleep(60)
         if request.path == "/health":
             return web.json_response({}, status=200 if self.is_healthy else 503)
         if request.path == "/metrics":

@@ -16,9 +16,10 @@ from aiohttp import web
 from sgl.cli import main
 from sgl.errors import ConfigError
 from sgl.runtime.gateway import app, bodies, passing, programs
+from sgl.runtime.gateway import workers as workers_of
 from sgl.runtime.gateway.asks import ask_of
 from sgl.runtime.gateway.config import checked_url
-from tests.test_gateway import ADMIN, Answer, MockWorker, echo, gateway_of, run, until
+from tests.test_gateway import ADMIN, Answer, MockWorker, echo, gateway_of, run, until, value
 
 
 def test_a_request_for_one_worker_is_tried_there_again_and_gets_its_refusal() -> None:
@@ -219,6 +220,98 @@ def test_a_worker_that_falls_silent_holds_no_request_for_good(monkeypatch: pytes
             answer = await client.post("/flush_cache", headers={"X-Api-Key": "k"})
             assert (answer.status, workers[0].url in await answer.text()) == (503, True)
             assert workers[0].requests[-1][2]["x-api-key"] == "k"
+
+    run(test)
+
+
+async def begins(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+    """The first event of a stream, and then nothing."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b'data: {"text": "one"}\n\n')
+    await asyncio.sleep(60)
+    return response
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_of, "TIMEOUT", 0.1, raising=False)
+    monkeypatch.setattr(workers_of, "SILENT_SECONDS", 0.3, raising=False)
+
+
+@pytest.mark.parametrize("end", ["silence", "removal"])
+def test_what_a_silent_or_removed_worker_has_not_begun_to_answer_is_answered_elsewhere(
+    end: str, impatient: None
+) -> None:
+    async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async def test() -> None:
+        async with gateway_of(hangs, echo) as (gateway, workers, client):
+            asked = [asyncio.ensure_future(client.post("/generate", json={"text": "x"})) for _ in range(4)]
+            await until(lambda: len(workers[0].requests) == 2)
+            if end == "silence":
+                workers[0].is_silent = True
+            else:
+                await gateway.remove_worker(workers[0].url)
+            async with asyncio.timeout(10):
+                assert [(await each).status for each in asked] == [200] * 4
+            assert value(gateway, "retries_total", reason="silent") == 2
+            assert not any(worker.in_flight for worker in gateway.fleet.workers)
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/api/chat"])
+def test_a_stream_of_a_worker_that_falls_silent_ends_in_an_error_or_a_closed_connection(
+    path: str, impatient: None
+) -> None:
+    async def test() -> None:
+        async with gateway_of(begins) as (gateway, workers, client), asyncio.timeout(10):
+            async with client.post(path, json={"text": "x", "stream": True}) as answer:
+                await answer.content.readuntil(b"\n\n")
+                workers[0].is_silent = True
+                with contextlib.suppress(aiohttp.ClientPayloadError):
+                    assert b"worker failed" in await answer.read()
+            assert value(gateway, "cut_streams_total") == 1
+            assert not gateway.servers[workers[0].url].is_up
+
+    run(test)
+
+
+def test_a_program_goes_on_elsewhere_when_its_worker_falls_silent(impatient: None) -> None:
+    async def test() -> None:
+        async with (
+            gateway_of(program_of(stays), program_of(stays)) as (gateway, workers, client),
+            opened(client, {}),
+            asyncio.timeout(10),
+        ):
+            next(worker for worker in workers if worker.requests).is_silent = True
+            await until(lambda: all(worker.requests for worker in workers))
+            assert value(gateway, "reopened_programs_total") == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_a_worker_that_answers_its_probes_keeps_what_it_has_however_long_it_takes(
+    status: int, impatient: None
+) -> None:
+    """503: it drains."""
+
+    async def slow(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        await asyncio.sleep(1.5)
+        return await echo(request, worker)
+
+    async def test() -> None:
+        async with gateway_of(slow, slow) as (_, workers, client):
+            asked = asyncio.ensure_future(client.post("/generate", json={"text": "x"}))
+            await until(lambda: any(worker.requests for worker in workers))
+            for worker in workers:
+                worker.is_healthy = status == 200
+            assert (await asked).status == 200
+            assert sum(len(worker.requests) for worker in workers) == 1
 
     run(test)
 

@@ -24,7 +24,7 @@ from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet, Ticket
 from sgl.runtime.gateway.metrics import GatewayMetrics
 from sgl.runtime.gateway.policy import Ask
-from sgl.runtime.gateway.workers import Servers
+from sgl.runtime.gateway.workers import Call, Servers
 from sgl.runtime.server import sse
 from sgl.runtime.server.deadline import DEADLINE_HEADER
 from sgl.runtime.server.errors import error_body
@@ -143,6 +143,10 @@ class Passing:
                 raise EngineDead(f"no worker answered: {error.reason}") from error
             yield found
 
+    def heard(self, worker: str | None) -> None:
+        """A part of an answer came from there."""
+        self._servers.heard(worker)
+
     def lost(self, worker: str | None) -> None:
         """A worker failed after it had begun to answer."""
         if worker in self._servers:
@@ -196,11 +200,12 @@ class Passing:
         headers = headers_to_worker(passed.headers)
         if left is not None:
             headers[DEADLINE_HEADER] = f"{max(left, 0.001):.3f}"  # workers refuse 0
-        limits = [each for each in (left, self._config.worker_timeout) if each is not None]
+        call = Call(min((each for each in (left, self._config.worker_timeout) if each is not None), default=None))
         try:
             async with contextlib.AsyncExitStack() as stack:
                 try:
-                    async with asyncio.timeout(min(limits) if limits else None):
+                    async with call.limit:
+                        server.calls.add(call)
                         theirs = await stack.enter_async_context(
                             self._session().request(
                                 passed.method,
@@ -211,10 +216,11 @@ class Passing:
                             )
                         )
                         first = await theirs.content.readany()
+                    call.theirs = theirs
                 except TimeoutError:
                     passed.left()
                     server.breaker.failed()
-                    raise NotBegunError("timeout") from None
+                    raise NotBegunError("silent" if call.is_cut else "timeout") from None
                 except (aiohttp.ClientError, OSError) as error:
                     server.breaker.failed()
                     raise NotBegunError(_reason(error)) from error
@@ -224,6 +230,7 @@ class Passing:
                 ticket.first_byte()
                 yield theirs, first, ticket
         finally:
+            server.calls.discard(call)
             server.breaker.left()
             ticket.end()
 
@@ -272,6 +279,7 @@ class Passing:
             if not part:
                 break
             last = part
+            self._servers.heard(worker)
             await sse.write(request, ours, part, WRITE_SECONDS)
         return ours
 

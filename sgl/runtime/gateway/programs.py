@@ -352,6 +352,7 @@ class Part:
             part = await theirs.content.readany()
             if not part:
                 raise Lost("its events ended")
+            self._program.programs.passing.heard(self.worker)
             buffer += part
 
     async def _send_segments(self) -> None:

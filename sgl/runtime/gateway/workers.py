@@ -1,15 +1,17 @@
 """The workers of a gateway as servers: their addresses, whether they are healthy, and what they tell of themselves.
 
-A worker is looked at every second. One that refuses connections is gone at once; one that does not answer in time is
-busy, until it has not done so several times in a row and answered no request meanwhile."""
+A worker is looked at every second: one that is merely busy answers. One that refuses connections, or says that it is
+not ready, gets no more requests; those that it has go on. One that has answered nothing at all for several looks in a
+row is silent: what it has under way is cut."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -21,8 +23,30 @@ from sgl.runtime.server.app import PROBE
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 3  # looks without an answer in time
-_TIMEOUT = 5.0  # seconds of one
+PATIENCE, SILENT_SECONDS = 3, 10.0
+"""Looks in a row without an answer, and their time, after which a worker is silent."""
+TIMEOUT = 5.0
+"""Seconds of a look."""
+
+
+class Call:
+    """A request at a worker."""
+
+    __slots__ = ("is_cut", "limit", "theirs")
+
+    def __init__(self, seconds: float | None) -> None:
+        """seconds: until the first byte of the answer, at most."""
+        self.limit = asyncio.timeout(seconds)
+        self.theirs: aiohttp.ClientResponse | None = None  # once there is the first byte
+        self.is_cut = False
+
+    def cut(self) -> None:
+        """Wait for it no longer: `limit`, or reading the answer, raises."""
+        self.is_cut = True
+        if self.theirs is None:
+            self.limit.reschedule(asyncio.get_running_loop().time())
+        else:
+            self.theirs.content.set_exception(aiohttp.ServerDisconnectedError("the worker is silent"))
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +58,23 @@ class Server:
     breaker: Breaker
     is_up: bool = True
     missed: int = 0  # looks without an answer, in a row
+    missed_since: float = 0.0
+    calls: set[Call] = field(default_factory=set)
+
+    def miss(self, began: float) -> bool:
+        """A look that began then got no answer. Whether the worker is silent: its calls are cut."""
+        if not self.missed:
+            self.missed_since = began
+        self.missed += 1
+        if self.missed < PATIENCE or time.monotonic() - self.missed_since < SILENT_SECONDS:
+            return False
+        self.cut()
+        return True
+
+    def cut(self) -> None:
+        """Wait for none of its answers any longer."""
+        for call in self.calls:
+            call.cut()
 
 
 class Servers:
@@ -76,8 +117,9 @@ class Servers:
             self._looking[worker_id] = asyncio.ensure_future(self._look(server))
 
     def remove(self, worker_id: str) -> None:
-        """It is gone. Idempotent."""
-        self._servers.pop(worker_id, None)
+        """It is gone, with what it has under way. Idempotent."""
+        if (server := self._servers.pop(worker_id, None)) is not None:
+            server.cut()
         self._fleet.remove(worker_id)
         if (task := self._looking.pop(worker_id, None)) is not None:
             task.cancel()
@@ -103,6 +145,11 @@ class Servers:
             server.breaker.succeeded()
             server.missed = 0
 
+    def heard(self, worker_id: str | None) -> None:
+        """A part of an answer came from there."""
+        if (server := self._servers.get(worker_id or "")) is not None:
+            server.missed = 0
+
     async def texts(self, path: str, headers: Mapping[str, str]) -> dict[str, str]:
         """What each that is up answers there, of those that do with 200."""
 
@@ -122,16 +169,19 @@ class Servers:
             await asyncio.sleep(self._config.probe_seconds)
 
     async def _look_once(self, server: Server) -> None:
-        was_up = server.is_up
+        was_up, began = server.is_up, time.monotonic()
         try:
             assert self._session is not None
             async with self._session.get(server.url + "/health", headers=self._headers, timeout=_limit()) as answer:
                 server.is_up, server.missed = answer.status < 500, 0
         except TimeoutError:
-            server.missed += 1
-            server.is_up = server.is_up and server.missed < _PATIENCE
-        except (aiohttp.ClientError, OSError):
-            server.is_up, server.missed = False, 0
+            server.is_up = not server.miss(began) and server.is_up
+        except (aiohttp.ClientError, OSError) as error:
+            server.is_up = False
+            if isinstance(getattr(error, "os_error", error), ConnectionRefusedError):
+                server.missed = 0  # it may finish what it has
+            else:
+                server.miss(began)
         if was_up != server.is_up:
             logger.warning("worker %s at %s is %s", server.id, server.url, "up" if server.is_up else "down")
         if was_up and not server.is_up:
@@ -159,4 +209,4 @@ class Servers:
 
 
 def _limit() -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=_TIMEOUT)
+    return aiohttp.ClientTimeout(total=TIMEOUT)
