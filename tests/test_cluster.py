@@ -58,7 +58,6 @@ def test_no_default_port_is_one_of_ray_serve() -> None:
         ("target_queue", 2.0, "target_queue=2.0 needs max_replicas, which is not given"),
         ("target_kv_usage", 0.5, "target_kv_usage=0.5 needs max_replicas"),
         ("key_burst", 5, "key_burst=5 needs key_rate"),
-        ("max_waiting", 5, "max_waiting=5 needs max_in_flight"),
         ("device", "cuda:1", "device='cuda:1': Ray gives each replica its GPUs"),
         ("nnodes", 3, "nnodes=3: tp_size=2 times pp_size=1 is no multiple"),
     ],

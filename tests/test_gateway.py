@@ -320,6 +320,107 @@ def test_limits_refuse_with_429_and_say_when_to_come_again() -> None:
     run(test)
 
 
+def test_requests_that_wait_for_a_worker_are_so_many_and_sleep_until_there_is_one() -> None:
+    async def test() -> None:
+        async with gateway_of(max_waiting=5, worker_wait=20.0) as (gateway, _, client):
+            asked = [asyncio.ensure_future(client.post("/generate", json={"text": "x"})) for _ in range(8)]
+            refused, waiting = await asyncio.wait(asked, timeout=0.5)
+            answers = [each.result() for each in refused]
+            assert [(each.status, each.headers["Retry-After"]) for each in answers] == [(429, "1")] * 3
+            async with client.get("/metrics") as answer:
+                assert "sgl_gateway_waiting_requests 5.0" in await answer.text()
+            looks = 0
+            ready = gateway.servers.ready
+
+            def counted(*without: Any) -> list[str]:
+                nonlocal looks
+                looks += 1
+                return ready(*without)
+
+            gateway.servers.ready = counted  # type: ignore[method-assign]
+            await asyncio.sleep(0.3)
+            assert not looks, "nobody looks again and again"
+            worker = MockWorker(echo)
+            await worker.start()
+            await gateway.add_worker(worker.url)
+            assert {(await each).status for each in waiting} == {200}
+            assert not gateway._limits.num_waiting
+            await worker.stop()
+
+    run(test)
+
+
+def test_only_the_time_without_a_worker_counts_as_waiting_for_one() -> None:
+    async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    async def test() -> None:
+        async with gateway_of(hangs, worker_wait=0.5) as (gateway, workers, client):
+            asked = asyncio.ensure_future(client.post("/generate", json={"text": "x"}))
+            await asyncio.sleep(0.6)
+            await gateway.remove_worker(workers[0].url)
+            await until(lambda: gateway._limits.num_waiting == 1)
+            other = MockWorker(echo)
+            await other.start()
+            await gateway.add_worker(other.url)
+            assert (await asked).status == 200
+            await other.stop()
+
+    run(test)
+
+
+def test_a_request_for_one_worker_waits_for_that_one_and_no_other_waits_for_it() -> None:
+    async def stores(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        return web.json_response({"id": "resp_1"})
+
+    async def test() -> None:
+        async with gateway_of(stores, echo, breaker_failures=1, breaker_seconds=60.0) as (gateway, workers, client):
+            await client.post("/v1/responses", json={"input": "x"})
+            home = gateway.servers[workers[0].url]
+            for end in ("mends", "goes"):
+                gateway.servers.failed(home)
+                body = {"input": "y", "previous_response_id": "resp_1"}
+                asked = [asyncio.ensure_future(client.post("/v1/responses", json=body)) for _ in range(3)]
+                await until(lambda: gateway._limits.num_waiting == 3)
+                assert (await client.post("/generate", json={"text": "x"})).status == 200
+                assert gateway._limits.num_waiting == 3
+                if end == "mends":
+                    gateway.servers.answered(home.id)
+                else:
+                    await gateway.remove_worker(home.id)
+                assert {(await each).status for each in asked} == {200 if end == "mends" else 503}
+            assert not gateway.servers._turns
+
+    run(test)
+
+
+def test_of_those_that_wait_one_tries_a_worker_that_failed_until_it_is_well() -> None:
+    at_once = most = 0
+
+    async def fails(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.02)
+        at_once -= 1
+        return await (refuses if len(worker.requests) < 5 else echo)(request, worker)
+
+    async def test() -> None:
+        nonlocal most
+        options = {"retries": 100, "breaker_failures": 1, "breaker_seconds": 0.05}
+        async with gateway_of(fails, **options) as (gateway, workers, client):
+            gateway.servers.failed(gateway.servers[workers[0].url])
+            asked = [asyncio.ensure_future(client.post("/generate", json={"text": "x"})) for _ in range(30)]
+            left = asyncio.ensure_future(client.post("/generate", json={"text": "x"}))
+            await until(lambda: len(workers[0].requests) == 4)
+            assert most == 1
+            left.cancel()
+            assert {(await each).status for each in asked} == {200}
+
+    run(test)
+
+
 def test_deadlines_travel_and_end_the_waiting() -> None:
     async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
         await asyncio.sleep(5)

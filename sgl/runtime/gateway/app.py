@@ -74,7 +74,9 @@ class Gateway:
         self._limits = Limits(self.config)
         self._bodies = Bodies()
         self._client: aiohttp.ClientSession | None = None
-        self._passing = Passing(self.config, self.fleet, self.servers, self.metrics, self._session, self._note)
+        self._passing = Passing(
+            self.config, self.fleet, self.servers, self.metrics, self._limits, self._session, self._note
+        )
         self._programs = Programs(self._passing, self._session, self.metrics.reopened.inc)
         self._stored: OrderedDict[str, str] = OrderedDict()  # workers by response id
         for url in workers:
@@ -169,7 +171,6 @@ class Gateway:
         passed = Passed(request.method, _target(request), request.headers, body, ask, _due(request, data, arrived))
         home = self._worker_of(request.path, data)
         passed.only = home if home in self.servers else None  # gone: another says that there is no such response
-        self.metrics.waiting.set(self._limits.num_waiting)
         if request.method != "POST":
             return await self._passing.answer(request, passed)
         async with self._limits.place():
@@ -224,6 +225,7 @@ class Gateway:
         for worker in self.fleet.workers:
             self.metrics.in_flight.labels(worker.id).set(worker.in_flight)
             self.metrics.work.labels(worker.id).set(worker.work)
+        self.metrics.waiting.set(self._limits.num_waiting)
         self.metrics.workers.labels("ready").set(len(self.servers.ready()))
         self.metrics.workers.labels("known").set(len(self.servers))
         headers = {

@@ -32,9 +32,15 @@ class Breaker:
         """Whether the worker is thought to be broken."""
         return self._until is not None
 
-    def began(self) -> None:
-        """A request goes there."""
+    @property
+    def seconds_left(self) -> float:
+        """Until it lets a request pass again."""
+        return 0.0 if self._until is None else max(0.0, self._until - self._clock())
+
+    def began(self) -> bool:
+        """A request goes there. Whether it is to try if the worker is well again."""
         self._is_trying = self._until is not None
+        return self._is_trying
 
     def succeeded(self) -> None:
         """It answered."""
@@ -51,5 +57,5 @@ class Breaker:
         self._is_trying = False
 
     def left(self) -> None:
-        """The request ended without saying anything about the worker: its client left."""
+        """The one that tried ended. If it said nothing about the worker, since its client left, another may try."""
         self._is_trying = False

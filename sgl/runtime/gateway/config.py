@@ -44,7 +44,7 @@ class GatewayConfig:
     max_in_flight: PositiveInt | None = None
     """Requests at the workers together; others wait in the gateway. None: no limit."""
     max_waiting: PositiveInt = 10_000
-    """Requests that wait where max_in_flight are under way; one more is refused with 429."""
+    """Requests that wait in the gateway, for others or for a worker; one more is refused with 429."""
     key_rate: PositiveFloat | None = None
     """Requests a second of one API key, or of all without a key; more are refused with 429. None: no limit."""
     key_burst: PositiveInt = 100
@@ -60,6 +60,5 @@ class GatewayConfig:
     def from_options(cls, options: Mapping[str, Any]) -> GatewayConfig:
         """Options by name override `SGL_<NAME>` variables, which override defaults. Raises ConfigError."""
         config = cls(**checked_options(cls, options))
-        check_needed(config, "max_waiting", "max_in_flight")
         check_needed(config, "key_burst", "key_rate")
         return config

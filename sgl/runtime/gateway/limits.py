@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from aiohttp import web
 from aiolimiter import AsyncLimiter
@@ -29,11 +29,20 @@ class Limits:
         self._buckets: OrderedDict[str, AsyncLimiter] = OrderedDict()
         self._free = config.max_in_flight
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self.num_waiting = 0
+        """Requests that wait for others to end, or for a worker."""
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for others to end."""
-        return len(self._waiting)
+    @contextlib.contextmanager
+    def wait(self, *, is_admitted: bool = False) -> Iterator[None]:
+        """Wait within the context. is_admitted: it is not refused. Raises QueueFull if too many wait."""
+        most = self._config.max_waiting
+        if self.num_waiting >= most and not is_admitted:
+            raise QueueFull(f"{most} requests are waiting already; try again later", limit=most)
+        self.num_waiting += 1
+        try:
+            yield
+        finally:
+            self.num_waiting -= 1
 
     async def count(self, key: str) -> None:
         """A request of this key comes. Raises QueueFull if it has sent too many."""
@@ -59,13 +68,11 @@ class Limits:
         if self._free:
             self._free -= 1
         else:
-            most = self._config.max_waiting
-            if len(self._waiting) >= most:
-                raise QueueFull(f"{most} requests are waiting already; try again later", limit=most)
             turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
             try:
-                await turn
+                with self.wait():
+                    self._waiting.append(turn)
+                    await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():  # it had its turn already
                     self._pass_on()

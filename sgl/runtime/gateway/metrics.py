@@ -24,7 +24,7 @@ class GatewayMetrics:
         self.cut = Counter("cut_streams", "Answers whose worker failed after their first byte.", **own)  # type: ignore[arg-type]
         self.reopened = Counter("reopened_programs", "Programs opened again at another worker.", **own)  # type: ignore[arg-type]
         self.open = Gauge("open_requests", "Requests that are being answered.", **own)  # type: ignore[arg-type]
-        self.waiting = Gauge("waiting_requests", "Requests that wait for others to end.", **own)  # type: ignore[arg-type]
+        self.waiting = Gauge("waiting_requests", "Requests that wait for others to end, or for a worker.", **own)  # type: ignore[arg-type]
         self.workers = Gauge("workers", "Workers by state.", ["state"], **own)  # type: ignore[arg-type]
         self.in_flight = Gauge("worker_requests", "Requests at a worker.", ["worker"], **own)  # type: ignore[arg-type]
         self.work = Gauge("worker_work_tokens", "Work at a worker, in prompt tokens.", ["worker"], **own)  # type: ignore[arg-type]

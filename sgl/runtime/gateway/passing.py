@@ -22,6 +22,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from sgl.errors import EngineDead, RequestTimeout, SglError
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet, Ticket
+from sgl.runtime.gateway.limits import Limits
 from sgl.runtime.gateway.metrics import GatewayMetrics
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.gateway.workers import Call, Servers
@@ -44,7 +45,6 @@ _HOP = {
 _HOP |= {"trailer", "transfer-encoding", "upgrade"}
 _AGAIN = (429, 502, 503, 504)  # of a worker: another one may answer
 _LONGEST_PAUSE = 2.0
-_NO_WORKER_PAUSE = 0.05
 REFUSAL_SECONDS = 5.0
 """For a worker to say why it takes no request."""
 WRITE_SECONDS = 60.0
@@ -71,6 +71,8 @@ class Passed:
     ask: Ask
     due: float | None = None  # on the loop's clock
     only: str | None = None  # the worker that it is for
+    is_begun: bool = False  # its client had a part of the answer: it waits, however many do
+    waited: float = 0.0  # seconds, for a worker
     tried: list[str] = field(default_factory=list)
 
     def left(self) -> float | None:
@@ -105,6 +107,7 @@ class Passing:
         fleet: Fleet,
         servers: Servers,
         metrics: GatewayMetrics,
+        limits: Limits,
         session: Callable[[], aiohttp.ClientSession],
         noted: Callable[[str, bytes, str], None],
     ) -> None:
@@ -114,6 +117,7 @@ class Passing:
         self._fleet = fleet
         self._servers = servers
         self._metrics = metrics
+        self._limits = limits
         self._session = session
 
     async def answer(self, request: web.Request, passed: Passed) -> web.StreamResponse:
@@ -150,7 +154,7 @@ class Passing:
     def lost(self, worker: str | None) -> None:
         """A worker failed after it had begun to answer."""
         if worker in self._servers:
-            self._servers[str(worker)].breaker.failed()
+            self._servers.failed(self._servers[str(worker)])
 
     def url_of(self, worker: str) -> str:
         """A worker's address. Raises EngineDead if it is gone."""
@@ -159,47 +163,38 @@ class Passing:
         return self._servers[worker].url
 
     def _attempts(self, passed: Passed) -> AsyncRetrying:
-        """As many as there may be; ones that found no worker count by their time only."""
-        began, failures = time.monotonic(), 0
+        """As many as there may be."""
 
         def is_over(state: RetryCallState) -> bool:
-            nonlocal failures
+            if state.attempt_number > self._config.retries:
+                return True
             error = state.outcome.exception() if state.outcome is not None else None
-            if isinstance(error, EngineDead):
-                return time.monotonic() - began > self._config.worker_wait
-            failures += 1
-            reason = error.reason if isinstance(error, NotBegunError) else "unknown"
-            is_last = failures > self._config.retries
-            if not is_last:
-                self._metrics.retries.labels(reason).inc()
-            return is_last
+            assert isinstance(error, NotBegunError), "no other is tried again"
+            self._metrics.retries.labels(error.reason).inc()
+            return False
 
         growing = wait_random_exponential(multiplier=self._config.retry_pause, max=_LONGEST_PAUSE)
 
         def pause(state: RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome is not None else None
-            if isinstance(error, EngineDead):
-                return _NO_WORKER_PAUSE
             left = passed.left()
             return min(growing(state), left if left is not None else _LONGEST_PAUSE)
 
-        kinds = retry_if_exception_type((NotBegunError, EngineDead))
-        return AsyncRetrying(stop=is_over, wait=pause, retry=kinds, reraise=True)
+        return AsyncRetrying(stop=is_over, wait=pause, retry=retry_if_exception_type(NotBegunError), reraise=True)
 
     @contextlib.asynccontextmanager
     async def sent(self, passed: Passed) -> Any:
         """Send it to a worker: its answer, the first bytes of it, and the request's ticket. Raises NotBegunError,
-        EngineDead and RequestTimeout."""
-        left = passed.left()
-        ticket = self._ticket(passed)
+        EngineDead, QueueFull and RequestTimeout."""
+        ticket = await self._ticket(passed)
         worker = ticket.worker.id
         server = self._servers[worker]
         passed.tried.append(worker)
-        server.breaker.began()
+        is_try = server.breaker.began()
         self._metrics.sent.labels(worker).inc()
         headers = headers_to_worker(passed.headers)
+        left = None if passed.due is None else max(passed.due - time.monotonic(), 0.001)  # workers refuse 0
         if left is not None:
-            headers[DEADLINE_HEADER] = f"{max(left, 0.001):.3f}"  # workers refuse 0
+            headers[DEADLINE_HEADER] = f"{left:.3f}"
         call = Call(min((each for each in (left, self._config.worker_timeout) if each is not None), default=None))
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -219,10 +214,10 @@ class Passing:
                     call.theirs = theirs
                 except TimeoutError:
                     passed.left()
-                    server.breaker.failed()
+                    self._servers.failed(server)
                     raise NotBegunError("silent" if call.is_cut else "timeout") from None
                 except (aiohttp.ClientError, OSError) as error:
-                    server.breaker.failed()
+                    self._servers.failed(server)
                     raise NotBegunError(_reason(error)) from error
                 if theirs.status in _AGAIN:
                     raise await self._refusal(theirs, first, worker)
@@ -231,24 +226,40 @@ class Passing:
                 yield theirs, first, ticket
         finally:
             server.calls.discard(call)
-            server.breaker.left()
+            if is_try:
+                server.breaker.left()
+                self._servers.tell()
             ticket.end()
 
-    def _ticket(self, passed: Passed) -> Ticket:
-        ready = self._servers.ready(passed.tried)
-        if passed.only is not None:
-            if passed.only not in self._servers.ready():
-                raise EngineDead(f"the worker that this is for, {passed.only}, takes no requests")
-            ready = [passed.only]
+    async def _ticket(self, passed: Passed) -> Ticket:
+        """From a worker that takes it, once there is one."""
+        while True:
+            due, left = passed.left(), self._config.worker_wait - passed.waited
+            if ready := self._ready(passed):
+                break
+            if left <= 0:
+                which = "no worker takes requests: they are" if passed.only is None else f"{passed.only} is"
+                raise EngineDead(f"{which} starting, draining, or gone")
+            began = time.monotonic()
+            with self._limits.wait(is_admitted=passed.is_begun):
+                await self._servers.turn(passed.only, left if due is None else min(left, due))
+            passed.waited += time.monotonic() - began
         ticket = self._fleet.route(passed.ask, ready)
         self._metrics.prompt.inc(passed.ask.prompt)
         self._metrics.found.inc(ticket.found_tokens)
         return ticket
 
+    def _ready(self, passed: Passed) -> list[str]:
+        if passed.only is None:
+            return self._servers.ready(passed.tried)
+        if passed.only not in self._servers:
+            raise EngineDead(f"the worker that this is for, {passed.only}, is gone")
+        return [passed.only] if passed.only in self._servers.ready() else []
+
     async def _refusal(self, theirs: aiohttp.ClientResponse, first: bytes, worker: str) -> NotBegunError:
         """Of a worker that takes no request now. A full queue says nothing against it."""
         if theirs.status != 429 and worker in self._servers:
-            self._servers[worker].breaker.failed()
+            self._servers.failed(self._servers[worker])
         with contextlib.suppress(aiohttp.ClientError, OSError):
             async with asyncio.timeout(REFUSAL_SECONDS):
                 first += await theirs.content.read()
@@ -272,8 +283,7 @@ class Passing:
                 part = await theirs.content.readany()
             except (aiohttp.ClientError, OSError) as error:  # too late for another worker
                 self._metrics.cut.inc()
-                if worker in self._servers:
-                    self._servers[worker].breaker.failed()
+                self.lost(worker)
                 await self._cut(request, ours, last, error)
                 return ours
             if not part:

@@ -320,6 +320,7 @@ class Part:
         passed = Passed(
             "POST", "/v1/programs", self._program.headers, json.dumps(body).encode(), self._ask(body), only=None
         )
+        passed.is_begun = self.opened.done()
         async with programs.passing.opened(passed) as (theirs, first, ticket):
             self.worker = ticket.worker.id
             if theirs.status != 200:

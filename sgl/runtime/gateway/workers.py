@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Collection, Mapping
@@ -27,6 +28,7 @@ PATIENCE, SILENT_SECONDS = 3, 10.0
 """Looks in a row without an answer, and their time, after which a worker is silent."""
 TIMEOUT = 5.0
 """Seconds of a look."""
+_CLOCK_SECONDS = 0.002  # that a timer may be early
 
 
 class Call:
@@ -60,6 +62,7 @@ class Server:
     missed: int = 0  # looks without an answer, in a row
     missed_since: float = 0.0
     calls: set[Call] = field(default_factory=set)
+    again: asyncio.TimerHandle | None = None  # when its breaker lets a request pass
 
     def miss(self, began: float) -> bool:
         """A look that began then got no answer. Whether the worker is silent: its calls are cut."""
@@ -87,6 +90,7 @@ class Servers:
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._headers: dict[str, str] = {"User-Agent": PROBE}
+        self._turns: dict[str | None, dict[asyncio.Future[None], None]] = {}  # of requests that wait, see `turn`
 
     def __len__(self) -> int:
         return len(self._servers)
@@ -113,6 +117,7 @@ class Servers:
         breaker = Breaker(self._config.breaker_failures, self._config.breaker_seconds)
         server = self._servers[worker_id] = Server(worker_id, url.rstrip("/"), breaker)
         self._fleet.add(worker_id)
+        self.tell()
         if self._session is not None:
             self._looking[worker_id] = asyncio.ensure_future(self._look(server))
 
@@ -120,9 +125,12 @@ class Servers:
         """It is gone, with what it has under way. Idempotent."""
         if (server := self._servers.pop(worker_id, None)) is not None:
             server.cut()
+            if server.again is not None:
+                server.again.cancel()
         self._fleet.remove(worker_id)
         if (task := self._looking.pop(worker_id, None)) is not None:
             task.cancel()
+        self.tell()
 
     def start(self, session: aiohttp.ClientSession) -> None:
         """Look at them from now on."""
@@ -133,6 +141,9 @@ class Servers:
     async def stop(self) -> None:
         """Look no more."""
         self._session = None
+        for server in self.all():
+            if server.again is not None:
+                server.again.cancel()
         tasks = list(self._looking.values())
         self._looking.clear()
         for task in tasks:
@@ -144,6 +155,59 @@ class Servers:
         if (server := self._servers.get(worker_id)) is not None:
             server.breaker.succeeded()
             server.missed = 0
+            self.tell()
+
+    def failed(self, server: Server) -> None:
+        """A request failed there."""
+        server.breaker.failed()
+        if server.breaker.is_open:
+            if server.again is not None:
+                server.again.cancel()
+            loop = asyncio.get_running_loop()
+            server.again = loop.call_later(server.breaker.seconds_left + _CLOCK_SECONDS, self.tell)
+
+    async def turn(self, only: str | None, seconds: float) -> None:
+        """Wait until a worker, or that one, takes requests, or is gone, or so long. Those that came first go first."""
+        turn = asyncio.get_running_loop().create_future()
+        self._turns.setdefault(only, {})[turn] = None
+        try:
+            await asyncio.wait_for(turn, seconds)
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            if turn not in self._turns.get(only, ()):  # it had its turn, which another may have now
+                self.tell()
+            raise
+        finally:
+            waiting = self._turns.get(only, {})
+            waiting.pop(turn, None)
+            if not waiting:
+                self._turns.pop(only, None)
+
+    def tell(self) -> None:
+        """Some worker may take requests now, or is gone: it is the turn of all that can go there, of one if that is to
+        try whether it is well again."""
+        if not self._turns:
+            return
+        ready = self.ready()
+        trying = [each for each in ready if self[each].breaker.is_open]
+        if len(trying) < len(ready):
+            self._wake(None)
+        for only in [each for each in self._turns if each is not None]:
+            if only not in self or (only in ready and only not in trying):
+                self._wake(only)
+        for worker in trying:
+            self._wake(worker if worker in self._turns else None, 1)
+
+    def _wake(self, only: str | None, number: int | None = None) -> None:
+        """So many that wait for it, or all."""
+        waiting = self._turns.get(only, {})
+        for turn in list(itertools.islice(waiting, number)):
+            del waiting[turn]
+            if not turn.done():
+                turn.set_result(None)
+        if not waiting:
+            self._turns.pop(only, None)
 
     def heard(self, worker_id: str | None) -> None:
         """A part of an answer came from there."""
@@ -188,6 +252,7 @@ class Servers:
             self._fleet.index.forget(server.id)
         elif server.is_up and not was_up:
             server.breaker.succeeded()
+            self.tell()
 
     def about(self) -> list[dict[str, Any]]:
         """Each as plain data."""
