@@ -435,10 +435,22 @@ def test_options_that_cannot_be_are_refused(folder: Path) -> None:
         ({"page_sise": 4}, "did you mean 'page_size'"),
         ({"context_length": 10**6}, "512"),
         ({"device": "tpu"}, "cuda"),
+        ({"speculative_algorithm": "ngram"}, "^speculative_algorithm='ngram': input should be 'auto', 'off', 'NGRAM'"),
         ({"device": "cuda:63"}, "CUDA device"),
     ):
         with pytest.raises(ConfigError, match=message):
             Engine(str(folder), **options)
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+@pytest.mark.parametrize(
+    "option",
+    ["model_path", "tokenizer_path", "dist_key_file", "hicache_storage_dir", "speculative_draft_model_path"],
+)
+def test_a_path_that_is_empty_or_holds_nul_is_refused_by_name(option: str, path: str) -> None:
+    with pytest.raises(ConfigError, match="name a file or folder") as refused:
+        Engine(**{"model_path": "embedded", option: path})  # type: ignore[arg-type]  # names are tested
+    assert refused.value.option == option
 
 
 def test_a_closed_engine_says_so(folder: Path) -> None:

@@ -296,7 +296,6 @@ def test_options_that_cannot_be_are_refused_by_name(folder: Path) -> None:
         ({"speculative_algorithm": "DRAFT"}, "speculative_draft_model_path"),
         ({"speculative_draft_model_path": "x"}, "speculative_algorithm"),
         ({"speculative_algorithm": "off", "speculative_draft_model_path": "x"}, "needs a speculative_algorithm"),
-        ({"speculative_algorithm": "auto", "speculative_draft_model_path": ""}, "names no folder"),
         ({"speculative_num_draft_tokens": 4}, "speculative_num_draft_tokens=4 needs a speculative_algorithm"),
         ({"speculative_num_steps": 2}, "speculative_num_steps=2 needs a draft model"),
         ({"speculative_algorithm": "GRAMMAR", "speculative_num_steps": 2}, "speculative_num_steps=2 needs a draft"),

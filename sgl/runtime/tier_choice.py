@@ -65,7 +65,7 @@ def check_tiers(config: EngineConfig) -> None:
         for option in changed:
             if option.startswith("hicache_storage_"):
                 raise _wrong(config, option, "is for hicache_storage_backend='file'")
-    elif not config.hicache_storage_dir:
+    elif config.hicache_storage_dir is None:
         raise _wrong(config, "hicache_storage_backend", "needs a folder: name it by hicache_storage_dir")
     if config.hicache_storage_backend is not None and config.num_ranks > 1:
         raise _wrong(

@@ -72,9 +72,6 @@ def _check_needed(config: EngineConfig) -> None:
     ):
         if not is_read and (given := getattr(config, option)) is not None:
             raise ConfigError(f"{option}={given!r} needs {needs}", option=option)
-    if path == "":
-        option = "speculative_draft_model_path"
-        raise ConfigError(f"{option}='' names no folder; leave it out for None", option=option)
 
 
 def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Drafter] = ()) -> Speculator:
