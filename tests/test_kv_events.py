@@ -175,10 +175,22 @@ def test_every_block_of_an_adapter_names_it() -> None:
         events.close()
 
 
-def test_an_endpoint_that_is_none_is_refused(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path / "tiny", vocab_size=64, max_position_embeddings=64)
-    with pytest.raises(ConfigError, match="tcp://HOST:PORT"):
-        Engine(str(folder), device="cpu", skip_tokenizer_init=True, kv_events="nowhere")
+@pytest.mark.parametrize(
+    "endpoint", ["nowhere", "tcp://127.0.0.1", "tcp://:5557", "tcp://127.0.0.1:99999", "ipc://x:1", "tcp://a:-1"]
+)
+@pytest.mark.parametrize("option", ["kv_events", "kv_events_replay"])
+def test_what_is_no_endpoint_is_refused_before_a_model_is_looked_for(option: str, endpoint: str) -> None:
+    options: Any = {"kv_events": "tcp://127.0.0.1:0", option: endpoint}
+    with pytest.raises(ConfigError, match="give tcp://HOST:PORT, with a port up to 65535") as refused:
+        Engine("nowhere", device="cpu", **options)
+    assert refused.value.option == option
+
+
+def test_an_endpoint_that_cannot_be_listened_at_is_refused() -> None:
+    recorded = PageEvents(Driver(Setting()).scheduler.memory.cache)
+    with pytest.raises(ConfigError, match="give an address of this machine, and a free port") as refused:
+        KvEvents(recorded, PAGE, "tcp://127.0.0.1:0", "tcp://192.0.2.1:5557")
+    assert refused.value.option == "kv_events_replay"
 
 
 class Answers:

@@ -54,7 +54,16 @@ def _path(text: str) -> str:
     return text
 
 
+def _endpoint(text: str) -> str:
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 65536
+    if not (text.startswith("tcp://") and host and is_port) or "\0" in text:
+        raise ValueError("give tcp://HOST:PORT, with a port up to 65535")
+    return text
+
+
 PathText = Annotated[str, AfterValidator(_path)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,10 +175,10 @@ class EngineConfig:
     """Seconds a request may take in all unless it says otherwise. None: no limit."""
     queue_timeout: Seconds | None = None
     """Seconds a request may wait for its first step. None: no limit."""
-    kv_events: str | None = None
+    kv_events: Endpoint | None = None
     """Where routers read what the cache stores and drops, as tcp://HOST:PORT (ZeroMQ; port 0: any free one). None: it
     is not told. Needs sgl[gateway]."""
-    kv_events_replay: str | None = None
+    kv_events_replay: Endpoint | None = None
     """Where they ask for what they missed of it. None: nowhere."""
     program_lease_ttl: Seconds = 60.0
     """Longest time in seconds that a program's KV pages stay locked while it waits for its client."""

@@ -115,6 +115,7 @@ class KvEvents:
 
     def _bound(self, kind: int, option: str, endpoint: str) -> Any:
         host, _, port = endpoint.rpartition(":")
+        number = int(port)
         socket = self._context.socket(kind)
         socket.setsockopt(self._zmq.SNDHWM, _QUEUED if kind == self._zmq.PUB else _QUEUED_AGAIN)
         socket.setsockopt(self._zmq.MAXMSGSIZE, _ASK_BYTES)
@@ -122,12 +123,14 @@ class KvEvents:
             socket.setsockopt(self._zmq.ROUTER_MANDATORY, 1)  # a full queue and a lost client are errors
         socket.setsockopt(self._zmq.LINGER, 100)
         try:
-            number = int(port)
             socket.bind(f"{host}:{number + self._rank if number else '*'}")
-        except (ValueError, self._zmq.ZMQError) as error:
-            socket.close()
-            text = f"{option}={endpoint!r}: cannot listen there ({error}); give tcp://HOST:PORT"
-            raise ConfigError(text, option=option) from error
+        except self._zmq.ZMQError as error:
+            self._context.destroy(linger=0)  # an open socket would keep the process from ending
+            raise ConfigError(
+                f"{option}={endpoint!r}: cannot listen there ({error}); give an address of this machine, and a free "
+                "port",
+                option=option,
+            ) from error
         return socket
 
     def _run(self) -> None:
