@@ -435,7 +435,10 @@ def test_options_that_cannot_be_are_refused(folder: Path) -> None:
         ({"page_sise": 4}, "did you mean 'page_size'"),
         ({"context_length": 10**6}, "512"),
         ({"device": "tpu"}, "cuda"),
-        ({"speculative_algorithm": "ngram"}, "^speculative_algorithm='ngram': input should be 'auto', 'off', 'NGRAM'"),
+        (
+            {"speculative_algorithm": "ngram"},
+            "^speculative_algorithm='ngram': input should be 'auto', 'off', 'NGRAM'",
+        ),
         ({"device": "cuda:63"}, "CUDA device"),
     ):
         with pytest.raises(ConfigError, match=message):

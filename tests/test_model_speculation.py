@@ -190,7 +190,7 @@ def test_requests_may_be_aborted_between_drafts(drafter: str, folder: Path) -> N
         ("target", "EAGLE3", "LlamaForCausalLM as an EAGLE-3 head"),
         ("head", "DRAFT", "Eagle3"),
         ("wide", "EAGLE3", "a hidden_size of 128, and .* has one of 64"),
-        ("draft", "NGRAM", "asks no model; DRAFT does"),
+        ("draft", "NGRAM", "a speculative_algorithm that asks a model, not 'NGRAM'"),
     ],
 )
 def test_what_cannot_draft_for_the_model_is_refused_by_name(

@@ -294,8 +294,13 @@ def test_options_that_cannot_be_are_refused_by_name(folder: Path) -> None:
     for options, words in (
         ({"speculative_algorithm": "NGRAM", "pp_size": 2}, "pp_size=2"),
         ({"speculative_algorithm": "DRAFT"}, "speculative_draft_model_path"),
-        ({"speculative_draft_model_path": "x"}, "speculative_algorithm"),
-        ({"speculative_algorithm": "off", "speculative_draft_model_path": "x"}, "needs a speculative_algorithm"),
+        ({"speculative_draft_model_path": "x"}, "a speculative_algorithm that asks a model, not None"),
+        ({"speculative_algorithm": "off", "speculative_draft_model_path": "x"}, "asks a model, not 'off'"),
+        ({"speculative_algorithm": "GRAMMAR", "speculative_draft_model_path": "x"}, "asks a model, not 'GRAMMAR'"),
+        (
+            {"speculative_algorithm": "DRAFT", "speculative_draft_model_path": "/no/such"},
+            "speculative_draft_model_path='/no/such': /no/such is neither a checkpoint folder",
+        ),
         ({"speculative_num_draft_tokens": 4}, "speculative_num_draft_tokens=4 needs a speculative_algorithm"),
         ({"speculative_num_steps": 2}, "speculative_num_steps=2 needs a draft model"),
         ({"speculative_algorithm": "GRAMMAR", "speculative_num_steps": 2}, "speculative_num_steps=2 needs a draft"),

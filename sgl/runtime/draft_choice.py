@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 
-from sgl.errors import ConfigError, TokenizerError
+from sgl.errors import ConfigError, ModelError, TokenizerError
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.memory_plan import Beside, gib
 from sgl.runtime.model.base import Config, Model
+from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.choice import read_config
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
@@ -92,6 +93,15 @@ class DraftModel:
         return ModelDrafter(runner, **options)
 
 
+def check_drafts(config: EngineConfig) -> None:
+    """Raise ConfigError, before the target is loaded, where there is nothing at a draft model's path."""
+    if (path := config.speculative_draft_model_path) is not None:
+        try:
+            find_checkpoint(path)
+        except ModelError as error:
+            raise ConfigError(f"{_OPTION}={path!r}: {error}", option=_OPTION) from error
+
+
 def load_drafts(
     config: EngineConfig, target_config: Config, target: Model, tokenizer: Tokenizer | None
 ) -> DraftModel | None:
@@ -102,13 +112,7 @@ def load_drafts(
         return None
     if algorithm == "EAGLE3" or (algorithm == "auto" and is_head(path)):
         return load_eagle(path, config, target_config, target)
-    if algorithm in ("DRAFT", "STANDALONE", "auto"):
-        return load_draft_model(path, config, target_config, target, tokenizer)
-    raise ConfigError(
-        f"{_OPTION}={path!r}: speculative_algorithm={algorithm!r} asks no model; DRAFT does, EAGLE3 does for a head, "
-        "and auto beside others",
-        option=_OPTION,
-    )
+    return load_draft_model(path, config, target_config, target, tokenizer)
 
 
 def load_draft_model(

@@ -21,7 +21,7 @@ from sgl.runtime.cache.page_events import PageEvents
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig, GrammarBackend
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
-from sgl.runtime.draft_choice import load_drafts
+from sgl.runtime.draft_choice import check_drafts, load_drafts
 from sgl.runtime.kv_events import KvEvents
 from sgl.runtime.memory_plan import NOTHING, KVPlan, gib, held_bytes, kv_bytes, plan_memory
 from sgl.runtime.model.base import Config, Model
@@ -189,6 +189,7 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
         )
     is_recurrent = isinstance(model_config, HybridConfig)
     speculate.check(config, model_config.architecture, is_recurrent=is_recurrent)
+    check_drafts(config)
     if isinstance(model_config, ModelConfig):
         shard = Shard(size=config.tp_size, stages=config.pp_size)
         shard.check(model_config)

@@ -59,8 +59,8 @@ def _check_needed(config: EngineConfig) -> None:
     for option, is_read, needs in (
         (
             "speculative_draft_model_path",
-            is_on(config),
-            "a speculative_algorithm: DRAFT for a model, EAGLE3 for a head",
+            asks_model,
+            f"a speculative_algorithm that asks a model, not {algorithm!r}: DRAFT, EAGLE3 (a head), auto (with others)",
         ),
         ("speculative_num_draft_tokens", is_on(config), "a speculative_algorithm, such as NGRAM"),
         (
