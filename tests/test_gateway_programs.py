@@ -20,6 +20,7 @@ from sgl.lang.backends.engine import EngineBackend
 from sgl.runtime.engine import Engine
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.config import GatewayConfig
+from sgl.runtime.gateway.policy import Window
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 from tests.patience import PATIENCE
 from tests.test_gateway import MockWorker
@@ -97,8 +98,10 @@ class Setup:
         async def mend() -> None:
             for server in self.gateway.servers.all():
                 server.breaker.succeeded()
+            while any(worker.in_flight for worker in self.gateway.fleet.workers):
+                await asyncio.sleep(0.01)
             for worker in self.gateway.fleet.workers:
-                worker.rate = 1.0
+                worker.rate, worker.window = 1.0, Window(self.gateway.fleet.clock())
 
         asyncio.run_coroutine_threadsafe(mend(), self.loop).result(PATIENCE)
 

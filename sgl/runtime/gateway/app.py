@@ -18,17 +18,19 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 
 from sgl.errors import ConfigError, EngineDead, InvalidRequest, QueueFull, SglError
-from sgl.runtime.gateway.asks import LARGE, ask_of
+from sgl.runtime.gateway.asks import Facts, facts_of, session_of, unread
 from sgl.runtime.gateway.bodies import Bodies
 from sgl.runtime.gateway.config import GatewayConfig, checked_url
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.limits import Limits, key_of
 from sgl.runtime.gateway.metrics import GatewayMetrics, text_of
-from sgl.runtime.gateway.passing import Passed, Passing
+from sgl.runtime.gateway.passing import Passed, Passing, in_pieces
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.gateway.programs import Programs
+from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.gateway.workers import Servers
 from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.server.deadline import DEADLINE_HEADER
@@ -46,6 +48,8 @@ RUNNING: Mapping[str, Any] = {
 }
 """How an AppRunner runs a gateway: connections that are unused, or send no whole head, are closed after a minute."""
 PROGRAM_BYTES = 32 << 20  # of one body, which is kept
+READ_BYTES = 32 << 20  # of another body; of a longer one, only its length is used
+MOST_READ = 16  # large bodies that wait to be read, before others are passed on unread
 TO_ALL_SECONDS = 600.0  # for a worker to load an adapter, say
 STORED = 100_000  # responses whose worker is remembered
 
@@ -73,11 +77,13 @@ class Gateway:
         self._admin_api_key = admin_api_key
         self._limits = Limits(self.config)
         self._bodies = Bodies()
+        self._reader = Reader()
         self._client: aiohttp.ClientSession | None = None
         self._passing = Passing(
             self.config, self.fleet, self.servers, self.metrics, self._limits, self._session, self._note
         )
-        self._programs = Programs(self._passing, self._session, self.metrics.reopened.inc)
+        self._programs = Programs(self._passing, self._reader, self._session, self.metrics.reopened.inc)
+        self._merging = asyncio.Lock()
         self._stored: OrderedDict[str, str] = OrderedDict()  # workers by response id
         for url in workers:
             self.servers.add(url, url)
@@ -116,6 +122,7 @@ class Gateway:
             yield
             await self._programs.close()
             await self.servers.stop()
+            self._reader.close()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
@@ -150,31 +157,38 @@ class Gateway:
         async with self._bodies.of(request) as body:
             return await self._pass_body(request, body, arrived)
 
-    async def _pass_body(self, request: web.Request, body: bytes, arrived: float) -> web.StreamResponse:
-        data = None
+    async def _pass_body(self, request: web.Request, body: bytearray, arrived: float) -> web.StreamResponse:
         is_program = request.path == "/v1/programs" or request.path.startswith("/v1/programs/")
         if is_program and len(body) > PROGRAM_BYTES:
             raise BodyTooLong(f"a program or a segment may have {PROGRAM_BYTES} bytes here, not {len(body)}")
-        if request.method == "POST" and (is_program or len(body) <= LARGE):
-            try:
-                data = json.loads(body) if body else None
-            except (ValueError, RecursionError):
-                data = None  # the worker refuses it
         if request.path in _TO_ALL:
             return await self._to_all(request, body)
         if request.path == "/v1/programs" and request.method == "POST":
             async with self._limits.place():
-                return await self._programs.create(request, data, body, len(self.servers.ready()))
+                return await self._programs.create(request, body, len(self.servers.ready()))
         if request.path.startswith("/v1/programs/"):
-            return await self._programs.of_one(request, data)
-        ask = ask_of(request.path, data, request.headers) if request.method == "POST" else Ask()
-        passed = Passed(request.method, _target(request), request.headers, body, ask, _due(request, data, arrived))
-        home = self._worker_of(request.path, data)
+            return await self._programs.of_one(request, body)
+        facts = await self._facts(request, body)
+        due = _due(request, facts.timeout, arrived)
+        passed = Passed(request.method, _target(request), request.headers, body, facts.ask, due)
+        home = self._worker_of(request.path, facts.previous)
         passed.only = home if home in self.servers else None  # gone: another says that there is no such response
         if request.method != "POST":
             return await self._passing.answer(request, passed)
         async with self._limits.place():
             return await self._passing.answer(request, passed)
+
+    async def _facts(self, request: web.Request, body: bytearray) -> Facts:
+        """Of what a request asks. Where many large bodies wait to be read, or it is too large, its length."""
+        if request.method != "POST":
+            return Facts(Ask())
+        session = session_of(request.headers)
+        if self._reader.num_reading >= MOST_READ or len(body) > READ_BYTES:
+            return unread(body, session)
+        try:
+            return await self._reader.read(facts_of, body, request.path, session)
+        except InvalidRequest:
+            return unread(body, session)
 
     def _note(self, path: str, first: bytes, worker: str) -> None:
         """A stored response stays with its worker."""
@@ -183,14 +197,12 @@ class Gateway:
             if len(self._stored) > STORED:
                 self._stored.popitem(last=False)
 
-    def _worker_of(self, path: str, data: Any) -> str | None:
+    def _worker_of(self, path: str, previous: str | None) -> str | None:
         """That has the stored response which a path or a body names."""
-        if path.startswith("/v1/responses/"):
-            return self._stored.get(path.split("/")[3])
-        previous = data.get("previous_response_id") if isinstance(data, dict) else None
-        return self._stored.get(previous) if isinstance(previous, str) else None
+        name = path.split("/")[3] if path.startswith("/v1/responses/") else previous
+        return None if name is None else self._stored.get(name)
 
-    async def _to_all(self, request: web.Request, body: bytes) -> web.StreamResponse:
+    async def _to_all(self, request: web.Request, body: bytearray) -> web.StreamResponse:
         """The first answer, or the first that is an error."""
         ready = self.servers.ready()
         if not ready:
@@ -199,11 +211,11 @@ class Gateway:
         async def ask(worker: str) -> web.Response:
             url = self.servers[worker].url + _target(request)
             names = [name for name in ("Authorization", "X-Api-Key", "Content-Type") if name in request.headers]
-            headers = {name: request.headers[name] for name in names}
+            headers = CIMultiDict({name: request.headers[name] for name in names})
             limit = aiohttp.ClientTimeout(total=TO_ALL_SECONDS, sock_connect=5.0)
             try:
                 async with self._session().request(
-                    request.method, url, data=body or None, headers=headers, timeout=limit
+                    request.method, url, data=in_pieces(body, headers), headers=headers, timeout=limit
                 ) as theirs:
                     text = await theirs.read()
                     return web.Response(status=theirs.status, body=text, content_type=theirs.content_type)
@@ -231,7 +243,8 @@ class Gateway:
         headers = {
             name: request.headers[name] for name in ("Authorization", "X-Api-Key") if name in request.headers
         }
-        text = text_of(self.metrics, await self.servers.texts("/metrics", headers))
+        async with self._merging:  # in a thread: the workers' texts are long
+            text = await asyncio.to_thread(text_of, self.metrics, await self.servers.texts("/metrics", headers))
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _workers(self, request: web.Request) -> web.Response:
@@ -256,7 +269,7 @@ class Gateway:
         return json_response(self.servers.about())
 
 
-def _due(request: web.Request, data: Any, arrived: float) -> float | None:
+def _due(request: web.Request, timeout: float | None, arrived: float) -> float | None:
     """When the request is due: by its header, or its body's timeout. Raises InvalidRequest for a wrong header."""
     given: Any = request.headers.get(DEADLINE_HEADER)
     param = "timeout" if given is None else DEADLINE_HEADER
@@ -265,8 +278,8 @@ def _due(request: web.Request, data: Any, arrived: float) -> float | None:
             given = float(given)
         except ValueError:
             raise InvalidRequest(f"{DEADLINE_HEADER} is a number of seconds, not {given!r}") from None
-    elif isinstance(data, dict) and isinstance(data.get("timeout"), (int, float)):
-        given = data["timeout"]
+    elif timeout is not None:
+        given = timeout
     return None if given is None else arrived + checked_seconds(param, given)
 
 

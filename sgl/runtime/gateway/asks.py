@@ -3,31 +3,60 @@ be read is the worker's to refuse."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from sgl.errors import SglError
-from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.check import Checker, program_from_wire
 from sgl.runtime.gateway.policy import Ask
-from sgl.runtime.server.placement import GENERATED, Future, future_of, future_of_program, future_of_prompts
+from sgl.runtime.server.placement import CHARACTERS, Future, future_of, future_of_prompts
 
 SESSION_HEADERS = ("x-session-id", "x-sgl-session")
-LARGE = 4 << 20
-"""Bytes of a body from which on only its length is used: reading it would hold up other requests."""
-
 _NAME_CHARACTERS = 200
 
 
-def ask_of(path: str, body: Any, headers: Mapping[str, str]) -> Ask:
-    """Of a request to that path; body: its JSON, or None."""
-    session = _name(next((headers[name] for name in SESSION_HEADERS if name in headers), None))
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a gateway needs to know of a body."""
+
+    ask: Ask
+    timeout: float | None = None  # seconds, unchecked
+    previous: str | None = None
+    """The stored response that it goes on from."""
+
+
+def session_of(headers: Mapping[str, str]) -> str | None:
+    """The session that a request's headers name."""
+    return _name(next((headers[name] for name in SESSION_HEADERS if name in headers), None))
+
+
+def facts_of(data: bytes | bytearray, path: str, session: str | None) -> Facts:
+    """Of a body sent to that path."""
+    try:
+        body = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError):
+        return unread(data, session)
     if not isinstance(body, dict):
-        return Ask(session=session)
+        return unread(data, session)
+    timeout, previous = body.get("timeout"), body.get("previous_response_id")
+    return Facts(
+        ask_of(path, body, session),
+        timeout if isinstance(timeout, (int, float)) else None,
+        previous if isinstance(previous, str) else None,
+    )
+
+
+def unread(data: bytes | bytearray, session: str | None) -> Facts:
+    """Of a body that is not read: its length."""
+    return Facts(Ask(prompt=len(data) / CHARACTERS, session=session))
+
+
+def ask_of(path: str, body: dict[str, Any], session: str | None) -> Ask:
+    """Of a request to that path, with this JSON."""
     try:
         future = _future(path, body)
     except (
@@ -45,37 +74,7 @@ def ask_of(path: str, body: Any, headers: Mapping[str, str]) -> Ask:
     return Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session)
 
 
-def program_of(body: Mapping[str, Any]) -> tuple[ir.Program, ir.Segment]:
-    """The program that a body opens, with the arguments of its first row, and its first segment. Raises
-    InvalidRequest."""
-    program = program_from_wire(body["program"])
-    rows = body.get("rows") or [{}]
-    program = dataclasses.replace(program, args={**program.args, **(rows[0].get("args") or {})})
-    segment = ir.Segment()
-    if body.get("segment") is not None:
-        segment = Checker(program, rows=len(rows)).segment(body["segment"])
-    return program, segment
-
-
-def shared_out(
-    body: dict[str, Any], headers: Mapping[str, str], workers: int
-) -> list[tuple[dict[str, Any], int | None]]:
-    """A body for each worker that gets some of a program's rows, and its first row. With k workers, n rows take the
-    time of n / k of them and k times that of their shared beginning: least for the root of n rows / beginning."""
-    rows = body.get("rows")
-    if not isinstance(rows, list) or not rows:
-        return [(body, None)]
-    ask = ask_of("/v1/programs", {**body, "rows": rows[:1]}, headers)
-    shared = max(1.0, float(len(ask.blocks) * ask.block_tokens))
-    own = max(0.0, ask.prompt - shared) + GENERATED * ask.generated
-    number = max(1, min(round(math.sqrt(len(rows) * own / shared)), workers, len(rows)))
-    size = -(-len(rows) // number)
-    return [({**body, "rows": rows[first : first + size]}, first) for first in range(0, len(rows), size)]
-
-
 def _future(path: str, body: Mapping[str, Any]) -> Future | None:
-    if path == "/v1/programs":
-        return future_of_program(*program_of(body))
     space = json.dumps([body.get("model"), body.get("extra_key") or body.get("cache_salt"), body.get("lora_path")])
     if path == "/generate":
         prompt = body.get("input_ids")

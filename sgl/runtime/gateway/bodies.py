@@ -27,13 +27,13 @@ class Bodies:
         self._held = 0
 
     @contextlib.asynccontextmanager
-    async def of(self, request: web.Request) -> AsyncIterator[bytes]:
+    async def of(self, request: web.Request) -> AsyncIterator[bytearray]:
         """A request's body, kept while the context is. Raises InvalidRequest, BodyTooLong, RequestTimeout and
         QueueFull."""
         data = bytearray()
         try:
             await self._read(request, data)
-            yield bytes(data)
+            yield data
         finally:
             self._held -= _counted(len(data))
 

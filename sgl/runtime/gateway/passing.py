@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ _HOP = {
 _HOP |= {"trailer", "transfer-encoding", "upgrade"}
 _AGAIN = (429, 502, 503, 504)  # of a worker: another one may answer
 _LONGEST_PAUSE = 2.0
+_PIECE_BYTES = 256 << 10
 REFUSAL_SECONDS = 5.0
 """For a worker to say why it takes no request."""
 WRITE_SECONDS = 60.0
@@ -67,7 +68,7 @@ class Passed:
     method: str
     path: str  # with the query, as it came
     headers: Mapping[str, str]
-    body: bytes
+    body: bytes | bytearray
     ask: Ask
     due: float | None = None  # on the loop's clock
     only: str | None = None  # the worker that it is for
@@ -96,6 +97,21 @@ def headers_for(headers: Mapping[str, str]) -> CIMultiDict[str]:
     """Those of an answer that are passed on."""
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP | named)
+
+
+def in_pieces(
+    body: bytes | bytearray, headers: CIMultiDict[str]
+) -> bytes | bytearray | AsyncIterator[bytes] | None:
+    """What to send of a body: a large one by and by, or it would be copied at once."""
+    if len(body) <= _PIECE_BYTES:
+        return body or None
+    headers["Content-Length"] = str(len(body))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), _PIECE_BYTES):
+            yield bytes(body[start : start + _PIECE_BYTES])
+
+    return pieces()
 
 
 class Passing:
@@ -205,7 +221,7 @@ class Passing:
                             self._session().request(
                                 passed.method,
                                 server.url + passed.path,
-                                data=passed.body or None,
+                                data=in_pieces(passed.body, headers),
                                 headers=headers,
                                 allow_redirects=False,
                             )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import json
 import logging
 import secrets
@@ -19,12 +18,15 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from multidict import CIMultiDict
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, SglError
-from sgl.runtime.gateway.asks import ask_of, shared_out
+from sgl.runtime.gateway.asks import session_of
 from sgl.runtime.gateway.limits import key_of
-from sgl.runtime.gateway.passing import WRITE_SECONDS, Passed, Passing, headers_to_worker
+from sgl.runtime.gateway.openings import PartBody, parts_of, segment_of, with_deadline
+from sgl.runtime.gateway.passing import WRITE_SECONDS, Passed, Passing, headers_to_worker, in_pieces
 from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import NotThere, error_body
@@ -58,24 +60,30 @@ class Programs:
     """The open programs of a gateway."""
 
     def __init__(
-        self, passing: Passing, session: Callable[[], aiohttp.ClientSession], reopened: Callable[[], None]
+        self,
+        passing: Passing,
+        reader: Reader,
+        session: Callable[[], aiohttp.ClientSession],
+        reopened: Callable[[], None],
     ) -> None:
         """reopened: is called for each program that is opened again."""
         self.passing = passing
+        self.reader = reader
         self.session = session
         self.reopened = reopened
         self.held = 0  # bytes
         self._open: dict[str, Program] = {}
 
-    async def create(self, request: web.Request, body: Any, raw: bytes, workers: int) -> web.StreamResponse:
+    async def create(self, request: web.Request, body: bytearray, workers: int) -> web.StreamResponse:
         """Open a program and stream its events. workers: how many take requests."""
-        if len(self._open) >= MAX_PROGRAMS:
-            raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
-        self.check_room(len(raw))
-        if not isinstance(body, dict):
-            raise InvalidRequest("a program is opened with a JSON object", param="program")
-        program = Program(self, request, body, workers)
-        program.count(len(raw))
+        self._check_number()
+        self.check_room(len(body))
+        parts = await self.reader.read(parts_of, body, session_of(request.headers), workers)
+        self._check_number()
+        size = sum(len(body if part.body is None else part.body) for part in parts)
+        self.check_room(size)
+        program = Program(self, request, body, parts)
+        program.count(size)
         self._open[program.id] = program
         try:
             await program.begin()
@@ -87,7 +95,7 @@ class Programs:
             raise
         return await self._send(request, program, 0)
 
-    async def of_one(self, request: web.Request, body: Any) -> web.StreamResponse:
+    async def of_one(self, request: web.Request, body: bytearray) -> web.StreamResponse:
         """What clients do with an open program, by its path."""
         _, _, _, program_id, *rest = request.path.split("/")
         program = self._open.get(program_id)
@@ -111,6 +119,10 @@ class Programs:
             return await self.passing.answer(request, passed)
         raise web.HTTPNotFound
 
+    def _check_number(self) -> None:
+        if len(self._open) >= MAX_PROGRAMS:
+            raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
+
     def check_room(self, size: int) -> None:
         """Whether that many bytes more may be kept. Raises QueueFull."""
         if self.held + size > MAX_BYTES:
@@ -133,15 +145,15 @@ class Programs:
 class Program:
     """One program, or rows of one, as its client sees it."""
 
-    def __init__(self, programs: Programs, request: web.Request, body: dict[str, Any], workers: int) -> None:
+    def __init__(self, programs: Programs, request: web.Request, body: bytearray, parts: list[PartBody]) -> None:
         self.id = secrets.token_hex(16)
         self.key = key_of(request).encode("utf-8", "surrogateescape")
         self.log: list[bytes] = []  # event n is at n - 1
-        self.segments: list[dict[str, Any]] = []  # beside the opening one
+        self.segments: list[bytes] = []  # beside the opening one
         self.headers = headers_to_worker(request.headers)
         self.programs = programs
         self.is_over = False
-        self.parts = [Part(self, each, first) for each, first in shared_out(body, request.headers, workers)]
+        self.parts = [Part(self, body if part.body is None else part.body, part) for part in parts]
         self._opened = time.monotonic()
         self._num_listeners = 0
         self._size = 0
@@ -161,25 +173,20 @@ class Program:
         """A program's deadline counts from then."""
         return time.monotonic() - self._opened
 
-    async def add(self, body: Any) -> web.Response:
+    async def add(self, body: bytearray) -> web.Response:
         """Take the next segment: the worker checks it, if there is one now."""
-        if not isinstance(body, dict) or not isinstance(body.get("segment"), dict):
-            raise InvalidRequest("a segment is needed", param="segment")
         async with self._adding:
-            number = body.get("number")
+            number, segment = await self.programs.reader.read(segment_of, body)
             number = len(self.segments) + 1 if number is None else number
-            if not isinstance(number, int) or number < 1:
-                raise InvalidRequest("a segment's number is an integer: 1 for the first added", param="number")
             if number > len(self.segments) + 1:
                 raise InvalidRequest(f"segment {len(self.segments) + 1} is missing", param="number")
             if number == len(self.segments) + 1:
-                size = len(json.dumps(body))
-                self.programs.check_room(size)
-                refused = await self.parts[0].pass_on(body["segment"], number)
+                self.programs.check_room(len(segment))
+                refused = await self.parts[0].pass_on(segment, number)
                 if refused is not None:
                     return refused
-                self.segments.append(body["segment"])
-                self.count(size)
+                self.segments.append(segment)
+                self.count(len(segment))
                 self.parts[0].has_more.set()
         return json_response({"id": self.id})
 
@@ -237,8 +244,8 @@ class Program:
 class Part:
     """What one worker has of a program: all, or some of its rows."""
 
-    def __init__(self, program: Program, body: dict[str, Any], first_row: int | None) -> None:
-        """first_row: the first of its rows among the client's; None: it has none."""
+    def __init__(self, program: Program, body: bytes | bytearray, about: PartBody) -> None:
+        """body: what its worker gets."""
         self.worker: str | None = None
         self.remote: str | None = None  # the program's id there
         self.is_done = False
@@ -246,8 +253,8 @@ class Part:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._program = program
         self._body = body
-        self._first_row = first_row
-        self._left = 1 if first_row is None else len(body["rows"])
+        self._about = about
+        self._left = about.num_rows
         self._told: set[tuple[Any, ...]] = set()  # events that the client had
         self._characters: dict[tuple[Any, ...], int] = {}  # of deltas that it had
         self._counted: dict[tuple[Any, ...], int] = {}  # of deltas that came from this worker
@@ -270,7 +277,7 @@ class Part:
             _CANCELLING.add(task)
             task.add_done_callback(_CANCELLING.discard)
 
-    async def pass_on(self, segment: dict[str, Any], number: int) -> web.Response | None:
+    async def pass_on(self, segment: bytes, number: int) -> web.Response | None:
         """Send a segment to the worker; its answer, if it refuses it. A worker that fails gets it later."""
         if self.remote is None:
             return None
@@ -312,15 +319,11 @@ class Part:
     async def _follow(self) -> None:
         """Open it at a worker and tell what comes. Raises Lost."""
         programs = self._program.programs
-        body = copy.copy(self._body)
-        deadline = body["program"].get("deadline_s") if isinstance(body.get("program"), dict) else None
-        if deadline is not None and self.opened.done():
-            left = max(0.001, deadline - self._program.seconds_since_opened())
-            body["program"] = {**body["program"], "deadline_s": left}
-        passed = Passed(
-            "POST", "/v1/programs", self._program.headers, json.dumps(body).encode(), self._ask(body), only=None
-        )
-        passed.is_begun = self.opened.done()
+        body, is_begun = self._body, self.opened.done()
+        if self._about.deadline is not None and is_begun:
+            left = max(0.001, self._about.deadline - self._program.seconds_since_opened())
+            body = await programs.reader.read(with_deadline, body, left)
+        passed = Passed("POST", "/v1/programs", self._program.headers, body, self._about.ask, is_begun=is_begun)
         async with programs.passing.opened(passed) as (theirs, first, ticket):
             self.worker = ticket.worker.id
             if theirs.status != 200:
@@ -382,8 +385,8 @@ class Part:
             return
         if kind == "node_failed" and event["error"].get("class") in _LOST:
             raise Lost(event["error"].get("message", ""))
-        if self._first_row is not None:
-            event["row"] = event.get("row", 0) + self._first_row
+        if self._about.first_row is not None:
+            event["row"] = event.get("row", 0) + self._about.first_row
         place = (event.get("row"), event.get("stream"), event.get("index"))
         if kind == "delta":
             key = (*place, event.get("reasoning", False))
@@ -408,9 +411,8 @@ class Part:
         if not isinstance(error, SglError):
             logger.error("a program failed", exc_info=error)
             error = EngineDead(f"the program failed at the gateway: {type(error).__name__}")
-        rows = (
-            [None] if self._first_row is None else range(self._first_row, self._first_row + len(self._body["rows"]))
-        )
+        first = self._about.first_row
+        rows = [None] if first is None else range(first, first + self._about.num_rows)
         described = {**error_body(error)["error"], "class": type(error).__name__, "data": {}}
         for row in rows:
             if ("done", row, None, None) in self._told:
@@ -420,9 +422,6 @@ class Part:
             self._program.note({"type": "done", **of_row})
         self.is_done = True
 
-    def _ask(self, body: dict[str, Any]) -> Ask:
-        return ask_of("/v1/programs", body, self._program.headers)
-
     def _url(self) -> str:
         """Raises Lost."""
         try:
@@ -430,11 +429,13 @@ class Part:
         except EngineDead as error:
             raise Lost(str(error)) from error
 
-    def _post_segment(self, segment: dict[str, Any], number: int) -> Any:
-        headers = {**self._program.headers, "Content-Type": "application/json"}
-        data = json.dumps({"segment": segment, "number": number}).encode()
+    def _post_segment(self, segment: bytes, number: int) -> Any:
+        headers = CIMultiDict(self._program.headers)
+        headers["Content-Type"] = "application/json"
+        body = b'{"segment":%b,"number":%d}' % (segment, number)
         url = self._url() + "/segments"
-        return self._program.programs.session().post(url, data=data, headers=headers, timeout=_LIMIT)
+        session = self._program.programs.session()
+        return session.post(url, data=in_pieces(body, headers), headers=headers, timeout=_LIMIT)
 
     async def _cancel(self) -> None:
         with contextlib.suppress(Lost, aiohttp.ClientError, OSError):

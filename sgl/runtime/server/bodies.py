@@ -57,8 +57,7 @@ class Bounded(BaseModel):
 
 def parse(data: bytes | bytearray, model: type[Body], context_length: int | None = None) -> Body:
     """Parse a body. Raises InvalidRequest with the first error, ContextTooLong for too many token ids."""
-    if most_values(data) > MAX_VALUES and (number := most_values(_STRING.sub(b"0", data))) > MAX_VALUES:
-        raise InvalidRequest(f"the body holds {number} values, and {MAX_VALUES} are the most that one may have")
+    check_number(data)
     try:
         value = from_json(data, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
@@ -73,6 +72,12 @@ def parse(data: bytes | bytearray, model: type[Body], context_length: int | None
     if context_length is not None:
         _check_ids(body, context_length)
     return body
+
+
+def check_number(data: bytes | bytearray) -> None:
+    """Raise InvalidRequest for more than `MAX_VALUES` values."""
+    if most_values(data) > MAX_VALUES and (number := most_values(_STRING.sub(b"0", data))) > MAX_VALUES:
+        raise InvalidRequest(f"the body holds {number} values, and {MAX_VALUES} are the most that one may have")
 
 
 def most_values(data: bytes | bytearray) -> int:

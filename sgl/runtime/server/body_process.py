@@ -1,4 +1,4 @@
-"""Parses large bodies in disposable processes, forked from a warm one: their time and memory are isolated."""
+"""Reads large bodies in disposable processes, forked from a warm one: their time and memory are isolated."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import resource
 import signal
 import socket
 import subprocess
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from sgl.child import command
 from sgl.errors import InvalidRequest
-from sgl.runtime.server.bodies import Body, parse
 
 logger = logging.getLogger(__name__)
 
@@ -27,26 +27,46 @@ _NICER = 5  # yields to the engine
 _IMPORTED = tuple(f"sgl.runtime.server.{module}" for module in ("native", "protocol", "programs"))
 _ANSWER_BYTES = 1 << 18
 
+T = TypeVar("T")
+
 
 class BodyProcesses:
     """The processes of one server, for its event loop. The warm one starts with the first body."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: Sequence[str] = _IMPORTED) -> None:
+        """imported: modules that the warm process imports."""
+        self._imported = tuple(imported)
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    async def parse(self, data: bytes | bytearray, model: type[Body], context_length: int | None = None) -> Body:
-        """Like `bodies.parse`; also raises InvalidRequest if the limits of time or memory are reached."""
+    async def run(
+        self, turns: asyncio.Semaphore, function: Callable[..., T], data: bytes | bytearray, *arguments: Any
+    ) -> T:
+        """A module's function called with a body and more, in turn: a process holds one until it ends, even if the
+        caller leaves. Raises what the function raises of InvalidRequest, which also tells that the limits of time or
+        memory were reached."""
+        await turns.acquire()
+        running = asyncio.ensure_future(self._run(function, data, arguments))
+
+        def ended(its: asyncio.Future[T]) -> None:
+            turns.release()
+            if not its.cancelled():
+                its.exception()  # the caller may have left
+
+        running.add_done_callback(ended)
+        return await asyncio.shield(running)
+
+    async def _run(self, function: Callable[..., T], data: bytes | bytearray, arguments: tuple[Any, ...]) -> T:
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours:
             ours.setblocking(False)
             with theirs:
                 self._hand_over(theirs)
-            name = pickle.dumps((model.__module__, model.__qualname__, context_length))
+            call = pickle.dumps((function, arguments))
             answer = bytearray()
             with contextlib.suppress(ConnectionError):  # it has ended
-                await loop.sock_sendall(ours, name)
+                await loop.sock_sendall(ours, call)
                 await loop.sock_sendall(ours, data)
                 ours.shutdown(socket.SHUT_WR)
                 while piece := await loop.sock_recv(ours, _ANSWER_BYTES):
@@ -56,15 +76,15 @@ class BodyProcesses:
         result = pickle.loads(answer)
         if isinstance(result, Exception):
             raise result
-        body: Body = result
-        return body
+        answered: T = result
+        return answered
 
     def start(self) -> None:
         """Start the warm process."""
         if self._control is None:
             ours, theirs = socket.socketpair()
             with theirs:
-                code = f"from {__name__} import serve; serve({theirs.fileno()})"
+                code = f"from {__name__} import serve; serve({theirs.fileno()}, {self._imported})"
                 self._process = subprocess.Popen(
                     command(code), pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
                 )
@@ -93,11 +113,11 @@ class BodyProcesses:
                 logger.warning("the process that reads large bodies had ended: starting another")
 
 
-def serve(descriptor: int) -> None:
-    """The warm process: imports, then forks. Ends with its parent."""
+def serve(descriptor: int, imported: Sequence[str]) -> None:
+    """The warm process: imports these modules, then forks. Ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server gets the interrupt
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
-    for module in _IMPORTED:
+    for module in imported:
         importlib.import_module(module)
     os.nice(_NICER)
     gc.disable()  # it would scan a million new objects repeatedly
@@ -115,13 +135,13 @@ def serve(descriptor: int) -> None:
 
 
 def _answer(end: socket.socket) -> Any:
-    """The body, or its error."""
+    """What the function gives, or its error."""
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
     try:
         with end.makefile("rb") as file:
-            module, name, context_length = pickle.load(file)
-            return parse(file.read(), getattr(importlib.import_module(module), name), context_length)
+            function, arguments = pickle.load(file)
+            return function(file.read(), *arguments)
     except InvalidRequest as error:
         return error
     except MemoryError:

@@ -225,12 +225,17 @@ def _blocks(prompt: Any, size: int, namespace: object) -> list[int]:
     found: list[int] = []
     if not isinstance(prompt, (str, list, tuple)):
         return found
-    state = hash((namespace if isinstance(namespace, str) else None, size))
+    state = hash((_number_of(namespace) if isinstance(namespace, str) else 0, size))
     for start in range(0, min(len(prompt) - size + 1, size * MOST_BLOCKS), size):
         piece = prompt[start : start + size]
         try:
-            state = hash((state, piece if isinstance(piece, str) else tuple(piece)))
+            state = hash((state, _number_of(piece) if isinstance(piece, str) else tuple(piece)))
         except TypeError:  # no token ids
             break
         found.append(state)
     return found
+
+
+def _number_of(text: str) -> int:
+    """A text as a number, whose hash is the same in each process."""
+    return int.from_bytes(text.encode("utf-8", "surrogatepass"), "big")

@@ -44,8 +44,8 @@ class BodyReader:
             if len(data) <= SMALL_BYTES and most_values(data) <= SMALL_VALUES:
                 return parse(data, model)
             is_small.set(False)
-            async with self._slots[len(data) > LARGE_BYTES]:
-                return await self._processes.parse(data, model, context_length)
+            slots = self._slots[len(data) > LARGE_BYTES]
+            return await self._processes.run(slots, parse, data, model, context_length)
         finally:
             self._held -= _counted(len(data))
 

@@ -1,0 +1,107 @@
+"""What a gateway reads of a program: how its rows are shared out, what each part of it will do, and a segment's number.
+What it passes on it does not decode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from sgl.errors import InvalidRequest, SglError
+from sgl.lang.ir import nodes as ir
+from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.server.placement import GENERATED, MOST_NODES, future_of_program
+from sgl.runtime.server.program_bodies import MAX_ROWS
+
+Fields = dict[str, msgspec.Raw]
+
+_fields = msgspec.json.Decoder(Fields).decode
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_value = msgspec.json.decode
+_NONE = msgspec.Raw(b"null")
+
+
+@dataclass(frozen=True, slots=True)
+class PartBody:
+    """What one worker gets of a program."""
+
+    body: bytes | None
+    """None: the client's."""
+    ask: Ask
+    deadline: float | None = None  # seconds
+    first_row: int | None = None  # among the client's; None: it has no rows
+    num_rows: int = 1
+
+
+def parts_of(data: bytes | bytearray, session: str | None, workers: int) -> list[PartBody]:
+    """A body for each worker that gets some of a program's rows, for so many workers. With k workers, n rows take the
+    time of n / k of them and k times that of their shared beginning: least for the root of n rows / beginning. Raises
+    InvalidRequest if it is no object; other mistakes are the worker's to tell."""
+    try:
+        fields = _fields(data)
+    except (msgspec.MsgspecError, RecursionError):
+        raise InvalidRequest("a program is opened with a JSON object", param="program") from None
+    try:
+        program = _value(fields["program"])
+        rows = _items(fields.get("rows", _NONE)) if fields.get("rows", _NONE) != _NONE else []
+        ask = _ask(program, fields.get("segment", _NONE), _value(rows[0]) if rows else {}, session)
+        deadline = program.get("deadline_s")
+    except (SglError, msgspec.MsgspecError, TypeError, ValueError, AttributeError, KeyError, RecursionError):
+        return [PartBody(None, Ask(session=session))]
+    deadline = float(deadline) if isinstance(deadline, (int, float)) and 0 < deadline < math.inf else None
+    if not 0 < len(rows) <= MAX_ROWS:
+        return [PartBody(None, ask, deadline)]
+    shared = max(1.0, float(len(ask.blocks) * ask.block_tokens))
+    own = max(0.0, ask.prompt - shared) + GENERATED * ask.generated
+    number = max(1, min(round(math.sqrt(len(rows) * own / shared)), workers, len(rows)))
+    size = -(-len(rows) // number)
+    parts = []
+    for first in range(0, len(rows), size):
+        its = rows[first : first + size]
+        body = _joined({**fields, "rows": msgspec.Raw(b"[" + b",".join(map(bytes, its)) + b"]")})
+        prompt = ask.prompt + (len(its) - 1) * max(0.0, ask.prompt - shared)
+        asks = replace(ask, prompt=prompt, generated=len(its) * ask.generated)
+        parts.append(PartBody(body if number > 1 else None, asks, deadline, first, len(its)))
+    return parts
+
+
+def with_deadline(data: bytes | bytearray, seconds: float) -> bytes:
+    """A program's body with another deadline."""
+    fields = _fields(data)
+    program = {**_fields(fields["program"]), "deadline_s": msgspec.Raw(msgspec.json.encode(seconds))}
+    return _joined({**fields, "program": msgspec.Raw(_joined(program))})
+
+
+def segment_of(data: bytes | bytearray) -> tuple[int | None, bytes]:
+    """A segment's number, if the client gave one, and the segment. Raises InvalidRequest."""
+    try:
+        fields = _fields(data)
+        segment = bytes(fields["segment"])
+    except (msgspec.MsgspecError, RecursionError, KeyError):
+        segment = b""
+    if not segment.startswith(b"{"):
+        raise InvalidRequest("a segment is needed", param="segment")
+    number = _value(fields.get("number", _NONE))
+    if number is not None and (type(number) is not int or number < 1):
+        raise InvalidRequest("a segment's number is an integer: 1 for the first added", param="number")
+    return number, segment
+
+
+def _ask(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -> Ask:
+    """Of a program, its first segment and its first row, none of which is checked."""
+    given = _fields(segment) if segment != _NONE else {}
+    nodes = [_value(node) for node in _items(given.get("nodes", msgspec.Raw(b"[]")))[:MOST_NODES]]
+    args = {**(program.get("args") or {}), **(row.get("args") or {})}
+    its = ir.Program(**{name: value for name, value in program.items() if name != "v"} | {"args": args})
+    first = ir.Segment(tuple((node["st"], ir.node_from_json(node)) for node in nodes))
+    future = future_of_program(its, first)
+    return Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session)
+
+
+def _joined(fields: Mapping[str, msgspec.Raw]) -> bytes:
+    return (
+        b"{" + b",".join(msgspec.json.encode(name) + b":" + bytes(value) for name, value in fields.items()) + b"}"
+    )

@@ -1,0 +1,168 @@
+"""What a gateway reads of bodies, and that no body holds up other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from sgl.errors import InvalidRequest
+from sgl.runtime.gateway import app, reading
+from sgl.runtime.gateway.asks import facts_of
+from sgl.runtime.gateway.openings import parts_of, segment_of, with_deadline
+from sgl.runtime.gateway.reading import Reader
+from sgl.runtime.server import bodies
+from tests.test_gateway import MockWorker, echo, gateway_of, run, until
+from tests.test_gateway_hostile import opened, program_of, stays
+
+TEXT = {"st": 0, "op": "text", "text": "A beginning that all rows share, and which is long. " * 8}
+NODES = [
+    TEXT,
+    {"st": 0, "op": "arg", "name": "x"},
+    {"st": 0, "op": "gen", "name": "y", "params": {"max_tokens": 64}},
+]
+
+
+def program(number: int = 24, **more: Any) -> bytes:
+    rows = [{"args": {"x": f"ü{i}"}, "seed": i} for i in range(number)]
+    head = {"v": 1, "name": "p", "seed": 1, **more}
+    return json.dumps(
+        {"program": head, "rows": rows, "segment": {"nodes": NODES, "final": True}, "more": 1}
+    ).encode()
+
+
+def test_rows_are_shared_out_with_all_else_that_a_body_holds() -> None:
+    data = program()
+    given = json.loads(data)
+    parts = parts_of(data, "s", 3)
+    assert [(part.first_row, part.num_rows) for part in parts] == [(0, 8), (8, 8), (16, 8)]
+    for part in parts:
+        assert part.body is not None
+        first = part.first_row or 0
+        assert json.loads(part.body) == {**given, "rows": given["rows"][first : first + 8]}
+        assert part.ask.session == "s"
+        assert part.ask.generated == 8 * 64
+    assert parts[0].ask.blocks == parts_of(data, None, 1)[0].ask.blocks
+    assert parts_of(data, None, 1)[0].body is None, "the client's"
+
+
+@pytest.mark.parametrize(
+    "body", ['{"program": 1}', "{}", '{"program": {"v": 1}, "rows": 3}', '{"program": {"x": 1}, "segment": [1]}']
+)
+def test_what_a_worker_refuses_reaches_one_as_it_is(body: str) -> None:
+    assert [part.body for part in parts_of(body.encode(), None, 4)] == [None]
+
+
+@pytest.mark.parametrize("body", ["[]", "", "{", '{"program": NaN', "\ufeff{}", "[" * 5000])
+def test_what_is_no_object_is_refused(body: str) -> None:
+    with pytest.raises(InvalidRequest, match="JSON object"):
+        parts_of(body.encode(), None, 4)
+
+
+def test_a_deadline_is_put_in_the_place_of_another() -> None:
+    data = program(deadline_s=9.0)
+    assert [part.deadline for part in parts_of(data, None, 2)] == [9.0, 9.0]
+    given = json.loads(data)
+    assert json.loads(with_deadline(data, 0.25)) == {**given, "program": {**given["program"], "deadline_s": 0.25}}
+
+
+def test_bodies_of_any_size_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So are the names of their blocks: each process of Python hashes texts in its own way."""
+    chat = {
+        "messages": [{"role": "user", "content": "hello world " * 2000}],
+        "timeout": 3,
+        "conversation": "c" * 900,
+    }
+    calls: list[tuple[Any, bytes, tuple[Any, ...]]] = [
+        (facts_of, json.dumps(chat).encode(), ("/v1/chat/completions", None)),
+        (facts_of, json.dumps({"input_ids": list(range(9000)), "extra_key": "k"}).encode(), ("/generate", "s")),
+        (facts_of, b"[1" + b",1" * 9000, ("/generate", None)),
+        (parts_of, program(200, chat_template="chatml"), (None, 3)),
+        (segment_of, json.dumps({"segment": {"nodes": [TEXT] * 900}, "number": 3}).encode(), ()),
+    ]
+
+    async def test() -> None:
+        reader = Reader()
+        with monkeypatch.context() as patched:
+            patched.setattr(reading, "_FEW_BYTES", 0)
+            patched.setattr(reading, "SMALL_BYTES", 0)
+            found = [await reader.read(function, data, *more) for function, data, more in calls]
+            with pytest.raises(InvalidRequest, match="segment"):
+                await reader.read(segment_of, b'{"segment": 1, "more": ' + b"1" * 5000 + b"}")
+        assert found == [function(data, *more) for function, data, more in calls]
+        assert found[0].ask.blocks
+        assert found[3][0].ask.blocks
+        reader.close()
+
+    run(test)
+
+
+def test_while_large_bodies_are_read_other_requests_are_answered() -> None:
+    large = program(1, args={"z": "ü" * (600 << 10)})
+
+    async def test() -> None:
+        async with gateway_of(program_of(stays), program_of(stays)) as (gateway, workers, client):
+            for worker in workers:
+                worker.keeps_requests = False
+            reader = gateway._reader
+            for _ in range(reading.AT_ONCE):
+                await reader.turns.acquire()  # as if others were read
+            ids = {"input_ids": list(range(20_000))}
+            asked = [
+                asyncio.ensure_future(client.post("/v1/programs", data=large)),
+                asyncio.ensure_future(client.post("/generate", json=ids)),
+            ]
+            await until(lambda: reader.num_reading == 2)
+            assert (await client.post("/generate", json={"text": "x"})).status == 200
+            async with opened(client, {}) as path:
+                assert (await client.post(path + "/segments", json={"segment": {"nodes": []}})).status == 200
+                assert (await client.get("/metrics")).status == 200
+            assert reader.num_reading == 2
+            for _ in range(reading.AT_ONCE):
+                reader.turns.release()
+            assert {(await each).status for each in asked} == {200}
+            for each in asked:
+                each.result().close()
+
+    run(test)
+
+
+def test_a_body_whose_client_left_holds_its_turn_until_its_process_ends() -> None:
+    async def test() -> None:
+        reader = Reader()
+        data = program(1, args={"z": "u" * (2 << 20)})
+        left = [asyncio.ensure_future(reader.read(parts_of, data, None, 1)) for _ in range(reading.AT_ONCE)]
+        await until(reader.turns.locked)
+        for each in left:
+            each.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        assert reader.turns.locked()
+        async with asyncio.timeout(30):
+            assert len(await reader.read(parts_of, data, None, 1)) == 1
+        reader.close()
+
+    run(test)
+
+
+def test_too_many_values_are_refused_or_passed_on_unread_and_so_is_more_than_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def takes(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        assert len(await request.content.read()) > 3 << 20
+        return await echo(request, worker)
+
+    async def test() -> None:
+        async with gateway_of(takes) as (gateway, workers, client):
+            workers[0].keeps_requests = False
+            data = b'{"text": [' + b"[]," * (bodies.MAX_VALUES // 2 + 9) + b"1]}"
+            answer = await client.post("/v1/programs", data=data)
+            assert (answer.status, "values" in await answer.text()) == (400, True)
+            assert (await client.post("/generate", data=data)).status == 200
+            monkeypatch.setattr(app, "READ_BYTES", 1 << 20)
+            monkeypatch.setattr(gateway._reader, "read", None)
+            assert (await client.post("/generate", data=data)).status == 200
+
+    run(test)
