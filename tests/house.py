@@ -174,7 +174,7 @@ MOST_LINES = {
     "lang": 9_700,
     "runtime": 21_700,  # without the server and what follows
     "runtime.cluster": 1_680,
-    "runtime.gateway": 2_500,
+    "runtime.gateway": 2_600,
     "runtime.media": 780,
     "runtime.model.eagle": 480,
     "runtime.model.gdn": 950,

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from sgl.errors import QueueFull
+from sgl.runtime.gateway import limits
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.breaker import MOST_SECONDS, Breaker
 from sgl.runtime.gateway.config import GatewayConfig
@@ -309,13 +311,75 @@ def test_limits_refuse_with_429_and_say_when_to_come_again() -> None:
             refused = next(each for each in answers if each.status == 429)
             assert refused.headers["Retry-After"] == "1"
             assert (await refused.json())["error"]["type"] == "rate_limit_error"
-        async with gateway_of(echo, key_rate=0.01, key_burst=2) as (_gateway, _workers, client):
-            statuses = [
-                (await client.post("/generate", json={}, headers={"Authorization": "Bearer a"})).status
-                for _ in range(3)
-            ]
-            assert statuses == [200, 200, 429]
-            assert (await client.post("/generate", json={}, headers={"Authorization": "Bearer b"})).status == 200
+
+    run(test)
+
+
+async def checks_keys(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+    kind, _, key = request.headers.get("Authorization", "").partition(" ")
+    given = key if kind.lower() == "bearer" else request.headers.get("X-Api-Key")
+    return web.json_response({}, status=200 if given in ("a", "b") else 401)
+
+
+def test_a_key_that_a_worker_has_accepted_has_a_limit_of_its_own_and_others_that_of_their_address() -> None:
+    async def test() -> None:
+        async with gateway_of(checks_keys, key_rate=0.01, key_burst=4) as (gateway, workers, client):
+            await until(lambda: gateway.servers[workers[0].url].checks_keys is not None)
+
+            async def statuses(number: int, **headers: str) -> list[int]:
+                asked = [await client.post("/generate", json={}, headers=headers) for _ in range(number)]
+                return [each.status for each in asked]
+
+            assert await statuses(6, Authorization="Bearer a") == [200] * 5 + [429], (
+                "the first counts for the address"
+            )
+            assert await statuses(1, Authorization="bearer b") == [200]
+            assert await statuses(1, Authorization="Basic 1", **{"X-Api-Key": "x"}) == [401]
+            assert await statuses(1, Authorization="Bearer other") == [401]
+            assert await statuses(2, Authorization="Bearer yet another") == [429] * 2
+            assert await statuses(5, **{"Authorization": "Basic 2", "X-Api-Key": "b"}) == [200] * 4 + [429]
+
+    run(test)
+
+
+@pytest.mark.parametrize("answer", [echo, refuses])
+def test_a_client_with_a_new_key_each_time_has_the_limit_of_its_address(answer: Answer) -> None:
+    async def test() -> None:
+        async with gateway_of(answer, key_rate=0.01, key_burst=3, retries=0, breaker_failures=99) as (
+            gateway,
+            workers,
+            client,
+        ):
+            await until(lambda: gateway.servers[workers[0].url].checks_keys is not None)
+            headers = [{"Authorization": f"Bearer {number}"} for number in range(5)]
+            asked = [await client.post("/generate", json={}, headers=each) for each in headers]
+            assert [each.status == 429 for each in asked] == [False] * 3 + [True] * 2
+
+    run(test)
+
+
+def test_buckets_take_little_room_and_none_that_is_not_full_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BUCKETS", 3)
+
+    async def test() -> None:
+        now = 0.0
+        mine = limits.Limits(GatewayConfig(key_rate=1.0, key_burst=2), lambda: now)
+
+        async def enters(key: str, address: str) -> bool:
+            with contextlib.suppress(QueueFull):
+                await mine.count(key, address)
+                return True
+            return False
+
+        mine.accepted("k" * 100_000)
+        assert [await enters("k" * 100_000, "10.0.0.1") for _ in range(3)] == [True, True, False]
+        assert [await enters(str(i), f"2001:db8::{i}") for i in range(3)] == [True, True, False], "one site"
+        assert await enters("", "10.0.0.2")
+        assert [await enters("", f"10.0.1.{i}") for i in range(3)] == [True, True, False], "they share one"
+        assert not await enters("k" * 100_000, "10.0.0.1")
+        now = 2.5
+        assert await enters("", "10.0.2.1")
+        assert len(mine._buckets) == 3
 
     run(test)
 

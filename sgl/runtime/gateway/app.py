@@ -153,7 +153,7 @@ class Gateway:
             raise InvalidRequest(
                 f"a request names a path such as /generate, not {request.raw_path!r}", param="path"
             )
-        await self._limits.count(key_of(request))
+        await self._limits.count(key_of(request.headers), request.remote or "")
         async with self._bodies.of(request) as body:
             return await self._pass_body(request, body, arrived)
 

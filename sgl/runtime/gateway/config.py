@@ -46,7 +46,8 @@ class GatewayConfig:
     max_waiting: PositiveInt = 10_000
     """Requests that wait in the gateway, for others or for a worker; one more is refused with 429."""
     key_rate: PositiveFloat | None = None
-    """Requests a second of one API key, or of all without a key; more are refused with 429. None: no limit."""
+    """Requests a second of one API key that a worker has accepted, or of one address without one; more are refused with
+    429. None: no limit."""
     key_burst: PositiveInt = 100
     """Requests that one key may send at once, where key_rate limits them."""
     breaker_failures: PositiveInt = 5

@@ -1,32 +1,50 @@
-"""How many requests enter: so many a second of each key, and so many at the workers and waiting in all."""
+"""How many requests enter: so many a second of each key, and so many at the workers and waiting in all.
+
+Workers check keys. A key has a bucket of its own once a worker that refuses others has accepted it; other requests
+count for the address that they come from, whatever key they name."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import ipaddress
+import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from aiohttp import web
 from aiolimiter import AsyncLimiter
 
 from sgl.errors import QueueFull
 from sgl.runtime.gateway.config import GatewayConfig
 
-KEYS = 10_000  # with a bucket of their own; the one used longest ago is forgotten, and so full again
+BUCKETS = 10_000
+"""Of keys and addresses. A full one may be forgotten; while none is, those that have none share one."""
+
+_SITE_BITS = 64  # of an IPv6 address, that one client may have
 
 
-def key_of(request: web.Request) -> str:
-    """The API key that a request came with, or nothing."""
-    return request.headers.get("Authorization", "") or request.headers.get("X-Api-Key", "")
+def key_of(headers: Mapping[str, str]) -> str:
+    """The API key that a request came with, or nothing. A server reads the same one."""
+    kind, _, key = headers.get("Authorization", "").partition(" ")
+    return key if kind.lower() == "bearer" else headers.get("X-Api-Key", "")
+
+
+@dataclass(slots=True)
+class _Bucket:
+    limiter: AsyncLimiter
+    used: float = 0.0
 
 
 class Limits:
     """Of one gateway."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
-        self._buckets: OrderedDict[str, AsyncLimiter] = OrderedDict()
+        self._clock = clock
+        self._buckets: OrderedDict[bytes, _Bucket] = OrderedDict()  # the one used longest ago first
+        self._shared: _Bucket | None = None
         self._free = config.max_in_flight
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.num_waiting = 0
@@ -44,20 +62,41 @@ class Limits:
         finally:
             self.num_waiting -= 1
 
-    async def count(self, key: str) -> None:
-        """A request of this key comes. Raises QueueFull if it has sent too many."""
-        rate, burst = self._config.key_rate, self._config.key_burst
+    async def count(self, key: str, address: str) -> None:
+        """A request with this key comes from there. Raises QueueFull if too many did."""
+        rate = self._config.key_rate
         if rate is None:
             return
-        bucket = self._buckets.get(key)
+        name = _named(key)
+        is_known = name in self._buckets
+        bucket = self._bucket(name if is_known else _site(address))
+        if not bucket.limiter.has_capacity():
+            whose = "this key" if is_known else "an address, without a key that a worker has accepted,"
+            raise QueueFull(
+                f"{whose} may send {rate:g} requests a second: try again later", limit=self._config.key_burst
+            )
+        await bucket.limiter.acquire()  # at once
+
+    def accepted(self, key: str) -> None:
+        """A worker that refuses others took a request with this key."""
+        if self._config.key_rate is not None:
+            self._bucket(_named(key))
+
+    def _bucket(self, name: bytes) -> _Bucket:
+        rate, burst, now = self._config.key_rate, self._config.key_burst, self._clock()
+        assert rate is not None, "there is a limit"
+        bucket = self._buckets.get(name)
         if bucket is None:
-            bucket = self._buckets[key] = AsyncLimiter(burst, burst / rate)
-            if len(self._buckets) > KEYS:
+            bucket = _Bucket(AsyncLimiter(burst, burst / rate))
+            if len(self._buckets) >= BUCKETS:
+                if next(iter(self._buckets.values())).used + burst / rate > now:
+                    self._shared = self._shared or bucket
+                    return self._shared
                 self._buckets.popitem(last=False)
-        self._buckets.move_to_end(key)
-        if not bucket.has_capacity():
-            raise QueueFull(f"this key may send {rate:g} requests a second: try again later", limit=burst)
-        await bucket.acquire()  # at once
+            self._buckets[name] = bucket
+        bucket.used = now
+        self._buckets.move_to_end(name)
+        return bucket
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -92,3 +131,17 @@ class Limits:
                 return
         assert self._free is not None, "there is a limit"
         self._free += 1
+
+
+def _named(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16, person=b"key").digest()
+
+
+def _site(address: str) -> bytes:
+    """What one client has of addresses."""
+    with contextlib.suppress(ValueError):
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+        if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None:
+            parsed = ipaddress.IPv6Address(int(parsed) >> (128 - _SITE_BITS) << (128 - _SITE_BITS))
+        address = str(parsed)
+    return hashlib.blake2b(address.encode(), digest_size=16, person=b"address").digest()

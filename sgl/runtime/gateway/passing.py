@@ -22,7 +22,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from sgl.errors import EngineDead, RequestTimeout, SglError
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet, Ticket
-from sgl.runtime.gateway.limits import Limits
+from sgl.runtime.gateway.limits import Limits, key_of
 from sgl.runtime.gateway.metrics import GatewayMetrics
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.gateway.workers import Call, Servers
@@ -238,6 +238,8 @@ class Passing:
                 if theirs.status in _AGAIN:
                     raise await self._refusal(theirs, first, worker)
                 self._servers.answered(worker)
+                if server.checks_keys and passed.method == "POST" and theirs.status < 400:
+                    self._limits.accepted(key_of(passed.headers))
                 ticket.first_byte()
                 yield theirs, first, ticket
         finally:

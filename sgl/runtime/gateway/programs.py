@@ -99,7 +99,7 @@ class Programs:
         """What clients do with an open program, by its path."""
         _, _, _, program_id, *rest = request.path.split("/")
         program = self._open.get(program_id)
-        key = key_of(request).encode("utf-8", "surrogateescape")
+        key = key_of(request.headers).encode("utf-8", "surrogateescape")
         if program is None or not secrets.compare_digest(program.key, key):
             raise NotThere("there is no such program: it ended, or nobody listened to it for too long", param="id")
         if request.method == "DELETE" and not rest:
@@ -147,7 +147,7 @@ class Program:
 
     def __init__(self, programs: Programs, request: web.Request, body: bytearray, parts: list[PartBody]) -> None:
         self.id = secrets.token_hex(16)
-        self.key = key_of(request).encode("utf-8", "surrogateescape")
+        self.key = key_of(request.headers).encode("utf-8", "surrogateescape")
         self.log: list[bytes] = []  # event n is at n - 1
         self.segments: list[bytes] = []  # beside the opening one
         self.headers = headers_to_worker(request.headers)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class Server:
     missed: int = 0  # looks without an answer, in a row
     missed_since: float = 0.0
     calls: set[Call] = field(default_factory=set)
+    checks_keys: bool | None = None  # None: not known
     again: asyncio.TimerHandle | None = None  # when its breaker lets a request pass
 
     def miss(self, began: float) -> bool:
@@ -234,8 +236,8 @@ class Servers:
 
     async def _look_once(self, server: Server) -> None:
         was_up, began = server.is_up, time.monotonic()
+        assert self._session is not None
         try:
-            assert self._session is not None
             async with self._session.get(server.url + "/health", headers=self._headers, timeout=_limit()) as answer:
                 server.is_up, server.missed = answer.status < 500, 0
         except TimeoutError:
@@ -249,10 +251,21 @@ class Servers:
         if was_up != server.is_up:
             logger.warning("worker %s at %s is %s", server.id, server.url, "up" if server.is_up else "down")
         if was_up and not server.is_up:
+            server.checks_keys = None
             self._fleet.index.forget(server.id)
         elif server.is_up and not was_up:
             server.breaker.succeeded()
             self.tell()
+        if server.is_up and server.checks_keys is None and self._config.key_rate is not None:
+            await self._look_for_keys(server)
+
+    async def _look_for_keys(self, server: Server) -> None:
+        """Whether it refuses a wrong key."""
+        assert self._session is not None
+        wrong = {**self._headers, "Authorization": f"Bearer {secrets.token_hex(16)}"}
+        with contextlib.suppress(aiohttp.ClientError, OSError):
+            async with self._session.get(server.url + "/v1/models", headers=wrong, timeout=_limit()) as answer:
+                server.checks_keys = answer.status in (401, 403)
 
     def about(self) -> list[dict[str, Any]]:
         """Each as plain data."""
