@@ -39,7 +39,15 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.metrics": ("sgl.errors",),
     "sgl.runtime.profile": ("sgl.errors",),
     "sgl.runtime.follower": ("sgl.runtime.startup",),
-    "sgl.runtime.engine": ("sgl.runtime.profile", "sgl.runtime.startup", "sgl.runtime.program", "sgl.options"),
+    "sgl.runtime.engine": (
+        "sgl.runtime.profile",
+        "sgl.runtime.startup",
+        "sgl.runtime.program",
+        "sgl.runtime.training",
+        "sgl.options",
+    ),
+    "sgl.runtime.training": ("sgl.runtime.startup", "sgl.runtime.requests", "sgl.runtime.weights"),
+    "sgl.runtime.weights": ("sgl.runtime.loop", "sgl.runtime.model", "sgl.runtime.config"),
     "sgl.runtime.program": ("sgl.runtime.requests", "sgl.lang.ir", "sgl.lang.typed"),
     "sgl.runtime.requests": ("sgl.runtime.loop", "sgl.runtime.config", "sgl.runtime.platform"),
     "sgl.runtime.kv_events": ("sgl.runtime.cache",),
@@ -172,7 +180,7 @@ MOST_LINES = {
     "kernels.lora": 480,
     "kernels.moe": 1_950,
     "lang": 9_700,
-    "runtime": 21_700,  # without the server and what follows
+    "runtime": 22_700,  # without the server and what follows
     "runtime.cluster": 1_680,
     "runtime.gateway": 2_600,
     "runtime.media": 780,
@@ -181,6 +189,7 @@ MOST_LINES = {
     "runtime.model.hf": 1_340,
     "runtime.model.mla": 1_000,
     "runtime.model.quantized": 840,
+    "runtime.model.update": 720,
     "runtime.parallel": 1_110,
     "runtime.server": 9_700,
     "runtime.speculate": 1_200,

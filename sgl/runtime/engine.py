@@ -45,13 +45,14 @@ from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.leases import HeldPrefixes
 from sgl.runtime.scheduler.request import Pooling
+from sgl.runtime.training import Trainable
 
 Result = dict[str, Any]
 _JUMP_COST = 0.45
 """By how many steps a step without CUDA graph is longer: 5.9 ms to 4.1 on an H200 (4 rows, Llama-3.1-8B)."""
 
 
-class Engine:
+class Engine(Trainable):
     """A loaded model.
 
     `Engine(model_path=…, **options)` takes the fields of EngineConfig. Close it with `shutdown`, or use it as a
@@ -129,9 +130,8 @@ class Engine:
         Returns a result {"text", "output_ids", "meta_info"}; for several prompts or n > 1 a list, ordered by
         prompt, then sample. GenerateOptions lists the options.
 
-        stream: returns an iterator of events. An event is a result with all text and output_ids so far, the new
-        output logprobs, and an "index" if there are several requests. Closing the iterator aborts what is
-        unfinished.
+        stream: returns an iterator of events. An event is a result with all text and output_ids so far, the new output
+        logprobs, and an "index" if there are several requests. Closing the iterator aborts what is unfinished.
 
         Raises InvalidRequest, QueueFull and EngineDead. All prompts are checked before any is queued: if one is
         wrong, none runs.
@@ -230,9 +230,9 @@ class Engine:
         return found if isinstance(results, list) else found[0]
 
     def abort(self, rid: str | None, owner: str | None = None) -> None:
-        """Abort the requests with this rid (None: all, those of programs too), of the owner if given; unknown ones
-        are ignored. On return, their pages are free and no token follows. Callers get what there was with
-        finish_reason "abort"; a gen of a program fails with RequestAborted."""
+        """Abort the requests with this rid (None: all, also programs'), of the owner if given, and ignore unknown ones.
+        On return, their pages are free and no token follows. Callers get what there was with finish_reason "abort"; a
+        gen of a program fails with RequestAborted."""
         self._home.check()
         if rid is None and owner is None:
             self._loop.abort_and_wait(None)
@@ -293,8 +293,8 @@ class Engine:
     def hold_prefix(
         self, name: str, input_ids: Sequence[int], extra_key: str | None = None, lora_path: str | None = None
     ) -> None:
-        """Keep what is cached of these tokens from eviction for `program_lease_ttl` seconds, as long as requests do not
-        need its pages. All names hold at most a quarter of the cache; the oldest make room."""
+        """Keep what is cached of these tokens for `program_lease_ttl` seconds, unless requests need them. All names
+        hold at most a quarter of the cache; the oldest make room."""
         key, namespace = key_of(input_ids), self._adapters.namespace(lora_path, extra_key)
         self._loop.post(lambda: self._prefixes.hold(name, key, namespace, time.monotonic()))
 
@@ -329,14 +329,14 @@ class Engine:
 
     def get_server_info(self) -> dict[str, Any]:
         """The resolved options, counters and current state."""
-        scheduler = self._scheduler
 
         def look() -> dict[str, Any]:
-            counters = dataclasses.asdict(scheduler.counters)
+            scheduler, counters = self._scheduler, dataclasses.asdict(self._scheduler.counters)
             prompt_tokens = counters["prompt_tokens"]
             return {
                 "num_running_reqs": scheduler.num_running,
                 "num_queue_reqs": len(scheduler.queue),
+                "is_paused": scheduler.is_paused,
                 **scheduler.memory.state(),
                 "encoded_images": self._started.runner.num_encoded,
                 "cache_hit_rate": counters["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
@@ -346,6 +346,7 @@ class Engine:
         return {
             **dataclasses.asdict(self.config),
             **self._started.facts(),
+            "weight_version": self.weight_version,
             "lora_paths": [dataclasses.asdict(its) for its in self._adapters.listed()],
             "internal_states": [self._loop.call(look)],
         }

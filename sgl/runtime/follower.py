@@ -19,6 +19,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.memory_plan import KVPlan
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
+from sgl.runtime.model.update.ranks import follow
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import BEAT_SECONDS
 from sgl.runtime.parallel.lines import End, end_of
@@ -81,6 +82,8 @@ def _follow(end: End, rank: int) -> NoReturn:
                 runner.add_adapter(frame.number, runner.read_adapter(frame.path))
             elif isinstance(frame, wire.DropAdapter):
                 runner.drop_adapter(frame.number)
+            elif isinstance(frame, wire.Write):
+                follow(model, frame.told)
             elif not isinstance(frame, wire.Sample):
                 _stop()
             elif not shard.stage:  # only the first stage samples

@@ -97,6 +97,7 @@ _GAUGES = {
     "gen_throughput": "Generated tokens a second since this was last asked for.",
     "num_running_reqs": "Requests that take part in the engine's steps.",
     "num_queue_reqs": "Requests that wait for a row.",
+    "is_paused": "Engines whose generations are paused.",
     "kv_available_tokens": "Tokens of KV that are free.",
     "kv_evictable_tokens": "Tokens of KV that only the prefix cache keeps, and gives up where there is need.",
     "hicache_host_total_tokens": "Tokens of KV that host memory has room for.",

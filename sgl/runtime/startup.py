@@ -62,6 +62,7 @@ class Started:
 
     config: EngineConfig  # every None resolved
     model_config: Config
+    model: Model  # rank 0's part
     tokenizer: Tokenizer | None
     runner: ModelRunner | LeadingRunner
     scheduler: Scheduler
@@ -290,6 +291,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     return Started(
         config,
         model_config,
+        model,
         tokenizer,
         runner,
         scheduler,

@@ -141,6 +141,10 @@ class PageFiles:
     def __len__(self) -> int:
         return len(self._index)
 
+    def outdate(self) -> None:
+        """Name later pages so that they meet none of before."""
+        self._model = hashlib.blake2b(self._model + os.urandom(_NAME), digest_size=32).digest()
+
     # ── names ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def names(self, key: bytes, namespace: Namespace, start: int = 0) -> list[bytes]:

@@ -161,8 +161,7 @@ class RadixCache:
         return node.length == match.length and match.next_edge not in node.children and node.is_attached
 
     def refresh(self, match: Match, key: bytes) -> Match:
-        """The current match of `key`: `match` itself if current, without touching access times, else searched on
-        from what is left of it."""
+        """The current match of `key`: `match` itself if current, without touching access times, else searched on."""
         if self.is_current(match):
             return match
         start = match.node if match.node.length and match.node.is_attached else self.root
@@ -316,15 +315,14 @@ class RadixCache:
         return node.parent
 
     def give_back(self, node: Node, above: Node | None, length: int) -> Node:
-        """Unlock the first `length` tokens (whole pages) of what `lock(node, above)` protects: eviction may take them,
-        and then nothing matches the rest. Returns the new `above`."""
+        """Unlock the first `length` tokens (whole pages) of what `lock(node, above)` protects. If they are evicted,
+        nothing matches the rest. Returns the new `above`."""
         top = self.cut(node, length)
         self.unlock(top, above)
         return top
 
     def _lock_up_to(self, held: Node | None, node: Node) -> bool:
-        """Add a holder from `node` up to the root, or up to below `held`, whose lock covers the rest; returns
-        whether it met `held`."""
+        """Add a holder from `node` up to the root, or to below `held`, which has the rest; whether it met that."""
         assert node.length or node is self.root, f"{node} cannot be locked: it is gone from the tree"
         above: Node | None = node
         while above is not None and above is not held:
@@ -340,16 +338,14 @@ class RadixCache:
 
     def alloc(self, num_pages: int) -> Int32Array | None:
         """Allocate private pages, evicting as needed; None, without evicting, if there are too few."""
-        missing = num_pages - self.pool.num_free
-        if missing > self.evictable_pages:
+        if (missing := num_pages - self.pool.num_free) > self.evictable_pages:
             return None
         if missing > 0:
             self.evict(missing)
         return self.pool.alloc(num_pages)
 
     def evict(self, num_pages: int) -> int:
-        """Free that many pages, or all unlocked ones: least recently used leaves first, each from its end. Returns
-        the number."""
+        """Free that many pages, or all unlocked ones: oldest leaves first, each from its end. How many."""
         missing = wanted = min(num_pages, self.evictable_pages)
         freed: list[Int32Array] = []
         while missing > 0:
@@ -375,13 +371,17 @@ class RadixCache:
             self.version += 1
         return wanted
 
-    def reset(self) -> int:
-        """Evict everything that nobody holds. Returns how many pages remain locked."""
+    def reset(self, *, detach: bool = False) -> int:
+        """Evict what nobody holds; detach: nothing finds the rest again. Returns how many pages remain locked."""
         self.evict(self.evictable_pages)
+        if detach:
+            self.root.lock_ref -= sum(child.lock_ref for child in self.root.children.values())
+            self._detach_children(self.root)
+            self.version += 1
         return self.locked_pages
 
     def forget(self, adapter: int) -> int:
-        """Evict what nobody holds of an adapter's namespaces. Returns how many pages that freed."""
+        """Evict what nobody holds of an adapter's namespaces. Returns how many pages."""
         found = [
             child
             for edge, child in self.root.children.items()

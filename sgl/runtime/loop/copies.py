@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sgl.errors import EngineDead
+from sgl.errors import EngineDead, InvalidRequest
 from sgl.runtime.batch import Mover, PendingStep, StepResult
 from sgl.runtime.cache.files import CLOSING_SECONDS
 from sgl.runtime.scheduler.scheduler import Scheduler
@@ -16,6 +16,7 @@ from sgl.runtime.scheduler.tiers import Tiers
 
 _DRAIN_SECONDS = 10.0 - CLOSING_SECONDS
 _DRAIN_POLL_SECONDS = 2e-3
+_SETTLING_SECONDS = 60.0
 
 
 class Copies:
@@ -30,12 +31,27 @@ class Copies:
         """The next step, if any can run, and the copies before it: after all steps that were launched, before it is."""
         if self._tiers is not None:
             self._tiers.poll()
-        step = scheduler.schedule() if scheduler.has_work else None
+        step = scheduler.schedule() if scheduler.has_work and not scheduler.is_paused else None
         if self._tiers is not None:
             self._tiers.launch(self._mover)
         if step is not None:
             step.launched = time.monotonic()
         return step
+
+    def settle(self) -> None:
+        """Wait until no page is on its way to or from host memory. Raises InvalidRequest if that takes too long."""
+        if self._tiers is None:
+            return
+        self._tiers.saves.clear()
+        end = time.monotonic() + _SETTLING_SECONDS
+        while self._tiers.is_moving:
+            if time.monotonic() > end:
+                raise InvalidRequest(
+                    f"copies of KV pages are still under way after {_SETTLING_SECONDS:g} s: try again"
+                )
+            self._tiers.poll()
+            self._tiers.launch(self._mover)
+            time.sleep(_DRAIN_POLL_SECONDS)
 
     def longest_wait(self, seconds: float) -> float:
         """How long an idle loop may sleep: `seconds`, or less while copies are under way."""

@@ -75,7 +75,7 @@ class EngineLoop:
         self.timers = Timers()
         """Actions between steps, for the loop's own thread."""
         self._runner = runner
-        self._copies = Copies(scheduler.memory.tiers, runner)
+        self.copies = Copies(scheduler.memory.tiers, runner)
         self._deliver = deliver
         self._run_ahead = run_ahead
         self._jump_forward = jump_forward
@@ -121,8 +121,7 @@ class EngineLoop:
 
     def abort(self, uids: Collection[int] | None, then: Callable[[], None] | None = None) -> None:
         """Abort requests (None: all), running ones first; unknown and finished ones are ignored. Each sends a last
-        output, after which its pages are free. `then` runs on the loop's thread when all have ended and must not
-        raise. Raises EngineDead."""
+        output, with its pages free. `then` runs on the loop's thread at the end, and must not raise. EngineDead."""
         chosen = None if uids is None else frozenset(uids)
         self.post(lambda: self._slices.begin(self._end_all(chosen, then)))
 
@@ -164,12 +163,16 @@ class EngineLoop:
         """Whether no answer will come any more."""
         return not self._thread.is_alive or (self._failure is not None and time.monotonic() > self._failure[1])
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no step is under way; for its own thread."""
+        return self._in_flight is None and not self._launched
+
     def heartbeat_age(self) -> float:
         """Seconds since the present round began: 0 while idle, infinite when dead."""
-        began = self._round_began
         if not self.is_alive:
             return math.inf
-        return 0.0 if began is None else time.monotonic() - began
+        return 0.0 if (began := self._round_began) is None else time.monotonic() - began
 
     def post(self, action: Callable[[], None]) -> None:
         """Run an action between two steps, in order; it must not raise. Raises EngineDead."""
@@ -204,15 +207,15 @@ class EngineLoop:
 
     def _take_arrivals(self) -> None:
         """Run arrivals for a bounded time; block for one when idle."""
-        has_nothing = self._waits or not self.scheduler.has_work
-        idle = has_nothing and not (self._in_flight or self._launched or self._outputs or self._slices)
+        has_nothing = (self._waits or not self.scheduler.has_work) and self.is_quiet
+        idle = has_nothing and not (self._outputs or self._slices)
         with contextlib.suppress(queue.Empty):
             if idle:
                 self._round_began = None
                 self._speculator.rest()
                 longest = min(self.timers.seconds_left(), _POLL_SECONDS if self._waits else threading.TIMEOUT_MAX)
                 self._waits = False
-                self._inbox.get(timeout=self._copies.longest_wait(max(0.0, longest)))()
+                self._inbox.get(timeout=self.copies.longest_wait(max(0.0, longest)))()
             end = time.monotonic() + _ARRIVALS_SECONDS
             while not self.scheduler.has_work or time.monotonic() < end:
                 self._inbox.get_nowait()()
@@ -222,10 +225,10 @@ class EngineLoop:
         if self._speculator.wants_results and (latest := self._in_flight) is not None:
             self._in_flight = None
             self._handle(*latest)
-        if self._in_flight is None:
+        if self._in_flight is None and not self.scheduler.is_paused:
             self._speculator.draft(self._hinted)
         self._hinted.clear()
-        step = self._copies.schedule(self.scheduler)
+        step = self.copies.schedule(self.scheduler)
         if step is not None:
             self._note_first_step(step)
             step.batch.is_streamed = self._num_streamed > 0
@@ -246,7 +249,7 @@ class EngineLoop:
             else:
                 unhandled = oldest, pending
         elif step is None and unhandled is None and self.scheduler.has_work:
-            self._waits = self.scheduler.waits_for_grammar or self._copies.is_loading
+            self._waits = self.scheduler.waits_for_grammar or self.copies.is_loading or self.scheduler.is_paused
             if not self._waits:
                 raise RuntimeError("the scheduler has work and schedules nothing")
         if unhandled is not None:
@@ -262,13 +265,13 @@ class EngineLoop:
                 submission.first_step = submission.first_step or now
 
     def _handle(self, step: Step, pending: PendingStep) -> None:
-        for requests in self.scheduler.handle(step, self._copies.result(step, pending)):
+        for requests in self.scheduler.handle(step, self.copies.result(step, pending)):
             self._advance(requests)
         self._speculator.measure(step.batch)
 
     def _advance(self, requests: list[Request]) -> None:
-        """Read each request's latest token and what certainly follows. Forced texts are tokenised in one call on
-        all cores: one by one they would take longer than the step."""
+        """Read each request's latest token and what certainly follows. Forced texts are tokenised in one call on all
+        cores: one by one they would take longer."""
         jumping: list[tuple[Submission, RequestMatcher, ForcedText]] = []
         for request in requests:
             submission: Submission = request.owner
@@ -301,8 +304,8 @@ class EngineLoop:
         if reason is not None:
             self._end(submission, reason)
             return
-        due = len(submission.request.output_ids) - submission.emitted >= self._stream_interval
-        if submission.stream and due:
+        num_new = len(submission.request.output_ids) - submission.emitted
+        if submission.stream and num_new >= self._stream_interval:
             self._outputs.append(submission.take(None))
 
     def _may_jump(self, request: Request) -> bool:
@@ -312,8 +315,7 @@ class EngineLoop:
     def _jump(self, submission: Submission, matcher: RequestMatcher, jump: Jump) -> FinishReason | None:
         """Append forced tokens and try a draft, if that pays; returns the reason if they end the request."""
         request = submission.request
-        room = request.max_new_tokens - len(request.output_ids)
-        forced = jump.token_ids[:room]
+        forced = jump.token_ids[: (room := request.max_new_tokens - len(request.output_ids))]
         # With run-ahead, a row with a draft would miss the very step that it may save. No state goes back behind one.
         may_draft = not (self._run_ahead or self.scheduler.memory.states) or self._speculator.wants_results
         draft = jump.draft if may_draft and len(forced) + 2 <= room else None
@@ -344,13 +346,13 @@ class EngineLoop:
     def _end(self, submission: Submission, reason: FinishReason) -> None:
         request = submission.request
         del self._live[request.uid]
-        if submission.has_entered:
+        if not submission.has_entered:
+            request.phase = Phase.DONE
+        else:
             self.scheduler.finish(request, reason)
             self._speculator.ended(request)
             self._num_constrained -= submission.matcher is not None
             self._num_streamed -= submission.stream
-        else:
-            request.phase = Phase.DONE
         self._outputs.append(submission.take(reason))
 
     def _flush(self) -> None:
@@ -404,7 +406,7 @@ class EngineLoop:
     def _end_all(self, uids: frozenset[int] | None, then: Callable[[], None] | None) -> Iterator[None]:
         chosen = list(self._live) if uids is None else list(uids)
         if len(chosen) > _SLICE:  # first those that hold pages
-            running = [request.uid for request in self.scheduler.memory.running.values()]
+            running = (request.uid for request in self.scheduler.memory.running.values())
             chosen[:0] = [uid for uid in running if uids is None or uid in uids]
         for number, uid in enumerate(chosen):
             if number and number % _SLICE == 0:
@@ -443,7 +445,6 @@ class EngineLoop:
         self._flush()
 
     def _note(self) -> str:
-        death = self._death
-        if death is None:
+        if (its := self._death) is None:
             return "the engine is shut down"
-        return f"the engine stopped on an error: {type(death).__name__}: {death}"
+        return f"the engine stopped on an error: {type(its).__name__}: {its}"

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sgl.errors import RequestAborted
 from sgl.runtime.batch import Float32Array, Logprobs
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import FinishReason, Request
@@ -89,7 +90,7 @@ class Submission:
     def take(self, reason: FinishReason | None) -> Output:
         """What came since the last output; with a reason, the last one."""
         request = self.request
-        if reason is not None and reason.type != "abort":
+        if reason is not None and (reason.type != "abort" or isinstance(reason.error, RequestAborted)):
             self._end_text(reason)
         emitted, detail = self.emitted, None
         if reason is not None or emitted == 0 or request.top_logprobs >= 0:

@@ -425,6 +425,12 @@ class Decoder:
         kinds = [layer.experts is None for layer in self.weights.layers]
         return sorted({kinds.index(kind) for kind in kinds})
 
+    def weights_changed(self) -> None:
+        """Follow new values of the weights, in place."""
+        for norm, layer in zip(self._qk_norms, self.weights.layers, strict=True):
+            if norm is not None and (its := self._qk_norm(layer)) is not None:
+                norm.copy_(its)
+
     def _qk_norm(self, layer: LayerWeights) -> torch.Tensor | None:
         """[num_heads + num_kv_heads, head_dim] for queries and keys together; flat where it is over all heads."""
         if layer.q_norm is None or layer.k_norm is None:

@@ -47,7 +47,7 @@ LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 _CPU = torch.device("cpu")
-_LM_HEAD = "lm_head.weight"
+LM_HEAD = "lm_head.weight"
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 OF_TOWERS = tuple(
@@ -125,7 +125,7 @@ def _random_weights(
     weights = allocate_weights(config, dtype, device, tied=tied, shard=shard)
     targets = checkpoint_tensors(config, weights, shard)
     generator = torch.Generator(device).manual_seed(seed)
-    for name, shape in _shapes(config, tied=tied).items():
+    for name, shape in tensor_shapes(config, tied=tied).items():
         target = targets.get(name)
         if name.endswith("norm.weight"):
             value = 0.0 if FAMILIES[config.architecture].norms_add_one else 1.0
@@ -144,8 +144,8 @@ def _random_weights(
     return weights
 
 
-def _shapes(config: ModelConfig, *, tied: bool, fused: bool = False) -> dict[str, tuple[int, ...]]:
-    """Of every tensor of a checkpoint; see `checkpoint_tensors`."""
+def tensor_shapes(config: ModelConfig, *, tied: bool, fused: bool = False) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of a checkpoint, whole; see `checkpoint_tensors`."""
     weights = allocate_weights(config, torch.float32, torch.device("meta"), tied=tied)
     tensors = checkpoint_tensors(config, weights, fused=fused)
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -153,21 +153,21 @@ def _shapes(config: ModelConfig, *, tied: bool, fused: bool = False) -> dict[str
 
 def num_weights(config: ModelConfig) -> int:
     """Of the whole model."""
-    return sum(math.prod(shape) for shape in _shapes(config, tied=config.tie_word_embeddings).values())
+    return sum(math.prod(shape) for shape in tensor_shapes(config, tied=config.tie_word_embeddings).values())
 
 
 def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> Weights:
     folder = Path(config.path)
     headers = read_headers(folder)
     if config.architecture.endswith("ForConditionalGeneration"):
-        headers = {_text_name(name): entry for name, entry in headers.items() if not name.startswith(OF_TOWERS)}
+        headers = {text_name(name): entry for name, entry in headers.items() if not name.startswith(OF_TOWERS)}
     entries, quantized = read_quantized(headers, config.scheme, device)
     without_use = {(its.file, its.name) for name, its in entries.items() if quantized.adds_nothing(name)}
     entries = _unfused(entries, config)
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
-    tied = config.tie_word_embeddings and _LM_HEAD not in entries
+    tied = config.tie_word_embeddings and LM_HEAD not in entries
     fused = any(name.endswith(GATE_UP) for name in entries)
-    shapes = _shapes(config, tied=tied, fused=fused)
+    shapes = tensor_shapes(config, tied=tied, fused=fused)
     transposed = _transposed(config, entries, shapes)
     shapes |= {name: entries[name].shape for name in transposed}
     check_tensors(
@@ -209,7 +209,7 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                     target.copy_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
     if quantized.shapes:
         _say_packed(weights, config.scheme, dtype)
-    if config.tie_word_embeddings and not tied and torch.equal(targets[_LM_HEAD], weights.embedding):
+    if config.tie_word_embeddings and not tied and torch.equal(targets[LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
     weights.arrange(shard.local(config))
     return weights
@@ -228,7 +228,7 @@ def _transposed(
     return found if are else []
 
 
-def _text_name(name: str) -> str:
+def text_name(name: str) -> str:
     """A tensor of a language model beside a vision tower, by its name in a model for texts."""
     for prefix, without in _OF_TEXTS.items():
         if name.startswith(prefix):
@@ -269,12 +269,16 @@ def _say_packed(weights: Weights, scheme: QuantScheme | None, dtype: torch.dtype
     logger.info(message, scheme, len(matrices) + len(of_experts), num_packed, dtype_name(dtype))
 
 
-def _unfused(entries: dict[str, Entry], config: ModelConfig) -> dict[str, Entry]:
-    """With the parts of projections that a checkpoint holds as one. Raises WeightsError."""
+def fused_sizes(config: ModelConfig) -> dict[str, dict[str, int]]:
+    """Modules that some checkpoints have for several of ours, with how many rows are whose: `q` is `q_proj`."""
     kv_size = config.num_kv_heads * config.head_dim
     sizes = {"q": config.num_heads * config.head_dim, "k": kv_size, "v": kv_size}
-    fused = {"qkv_proj": sizes, "gate_up_proj": dict.fromkeys(("gate", "up"), config.intermediate_size)}
-    found = {}
+    return {"qkv_proj": sizes, "gate_up_proj": dict.fromkeys(("gate", "up"), config.intermediate_size)}
+
+
+def _unfused(entries: dict[str, Entry], config: ModelConfig) -> dict[str, Entry]:
+    """With the parts of projections that a checkpoint holds as one. Raises WeightsError."""
+    fused, found = fused_sizes(config), {}
     for name, entry in entries.items():
         before, _, kind = name.rpartition(".")
         block, _, module = before.rpartition(".")

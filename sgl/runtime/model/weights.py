@@ -72,6 +72,8 @@ class Weights:
     layers: list[LayerWeights]
     norm: torch.Tensor  # [hidden]
     lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
+    is_tied: bool = False
+    """Whether the head is the embedding, perhaps packed. Known once packed."""
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor once."""
@@ -126,6 +128,7 @@ class Weights:
     def pack(self) -> None:
         """Pack matrices for the CPU where possible. A packed matrix replaces its original, unless that is small; a
         large tied head stays unpacked."""
+        self.is_tied = self.lm_head is self.embedding
         for layer in self.layers:
             for name, matrix in layer.matrices():
                 setattr(layer, name, packed(matrix))

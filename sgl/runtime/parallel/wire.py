@@ -8,6 +8,7 @@ A frame is one of
     Move     pages to copy between the device and host memory
     Sample   what the others need of its masks
     AddAdapter, DropAdapter   a LoRA adapter, by its number and folder
+    Write    new weights follow, through the collectives
     Stop     the end
 """
 
@@ -81,13 +82,20 @@ class DropAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class Write:
+    """Take part in writing new weights; see `update.ranks`."""
+
+    told: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End."""
 
 
-Frame = Load | Build | Forward | Move | Sample | AddAdapter | DropAdapter | Stop
+Frame = Load | Build | Forward | Move | Sample | AddAdapter | DropAdapter | Write | Stop
 _KINDS: dict[str, type[Frame]] = {
-    kind.__name__: kind for kind in (Load, Build, Forward, Move, Sample, AddAdapter, DropAdapter, Stop)
+    kind.__name__: kind for kind in (Load, Build, Forward, Move, Sample, AddAdapter, DropAdapter, Write, Stop)
 }
 
 

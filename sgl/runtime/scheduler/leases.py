@@ -39,7 +39,7 @@ class Lease:
         self.num_pages = num_pages  # pages that nobody else held then
         self.window_pages = window_pages  # held, of layers with a window
         self.num_holders = 1
-        self.lost: Literal["expired", "evicted", "demoted"] | None = None
+        self.lost: Literal["expired", "evicted", "demoted", "outdated"] | None = None
 
 
 class Leases:
@@ -121,6 +121,12 @@ class Leases:
         self._unlock(oldest)
         oldest.lost = "demoted" if is_demoted else "evicted"
         return True
+
+    def outdate(self) -> None:
+        """Take all: what they protect was computed with weights that are gone."""
+        for lease in list(self._leases):
+            self._unlock(lease)
+            lease.lost = "outdated"
 
     def _unlock(self, lease: Lease) -> None:
         del self._leases[lease]

@@ -89,11 +89,8 @@ class RowMemory:
         if self.windows is None:
             return {}
         num_free = self.windows.pool.num_free
-        evictable = self.windows.pages.available - num_free
-        return {
-            "windowed_available_tokens": num_free * self.page_size,
-            "windowed_evictable_tokens": evictable * self.page_size,
-        }
+        evictable, size = self.windows.pages.available - num_free, self.page_size
+        return {"windowed_available_tokens": num_free * size, "windowed_evictable_tokens": evictable * size}
 
     @property
     def _obtainable_pages(self) -> int:
@@ -176,6 +173,7 @@ class RowMemory:
         self.rows.kv_len[request.row] = match.length
         self.rows.offset[request.row] = 0 if request.layout is None else request.layout.offset
         request.node, request.tree_len, request.match = match.node, match.length, None
+        request.is_outdated = False
         request.above = above
         if above is not None:
             self.rows.skip(request.row, above.length // self.page_size)
@@ -211,6 +209,8 @@ class RowMemory:
 
     def share(self, request: Request) -> None:
         """Hand full pages of known, computed tokens to the tree, with a state that was kept of them."""
+        if request.is_outdated and request.node is self.cache.root:
+            return  # others would find them there
         num_pages = min(int(self.rows.kv_len[request.row]), request.num_known) // self.page_size
         if self.states is not None and (kept := self.states.pop_kept(request, num_pages * self.page_size)):
             length, slot = kept
@@ -321,6 +321,20 @@ class RowMemory:
         for forget in self.on_flush:
             forget()
         return self.cache.reset() if self.tiers is None else self.tiers.clear(self.cache.reset)
+
+    def outdate(self) -> None:
+        """Let no request find what is cached now: its weights are gone. Running ones go on with what they have, leases
+        are lost. Only while `tiers` moves nothing."""
+        for forget in self.on_flush:
+            forget()
+        for request in self.running.values():
+            request.is_outdated = True
+            self.prompt_is_computed(request)  # nobody can share it
+        self.leases.outdate()
+        if self.tiers is None:
+            self.cache.reset(detach=True)
+        else:
+            self.tiers.outdate(lambda: self.cache.reset(detach=True))
 
     def forget(self, adapter: int) -> None:
         """Forget what is cached of a LoRA adapter."""

@@ -97,6 +97,7 @@ class Request:
     node: Node | None = None  # locked cache node for the first tree_len tokens
     above: Node | None = None  # the cache node above what is locked; None: all is
     tree_len: int = 0
+    is_outdated: bool = False  # some of its KV is of weights that are gone
     match: Match | None = None  # of a waiting request, kept current by the policy
     asked_len: int = -1  # cached tokens when the tiers last had nothing to load for it
     loads_left: int = 2  # that may be begun for it, until it is admitted

@@ -177,6 +177,11 @@ class Saves:
         """Whether `poll` will have something to do."""
         return bool(self._saving or self._writing or self._later)
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether pages are on their way to host memory."""
+        return bool(self._saving)
+
     def poll(self) -> None:
         """Take up what has arrived, and what is to be copied when there is time."""
         if self._saving:

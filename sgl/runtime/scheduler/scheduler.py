@@ -74,6 +74,7 @@ class Scheduler:
         self._programs = Programs() if limits.schedule_policy == "program" else None
         self._deadlines = Deadlines()
         self._tick = 0
+        self.is_paused = False  # nothing new is scheduled; for the loop
 
     # ── requests come and go ────────────────────────────────────────────────────────────────────────────────────
 
@@ -270,7 +271,7 @@ class Scheduler:
                 return decodes, rows
             youngest = self._youngest()
             if youngest is not None:
-                self._retract(youngest)
+                self.retract(youngest)
                 continue
             # The only one left waits for pages of requests whose last result is pending.
             writable = [request for request, waits in zip(decodes, is_full, strict=True) if not waits]
@@ -408,14 +409,14 @@ class Scheduler:
         if waiting:  # they only hold pages, until they are compiled
             if len(waiting) == len(stuck) and self.queue.num_waiting_for_grammar == len(self.queue):
                 return False
-            self._retract(waiting[-1])
+            self.retract(waiting[-1])
         elif len(stuck) > 1:  # prompts that wait for each other's pages
-            self._retract(stuck[-1])
+            self.retract(stuck[-1])
         else:
             return False
         return True
 
-    def _retract(self, request: Request) -> None:
+    def retract(self, request: Request) -> None:
         """Take a running request's row and pages. It returns to its old place in the queue; pages still in the tree
         will be a hit."""
         self._leave(request)

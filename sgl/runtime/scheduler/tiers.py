@@ -120,6 +120,21 @@ class Tiers:
         self.host.tree.forget(adapter)
         return self._without_saves(evict)
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether pages are on their way between the device and what keeps copies, but files that are written."""
+        return self.loads.is_busy or self.saves.is_copying
+
+    def outdate(self, evict: Callable[[], int]) -> int:
+        """Let nothing find any copy again, with `evict`, which does so with device pages. Only while not moving."""
+        assert not self.is_moving, "what is under way would arrive later"
+        self.loads.clear()
+        self.saves.clear()
+        self.host.tree.reset(detach=True)
+        if self.files is not None:
+            self.files.outdate()
+        return self._without_saves(evict)
+
     def _without_saves(self, evict: Callable[[], int]) -> int:
         self.saves.is_paused = True
         try:

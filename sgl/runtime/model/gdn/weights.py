@@ -31,7 +31,7 @@ from sgl.runtime.model.quantized.experts import pack_both, whole_experts
 from sgl.runtime.model.weights import MAX_HELD_TWICE, keeps_groups, matrix_tensors, packed
 
 _HEAD = "lm_head.weight"
-_IGNORED = ("mtp.", "model.visual.", "visual.")  # drafts of further tokens, and eyes
+IGNORED = ("mtp.", "model.visual.", "visual.")  # drafts of further tokens, and eyes
 
 
 @dataclass(slots=True)
@@ -91,12 +91,14 @@ class HybridWeights:
     layers: list[HybridLayer]
     norm: torch.Tensor  # float32 [hidden]
     lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
+    is_tied: bool = False
+    """See `weights.Weights`."""
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor once."""
         yield self.embedding
         yield self.norm
-        for part in self._parts():
+        for part in self.parts():
             if isinstance(part, SparseWeights):
                 yield from matrix_tensors(part.experts)
                 continue
@@ -113,7 +115,7 @@ class HybridWeights:
     def num_multiplied(self) -> int:
         """Elements of the matrices that a token is multiplied with."""
         total = next(matrix_tensors(self.lm_head)).numel()
-        for part in self._parts():
+        for part in self.parts():
             if isinstance(part, SparseWeights):
                 total += part.experts.num_multiplied
             else:
@@ -122,9 +124,10 @@ class HybridWeights:
 
     def pack(self) -> None:
         """Pack matrices for the CPU where possible; see `weights.Weights.pack`."""
-        for part in self._parts():
+        for part in self.parts():
             for name in _matrices(part):
                 setattr(part, name, packed(getattr(part, name)))
+        self.is_tied = self.lm_head is self.embedding
         if self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
             self.lm_head = packed(self.lm_head)
 
@@ -135,10 +138,11 @@ class HybridWeights:
 
     def distinct_matrices(self) -> list[Matrix]:
         """One of each shape in the layers."""
-        matrices = [getattr(part, name) for part in self._parts() for name in _matrices(part)]
+        matrices = [getattr(part, name) for part in self.parts() for name in _matrices(part)]
         return list({next(matrix_tensors(matrix)).shape: matrix for matrix in matrices}.values())
 
-    def _parts(self) -> Iterator[AttentionWeights | DeltaWeights | DenseWeights | SparseWeights]:
+    def parts(self) -> Iterator[AttentionWeights | DeltaWeights | DenseWeights | SparseWeights]:
+        """That layers consist of, but their norms."""
         for layer in self.layers:
             yield layer.mixer
             yield layer.mlp
@@ -157,7 +161,7 @@ def _matrices(part: object) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class Slot:
     """What becomes of a checkpoint's tensor."""
 
     shape: tuple[int, ...]
@@ -167,7 +171,7 @@ class _Slot:
 def load(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> HybridWeights:
     """The checkpoint's. Raises WeightsError."""
     folder = Path(config.path)
-    used = {name: entry for name, entry in read_headers(folder).items() if not name.startswith(_IGNORED)}
+    used = {name: entry for name, entry in read_headers(folder).items() if not name.startswith(IGNORED)}
     # a tied checkpoint may hold the head, too
     entries, quantized = read_quantized(used, config.scheme, device)
     tied = config.tie_word_embeddings and _HEAD not in entries
@@ -179,24 +183,21 @@ def load(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> Hybr
         packable = whole_experts(mlps, config.experts.num_experts, quantized)
     weights = allocate(config, dtype, device, tied=tied, without=packable)
     fused = any(name.endswith("experts.gate_up_proj") for name in entries)
-    _check(entries, _slots(config, weights, fused=fused), folder)
+    _check(entries, slots(config, weights, fused=fused), folder)
     for index, (gate_up, down) in packable.items():
         mlp = weights.layers[index].mlp
         assert isinstance(mlp, SparseWeights)
         mlp.experts = pack_both(mlp.experts, gate_up, down, quantized, device)
-    slots = _slots(config, weights, fused=fused)
+    places = slots(config, weights, fused=fused)
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as tensors:
-            for name, slot in slots.items():
+            for name, slot in places.items():
                 if entries[name].file == file:
                     is_quantized = name in quantized.shapes
                     slot.put(quantized.dequantized(name) if is_quantized else read(tensors, name, file))
     say_dequantized(quantized, config.scheme, dtype)
-    if (
-        config.tie_word_embeddings
-        and not tied
-        and torch.equal(next(matrix_tensors(weights.lm_head)), weights.embedding)
-    ):
+    head = next(matrix_tensors(weights.lm_head))
+    if config.tie_word_embeddings and not tied and torch.equal(head, weights.embedding):
         weights.lm_head = weights.embedding
     return weights
 
@@ -226,7 +227,7 @@ def fill(config: HybridConfig, dtype: torch.dtype, device: torch.device, seed: i
 def num_weights(config: HybridConfig) -> int:
     """Of the whole model."""
     weights = allocate(config, torch.float32, torch.device("meta"), tied=config.tie_word_embeddings)
-    return sum(math.prod(slot.shape) for slot in _slots(config, weights, fused=True).values())
+    return sum(math.prod(slot.shape) for slot in slots(config, weights, fused=True).values())
 
 
 def allocate(
@@ -295,7 +296,7 @@ def rotary_order(head_dim: int, rotary_dim: int) -> list[int]:
     return [*range(half), *range(rotary_dim, rest), *range(half, rotary_dim), *range(rest, head_dim)]
 
 
-def _slots(config: HybridConfig, weights: HybridWeights, *, fused: bool) -> dict[str, _Slot]:
+def slots(config: HybridConfig, weights: HybridWeights, *, fused: bool) -> dict[str, Slot]:
     """Every tensor of a checkpoint. fused: experts are stored together."""
     slots = {f"{config.prefix}embed_tokens.weight": _into(weights.embedding)}
     for index, layer in enumerate(weights.layers):
@@ -318,7 +319,7 @@ def _slots(config: HybridConfig, weights: HybridWeights, *, fused: bool) -> dict
     return slots
 
 
-def _attention_slots(config: HybridConfig, its: AttentionWeights) -> dict[str, _Slot]:
+def _attention_slots(config: HybridConfig, its: AttentionWeights) -> dict[str, Slot]:
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     order = rotary_order(dim, config.rotary_dim)
     sizes = [heads * dim, kv_heads * dim, kv_heads * dim, heads * dim]
@@ -339,8 +340,8 @@ def _attention_slots(config: HybridConfig, its: AttentionWeights) -> dict[str, _
             keys.copy_(torch.unflatten(given, 0, (-1, dim))[:, order])
 
         rest = tuple(whole.shape[1:])
-        slots[f"self_attn.q_proj.{kind}"] = _Slot((2 * heads * dim, *rest), put_queries)
-        slots[f"self_attn.k_proj.{kind}"] = _Slot((kv_heads * dim, *rest), put_keys)
+        slots[f"self_attn.q_proj.{kind}"] = Slot((2 * heads * dim, *rest), put_queries)
+        slots[f"self_attn.k_proj.{kind}"] = Slot((kv_heads * dim, *rest), put_keys)
         slots[f"self_attn.v_proj.{kind}"] = _into(values.flatten(0, 1))
     queries, keys = torch.split(its.norm, [heads, kv_heads])
     for name, part in (("q_norm", queries), ("k_norm", keys)):
@@ -348,13 +349,13 @@ def _attention_slots(config: HybridConfig, its: AttentionWeights) -> dict[str, _
     return slots
 
 
-def _delta_slots(config: HybridConfig, its: DeltaWeights) -> dict[str, _Slot]:
+def _delta_slots(config: HybridConfig, its: DeltaWeights) -> dict[str, Slot]:
     keys, shared = config.key_heads * config.key_dim, config.value_heads // config.key_heads
     values, heads = config.value_heads * config.value_dim, config.value_heads
     whole = _plain(its.inputs)
     hidden = whole.shape[1]
     slots = {
-        "linear_attn.conv1d.weight": _Slot(
+        "linear_attn.conv1d.weight": Slot(
             (config.conv_channels, 1, config.conv_width), lambda given: its.convolution.copy_(given[:, 0].t())
         ),
         "linear_attn.A_log": _into(its.a_log),
@@ -374,8 +375,8 @@ def _delta_slots(config: HybridConfig, its: DeltaWeights) -> dict[str, _Slot]:
             parts = torch.split(torch.unflatten(given, 0, (config.key_heads, -1)), [shared, shared], 1)
             whole[-2 * heads :].copy_(torch.cat([part.flatten(0, 1) for part in parts]))
 
-        slots["linear_attn.in_proj_qkvz.weight"] = _Slot((2 * keys + 2 * values, hidden), put_main)
-        slots["linear_attn.in_proj_ba.weight"] = _Slot((2 * heads, hidden), put_gates)
+        slots["linear_attn.in_proj_qkvz.weight"] = Slot((2 * keys + 2 * values, hidden), put_main)
+        slots["linear_attn.in_proj_ba.weight"] = Slot((2 * heads, hidden), put_gates)
         return slots
     for name, part in zip(
         ("qkv", "z", "b", "a"), torch.split(whole, [config.conv_channels, values, heads, heads]), strict=True
@@ -384,13 +385,13 @@ def _delta_slots(config: HybridConfig, its: DeltaWeights) -> dict[str, _Slot]:
     return slots
 
 
-def _dense_slots(name: str, its: DenseWeights) -> dict[str, _Slot]:
+def _dense_slots(name: str, its: DenseWeights) -> dict[str, Slot]:
     gate, up = _plain(its.gate_up).chunk(2)
     parts = {"gate_proj": gate, "up_proj": up, "down_proj": _plain(its.down)}
     return {f"{name}.{part}.weight": _into(tensor) for part, tensor in parts.items()}
 
 
-def _sparse_slots(its: SparseWeights, *, fused: bool) -> dict[str, _Slot]:
+def _sparse_slots(its: SparseWeights, *, fused: bool) -> dict[str, Slot]:
     experts = its.experts
     slots = {
         "mlp.gate.weight": _into(experts.router[:-1]),
@@ -411,13 +412,13 @@ def _sparse_slots(its: SparseWeights, *, fused: bool) -> dict[str, _Slot]:
     return slots
 
 
-def _into(target: torch.Tensor) -> _Slot:
-    return _Slot(tuple(target.shape), target.copy_)
+def _into(target: torch.Tensor) -> Slot:
+    return Slot(tuple(target.shape), target.copy_)
 
 
-def _one_more(target: torch.Tensor, order: list[int] | None = None) -> _Slot:
+def _one_more(target: torch.Tensor, order: list[int] | None = None) -> Slot:
     """Into each row of the target, in this order."""
-    return _Slot(
+    return Slot(
         tuple(target.shape[-1:]),
         lambda given: target.copy_((given if order is None else given[order]).float() + 1.0),
     )
@@ -428,7 +429,7 @@ def _plain(matrix: Matrix) -> torch.Tensor:
     return matrix
 
 
-def _check(entries: dict[str, Entry], slots: dict[str, _Slot], folder: Path) -> None:
+def _check(entries: dict[str, Entry], slots: dict[str, Slot], folder: Path) -> None:
     """Raise WeightsError unless the checkpoint has exactly the needed tensors and shapes."""
     for what, missing in (
         ("lacks {} that its config.json calls for: {}", {n: s.shape for n, s in slots.items() if n not in entries}),

@@ -38,6 +38,7 @@ class Product(nn.Module):
         super().__init__()
         matrices = [_matrix(its) for its in linears]
         self.sizes = [len(its) for its in matrices]
+        self.are_turned = [type(its) is Conv1D for its in linears]  # their own weights are [k, n]
         self.width = matrices[0].shape[1]
         self.matrix: Matrix = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
         self.bias: torch.Tensor | None = None
@@ -81,16 +82,17 @@ class Product(nn.Module):
         self._input, self._parts = None, ()
 
 
-class _Part(nn.Module):
+class Part(nn.Module):
     """Stands for one of the modules of a `Product`."""
 
     def __init__(self, product: Product, index: int) -> None:
         super().__init__()
-        self._product = product
-        self._index = index
+        self.product = product
+        self.index = index
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product.part(self._index, x)
+        """See `Product.part`."""
+        return self.product.part(self.index, x)
 
 
 class Logits(nn.Module):
@@ -216,7 +218,7 @@ def _try_products(module: Any, call: _Call) -> list[Product]:
         product = Product([linears[name] for name in group])
         products.append(product)
         for index, name in enumerate(group):
-            module._modules[name] = product if len(group) == 1 else _Part(product, index)
+            module._modules[name] = product if len(group) == 1 else Part(product, index)
     if _gives_the_same(call, module):
         for product in products:
             product.pack()
@@ -228,7 +230,7 @@ def _try_products(module: Any, call: _Call) -> list[Product]:
 def _product(module: Any, *names: str) -> Product | None:
     """The product that is computed by one of these submodules."""
     found = next((its for name in names if (its := getattr(module, name, None)) is not None), None)
-    its = found._product if isinstance(found, _Part) else found
+    its = found.product if isinstance(found, Part) else found
     return its if isinstance(its, Product) else None
 
 
@@ -260,6 +262,11 @@ def _try_attention(module: Any, call: _Call) -> bool:
         eps = _eps(norms[0]) or 0.0
         norm = torch.cat((query_norm.expand(num_heads, -1), key_norm.expand(num_kv_heads, -1)))
 
+        def follow(into: torch.Tensor = norm) -> None:
+            scales = (its.scales for its in norms)
+            counts = num_heads, num_kv_heads
+            into.copy_(torch.cat([each.expand(count, -1) for each, count in zip(scales, counts, strict=True)]))
+
     def attend(
         hidden_states: torch.Tensor, position_embeddings: Any, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, None]:
@@ -276,6 +283,8 @@ def _try_attention(module: Any, call: _Call) -> bool:
 
     if _gives_the_same(call, attend):
         module.forward = attend
+        if norm is not None:
+            module.sgl_follow = follow
         return True
     return False
 

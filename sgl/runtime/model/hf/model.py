@@ -106,6 +106,8 @@ class TransformersModel:
     ) -> None:
         """module: the loaded one with logits. max_positions: positions it may be asked for (default: the context)."""
         self.config = config
+        self.names = _names(module)
+        """Of its tensors: which one each is first, and its shape. Tied ones have several."""
         self.device = device
         self.dtype = dtype
         self.max_positions = max_positions or config.context_length
@@ -121,7 +123,7 @@ class TransformersModel:
                 module._modules[name] = Logits(each, embedding.weight)
         self._head = _with_body(module, config.body.split("."), _Given(config.output_class))
         fix_frequencies(module, self.max_positions)
-        self._module = module
+        self.module = module
         self._step: list[Step] = []
         self._scale = config.layers[0].scale
         self.windows = tuple(
@@ -146,7 +148,7 @@ class TransformersModel:
         ids = places % self.config.vocab_size
         with torch.inference_mode():
             fuse(self._body, lambda: self.forward(ids, places, kv, places + _FEW, attention))
-        self.weights.products = [each for each in self._module.modules() if isinstance(each, (Product, Logits))]
+        self.weights.products = [each for each in self.module.modules() if isinstance(each, (Product, Logits))]
         self._shared = [each for each in self._body.modules() if isinstance(each, Product) and len(each.sizes) > 1]
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # return the old matrices' memory, for KV pages
@@ -211,6 +213,14 @@ class TransformersModel:
             for product in products:
                 if isinstance(product, Product) or num_tokens <= most_rows:
                     product(torch.zeros(1, num_tokens, product.width, dtype=self.dtype, device=self.device))
+
+
+def _names(module: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    first: dict[int, str] = {}
+    found = {name: its for name, its in module.state_dict(keep_vars=True).items() if its.is_floating_point()}
+    for name, its in found.items():
+        first.setdefault(id(its), name)
+    return {name: (first[id(its)], tuple(its.shape)) for name, its in found.items()}
 
 
 class _Given(torch.nn.Module):

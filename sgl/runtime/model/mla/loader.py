@@ -63,7 +63,7 @@ def load_latent(
 
 def num_latent_weights(config: LatentConfig) -> int:
     """Of the whole model."""
-    return sum(math.prod(shape) for shape in _shapes(config, tied=config.tie_word_embeddings).values())
+    return sum(math.prod(shape) for shape in tensor_shapes(config, tied=config.tie_word_embeddings).values())
 
 
 def _random_weights(
@@ -72,7 +72,7 @@ def _random_weights(
     """Initialised like transformers: normal matrices, no biases, norms of one. All parts are cut from the same."""
     tied, own = config.tie_word_embeddings, local(config, shard)
     weights = allocate_weights(own, dtype, device, tied=tied, shard=shard)
-    shapes = _shapes(config, tied=tied)
+    shapes = tensor_shapes(config, tied=tied)
     generator = torch.Generator(device).manual_seed(seed)
     for name, target in checkpoint_tensors(own, weights).items():
         if name.endswith("norm.weight"):
@@ -96,8 +96,19 @@ def _fill(name: str, target: torch.Tensor, value: torch.Tensor, config: LatentCo
         target.copy_(value.view(target.shape) if value.dim() != target.dim() else value)
 
 
-def _shapes(config: LatentConfig, *, tied: bool) -> dict[str, tuple[int, ...]]:
-    """Of every tensor of a checkpoint."""
+def fill_part(name: str, target: torch.Tensor, value: torch.Tensor, config: LatentConfig, shard: Shard) -> None:
+    """Copy a rank's part of a checkpoint's tensor to where `checkpoint_tensors` says. config: the whole model's."""
+    _fill(name, target, _paired_by_halves(name, value[part(name, config, shard)], config), config, shard)
+
+
+def is_used(name: str, config: LatentConfig) -> bool:
+    """Not a tensor of the layers behind the last one, which predict several tokens at once."""
+    layer = _LAYER.match(name)
+    return layer is None or int(layer[1]) < config.num_layers
+
+
+def tensor_shapes(config: LatentConfig, *, tied: bool) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of a checkpoint, whole."""
     weights = allocate_weights(config, torch.float32, torch.device("meta"), tied=tied)
     return {name: _shape(name, target) for name, target in checkpoint_tensors(config, weights).items()}
 
@@ -110,11 +121,10 @@ def _shape(name: str, target: torch.Tensor) -> tuple[int, ...]:
 
 def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> LatentWeights:
     folder = Path(config.path)
-    # Layers behind the last one predict several tokens at once, which we do not.
-    used = {name: entry for name, entry in read_headers(folder).items() if _is_used(name, config)}
+    used = {name: entry for name, entry in read_headers(folder).items() if is_used(name, config)}
     entries, quantized = read_quantized(used, config.scheme, device)
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
-    check_tensors(entries, _shapes(config, tied=tied), folder)
+    check_tensors(entries, tensor_shapes(config, tied=tied), folder)
     own = local(config, shard)
     without = _quantized_layers(config, quantized) if keeps_groups(device) else {}
     weights = allocate_weights(own, dtype, device, tied=tied, shard=shard, without=without)
@@ -187,11 +197,6 @@ def _packed(
 
     gate_up, down = ([[(name, cut(name, its)) for name, its in modules] for modules in each] for each in experts)
     return pack_both(meta, gate_up, down, quantized, device)
-
-
-def _is_used(name: str, config: LatentConfig) -> bool:
-    layer = _LAYER.match(name)
-    return layer is None or int(layer[1]) < config.num_layers
 
 
 def _paired_by_halves(name: str, tensor: torch.Tensor, config: LatentConfig) -> torch.Tensor:

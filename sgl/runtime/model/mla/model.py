@@ -60,6 +60,7 @@ class LatentDecoder:
         """config: the whole model's. max_positions: positions it may be asked for (default: the context). ranks: among
         which the model is cut."""
         shard = WHOLE if ranks is None else ranks.shard
+        self.whole_config, self.shard = config, shard
         self.config = local(config, shard)
         self.collectives: Collectives | None = None if ranks is None else ranks.stage
         self.weights = weights

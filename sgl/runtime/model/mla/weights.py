@@ -44,6 +44,8 @@ class LatentWeights:
     layers: list[LatentLayer]
     norm: torch.Tensor  # [hidden]
     lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
+    is_tied: bool = False
+    """See `weights.Weights`."""
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor once."""
@@ -74,6 +76,7 @@ class LatentWeights:
             for name in _MATRICES:
                 matrix = getattr(layer, name)
                 setattr(layer, name, None if matrix is None else packed(matrix))
+        self.is_tied = self.lm_head is self.embedding
         if self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
             self.lm_head = packed(self.lm_head)
 

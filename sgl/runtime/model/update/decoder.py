@@ -1,0 +1,147 @@
+"""New weights of the decoder that sgl's families share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import torch
+
+from sgl.errors import WeightsError
+from sgl.kernels.layers.linear import PackedMatrix
+from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.families import FAMILIES
+from sgl.runtime.model.loader import LM_HEAD, fused_sizes, tensor_shapes, text_name
+from sgl.runtime.model.rotary import rotary_order
+from sgl.runtime.model.shard import GATE_UP
+from sgl.runtime.model.update.writer import is_follower, plain, unpack
+from sgl.runtime.model.weights import checkpoint_tensors
+
+_EMBEDDING = "model.embed_tokens.weight"
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_BLOCKS = {"qkv_proj": ".self_attn", "gate_up_proj": ".mlp"}
+
+
+class DecoderWriter:
+    """A `Writer`."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model, self._weights, self._shard = model, model.weights, model.shard
+        self._config = model.whole_config
+        self._family = FAMILIES[self._config.architecture]
+        self._tied = model.weights.is_tied
+        self._each = tensor_shapes(self._config, tied=self._tied)
+        self._fused = tensor_shapes(self._config, tied=self._tied, fused=True)
+        self.shapes = {**self._each, **self._fused}
+        self._rows: dict[str, dict[str, int]] = {}  # of tensors that are several of ours, one behind the other
+        for whole, sizes in fused_sizes(self._config).items():
+            first = next(iter(sizes))
+            for name in [name for name in self._each if f"{_BLOCKS[whole]}.{first}_proj." in name]:
+                parts = {name.replace(f".{first}_proj.", f".{part}_proj."): size for part, size in sizes.items()}
+                place = name.replace(f".{first}_proj.", f".{whole}.")
+                self._rows[place] = parts
+                self.shapes[place] = (sum(sizes.values()), *self._each[name][1:])
+        if self._tied:
+            self.shapes[LM_HEAD] = self.shapes[_EMBEDDING]
+        self.aliases = {LM_HEAD: _EMBEDDING} if self._tied else {}
+        self._order = rotary_order(self._config)
+        self._targets: dict[str, torch.Tensor] = {}
+
+    def name(self, given: str) -> str:
+        """See `Writer`."""
+        return text_name(given) if self._config.architecture.endswith("ForConditionalGeneration") else given
+
+    def ignores(self, name: str) -> bool:
+        """See `Writer`."""
+        return is_follower(name)
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """See `Writer`."""
+        have = {*names, *(part for name in names for part in self._rows.get(name, ()))}
+        if self._tied and LM_HEAD in have:
+            have.add(_EMBEDDING)
+        lacks = [[name for name in shapes if name not in have] for shapes in (self._each, self._fused)]
+        return min(lacks, key=len)
+
+    def begin(self, names: Collection[str]) -> None:
+        """See `Writer`."""
+        first = self._shard.layers(self._config).start
+        touched = {int(found[1]) - first for name in names if (found := _LAYER.match(name)) is not None}
+        unpack(self._weights.layers[index] for index in sorted(touched) if 0 <= index < len(self._weights.layers))
+        if _EMBEDDING in names or LM_HEAD in names:
+            weights = self._weights
+            if self._tied:
+                weights.lm_head = weights.embedding
+            elif isinstance(weights.lm_head, PackedMatrix):
+                weights.lm_head = plain(weights.lm_head)
+        views = [checkpoint_tensors(self._config, self._weights, self._shard, fused=its) for its in (False, True)]
+        self._targets = {**views[0], **views[1]}
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """See `Writer`."""
+        if name in self._rows:
+            parts = self._rows[name]
+            for part, rows in zip(parts, torch.split(tensor, list(parts.values())), strict=True):
+                self.put(part, rows)
+            return
+        if self._tied and name == LM_HEAD:
+            name = _EMBEDDING
+        target = self._targets.get(name)
+        if target is None:  # another rank's
+            return
+        if not self._shard.adds(name):
+            target.zero_()
+            return
+        cuts = [tensor[part] for part in self._shard.parts(name, self._config)]
+        value = cuts[0] if len(cuts) == 1 else torch.cat(cuts, dim=1)
+        target.copy_(self._arranged(name, value, target))
+
+    def _arranged(self, name: str, value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """As the decoder computes with it; see `Weights.arrange`."""
+        if self._family.norms_add_one and name.endswith("norm.weight"):
+            return value.float() + 1.0
+        if self._order is not None and _is_rotated(name):
+            heads = value.reshape(-1, self._config.head_dim, *value.shape[1:])
+            return heads[:, self._order].reshape(target.shape)
+        if self._has_pairs(name):
+            return torch.cat((value[..., ::2], value[..., 1::2]), -1)
+        return value
+
+    def _has_pairs(self, name: str) -> bool:
+        """Whether each gate is beside its up in checkpoints."""
+        experts = self._family.experts
+        return experts is not None and experts.is_turned and name.endswith((GATE_UP, f"{GATE_UP}_bias"))
+
+    def finish(self) -> None:
+        """See `Writer`."""
+        self._targets = {}
+        self._weights.pack()
+        self._model.weights_changed()
+
+    def read(self, name: str) -> torch.Tensor:
+        """See `Writer`."""
+        if self._shard.size * self._shard.stages > 1:
+            raise WeightsError(f"{name} is cut among several ranks, of which this one has a part", tensor=name)
+        if name in self._rows:
+            return torch.cat([self.read(part) for part in self._rows[name]])
+        self.begin([name])
+        try:
+            value = self._targets[_EMBEDDING if self._tied and name == LM_HEAD else name].clone()
+        finally:
+            self.finish()
+        if self._family.norms_add_one and name.endswith("norm.weight"):
+            return value - 1.0
+        if self._order is not None and _is_rotated(name):
+            heads = value.view(-1, self._config.head_dim, *value.shape[1:])
+            return heads[:, _inverse(self._order)].reshape(value.shape)
+        if self._has_pairs(name):
+            return torch.stack(value.chunk(2, -1), -1).flatten(-2)
+        return value
+
+
+def _is_rotated(name: str) -> bool:
+    return name.split(".")[-2] in ("q_proj", "k_proj")
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
