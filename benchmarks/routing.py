@@ -24,13 +24,14 @@ import json
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from sgl.runtime.gateway import policy as policies
 from sgl.runtime.gateway.fleet import Fleet
-from sgl.runtime.gateway.policy import Ask, Worker
+from sgl.runtime.gateway.policy import FULL, Ask, Worker
+from sgl.runtime.gateway.reports import Load
 from sgl.runtime.server.placement import GENERATED
 
 RATE = 16_000.0  # prompt tokens a second
@@ -161,7 +162,18 @@ def oracle(arrivals: Sequence[Arrival], room: int) -> tuple[float, float]:
 class Simulation:
     """One policy, some workers."""
 
-    def __init__(self, name: str, speeds: Sequence[float], room: int, events: str, seed: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        speeds: Sequence[float],
+        room: int,
+        events: str,
+        seed: int = 0,
+        pressed: Callable[[str, float], Load] | None = None,
+        is_told: bool = True,
+    ) -> None:
+        """pressed: what others have at a worker at a time. Above FULL of its pages, requests take up to four times as
+        long there: what they computed is dropped and computed again. is_told: workers report that each second."""
         self.now = 0.0
         rng = random.Random(seed)
         self.fleet = Fleet(rng=rng, clock=lambda: self.now)
@@ -176,6 +188,16 @@ class Simulation:
             self.fleet.index.set_room(worker, room)
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
+        self._pressed = pressed
+        if pressed is not None and is_told:
+            self._report()
+
+    def _report(self) -> None:
+        assert self._pressed is not None
+        for worker in self.fleet.workers:
+            load = self._pressed(worker.id, self.now)
+            self.fleet.report(worker.id, replace(load, running=load.running + worker.running))
+        self._at(self.now + 1.0, self._report)
 
     def run(self, arrivals: Sequence[Arrival], stretch: float) -> Result:
         """All of them."""
@@ -187,6 +209,8 @@ class Simulation:
             found = min(self.caches[worker].found(its.blocks) * BLOCK, its.prompt)
             hit += found
             work, speed = its.prompt - found + GENERATED * its.generated, RATE * self.speeds[worker]
+            if self._pressed is not None:
+                speed /= 1 + 3 * max(0.0, self._pressed(worker, self.now).kv_usage - FULL) / (1 - FULL)
             start = max(self.now, self.free_at[worker])
             first = start + (its.prompt - found) / speed
             self.free_at[worker] = start + work / speed

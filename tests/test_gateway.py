@@ -33,6 +33,7 @@ class MockWorker:
         self.requests: list[tuple[str, Any, dict[str, str]]] = []
         self.is_healthy = self.keeps_requests = True
         self.is_silent = False
+        self.info: Any = None
         self.url = ""
         self._runner: web.AppRunner | None = None
 
@@ -52,6 +53,8 @@ class MockWorker:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if self.is_silent:
             await asyncio.sleep(60)
+        if request.path == "/get_server_info":
+            return web.json_response(self.info, status=404 if self.info is None else 200)
         if request.path == "/health":
             return web.json_response({}, status=200 if self.is_healthy else 503)
         if request.path == "/metrics":

@@ -21,6 +21,9 @@ from sgl.runtime.gateway.asks import ask_of, session_of
 from sgl.runtime.gateway.config import checked_url
 from tests.test_gateway import ADMIN, Answer, MockWorker, echo, gateway_of, run, until, value
 
+STATE = {"num_running_reqs": 8, "num_queue_reqs": 4, "kv_available_tokens": 20, "kv_evictable_tokens": 5}
+INFO = {"internal_states": [STATE], "max_total_tokens": 100}
+
 
 def test_a_request_for_one_worker_is_tried_there_again_and_gets_its_refusal() -> None:
     async def full(request: web.Request, worker: MockWorker) -> web.StreamResponse:
@@ -436,5 +439,34 @@ def test_deadlines_are_refused_by_the_name_that_they_came_by() -> None:
             for text in ("nan", "inf", "-1", "0", "1e400"):
                 answer = await client.post("/generate", json={}, headers={"X-Sgl-Deadline-S": text})
                 assert (answer.status, (await answer.json())["error"]["param"]) == (400, "X-Sgl-Deadline-S")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        [],
+        {"internal_states": 3},
+        {"internal_states": [{}], "max_total_tokens": 1},
+        {**INFO, "max_total_tokens": float("nan")},
+        {**INFO, "max_total_tokens": -1},
+        {**INFO, "more": "x" * (2 << 20)},
+        {**INFO, "internal_states": [{**STATE, "num_queue_reqs": 1e300}]},
+    ],
+)
+def test_what_a_worker_says_of_itself_counts_if_it_can_be_read(said: object) -> None:
+    async def test() -> None:
+        async with gateway_of(echo) as (gateway, workers, client):
+            workers[0].info = INFO
+            worker = next(iter(gateway.fleet.workers))
+            await until(lambda: (worker.others, worker.kv_usage) == (12, 0.75))
+            about = (await (await client.get("/workers")).json())[0]
+            assert (about["others"], about["kv_usage"]) == (12, 0.75)
+            workers[0].info = said
+            await until(lambda: (worker.others, worker.kv_usage) == (0, 0.0))
+            assert (await client.post("/generate", json={"text": "x"})).status == 200
+            assert gateway.servers[workers[0].url].is_up
 
     run(test)

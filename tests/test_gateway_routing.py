@@ -14,6 +14,7 @@ from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.index import GUESS_SECONDS, PrefixIndex
 from sgl.runtime.gateway.policy import AFFINITY, Ask, RoutingPolicy
+from sgl.runtime.gateway.reports import Load
 
 WORKERS = ("a", "b", "c")
 chains = st.lists(st.integers(0, 5), min_size=1, max_size=5).map(
@@ -162,3 +163,39 @@ def test_traffic_with_shared_beginnings_is_balanced_and_finds_what_an_oracle_fin
     assert ours.balance <= 1.25
     other, _ = routing.measure("round_robin", arrivals, [1.0] * 4, 2000, 0.7, events)
     assert ours.mean < other.mean
+
+
+def test_what_a_worker_says_of_its_pages_and_of_others_requests_keeps_requests_away() -> None:
+    """In virtual time: others hold one worker's pages, or fill its queue, during every other minute."""
+
+    def pressed(worker: str, now: float) -> Load:
+        is_pressed = worker == "worker 0" and int(now / 60) % 2 == 0
+        return Load(20, 20, 1.0) if is_pressed else Load()
+
+    arrivals = [routing.Arrival(i * 0.05, [i % 40, 1000 + i], 1000, 50) for i in range(6000)]
+    stretch = 1200 / routing.RATE / 3 / 0.85 / 0.05
+    waits, shares = [], []
+    for is_told in (False, True):
+        simulation = routing.Simulation("cache_aware", [1.0] * 3, 100, "exact", pressed=pressed, is_told=is_told)
+        waits.append(simulation.run(arrivals, stretch).mean)
+        shares.append(simulation.done["worker 0"] / sum(simulation.done.values()))
+    assert waits[1] < 0.5 * waits[0]
+    assert shares[1] < shares[0]
+
+
+@pytest.mark.parametrize("policy", ["cache_aware", "power_of_two", "prefix_hash"])
+def test_requests_that_others_sent_count_from_the_second_look_on(policy: str) -> None:
+    fleet = fleet_of(2, policy)
+    for ticket in [fleet.route(Ask((), 1, 100, 10)) for _ in range(50)]:
+        ticket.end()
+    fleet.report("worker 0", Load(300, 100))
+    assert {worker.others for worker in fleet.workers} == {0}, "they may have come in between"
+    fleet.report("worker 0", Load(300, 0))
+    assert [worker.others for worker in fleet.workers] == [300, 0]
+    tickets = [fleet.route(Ask((), 1, 100, 10, f"s{i}")) for i in range(50)]
+    assert {ticket.worker.id for ticket in tickets} == {"worker 1"}
+    fleet.report("worker 1", Load(50))
+    fleet.report("worker 1", Load(50))
+    assert next(worker for worker in fleet.workers if worker.id == "worker 1").others == 0, "its own"
+    fleet.report("worker 0", Load())
+    assert not any(worker.others for worker in fleet.workers)

@@ -60,7 +60,7 @@ class Cluster:
             options = {
                 "control": self._control_url,
                 "token": self._token,
-                "gateway": asdict(self._options.gateway),
+                "gateway": {**asdict(self._options.gateway), "worker_api_key": self._options.own_key},
                 "drain_timeout": self._options.server.drain_timeout,
                 "log_level": self._options.server.log_level,
                 "log_format": self._options.server.log_format,
@@ -166,13 +166,12 @@ class Cluster:
         """Offer the options to replicas of a new generation."""
         options = self._options
         self._generation += 1
-        keys = options.server.api_key or ()
         self._control.offer(
             self._generation,
             {
                 **options.for_replicas(),
                 "bind": "127.0.0.1" if self._ray.is_own else None,
-                "key": options.server.admin_api_key or (keys[0].key if keys else None),
+                "key": options.own_key,
                 "drain_timeout": options.server.drain_timeout,
                 "unhealthy_timeout": options.cluster.unhealthy_timeout,
             },

@@ -21,7 +21,7 @@ from sgl.runtime.config import (
 )
 from sgl.runtime.gateway.config import GatewayConfig
 
-_OURS = ("node_rank", "dist_init_addr", "dist_key_file", "dp_rank")
+_OURS = ("worker_api_key", "node_rank", "dist_init_addr", "dist_key_file", "dp_rank")
 """What the cluster decides for each process."""
 
 
@@ -127,6 +127,12 @@ class Options:
                 option="nnodes",
             )
         return options
+
+    @property
+    def own_key(self) -> str | None:
+        """With which the cluster asks its replicas."""
+        keys = self.server.api_key or ()
+        return self.server.admin_api_key or (keys[0].key if keys else None)
 
     def for_replicas(self) -> dict[str, dict[str, Any]]:
         """The options of a replica's server, as plain data for `from_options`. Where it listens is its own to say."""

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from sgl.runtime.cluster.link import Link
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.registry import Capabilities, Report
 from sgl.runtime.cluster.serve_app import token
+from sgl.runtime.gateway.reports import load_of
 from sgl.runtime.server.app import PROBE
 
 logger = logging.getLogger(__name__)
@@ -193,13 +195,7 @@ class Replica:
         self._up = time.monotonic()
         if self._state == "restarting":
             self._state = "ready"
-        states = info["internal_states"]
-        free = sum(state["kv_available_tokens"] + state["kv_evictable_tokens"] for state in states)
-        return {
-            "running": sum(state["num_running_reqs"] for state in states),
-            "waiting": sum(state["num_queue_reqs"] for state in states),
-            "kv_usage": max(0.0, 1 - free / (len(states) * info["max_total_tokens"])),
-        }
+        return asdict(load_of(info))
 
     def _look(self, seconds: float) -> dict[str, Any]:
         """What the server says of itself. Notes what it serves. Raises RequestException."""

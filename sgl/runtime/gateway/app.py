@@ -237,6 +237,8 @@ class Gateway:
         for worker in self.fleet.workers:
             self.metrics.in_flight.labels(worker.id).set(worker.in_flight)
             self.metrics.work.labels(worker.id).set(worker.work)
+            self.metrics.others.labels(worker.id).set(worker.others)
+            self.metrics.kv_usage.labels(worker.id).set(worker.kv_usage)
         self.metrics.waiting.set(self._limits.num_waiting)
         self.metrics.workers.labels("ready").set(len(self.servers.ready()))
         self.metrics.workers.labels("known").set(len(self.servers))

@@ -17,6 +17,7 @@ from sgl.runtime.server.placement import CHARACTERS, Future, future_of, future_o
 
 SESSION_HEADERS = ("x-session-id", "x-sgl-session")
 _NAME_CHARACTERS = 200
+_MOST_SAMPLES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,18 @@ def ask_of(path: str, body: dict[str, Any], session: str | None) -> Ask:
     session = session or _name(body.get("previous_response_id")) or _name(body.get("conversation"))
     if future is None:
         return Ask(session=session)
-    return Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session)
+    requests = _requests(body)
+    return Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)
+
+
+def _requests(body: Mapping[str, Any]) -> int:
+    """Of an engine: for each prompt, and each sample of it."""
+    params = body.get("sampling_params")
+    number = body.get("n") or (params.get("n") if isinstance(params, dict) else None)
+    prompts = body.get("input_ids") or body.get("text") or body.get("prompt")
+    are_several = isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list))
+    samples = number if isinstance(number, int) and 0 < number <= _MOST_SAMPLES else 1
+    return samples * (len(prompts) if are_several and isinstance(prompts, list) else 1)
 
 
 def _future(path: str, body: Mapping[str, Any]) -> Future | None:

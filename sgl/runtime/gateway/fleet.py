@@ -15,11 +15,13 @@ from typing import Any
 from sgl.errors import EngineDead
 from sgl.runtime.gateway.index import PrefixIndex
 from sgl.runtime.gateway.policy import Ask, RoutingPolicy, Window, Worker, policy_named
+from sgl.runtime.gateway.reports import Load
 from sgl.runtime.server.placement import GENERATED
 
 SESSIONS = 100_000  # remembered
 
 _WINDOW_SECONDS = 5.0  # with work, of one measurement
+_SLOWLY = 0.05  # share of the latest request in the usual work of one
 _SMOOTHED = 0.3  # share of the latest measurement in a rate
 _APART = 4.0  # a rate's factor from the mean, at most
 
@@ -27,16 +29,19 @@ _APART = 4.0  # a rate's factor from the mean, at most
 class Ticket:
     """A request's place at a worker: counts as its work until `end`."""
 
-    __slots__ = ("_fleet", "_generated", "_prompt", "found_tokens", "worker")
+    __slots__ = ("_fleet", "_generated", "_prompt", "_requests", "found_tokens", "worker")
 
-    def __init__(self, fleet: Fleet, worker: Worker, prompt: float, generated: float, found_tokens: float) -> None:
+    def __init__(
+        self, fleet: Fleet, worker: Worker, prompt: float, generated: float, found_tokens: float, requests: int
+    ) -> None:
         self.worker = worker
         self.found_tokens = found_tokens  # of its prompt, computed there
         self._fleet: Fleet | None = fleet
-        self._prompt, self._generated = prompt, generated
+        self._prompt, self._generated, self._requests = prompt, generated, requests
         fleet.meet(worker, 0.0)
         worker.work += prompt + generated
         worker.in_flight += 1
+        worker.running += requests
         worker.placed += 1
 
     def first_byte(self) -> None:
@@ -52,6 +57,7 @@ class Ticket:
             self._fleet.meet(self.worker, self._generated)
             self.worker.work = max(0.0, self.worker.work - self._prompt - self._generated)
             self.worker.in_flight -= 1
+            self.worker.running -= self._requests
             self._fleet = None
 
 
@@ -71,6 +77,7 @@ class Fleet:
         self._policy = policy_named(routing_policy, rng)
         self._workers: dict[str, Worker] = {}
         self._is_measured = False
+        self._usual = 0.0  # work of a request
         self._homes: OrderedDict[str, str] = OrderedDict()  # of sessions, the one used longest ago first
 
     @property
@@ -87,13 +94,22 @@ class Fleet:
         self.index.forget(worker_id)
         if known is None:
             known = self._workers[worker_id] = Worker(worker_id, rate=rate)
-        known.is_draining, known.kv_usage, known.about = False, 0.0, about
+        known.is_draining, known.about = False, about
+        self.report(worker_id, Load())
         return known
 
     def remove(self, worker_id: str) -> None:
         """It is gone. Idempotent."""
         self._workers.pop(worker_id, None)
         self.index.forget(worker_id)
+
+    def report(self, worker_id: str, load: Load) -> None:
+        """A worker says what it has to do: what others than this gateway sent, and its KV pages, count from now on."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            worker.kv_usage = load.kv_usage
+            others, worker.unknown = worker.unknown, max(0, load.requests - worker.running)
+            worker.others = min(others, worker.unknown)  # twice in a row: requests come and go meanwhile
+            worker.elsewhere = worker.others * self._usual
 
     def drain(self, worker_id: str) -> None:
         """Send it nothing more. Idempotent."""
@@ -126,7 +142,11 @@ class Fleet:
             if len(self._homes) > SESSIONS:
                 self._homes.popitem(last=False)
         computed = min(ask.prompt, float(found * ask.block_tokens))
-        return Ticket(self, worker, ask.prompt - computed, GENERATED * ask.generated, computed)
+        work = ask.prompt - computed + GENERATED * ask.generated
+        self._usual += _SLOWLY * (work / max(1, ask.requests) - self._usual)
+        return Ticket(
+            self, worker, ask.prompt - computed, GENERATED * ask.generated, computed, max(1, ask.requests)
+        )
 
     def meet(self, worker: Worker, done: float) -> None:
         """A request comes to a worker, or so much of its work is done."""

@@ -28,6 +28,8 @@ class GatewayMetrics:
         self.workers = Gauge("workers", "Workers by state.", ["state"], **own)  # type: ignore[arg-type]
         self.in_flight = Gauge("worker_requests", "Requests at a worker.", ["worker"], **own)  # type: ignore[arg-type]
         self.work = Gauge("worker_work_tokens", "Work at a worker, in prompt tokens.", ["worker"], **own)  # type: ignore[arg-type]
+        self.others = Gauge("worker_other_requests", "Requests at a worker from elsewhere.", ["worker"], **own)  # type: ignore[arg-type]
+        self.kv_usage = Gauge("worker_kv_usage", "Part of a worker's KV pages in use.", ["worker"], **own)  # type: ignore[arg-type]
         self.prompt = Counter("prompt_tokens", "Prompt tokens sent, as far as is known.", **own)  # type: ignore[arg-type]
         self.found = Counter("found_tokens", "Of those, sent to where they are computed.", **own)  # type: ignore[arg-type]
         self.first_byte = Histogram("first_byte_seconds", "Until an answer began.", buckets=_SECONDS, **own)  # type: ignore[arg-type]

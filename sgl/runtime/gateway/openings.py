@@ -63,7 +63,7 @@ def parts_of(data: bytes | bytearray, session: str | None, workers: int) -> list
         its = rows[first : first + size]
         body = _joined({**fields, "rows": msgspec.Raw(b"[" + b",".join(map(bytes, its)) + b"]")})
         prompt = ask.prompt + (len(its) - 1) * max(0.0, ask.prompt - shared)
-        asks = replace(ask, prompt=prompt, generated=len(its) * ask.generated)
+        asks = replace(ask, prompt=prompt, generated=len(its) * ask.generated, requests=len(its) * ask.requests)
         parts.append(PartBody(body if number > 1 else None, asks, deadline, first, len(its)))
     return parts
 
@@ -98,7 +98,8 @@ def _ask(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -> A
     its = ir.Program(**{name: value for name, value in program.items() if name != "v"} | {"args": args})
     first = ir.Segment(tuple((node["st"], ir.node_from_json(node)) for node in nodes))
     future = future_of_program(its, first)
-    return Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session)
+    requests = len({stream for stream, _ in first.nodes}) or 1
+    return Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)
 
 
 def _joined(fields: Mapping[str, msgspec.Raw]) -> bytes:

@@ -43,6 +43,7 @@ class Ask:
     prompt: float = 0.0  # tokens
     generated: float = 0.0  # tokens
     session: str | None = None
+    requests: int = 1  # of an engine
 
     @property
     def work(self) -> float:
@@ -67,6 +68,10 @@ class Worker:
     id: str
     work: float = 0.0  # sent there and not done
     in_flight: int = 0  # requests
+    running: int = 0  # of an engine, of those
+    others: int = 0  # requests of an engine that came from elsewhere
+    unknown: int = 0  # such requests at the last look
+    elsewhere: float = 0.0  # the others' work, about
     rate: float = 1.0  # work a second
     kv_usage: float = 0.0  # part of its pages in use, 0 to 1
     placed: int = 0  # requests, since the start
@@ -74,10 +79,15 @@ class Worker:
     about: dict[str, object] = field(default_factory=dict)
     window: Window = field(default_factory=Window)
 
+    @property
+    def queued(self) -> float:
+        """All that it has to do."""
+        return self.work + self.elsewhere
+
     def seconds(self, work: float, usual: float = 0.0) -> float:
         """Until it has done so much more; what it has to do before counts little up to `usual` seconds."""
         crowded = max(0.0, self.kv_usage - FULL) / (1 - FULL)
-        ahead = self.work / self.rate
+        ahead = self.queued / self.rate
         ahead = max(0.0, ahead - usual) + LITTLE * min(ahead, usual)
         return (ahead + work / self.rate) * (1 + crowded)
 
@@ -104,7 +114,7 @@ class CacheAware:
         """See `Policy`."""
         has = found()
         generated = GENERATED * ask.generated
-        usual = CROWDED * sum(its.work / its.rate for its in workers) / len(workers)
+        usual = CROWDED * sum(its.queued / its.rate for its in workers) / len(workers)
         most = max(has.values(), default=0) * ask.block_tokens
 
         def seconds(worker: Worker) -> float:
@@ -160,7 +170,7 @@ class PowerOfTwo(Random):
         self, ask: Ask, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
         """See `Policy`."""
-        return min(self._rng.sample(workers, 2), key=lambda its: its.in_flight)
+        return min(self._rng.sample(workers, 2), key=lambda its: its.in_flight + its.others)
 
 
 class PrefixHash:
@@ -174,11 +184,11 @@ class PrefixHash:
     ) -> Worker:
         """See `Policy`."""
         key = ask.session or ",".join(map(str, ask.blocks[:_HASHED_BLOCKS]))
-        most = CROWDED * (sum(worker.work for worker in workers) + ask.work) / len(workers)
+        most = CROWDED * (sum(worker.queued for worker in workers) + ask.work) / len(workers)
         ranked = sorted(
             workers, key=lambda its: hashlib.blake2b(f"{key}@{its.id}".encode(), digest_size=8).digest()
         )
-        return next((worker for worker in ranked if worker.work <= most), ranked[0])
+        return next((worker for worker in ranked if worker.queued <= most), ranked[0])
 
 
 _POLICIES: dict[RoutingPolicy, Callable[[random.Random], Policy]] = {

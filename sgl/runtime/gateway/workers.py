@@ -21,6 +21,7 @@ import aiohttp
 from sgl.runtime.gateway.breaker import Breaker
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
+from sgl.runtime.gateway.reports import Load, info_of, load_of
 from sgl.runtime.server.app import PROBE
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Server:
     missed_since: float = 0.0
     calls: set[Call] = field(default_factory=set)
     checks_keys: bool | None = None  # None: not known
+    is_understood: bool = True  # what it says of itself
     again: asyncio.TimerHandle | None = None  # when its breaker lets a request pass
 
     def miss(self, began: float) -> bool:
@@ -92,6 +94,8 @@ class Servers:
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
         self._headers: dict[str, str] = {"User-Agent": PROBE}
+        if config.worker_api_key is not None:
+            self._headers["Authorization"] = f"Bearer {config.worker_api_key}"
         self._turns: dict[str | None, dict[asyncio.Future[None], None]] = {}  # of requests that wait, see `turn`
 
     def __len__(self) -> int:
@@ -231,8 +235,34 @@ class Servers:
 
     async def _look(self, server: Server) -> None:
         while True:
-            await self._look_once(server)
+            async with asyncio.TaskGroup() as looks:
+                looks.create_task(self._look_once(server))
+                if server.is_up:
+                    looks.create_task(self._ask(server))
             await asyncio.sleep(self._config.probe_seconds)
+
+    async def _ask(self, server: Server) -> None:
+        """What it has to do; nothing, if it does not say."""
+        assert self._session is not None
+        load = Load()
+        try:
+            url = server.url + "/get_server_info"
+            async with self._session.get(url, headers=self._headers, timeout=_limit()) as answer:
+                info = await info_of(answer)
+            is_understood = info is not None
+            if info is not None:
+                load = load_of(info)
+        except (aiohttp.ClientError, OSError):
+            is_understood = server.is_understood
+        except (KeyError, TypeError, ValueError, AttributeError):
+            is_understood = False
+        if server.is_understood and not is_understood:
+            logger.warning(
+                "worker %s at %s does not say what it has to do: see worker_api_key", server.id, server.url
+            )
+        server.is_understood = is_understood
+        if self._servers.get(server.id) is server:
+            self._fleet.report(server.id, load)
 
     async def _look_once(self, server: Server) -> None:
         was_up, began = server.is_up, time.monotonic()
@@ -278,6 +308,8 @@ class Servers:
                 "breaker": "open" if its.breaker.is_open else "closed",
                 "is_draining": known[its.id].is_draining,
                 "in_flight": known[its.id].in_flight,
+                "others": known[its.id].others,
+                "kv_usage": round(known[its.id].kv_usage, 3),
                 "work_tokens": round(known[its.id].work),
                 "tokens_per_second": round(known[its.id].rate),
                 "placed": known[its.id].placed,

@@ -1,0 +1,60 @@
+"""What a worker says of itself at /get_server_info: how much it has to do. A worker may say anything: what cannot be
+read is not known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+_MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A worker's, of all its clients. kv_usage: 0 to 1, of what nothing else could take the place of."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+
+    @property
+    def requests(self) -> int:
+        """All of them."""
+        return self.running + self.waiting
+
+
+def load_of(info: Mapping[str, Any]) -> Load:
+    """Of what a server says. Raises KeyError, TypeError and ValueError where that is not understood."""
+    states = info["internal_states"]
+    total = len(states) * _number(info["max_total_tokens"])
+    free = sum(_number(state[name]) for state in states for name in ("kv_available_tokens", "kv_evictable_tokens"))
+    return Load(
+        int(sum(_number(state["num_running_reqs"]) for state in states)),
+        int(sum(_number(state["num_queue_reqs"]) for state in states)),
+        min(1.0, max(0.0, 1 - free / total)) if total else 0.0,
+    )
+
+
+async def info_of(answer: aiohttp.ClientResponse) -> dict[str, Any] | None:
+    """A JSON object that a worker answers, if it is one and not too long."""
+    data = bytearray()
+    while part := await answer.content.readany():
+        data += part
+        if len(data) > _MOST_BYTES:
+            return None
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any]) if answer.status == 200 else None
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not 0 <= number < 1e15 or math.isnan(number):
+        raise ValueError(f"{value!r} is no count")
+    return number
