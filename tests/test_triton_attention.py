@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,20 @@ from sgl.kernels.attention.triton import TritonAttention
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@st.composite
+def case_options(draw: st.DrawFn, *softcaps: float) -> dict[str, Any]:
+    """Of a `Case`."""
+    num_heads, num_kv_heads = draw(st.sampled_from([(4, 2), (3, 3), (6, 2), (16, 1)]))
+    return {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "page_size": draw(st.sampled_from([1, 4, 16])),
+        "windows": (draw(st.sampled_from([None, 1, 30])),),
+        "softcap": draw(st.sampled_from([None, *softcaps])),
+        "has_sinks": draw(st.booleans()),
+    }
+
+
 def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected.to(actual.dtype), rtol=1e-4, atol=1e-5)
 
@@ -34,37 +49,18 @@ def near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 @settings(max_examples=20)
 @given(
     rows=st.lists(st.tuples(st.just(1) | st.integers(1, 40), st.integers(0, 90)), min_size=1, max_size=4),
-    heads=st.sampled_from([(4, 2), (3, 3), (6, 2), (16, 1)]),
-    page_size=st.sampled_from([1, 4, 16]),
-    window=st.sampled_from([None, 1, 30]),
-    softcap=st.sampled_from([None, 0.7, 50.0]),
-    has_sinks=st.booleans(),
+    options=case_options(0.7, 50.0),
     num_programs=st.sampled_from([1, 3]),
     overlaps=st.booleans(),
 )
 def test_any_step_equals_attention_written_out(
-    rows: list[tuple[int, int]],
-    heads: tuple[int, int],
-    page_size: int,
-    window: int | None,
-    softcap: float | None,
-    has_sinks: bool,
-    num_programs: int,
-    overlaps: bool,
+    rows: list[tuple[int, int]], options: dict[str, Any], num_programs: int, overlaps: bool
 ) -> None:
-    case = Case(
-        [(q, q + past) for q, past in rows],
-        num_heads=heads[0],
-        num_kv_heads=heads[1],
-        page_size=page_size,
-        windows=(window,),
-        softcap=softcap,
-        has_sinks=has_sinks,
-        device=DEVICE,
-    )
+    case = Case([(q, q + past) for q, past in rows], **options, device=DEVICE)
+    [window] = case.shape.windows
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
-            patch.setattr(decode, "_PER_PROCESSOR", heads[1] * num_programs)
+            patch.setattr(decode, "_PER_PROCESSOR", case.shape.num_kv_heads * num_programs)
             patch.setattr(decode, "_LEAST_SHARE", 32)
         backend = TritonAttention(case.shape)
         backend.plan(case.step)
@@ -76,38 +72,19 @@ def test_any_step_equals_attention_written_out(
 @settings(max_examples=20)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 90)), min_size=1, max_size=4),
-    heads=st.sampled_from([(4, 2), (3, 3), (6, 2), (16, 1)]),
-    page_size=st.sampled_from([1, 4, 16]),
-    window=st.sampled_from([None, 1, 30]),
-    softcap=st.sampled_from([None, 0.7]),
-    has_sinks=st.booleans(),
+    options=case_options(0.7),
     num_programs=st.sampled_from([1, 3]),
     overlaps=st.booleans(),
 )
 def test_rows_of_a_few_tokens_each_are_attended_as_one_and_padding_harms_nobody(
-    rows: list[tuple[int, int]],
-    heads: tuple[int, int],
-    page_size: int,
-    window: int | None,
-    softcap: float | None,
-    has_sinks: bool,
-    num_programs: int,
-    overlaps: bool,
+    rows: list[tuple[int, int]], options: dict[str, Any], num_programs: int, overlaps: bool
 ) -> None:
-    case = Case(
-        [(q, q + past) for q, past in rows],
-        num_heads=heads[0],
-        num_kv_heads=heads[1],
-        page_size=page_size,
-        windows=(window,),
-        softcap=softcap,
-        has_sinks=has_sinks,
-        device=DEVICE,
-    )
+    case = Case([(q, q + past) for q, past in rows], **options, device=DEVICE)
+    [window] = case.shape.windows
     queries = next(each for each in (2, 4, 8) if each >= case.q_lens.max())
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
-            patch.setattr(decode, "_PER_PROCESSOR", heads[1] * num_programs)
+            patch.setattr(decode, "_PER_PROCESSOR", case.shape.num_kv_heads * num_programs)
             patch.setattr(decode, "_LEAST_SHARE", 32)
         backend = TritonAttention(case.shape, max_graph_rows=4, max_pages=200, max_queries=8)
         [placed] = backend.plan_verify(case.step, queries, [np.arange(len(rows) * queries)])

@@ -11,18 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sgl.runtime.batch import Int32Array
-from sgl.runtime.cache.keys import key_of
 from sgl.runtime.cache.ledger import check, check_windows
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.radix import Node, RadixCache
 from sgl.runtime.cache.window_pages import WindowPages
+from tests.test_radix_windows import PAGE_SIZE, Pages, key, prompts, which
 
-Pages = tuple[int, ...]  # a prefix, as the numbers with which its pages are filled
-NUM_PAGES, PAGE_SIZE = 24, 2
-which = st.integers(0, 7)
-prompts = st.tuples(st.integers(2, 8), st.integers(0, 8)).map(
-    lambda pair: tuple([0] * min(pair) + [1] * max(pair[0] - pair[1], 0))
-)
+NUM_PAGES = 24
 
 
 @dataclass(eq=False)
@@ -35,10 +30,6 @@ class Holder:
     table: list[int]
     given: int
     windowed: Int32Array = field(default_factory=lambda: np.zeros(9, np.int32))
-
-
-def key(prompt: Pages) -> bytes:
-    return key_of([number * 10 + i for number in prompt for i in range(PAGE_SIZE)])
 
 
 class PagesMachine(RuleBasedStateMachine):

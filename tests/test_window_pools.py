@@ -15,19 +15,13 @@ from sgl.errors import ConfigError
 from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.engine import Engine
 from sgl.runtime.scheduler.scheduler import Scheduler
+from tests import test_windows
 from tests.test_windows import Reference, sampling
 from tests.tiny_models import tiny_checkpoint
 from tests.tiny_transformers import tiny_transformer
 
 WINDOW, CONTEXT = 16, 1024
-OPTIONS: dict[str, Any] = {
-    "dtype": "float32",
-    "skip_tokenizer_init": True,
-    "check_ledger": True,
-    "page_size": 4,
-    "chunked_prefill_size": 24,
-    "max_running_requests": 4,
-}
+OPTIONS = {**test_windows.OPTIONS, "max_running_requests": 4}
 
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -18,8 +18,8 @@ from sgl.kernels.layers.grouped import GroupedMatrix
 SIXTEEN = 0x41800000  # the bits of 16.0
 _TILE_ROWS = 64
 _MOST_PARTS = 4
-_TILES = {16: (128, 6), 32: (128, 6), 64: (128, 4), 128: (128, 3)}
-"""Columns of a tile in four bits with inputs of two bytes, and its stages, by its tokens."""
+_STAGES = {16: 6, 32: 6, 64: 4, 128: 3}
+"""By the tokens of a tile."""
 
 
 def linear(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | None) -> torch.Tensor:
@@ -48,8 +48,7 @@ def _multiplied(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | Non
     if matrix.order is not None:
         x = x.index_select(1, matrix.order)
     tokens = _tokens(num_tokens)
-    columns, stages = _TILES[tokens]
-    columns = max(16 * 32 // matrix.bits, columns * 8 // (x.dtype.itemsize * matrix.bits))
+    columns = columns_of(matrix.bits, x.dtype)
     num_bytes = columns * (tokens * x.element_size() + _TILE_ROWS * matrix.bits // 8)
     chunk = triton.cdiv(triton.cdiv(width, num_parts), columns) * columns
     num_parts = triton.cdiv(width, chunk)
@@ -69,17 +68,21 @@ def _multiplied(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | Non
         num_groups=matrix.scales.shape[1],
         middle=matrix.middle,
         bits=matrix.bits,
-        has_zeros=matrix.zeros is not None,
         has_bias=bias is not None,
         has_whole_groups=matrix.group % columns == 0,
         block_tokens=tokens,
         block_rows=_TILE_ROWS,
         block_columns=columns,
         num_warps=4,
-        num_stages=stages_within(x.device, stages, num_bytes),
+        num_stages=stages_within(x.device, _STAGES[tokens], num_bytes),
         **overlap(x.device),
     )
     return out
+
+
+def columns_of(bits: int, dtype: torch.dtype) -> int:
+    """Of a tile, of codes of so many bits and inputs: of those of two bytes, as many as make 64 bytes of codes."""
+    return max(16 * 32 // bits, 128 * 8 // (dtype.itemsize * bits))
 
 
 def dequantized(matrix: GroupedMatrix, dtype: torch.dtype) -> torch.Tensor:
@@ -95,7 +98,6 @@ def dequantized(matrix: GroupedMatrix, dtype: torch.dtype) -> torch.Tensor:
         num_groups=matrix.scales.shape[1],
         middle=matrix.middle,
         bits=matrix.bits,
-        has_zeros=matrix.zeros is not None,
         has_order=matrix.order is not None,
         words=words,
         num_warps=4,
@@ -118,6 +120,17 @@ def numbers(words, j: tl.constexpr, base):
     return ((shifted & (15 << (15 + 4 * (j % 2)))) | bits).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def zeros_of(zeros, group, mask, middle: tl.constexpr):
+    """float32 in group's shape; the middle where there are no zeros. mask: None: all groups are there."""
+    if zeros is None:
+        return tl.full(group.shape, middle, tl.float32)
+    elif mask is None:  # noqa: RET505 - Triton compiles what follows a return
+        return tl.load(zeros + group).to(tl.float32)
+    else:
+        return tl.load(zeros + group, mask=mask, other=0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _linear(
     x,
@@ -134,7 +147,6 @@ def _linear(
     num_groups: tl.constexpr,
     middle: tl.constexpr,
     bits: tl.constexpr,
-    has_zeros: tl.constexpr,
     has_bias: tl.constexpr,
     has_whole_groups: tl.constexpr,
     block_tokens: tl.constexpr,
@@ -167,15 +179,11 @@ def _linear(
         if has_whole_groups:  # their scales are applied to their sums
             group = at_group + tl.minimum(first // group_width, num_groups - 1)
             scale = tl.load(scales + group).to(tl.float32)
+            zero = zeros_of(zeros, group, None, middle)
         else:
             group = at_group + ((first + words) // group_width)[None, :]
             scale = tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
-        if not has_zeros:
-            zero = tl.full(scale.shape, middle, tl.float32)
-        elif has_whole_groups:
-            zero = tl.load(zeros + group).to(tl.float32)
-        else:
-            zero = tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
+            zero = zeros_of(zeros, group, inside, middle)
         of_group = tl.zeros([block_rows, block_tokens], tl.float32) if has_whole_groups else sums
         if bits == 4:
             columns = (first + words) // 4 * 32 + (first + words) % 4
@@ -207,7 +215,6 @@ def _dequantize(
     num_groups: tl.constexpr,
     middle: tl.constexpr,
     bits: tl.constexpr,
-    has_zeros: tl.constexpr,
     has_order: tl.constexpr,
     words: tl.constexpr,
     overlaps: tl.constexpr,
@@ -222,9 +229,7 @@ def _dequantize(
     group = row * num_groups + word // (row_width // num_groups)
     codes = tl.load(values + row * row_width + word, mask=inside, other=0.0)
     scale = tl.load(scales + group, mask=inside, other=0.0).to(tl.float32)
-    zero = tl.full([words], middle, tl.float32)
-    if has_zeros:
-        zero = tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
+    zero = zeros_of(zeros, group, inside, middle)
     for j in tl.static_range(8 if bits == 4 else 1):
         column = word
         numbers = codes.to(tl.float32)

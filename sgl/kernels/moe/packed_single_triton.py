@@ -13,10 +13,10 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.layers.fused_triton import overlap
-from sgl.kernels.layers.grouped_triton import SIXTEEN, numbers
+from sgl.kernels.layers.grouped_triton import SIXTEEN, numbers, zeros_of
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
-from sgl.kernels.moe.packed_triton import floats, layout, parts, scales_of
+from sgl.kernels.moe.packed_triton import argument, floats, scales_of
 from sgl.kernels.moe.route_triton import gated_by
 
 _TILE = 1024  # pieces of 16 bytes that a program holds at a time, at most
@@ -35,7 +35,7 @@ def gated_experts(x: torch.Tensor, ids: torch.Tensor, experts: Experts, matrices
     _gated[triton.cdiv(size, rows), num_used](
         x,
         ids,
-        *parts(matrices),
+        argument(matrices),
         experts.gate_up_bias,
         out,
         size,
@@ -66,7 +66,7 @@ def add_down_(
         gated,
         ids,
         shares,
-        *parts(matrices),
+        argument(matrices),
         experts.down_bias,
         residual,
         size,
@@ -89,44 +89,41 @@ def _cut(
     rows = max(1, _TILE // (num_matrices * units))
     while rows > 1 and size // rows * times < _LEAST_PROGRAMS:
         rows //= 2
-    constants = {"width": matrices.shape[2], **layout(matrices), "units": units, "lanes": lanes}
     num_warps = min(max(1, num_inputs * units // 32), _MOST_WARPS)
-    return rows, {**constants, "num_warps": num_warps}
+    return rows, {"units": units, "lanes": lanes, "num_warps": num_warps}
 
 
 @triton.jit
 def _row_sums(
     x,
-    values,
-    scales,
-    zeros,
+    matrices,
+    bias,
     first_rows,
     is_matrix,
     row,
     is_row,
     base,
     num_inputs: tl.constexpr,
-    width: tl.constexpr,
-    num_groups: tl.constexpr,
-    middle: tl.constexpr,
-    bits: tl.constexpr,
-    is_e2m1: tl.constexpr,
-    has_zeros: tl.constexpr,
+    has_bias: tl.constexpr,
     units: tl.constexpr,
     lanes: tl.constexpr,
     waits: tl.constexpr,
 ):
-    """Of some matrices' rows, times the input of each or the one of all: [matrices, rows]. waits: for the inputs.
+    """Of some matrices' rows, times the input of each or the one of all, plus their biases: [matrices, rows]. waits:
+    for the inputs.
 
     Units come first, which gives each thread the rows of one unit: it converts that unit's inputs once."""
-    row_width: tl.constexpr = width // 8 if bits == 4 else width
+    width: tl.constexpr = matrices.width
+    middle: tl.constexpr = matrices.middle
+    row_width: tl.constexpr = width // 8 if matrices.bits == 4 else width
     num_units: tl.constexpr = row_width // lanes
-    units_of_group: tl.constexpr = num_units // num_groups
+    units_of_group: tl.constexpr = num_units // matrices.num_groups
     inputs_of_unit: tl.constexpr = width // num_units
     unit, lane, own_input = tl.arange(0, units), tl.arange(0, lanes), tl.arange(0, num_inputs)
     rows_of = (first_rows[:, None] + row[None, :])[None, :, :]
     is_its = (is_matrix[:, None] & is_row[None, :])[None, :, :]
-    at = values + (rows_of * row_width + (unit * lanes)[:, None, None])[:, :, :, None] + lane[None, None, None, :]
+    first_lane = rows_of * row_width + (unit * lanes)[:, None, None]
+    at = matrices.codes + first_lane[:, :, :, None] + lane[None, None, None, :]
     is_unit = unit < num_units
     weights = tl.load(at, mask=(is_its & is_unit[:, None, None])[:, :, :, None], other=0.0)
     if waits:
@@ -137,27 +134,27 @@ def _row_sums(
     sums = tl.zeros([units, first_rows.shape[0], row.shape[0]], tl.float32)
     for first in range(0, num_units, units):
         is_unit = first + unit < num_units
-        group = rows_of * num_groups + ((first + unit) // units_of_group)[:, None, None]
+        group = rows_of * matrices.num_groups + ((first + unit) // units_of_group)[:, None, None]
         is_scaled = is_its & is_unit[:, None, None]
-        scale = scales_of(scales, group, is_scaled, is_e2m1, 64)
+        scale = scales_of(matrices, group, is_scaled, 64)
         is_input = (is_unit[:, None] & has_input[None, :])[:, :, None]
         at_input = at_x + first * inputs_of_unit
         inputs = tl.load(at_input, mask=is_input, other=0.0).to(tl.float32)
-        if bits == 4:
+        if matrices.bits == 4:
             even, odd = inputs, tl.zeros(inputs.shape, tl.float32)
             products = tl.zeros(weights.shape, tl.float32)
             for j in tl.static_range(8):
                 if j > 0:
                     inputs = tl.load(at_input + 4 * j, mask=is_input, other=0.0).to(tl.float32)
                     even, odd = (even + inputs, odd) if j % 2 == 0 else (even, odd + inputs)
-                if is_e2m1:  # far from the least floats; undone by the scale
+                if matrices.is_e2m1:  # far from the least floats; undone by the scale
                     codes, inputs = floats(weights, j), inputs * 18446744073709551616.0
                 else:
                     codes = numbers(weights, j, base)
                 products += codes * inputs[:, :, None, :]
             totals = tl.sum(even + odd, 2)
             of_unit = tl.sum(products, 3)
-            if not is_e2m1:
+            if not matrices.is_e2m1:
                 offsets = (256.0 + middle) * tl.sum(even, 2) + (16.0 + middle) * tl.sum(odd, 2)
                 of_unit -= offsets[:, :, None]
         else:
@@ -166,19 +163,21 @@ def _row_sums(
         following = first + units
         inside = is_its & (following + unit < num_units)[:, None, None]
         weights = tl.load(at + following * lanes, mask=inside[:, :, :, None], other=0.0)
-        if has_zeros:
-            of_unit -= tl.load(zeros + group, mask=is_scaled, other=0).to(tl.float32) * totals[:, :, None]
+        if matrices.zeros is not None:
+            of_unit -= zeros_of(matrices.zeros, group, is_scaled, 0) * totals[:, :, None]
         sums += of_unit * scale
-    return tl.sum(sums, 0)
+    product = tl.sum(sums, 0)
+    if has_bias:
+        at_bias = bias + first_rows[:, None] + row[None, :]
+        product += tl.load(at_bias, mask=is_matrix[:, None] & is_row[None, :], other=0.0).to(tl.float32)
+    return product
 
 
 @triton.jit(do_not_specialize=["size"])
 def _gated(
     x,
     ids,
-    values,
-    scales,
-    zeros,
+    matrices,
     bias,
     out,
     size,
@@ -186,12 +185,6 @@ def _gated(
     alpha: tl.constexpr,
     limit: tl.constexpr,
     has_bias: tl.constexpr,
-    width: tl.constexpr,
-    num_groups: tl.constexpr,
-    middle: tl.constexpr,
-    bits: tl.constexpr,
-    is_e2m1: tl.constexpr,
-    has_zeros: tl.constexpr,
     units: tl.constexpr,
     lanes: tl.constexpr,
     rows: tl.constexpr,
@@ -207,29 +200,8 @@ def _gated(
     is_up = tl.arange(0, 2)
     first_rows = (tl.load(ids + slot, cache_modifier=".cg").to(tl.int64) * 2 + is_up) * size
     product = _row_sums(
-        x,
-        values,
-        scales,
-        zeros,
-        first_rows,
-        is_up >= 0,
-        row,
-        is_row,
-        base,
-        1,
-        width,
-        num_groups,
-        middle,
-        bits,
-        is_e2m1,
-        has_zeros,
-        units,
-        lanes,
-        False,
+        x, matrices, bias, first_rows, is_up >= 0, row, is_row, base, 1, has_bias, units, lanes, False
     )
-    if has_bias:
-        at_bias = bias + first_rows[:, None] + row[None, :]
-        product += tl.load(at_bias, mask=(is_up >= 0)[:, None] & is_row[None, :], other=0.0).to(tl.float32)
     is_gate = (is_up == 0)[:, None]
     gate, up = tl.sum(tl.where(is_gate, product, 0.0), 0), tl.sum(tl.where(is_gate, 0.0, product), 0)
     gated = gated_by(gate, up, alpha, limit)
@@ -241,9 +213,7 @@ def _down(
     gated,
     ids,
     shares,
-    values,
-    scales,
-    zeros,
+    matrices,
     bias,
     out,
     size,
@@ -251,12 +221,6 @@ def _down(
     has_bias: tl.constexpr,
     num_used: tl.constexpr,
     num_slots: tl.constexpr,
-    width: tl.constexpr,
-    num_groups: tl.constexpr,
-    middle: tl.constexpr,
-    bits: tl.constexpr,
-    is_e2m1: tl.constexpr,
-    has_zeros: tl.constexpr,
     units: tl.constexpr,
     lanes: tl.constexpr,
     rows: tl.constexpr,
@@ -271,29 +235,8 @@ def _down(
     first_rows = tl.load(ids + slot, mask=is_used, other=0, cache_modifier=".cg").to(tl.int64) * size
     share = tl.load(shares + slot, mask=is_used, other=0.0, cache_modifier=".cg")
     product = _row_sums(
-        gated,
-        values,
-        scales,
-        zeros,
-        first_rows,
-        is_used,
-        row,
-        is_row,
-        base,
-        num_slots,
-        width,
-        num_groups,
-        middle,
-        bits,
-        is_e2m1,
-        has_zeros,
-        units,
-        lanes,
-        overlaps,
+        gated, matrices, bias, first_rows, is_used, row, is_row, base, num_slots, has_bias, units, lanes, overlaps
     )
-    if has_bias:
-        at_bias = bias + first_rows[:, None] + row[None, :]
-        product += tl.load(at_bias, mask=is_used[:, None] & is_row[None, :], other=0.0).to(tl.float32)
     added = tl.sum(product * share[:, None], 0)
     before = tl.load(out + row, mask=is_row, other=0.0).to(tl.float32)
     tl.store(out + row, (before + added).to(out.dtype.element_ty), mask=is_row)

@@ -5,7 +5,7 @@ dequantised in registers. Imported only where Triton is."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,13 +13,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels.layers.fused_triton import overlap, stages_within
+from sgl.kernels.layers.grouped_triton import columns_of, zeros_of
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
 from sgl.kernels.moe.route_triton import find_block, gated_by, most_blocks, pairs_of
 
 _ROWS = 64  # of a tile; of gate_up, half are gates and half are ups
-_TILES = {16: (128, 4), 32: (128, 4), 64: (128, 3), 128: (128, 3)}
-"""Columns of a tile in four bits with inputs of two bytes, and its stages, by its tokens."""
+_STAGES = {16: 4, 32: 4, 64: 3, 128: 3}
+"""By the tokens of a tile."""
 _MANY, _MANY_FLOATS = 64, 24  # pairs for each expert that are worth a copy
 _MOST_BYTES = 3 << 30  # of a copy
 _COPIED_ROWS = 16  # of a program
@@ -38,20 +39,19 @@ def multiply(
 ) -> None:
     """Fill out by the lists of pairs by expert: [pairs, intermediate] of x [T, hidden], gated, or is_down: [top_k, T,
     hidden] of x [pairs, intermediate], times the weights. experts: has their biases and gate."""
-    num_experts, size, width = matrices.shape
+    num_experts, size, _ = matrices.shape
     num_tokens, top_k = weights.shape
     num_pairs = num_tokens * top_k
     bias = experts.down_bias if is_down else experts.gate_up_bias
     alpha, limit = experts.clamped or (None, None)
     tokens = min(max(16, triton.next_power_of_2(triton.cdiv(num_pairs, num_experts))), 128)
-    columns, stages = _TILES[tokens]
-    columns = max(16 * 32 // matrices.bits, columns * 8 // (x.dtype.itemsize * matrices.bits))
+    columns = columns_of(matrices.bits, x.dtype)
     num_bytes = columns * (tokens * x.element_size() + _ROWS * matrices.bits // 8)
     own = _ROWS if is_down else _ROWS // 2
     size = size if is_down else size // 2
     _product[(most_blocks(num_pairs, num_experts, tokens) * triton.cdiv(size, own),)](
         x,
-        *parts(matrices),
+        argument(matrices),
         bias,
         weights,
         counts,
@@ -64,8 +64,6 @@ def multiply(
         alpha=alpha,
         limit=limit,
         has_bias=bias is not None,
-        width=width,
-        **layout(matrices),
         has_whole_groups=matrices.group % columns == 0,
         top_k=top_k,
         num_padded=triton.next_power_of_2(num_experts),
@@ -73,7 +71,7 @@ def multiply(
         block_rows=_ROWS,
         block_columns=columns,
         num_warps=4,
-        num_stages=stages_within(x.device, stages, num_bytes),
+        num_stages=stages_within(x.device, _STAGES[tokens], num_bytes),
         **overlap(x.device),
     )
 
@@ -92,12 +90,10 @@ def dequantized(matrices: PackedExperts, counts: torch.Tensor, dtype: torch.dtyp
     row_width = matrices.values.shape[2]
     words = min(triton.next_power_of_2(row_width), 128 if matrices.bits == 4 else 1024)
     _dequantize[num_experts * triton.cdiv(size, _COPIED_ROWS), triton.cdiv(row_width, words)](
-        *parts(matrices),
+        argument(matrices),
         counts,
         out,
         size,
-        width=width,
-        **layout(matrices),
         rows=_COPIED_ROWS,
         words=words,
         num_warps=4,
@@ -106,20 +102,24 @@ def dequantized(matrices: PackedExperts, counts: torch.Tensor, dtype: torch.dtyp
     return out
 
 
-def parts(matrices: PackedExperts) -> tuple[Any, ...]:
-    """A kernel's arguments."""
-    return matrices.values, matrices.scales, matrices.zeros
+class Matrices(NamedTuple):
+    """A kernel's argument: `PackedExperts`, and what of them it is compiled for."""
+
+    codes: torch.Tensor  # the values: a tuple has its own in Triton
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    width: tl.constexpr  # k
+    num_groups: tl.constexpr
+    middle: tl.constexpr  # 0 with zeros
+    bits: tl.constexpr
+    is_e2m1: tl.constexpr
 
 
-def layout(matrices: PackedExperts) -> dict[str, Any]:
-    """A kernel's constants."""
-    return {
-        "num_groups": matrices.scales.shape[2],
-        "middle": matrices.middle if matrices.zeros is None else 0,
-        "bits": matrices.bits,
-        "is_e2m1": matrices.is_e2m1,
-        "has_zeros": matrices.zeros is not None,
-    }
+def argument(matrices: PackedExperts) -> Matrices:
+    """Of a kernel."""
+    middle = matrices.middle if matrices.zeros is None else 0
+    constants = matrices.shape[2], matrices.scales.shape[2], middle, matrices.bits, matrices.is_e2m1
+    return Matrices(matrices.values, matrices.scales, matrices.zeros, *(tl.constexpr(its) for its in constants))
 
 
 @triton.jit
@@ -145,20 +145,18 @@ def numbers(words, zero, scale, is_e2m1: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def scales_of(scales, index, mask, is_e2m1: tl.constexpr, less: tl.constexpr = 0):
+def scales_of(matrices, group, mask, less: tl.constexpr = 0):
     """float32; of four-bit floats, times two to the power of 126 - less."""
-    if is_e2m1:
-        exponents = tl.load(scales + index, mask=mask, other=0).to(tl.int32)
+    if matrices.is_e2m1:
+        exponents = tl.load(matrices.scales + group, mask=mask, other=0).to(tl.int32)
         return ((exponents + 126 - less) << 23).to(tl.float32, bitcast=True)
-    return tl.load(scales + index, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(matrices.scales + group, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _product(
     x,
-    values,
-    scales,
-    zeros,
+    matrices,
     bias,
     weights,
     counts,
@@ -171,12 +169,6 @@ def _product(
     alpha: tl.constexpr,
     limit: tl.constexpr,
     has_bias: tl.constexpr,
-    width: tl.constexpr,
-    num_groups: tl.constexpr,
-    middle: tl.constexpr,
-    bits: tl.constexpr,
-    is_e2m1: tl.constexpr,
-    has_zeros: tl.constexpr,
     has_whole_groups: tl.constexpr,
     top_k: tl.constexpr,
     num_padded: tl.constexpr,
@@ -195,8 +187,10 @@ def _product(
     )
     if expert >= num_experts:
         return
-    num_words: tl.constexpr = block_columns // 8 if bits == 4 else block_columns
-    row_width: tl.constexpr = width // 8 if bits == 4 else width
+    width: tl.constexpr = matrices.width
+    num_groups: tl.constexpr = matrices.num_groups
+    num_words: tl.constexpr = block_columns // 8 if matrices.bits == 4 else block_columns
+    row_width: tl.constexpr = width // 8 if matrices.bits == 4 else width
     group_width: tl.constexpr = row_width // num_groups
     places, is_pair, pairs = pairs_of(lists, expert, first, count, num_tokens, block_tokens)
     tile = tl.arange(0, block_rows)
@@ -204,7 +198,7 @@ def _product(
     words, columns = tl.arange(0, num_words), tl.arange(0, block_columns)
     # gates, then what they gate
     row = (expert.to(tl.int64) * (1 if is_down else 2) + tile // own) * size + tl.minimum(result, size - 1)
-    at = values + row[:, None] * row_width + words[None, :]
+    at = matrices.codes + row[:, None] * row_width + words[None, :]
     at_group = row[:, None] * num_groups
     inputs_at = before + places if is_down else pairs // top_k
     at_x = x + inputs_at.to(tl.int64)[:, None] * width
@@ -214,19 +208,15 @@ def _product(
         codes_of = tl.load(at + start, mask=inside, other=0.0)
         if has_whole_groups:  # their scales are applied to their sums
             group = at_group + tl.minimum(start // group_width, num_groups - 1)
-            scale = scales_of(scales, group, group >= 0, is_e2m1)
+            scale = scales_of(matrices, group, group >= 0)
+            zero = zeros_of(matrices.zeros, group, None, matrices.middle)
         else:
             group = at_group + ((start + words) // group_width)[None, :]
-            scale = scales_of(scales, group, inside, is_e2m1)
-        if not has_zeros:
-            zero = tl.full(scale.shape, middle, tl.float32)
-        elif has_whole_groups:
-            zero = tl.load(zeros + group).to(tl.float32)
-        else:
-            zero = tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
-        if bits == 4:
+            scale = scales_of(matrices, group, inside)
+            zero = zeros_of(matrices.zeros, group, inside, matrices.middle)
+        if matrices.bits == 4:
             once = tl.full(scale.shape, 1.0, tl.float32) if has_whole_groups else scale
-            codes = numbers(codes_of, zero, once, is_e2m1, x.dtype.element_ty)
+            codes = numbers(codes_of, zero, once, matrices.is_e2m1, x.dtype.element_ty)
         else:
             codes = codes_of.to(tl.float32) - zero
             codes = (codes if has_whole_groups else codes * scale).to(x.dtype.element_ty)
@@ -254,18 +244,10 @@ def _product(
 
 @triton.jit
 def _dequantize(
-    values,
-    scales,
-    zeros,
+    matrices,
     counts,
     out,
     size,
-    width: tl.constexpr,
-    num_groups: tl.constexpr,
-    middle: tl.constexpr,
-    bits: tl.constexpr,
-    is_e2m1: tl.constexpr,
-    has_zeros: tl.constexpr,
     rows: tl.constexpr,
     words: tl.constexpr,
     overlaps: tl.constexpr,
@@ -273,7 +255,8 @@ def _dequantize(
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
-    row_width: tl.constexpr = width // 8 if bits == 4 else width
+    width: tl.constexpr = matrices.width
+    row_width: tl.constexpr = width // 8 if matrices.bits == 4 else width
     numbers_of_word: tl.constexpr = width // row_width
     num_tiles = tl.cdiv(size, rows)
     expert = tl.program_id(0) // num_tiles
@@ -283,14 +266,12 @@ def _dequantize(
     row = (expert.to(tl.int64) * size + its)[:, None]
     word = tl.program_id(1) * words + tl.arange(0, words)
     inside = (its < size)[:, None] & (word < row_width)[None, :]
-    codes_of = tl.load(values + row * row_width + word[None, :], mask=inside, other=0.0)
-    group = row * num_groups + (word // (row_width // num_groups))[None, :]
-    scale = scales_of(scales, group, inside, is_e2m1)
-    zero = tl.full(scale.shape, middle, tl.float32)
-    if has_zeros:
-        zero = tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
-    if bits == 4:
-        codes = numbers(codes_of, zero, scale, is_e2m1, out.dtype.element_ty)
+    codes_of = tl.load(matrices.codes + row * row_width + word[None, :], mask=inside, other=0.0)
+    group = row * matrices.num_groups + (word // (row_width // matrices.num_groups))[None, :]
+    scale = scales_of(matrices, group, inside)
+    zero = zeros_of(matrices.zeros, group, inside, matrices.middle)
+    if matrices.bits == 4:
+        codes = numbers(codes_of, zero, scale, matrices.is_e2m1, out.dtype.element_ty)
     else:
         codes = ((codes_of.to(tl.float32) - zero) * scale).to(out.dtype.element_ty)
     column = tl.program_id(1) * words * numbers_of_word + tl.arange(0, words * numbers_of_word)

@@ -54,6 +54,30 @@ class Config(KVLayout, Protocol):
         """How its weights are stored."""
 
 
+class HeadLayout(KVLayout, Protocol):
+    """Heads of layers that are all alike."""
+
+    @property
+    def num_heads(self) -> int:
+        """Of queries."""
+
+
+def shape_of_heads(
+    heads: HeadLayout, page_size: int, dtype: torch.dtype, kv_dtype: torch.dtype | None, device: torch.device
+) -> AttentionShape:
+    """Of attention without windows, whose scores are scaled by the heads' width."""
+    return AttentionShape(
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        page_size=page_size,
+        scale=heads.head_dim**-0.5,
+        dtype=dtype,
+        device=device,
+        kv_dtype=kv_dtype,
+    )
+
+
 class Weights(Protocol):
     """A model's weights on the device."""
 

@@ -153,13 +153,7 @@ class ModelConfig:
 
 def _model_config(fields: Fields, family: Family, special: tuple[int | None, tuple[int, ...]]) -> ModelConfig:
     hidden_size = fields.integer("hidden_size")
-    num_heads = fields.integer("num_attention_heads")
-    num_kv_heads = fields.integer("num_key_value_heads", default=num_heads)
-    if num_heads % num_kv_heads:
-        raise fields.error(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
-    head_dim = fields.integer("head_dim", default=hidden_size // num_heads)
-    if head_dim % 2:
-        raise fields.unsupported(f"an odd head_dim, {head_dim}")
+    num_heads, num_kv_heads, head_dim = fields.heads(hidden_size)
     num_layers = fields.integer("num_hidden_layers")
     for key, value in fields.data.items():
         if "num_" in key and key.endswith(("layers", "experts")) and isinstance(value, int) and value > _MOST_PARTS:

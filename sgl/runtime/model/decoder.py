@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -16,6 +17,7 @@ from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows, rotary_rows_by_axis
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.mixture import mixture
+from sgl.runtime.model.base import shape_of_heads
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.kv_cache import KVCache
@@ -81,16 +83,10 @@ class Decoder:
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
         """The attention backend's parameters. kv_dtype: the cache's, if not the weights'."""
         config = self.config
-        return AttentionShape(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            page_size=page_size,
+        return replace(
+            shape_of_heads(config, page_size, self.dtype, kv_dtype, self.device),
             scale=config.attention_scale,
-            dtype=self.dtype,
-            device=self.device,
             windows=tuple(dict.fromkeys(config.windows)),
-            kv_dtype=kv_dtype,
             softcap=config.score_cap,
             has_sinks=FAMILIES[config.architecture].has_sinks,
         )

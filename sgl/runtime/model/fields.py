@@ -47,6 +47,19 @@ class Fields:
             raise self.error(f"{key!r} is {value!r}, neither true nor false")
         return default if value is None else value
 
+    def heads(self, hidden_size: int) -> tuple[int, int, int]:
+        """How many of queries, how many of keys and values, and the width of each."""
+        num_heads = self.integer("num_attention_heads")
+        num_kv_heads = self.integer("num_key_value_heads", default=num_heads)
+        if num_heads % num_kv_heads:
+            raise self.error(
+                f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            )
+        head_dim = self.integer("head_dim", default=hidden_size // num_heads)
+        if head_dim % 2:
+            raise self.unsupported(f"an odd head_dim, {head_dim}")
+        return num_heads, num_kv_heads, head_dim
+
     def section(self, data: Mapping[str, Any]) -> Fields:
         """Fields of a part of it."""
         return Fields(self.path, data, self.architecture)

@@ -64,12 +64,8 @@ class Loads:
         self.moved = 0
         """The number of the last move whose loads the tree has."""
         self._cache, self._in_flight, self._leases = cache, in_flight, leases
-        self._host = host
-        self._saves = saves
-        self._rates = rates
-        self._files = files
-        self._counters = counters
-        self._clock = clock
+        self._host, self._saves, self._rates, self._files = host, saves, rates, files
+        self._counters, self._clock = counters, clock
         self._pairs: list[Int32Array] = []  # for the next move
         self._loading: dict[int, _Load] = {}
         self._held: OrderedDict[int, tuple[Lease, float]] = OrderedDict()  # loaded prefixes by owner

@@ -59,12 +59,8 @@ class Saves:
         """cache: the device's. most: pages that are copied between two steps, at most."""
         self.is_paused = False
         """Nothing is saved."""
-        self._cache = cache
-        self._host = host
-        self._rates = rates
-        self._files = files
-        self._most = most
-        self._counters = counters
+        self._cache, self._host, self._rates, self._files = cache, host, rates, files
+        self._most, self._counters = most, counters
         self._pairs: list[Int32Array] = []  # for the next move
         self._num_pages = 0  # of these
         self._saving: list[_Save] = []

@@ -114,13 +114,8 @@ def _config(whole: Fields, layer: Fields) -> EagleConfig:
         raise whole.unsupported(f"a head of {layer.data['num_hidden_layers']} layers")
     if layer.data.get("hidden_act") not in (None, "silu"):
         raise whole.unsupported(f"activation {layer.data['hidden_act']!r}")
-    hidden_size, num_heads = layer.integer("hidden_size"), layer.integer("num_attention_heads")
-    num_kv_heads = layer.integer("num_key_value_heads", default=num_heads)
-    if num_heads % num_kv_heads:
-        raise whole.error(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
-    head_dim = layer.integer("head_dim", default=hidden_size // num_heads)
-    if head_dim % 2:
-        raise whole.unsupported(f"an odd head_dim, {head_dim}")
+    hidden_size = layer.integer("hidden_size")
+    num_heads, num_kv_heads, head_dim = layer.heads(hidden_size)
     vocab_size = layer.integer("vocab_size")
     draft_vocab_size = whole.integer("draft_vocab_size", default=vocab_size)
     if draft_vocab_size > vocab_size:

@@ -20,6 +20,7 @@ from sgl.kernels.layers.linear import Matrix, linear, prepare
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows
+from sgl.runtime.model.base import shape_of_heads
 from sgl.runtime.model.eagle.config import EagleConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
@@ -85,17 +86,7 @@ class EagleHead:
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
         """See `Model`."""
-        config = self.config
-        return AttentionShape(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            page_size=page_size,
-            scale=config.head_dim**-0.5,
-            dtype=self.dtype,
-            device=self.device,
-            kv_dtype=kv_dtype,
-        )
+        return shape_of_heads(self.config, page_size, self.dtype, kv_dtype, self.device)
 
     @torch.inference_mode()
     def fused(self, hidden: tuple[torch.Tensor, ...]) -> torch.Tensor:

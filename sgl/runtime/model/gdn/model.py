@@ -17,6 +17,7 @@ from sgl.kernels.layers.norm import add_rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows
 from sgl.kernels.moe.mixture import mixture
+from sgl.runtime.model.base import shape_of_heads
 from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.gdn import weights
 from sgl.runtime.model.gdn.config import HybridConfig
@@ -93,17 +94,7 @@ class Hybrid:
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
         """See `Model`."""
-        config = self.config
-        return AttentionShape(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            page_size=page_size,
-            scale=config.head_dim**-0.5,
-            dtype=self.dtype,
-            device=self.device,
-            kv_dtype=kv_dtype,
-        )
+        return shape_of_heads(self.config, page_size, self.dtype, kv_dtype, self.device)
 
     @torch.inference_mode()
     def forward(
