@@ -83,6 +83,7 @@ class ServerOptions(EngineOptions, total=False):
     """What `sgl.Runtime` takes besides its address, log level and `api_key`."""
 
     model_path: str
+    grpc_port: int | None
     admin_api_key: str | None
     cors_origins: str
     allowed_hosts: str

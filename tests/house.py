@@ -191,7 +191,7 @@ MOST_LINES = {
     "runtime.model.quantized": 840,
     "runtime.model.update": 720,
     "runtime.parallel": 1_110,
-    "runtime.server": 9_700,
+    "runtime.server": 10_550,
     "runtime.speculate": 1_200,
     "cli": 2_380,
     "bench": 900,

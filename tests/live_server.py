@@ -16,7 +16,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.engine_process import EngineProcess, Method
-from sgl.runtime.server.serve import listen, serving
+from sgl.runtime.server.serve import listen, listen_for_rpc, serving
 from sgl.runtime.server.service import Service
 from tests.patience import PATIENCE, wait_until
 from tests.tiny_models import edit_json, tiny_checkpoint
@@ -112,7 +112,9 @@ class LiveServer:
         assert self._ready.wait(PATIENCE)
 
     async def _serve(self) -> None:
-        async with serving(self.service, listen("127.0.0.1", 0)) as self.url:
+        rpc = listen_for_rpc(self.service.config)
+        self.service.grpc_port = None if rpc is None else rpc.port
+        async with serving(self.service, listen("127.0.0.1", 0), rpc) as self.url:
             self._ready.set()
             await self._stop.wait()
 

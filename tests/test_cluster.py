@@ -59,6 +59,7 @@ def test_no_default_port_is_one_of_ray_serve() -> None:
         ("target_kv_usage", 0.5, "target_kv_usage=0.5 needs max_replicas"),
         ("key_burst", 5, "key_burst=5 needs key_rate"),
         ("device", "cuda:1", "device='cuda:1': Ray gives each replica its GPUs"),
+        ("grpc_port", 30001, "grpc_port=30001: several replicas may share a host"),
         ("nnodes", 3, "nnodes=3: tp_size=2 times pp_size=1 is no multiple"),
     ],
 )

@@ -53,6 +53,7 @@ def test_the_extras_are_those_that_messages_name() -> None:
         "quant",
         "ebnf",
         "gateway",
+        "grpc",
         "dist",
         "otel",
         "plot",

@@ -233,7 +233,7 @@ def test_the_api_key_is_asked_for_except_for_health(
         compared.append(given)
         return given == expected
 
-    monkeypatch.setattr("sgl.runtime.server.app.hmac.compare_digest", compare)
+    monkeypatch.setattr("sgl.runtime.server.keys.hmac.compare_digest", compare)
     server = another(api_key="sëcret")
     assert server.get("/health").status_code == 200
     for given in (None, "Bearer wrong", "sëcret", "Bearer s\udcffx"):

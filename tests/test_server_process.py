@@ -476,7 +476,7 @@ def test_request_ids_stand_in_the_lines_of_both_processes(serve: Callable[..., S
     lines = [json.loads(line) for line in server.stop().splitlines()]
     for identity in ("first-of-two", "second-of-two"):
         its = [line for line in lines if line.get("request") == identity]
-        assert {line["logger"] for line in its} == {"sgl.runtime.server.app", "sgl.runtime.server.worker"}
+        assert {line["logger"] for line in its} == {"sgl.runtime.server.answering", "sgl.runtime.server.worker"}
         assert {"accepted", "finished", "POST"} <= {line["message"].split()[0] for line in its}
         [answered] = [line for line in its if line["message"].startswith("POST")]
         assert (answered["path"], answered["status"]) == ("/generate", 200)

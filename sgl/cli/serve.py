@@ -25,7 +25,7 @@ from sgl.lang.ir.reasoning import reasoning_format
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.replicas import Replicas
-from sgl.runtime.server.serve import listen, serve_until_stopped
+from sgl.runtime.server.serve import listen, listen_for_rpc, serve_until_stopped
 from sgl.runtime.server.service import Service
 
 if TYPE_CHECKING:  # needs an extra
@@ -75,22 +75,25 @@ async def serve_engine(
         with _as_option("reasoning_parser"):
             reasoning_format(config.reasoning_parser)
     tracer = _tracer(config)
-    bound = listen(config.host, config.port)
+    bound, rpc = listen(config.host, config.port), listen_for_rpc(config)
     logger.info("starting the engine with %s", engine_config.model_name)
     configure = partial(configure_logging, config.log_level, config.log_format)
     kind = EngineProcess if engine_config.dp_size == 1 else Replicas
     engine = kind(engine_config, configure=configure, watchdog_timeout=config.watchdog_timeout)
     await engine.start()
-    service = Service(config, engine, chat_template=template, tracer=tracer)
+    service = Service(
+        config, engine, chat_template=template, tracer=tracer, grpc_port=None if rpc is None else rpc.port
+    )
 
     def on_ready(url: str) -> None:
         service.metrics.startup_seconds = time.monotonic() - began
         seconds = service.metrics.startup_seconds
-        text = f"sgl serves {service.model_name}{_shape(engine.config)} at {url} (ready in {seconds:.1f} s)"
+        places = url if rpc is None else f"{url} and {rpc.url}"
+        text = f"sgl serves {service.model_name}{_shape(engine.config)} at {places} (ready in {seconds:.1f} s)"
         Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
         tell(url, engine.config)
 
-    await serve_until_stopped(service, bound, on_ready)
+    await serve_until_stopped(service, bound, on_ready, rpc)
 
 
 def _shape(config: EngineConfig) -> str:

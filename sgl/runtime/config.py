@@ -323,6 +323,9 @@ class ServerConfig:
     """Address to listen on; 0.0.0.0 for every interface."""
     port: Annotated[int, Field(ge=0, le=65535)] = 30000
     """0: any free port; the ready line names it."""
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Where gateways such as smg send token ids by gRPC (SglangScheduler); 0: any free port. None: nowhere. Needs
+    sgl[grpc]."""
     api_key: Annotated[tuple[ApiKey, ...] | None, BeforeValidator(_api_keys)] = field(default=None, repr=False)
     """NAME=KEY, or KEY alone; may be repeated. Clients must send one as `Authorization: Bearer KEY`, and what they
     make belongs to its name. None: everybody may."""

@@ -48,6 +48,19 @@ class Histogram:
         return list(zip((*map(str, self.bounds), "+Inf"), itertools.accumulate(self.counts), strict=True))
 
 
+class Throughput:
+    """Tokens a second between two looks."""
+
+    def __init__(self) -> None:
+        self._latest: tuple[float, int] = (0.0, 0)  # time and count
+
+    def of(self, generated: int) -> float:
+        """Since the last call. `generated`: all so far."""
+        now, (then, before) = time.monotonic(), self._latest
+        self._latest = now, generated
+        return max(0.0, (generated - before) / (now - then)) if then else 0.0
+
+
 @dataclass
 class ServerMetrics:
     """The server's own counts; a scrape adds the engine's."""
@@ -60,7 +73,7 @@ class ServerMetrics:
     responses: dict[tuple[str, int], int] = field(default_factory=dict)  # by path and status
     open_requests: int = 0
     startup_seconds: float = 0.0  # from the command to the ready line
-    _generated: tuple[float, int] = (0.0, 0)  # time and token count of the last call of `throughput`
+    throughput: Throughput = field(default_factory=Throughput)
 
     def answered(self, path: str, status: int) -> None:
         """A response was sent; 499: the client left."""
@@ -74,12 +87,6 @@ class ServerMetrics:
         seconds = (meta["queue_time"], meta["prefill_time"], max(0.0, meta["e2e_latency"] - prefilled))
         for histogram, spent in zip(self.stages.values(), seconds, strict=True):
             histogram.observe(spent)
-
-    def throughput(self, generated: int) -> float:
-        """Generated tokens a second since the last call. `generated`: all so far."""
-        now, (then, before) = time.monotonic(), self._generated
-        self._generated = now, generated
-        return max(0.0, (generated - before) / (now - then)) if then else 0.0
 
 
 _HISTOGRAMS = {
@@ -179,7 +186,7 @@ class Scrape(Collector):
             "max_total_num_tokens": self.max_total_tokens,
             "num_used_tokens": used,
             "token_usage": used / self.max_total_tokens,
-            "gen_throughput": server.throughput(engine["generated_tokens"]),
+            "gen_throughput": server.throughput.of(engine["generated_tokens"]),
         }
         for name, text in _GAUGES.items():
             yield GaugeMetricFamily, name, text, (), [((), values[name])]

@@ -90,6 +90,7 @@ class Started:
             "architecture": self.model_config.architecture,
             "checkpoint_format": self.model_config.checkpoint_format,
             "hidden_size": self.model_config.hidden_size,
+            "vocab_size": self.model_config.vocab_size,
             "has_image_understanding": media_of(self.model_config) is not None,
             "num_weights": self.num_weights,
             "weight_bytes": self.weight_bytes,

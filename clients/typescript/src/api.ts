@@ -3659,6 +3659,8 @@ export interface components {
         ServerInfo: {
             /** Served Model Name */
             served_model_name: string;
+            /** Grpc Port */
+            grpc_port: number | null;
             /** Version */
             version: string;
             /** Startup Time */

@@ -115,6 +115,12 @@ class Options:
                 "cuda",
                 option="device",
             )
+        if options.server.grpc_port and options.cluster.most > 1:
+            raise ConfigError(
+                f"grpc_port={options.server.grpc_port}: several replicas may share a host, so each takes a free port: "
+                "give 0, and each replica's /get_server_info names its own",
+                option="grpc_port",
+            )
         if options.engine.nnodes > 1 and options.engine.dp_size > 1:
             raise ConfigError(
                 f"dp_size={options.engine.dp_size}: several engines of a replica run on one host, so nnodes is 1",

@@ -7,24 +7,21 @@ engine's process; there `Engine.abandon` aborts what is unfinished. Programs go 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import hmac
 import logging
-import re
-import time
 from collections.abc import AsyncIterator, Sequence
 
 from aiohttp import web
 
 from sgl.errors import SglError, nearest_name
 from sgl.runtime.server.adapters import LoraApi
+from sgl.runtime.server.answering import Arrived, answering
 from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.deadline import DEADLINE_HEADER, Deadline, deadline
 from sgl.runtime.server.embeddings.api import EmbeddingsApi
-from sgl.runtime.server.errors import NotThere, Shape, WrongKey, error_response
-from sgl.runtime.server.history import Note, note
-from sgl.runtime.server.identity import ADMIN, Caller, caller, new_identity, request_id
+from sgl.runtime.server.errors import NotThere, Shape, error_response
+from sgl.runtime.server.history import note
+from sgl.runtime.server.identity import Caller, caller, new_identity, request_id
+from sgl.runtime.server.keys import Keys
 from sgl.runtime.server.messages.api import MessagesApi
 from sgl.runtime.server.messages.replies import error_shape as messages_error
 from sgl.runtime.server.native import NativeApi
@@ -44,7 +41,6 @@ PROBE = "sgl-probe"
 """The user agent of a cluster's own looks at its workers, which come twice a second: they are no news."""
 _PROBED = ("/health", "/get_server_info")
 
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _NO_MODELS = "there is one model here, which requests neither load nor change: /api/tags names it"
 _ABSENT = {
     **dict.fromkeys((f"/api/{verb}" for verb in ("pull", "push", "create", "copy", "delete")), _NO_MODELS),
@@ -86,9 +82,8 @@ def build_app(service: Service) -> web.Application:
     return app
 
 
-def _digest(key: str) -> bytes:
-    """A hash: keys of any length compare in the same time."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _is_probe(request: web.Request, path: str) -> bool:
+    return path in _PROBED and request.headers.get("User-Agent") == PROBE
 
 
 class _Guard:
@@ -99,60 +94,22 @@ class _Guard:
         self._paths = [route.path for route in routes]
         self._routes = {route.path: route for route in routes}
         self._origins = Origins(service.config)
-        config = service.config
-        keys = config.api_key or ()
-        are_several = len({key.name for key in keys}) > 1
-        self._keys = [
-            (_digest(key.key), Caller(key.name, False, key.name if are_several else None)) for key in keys
-        ]
-        if config.admin_api_key is not None:
-            admin = Caller(ADMIN, is_admin=True, tenant=ADMIN if are_several else None)
-            self._keys.append((_digest(config.admin_api_key), admin))
-        # Only the admin has a key: everybody may enter. Nobody has one: everybody may do everything.
-        self._stranger = None if config.api_key else Caller(None, is_admin=config.admin_api_key is None)
+        self._keys = Keys(service.config)
 
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request through its handler."""
-        given = request.headers.get("X-Request-Id", "")
-        identity = given if _REQUEST_ID.fullmatch(given) else new_identity()
-        request_id.set(identity)
-        began = time.monotonic()
-        metrics, tracer = self._service.metrics, self._service.tracer
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "unknown"
-        metrics.open_requests += 1
-        current = Note(identity, path, None, time.time())
-        note.set(current)
-        status = 499  # the client left, unless it is answered
-        spanned = (
-            contextlib.nullcontext()
-            if tracer is None
-            else tracer.request(request.method, path, identity, request.headers)
-        )
-        with spanned as span:
+        about = Arrived(request.method, path, request.headers, request.remote, _is_probe(request, path))
+        with answering(self._service, about) as answered:
             try:
                 response = await self._answer(request, handler)
-                status = response.status
+                answered.status = response.status
             except ConnectionError as error:
                 logger.info("%s", error)
                 if request.transport is not None and not request.transport.is_closing():
                     raise
-                response = web.Response(status=status)  # never sent; raising would log a traceback
-            finally:
-                metrics.open_requests -= 1
-                self._service.history.ended(current, status)
-                metrics.answered(path, status)
-                seconds = time.monotonic() - began
-                fields = {"method": request.method, "path": path, "status": status}
-                fields |= {"seconds": round(seconds, 6), "client": request.remote}
-                if caller.get().name is not None:
-                    fields["key"] = caller.get().name
-                if tracer is not None and span is not None:
-                    fields["trace_id"] = tracer.answered(span, status)
-                shown = (request.method, path, status, 1000 * seconds)
-                is_probe = status == 200 and path in _PROBED and request.headers.get("User-Agent") == PROBE
-                level = logging.DEBUG if is_probe else logging.INFO
-                logger.log(level, "%s %s %d %.1f ms", *shown, extra={"fields": fields})
+                response = web.Response(status=answered.status)  # never sent; raising would log a traceback
         return response
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -194,14 +151,7 @@ class _Guard:
         route = None if resource is None else self._routes.get(resource.canonical)
         if route is not None and route.is_open:
             return Caller(None, is_admin=False)
-        kind, _, key = request.headers.get("Authorization", "").partition(" ")
-        given = _digest(key if kind.lower() == "bearer" else request.headers.get("X-Api-Key", ""))
-        found = self._stranger
-        for expected, owner in self._keys:  # compare all: the time must not tell which key matched
-            if hmac.compare_digest(given, expected):
-                found = owner
-        if found is None:
-            raise WrongKey("the API key is missing or wrong: send Authorization: Bearer <key>")
+        found = self._keys.caller_of(request.headers)
         if route is not None and route.for_admin:
             self._service.check_admin(found)
         return found

@@ -164,6 +164,7 @@ class NativeApi(Api):
             {
                 **await service.engine.call("get_server_info"),
                 "served_model_name": service.model_name,
+                "grpc_port": service.grpc_port,
                 "incremental_streaming_output": service.config.incremental_streaming_output,
                 "reasoning_parser": service.config.reasoning_parser,
                 "startup_time": service.started,

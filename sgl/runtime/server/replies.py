@@ -108,6 +108,7 @@ class ServerInfo(TypedDict):
     """Every option as it was resolved, and the engine's state."""
 
     served_model_name: str
+    grpc_port: int | None
     version: str
     startup_time: float
     internal_states: list[dict[str, Any]]

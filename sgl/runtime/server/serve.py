@@ -10,14 +10,18 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from sgl.errors import ConfigError
+from sgl.errors import ConfigError, needs_extra
+from sgl.runtime.config import ServerConfig
 from sgl.runtime.server.app import build_app
 from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.service import Service
+
+if TYPE_CHECKING:  # needs an extra
+    from sgl.runtime.server.rpc.listener import RpcListener
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +53,18 @@ def notice_silence(its: socket.socket) -> None:
             its.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+def listen_for_rpc(config: ServerConfig) -> RpcListener | None:
+    """A port for gRPC, if one is wanted. Needs a running event loop. Raises ConfigError."""
+    if config.grpc_port is None:
+        return None
+    with needs_extra("grpc", "--grpc-port", option="grpc_port"):
+        from sgl.runtime.server.rpc.listener import RpcListener
+    return RpcListener(config)
+
+
 @contextlib.asynccontextmanager
-async def serving(service: Service, bound: socket.socket) -> AsyncIterator[str]:
-    """Serve on the socket within the context; yields the URL."""
+async def serving(service: Service, bound: socket.socket, rpc: RpcListener | None = None) -> AsyncIterator[str]:
+    """Serve on the socket, and by gRPC, within the context; yields the URL."""
     runner = web.AppRunner(build_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     assert runner.server is not None
@@ -65,14 +78,17 @@ async def serving(service: Service, bound: socket.socket) -> AsyncIterator[str]:
     listener = await loop.create_server(make, sock=bound, backlog=_BACKLOG)
     try:
         host, port = bound.getsockname()[:2]
-        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        async with contextlib.nullcontext() if rpc is None else rpc.serving(service):
+            yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
         listener.close()
         await runner.cleanup()
         service.close()
 
 
-async def serve_until_stopped(service: Service, bound: socket.socket, on_ready: Callable[[str], None]) -> None:
+async def serve_until_stopped(
+    service: Service, bound: socket.socket, on_ready: Callable[[str], None], rpc: RpcListener | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain until the timeout or a second signal."""
     stop, hurry = asyncio.Event(), asyncio.Event()
 
@@ -83,7 +99,7 @@ async def serve_until_stopped(service: Service, bound: socket.socket, on_ready: 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     try:
-        async with serving(service, bound) as url:
+        async with serving(service, bound, rpc) as url:
             service.reader.start()
             on_ready(url)
             await stop.wait()

@@ -51,6 +51,7 @@ class Service:
     started: float = field(default_factory=time.time)
     history: History = field(default_factory=History)
     is_draining: bool = False
+    grpc_port: int | None = None
     _takes_images: bool | None = None  # not asked for yet
     abort_programs: Callable[[Caller], None] = lambda asks: None
     """Fails a caller's programs."""

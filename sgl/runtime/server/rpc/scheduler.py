@@ -1,0 +1,121 @@
+"""The gRPC service SglangScheduler, by which smg and other gateways send token ids: the same engine as over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import Any
+
+from smg_grpc_proto import sglang_scheduler_pb2 as pb
+from smg_grpc_proto.generated import common_pb2
+
+from sgl.errors import EngineDead, InvalidRequest
+from sgl.runtime.requests.aside import aside
+from sgl.runtime.server.embeddings.api import Embedder
+from sgl.runtime.server.encoding import size_of_result
+from sgl.runtime.server.identity import caller
+from sgl.runtime.server.native import SILENT_SECONDS, UNRESPONSIVE_SECONDS
+from sgl.runtime.server.rpc.about import About
+from sgl.runtime.server.rpc.bodies import check_rank, generate_arguments, ids_of, stream_interval
+from sgl.runtime.server.rpc.door import Write, rpc
+from sgl.runtime.server.rpc.replies import Stream, completions
+from sgl.runtime.server.service import Service
+
+# Methods have the definition's names.
+# ruff: noqa: N802
+
+
+class Scheduler:
+    """The methods."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._embedder = Embedder(service)
+        self._about = About(service)
+
+    @rpc()
+    async def Generate(self, request: Any, write: Write) -> None:
+        """Chunks if asked for, and the end of each output."""
+        config = self._service.engine.config
+        arguments = generate_arguments(request, context_length=config.context_length or 0, dp_size=config.dp_size)
+        if not request.stream:
+            results = await self._service.generate(**arguments)
+            several = results if isinstance(results, list) else [results]
+            build = partial(completions, request.request_id, several)
+            for message in await aside(build, sum(map(size_of_result, several))):
+                await write(message)
+            return
+        stream = Stream(request.request_id, stream_interval(request))
+        async with contextlib.aclosing(self._service.stream(**arguments)) as events:
+            async for event in events:
+                for message in await aside(partial(stream.messages, event), size_of_result(event)):
+                    await write(message)
+
+    @rpc()
+    async def Embed(self, request: Any) -> Any:
+        """A prompt's embedding."""
+        if request.is_cross_encoder or request.texts:
+            raise InvalidRequest("is_cross_encoder is not supported here: rank over HTTP, at /v1/rerank")
+        if request.HasField("mm_inputs"):
+            raise InvalidRequest("mm_inputs is not supported here", param="mm_inputs")
+        config = self._service.engine.config
+        if request.data_parallel_rank:
+            check_rank(request, config.dp_size)
+        ids = ids_of(request, config.context_length or 0)
+        found = await self._embedder.embed([ids], param="tokenized")
+        [vector] = found.vectors
+        usage = found.usage["prompt_tokens"]
+        return pb.EmbedResponse(embedding=vector, embedding_dim=len(vector), prompt_tokens=usage)
+
+    @rpc(is_open=True, is_probe=True)
+    async def HealthCheck(self, request: Any) -> Any:
+        """Whether the engine's loop moves, as /health says."""
+        try:
+            self._service.check_is_up(within=UNRESPONSIVE_SECONDS, heard_within=SILENT_SECONDS)
+        except EngineDead as error:
+            return pb.HealthCheckResponse(healthy=False, message=str(error))
+        return pb.HealthCheckResponse(healthy=True, message="ok")
+
+    @rpc()
+    async def Abort(self, request: Any) -> Any:
+        """End a request of the caller's; unknown ones are ignored."""
+        if not request.request_id:
+            raise InvalidRequest("request_id is needed", param="request_id")
+        await self._service.abort(request.request_id, caller.get())
+        return pb.AbortResponse(success=True, message="it has ended")
+
+    @rpc(is_probe=True)
+    async def GetModelInfo(self, request: Any) -> Any:
+        """The served model."""
+        return await self._about.model()
+
+    @rpc(is_probe=True)
+    async def GetServerInfo(self, request: Any) -> Any:
+        """Options, version and what runs."""
+        return await self._about.server()
+
+    @rpc(is_probe=True)
+    async def GetLoads(self, request: Any) -> Any:
+        """What each engine has to do."""
+        rank = request.dp_rank if request.HasField("dp_rank") else None
+        return await self._about.loads(rank, request.include)
+
+    @rpc()
+    async def GetTokenizer(self, request: Any, write: Write) -> None:
+        """The tokenizer's files."""
+        for chunk in await asyncio.to_thread(self._about.tokenizer):
+            await write(chunk)
+
+    @rpc(for_admin=True)
+    async def FlushCache(self, request: Any) -> Any:
+        """Drop cached prefixes, once nothing runs or `timeout_s` is over."""
+        flush = partial(self._service.engine.call, "flush_cache")
+        is_empty = await flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(max(0.0, request.timeout_s), 3600.0)):
+                while not is_empty:
+                    await asyncio.sleep(0.1)
+                    is_empty = await flush()
+        said = "" if is_empty else "running requests hold some cached prefixes; the others were forgotten"
+        return common_pb2.FlushCacheResponse(success=is_empty, message=said)
