@@ -15,7 +15,8 @@ import requests
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.engine_process import EngineProcess, Method
+from sgl.runtime.server.engine_process import EngineProcess
+from sgl.runtime.server.methods import Method, called
 from sgl.runtime.server.serve import listen, listen_for_rpc, serving
 from sgl.runtime.server.service import Service
 from tests.patience import PATIENCE, wait_until
@@ -83,7 +84,10 @@ class LocalEngine(EngineProcess):
         return self._engine.open_program(program, on_loop)
 
     async def call(self, method: Method, *arguments: Any) -> Any:
-        return await asyncio.to_thread(getattr(self._engine, method), *arguments)
+        return await asyncio.to_thread(called, self._engine, method, arguments)
+
+    def note_model(self, path: str) -> None:
+        self.config = self._engine.config
 
     def heartbeat_age(self) -> float:
         return self._engine.heartbeat_age()

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+from sgl.errors import InvalidRequest
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.pause import PauseMode, go_on, pause
+from sgl.runtime.model.update.shipped import FLATTENED, check_load_format, shipped_tensors
 from sgl.runtime.parallel.wire import Write
-from sgl.runtime.weights import NamedTensors, WeightsUpdate, WeightUpdates
+from sgl.runtime.requests.changes import WeightsUpdate
+from sgl.runtime.sampling_params import checked_seconds
+from sgl.runtime.weights import NamedTensors, WeightUpdates
 
 
 class Trainable:
@@ -39,6 +44,75 @@ class Trainable:
         """
         self._home.check()
         return self._weights.from_tensors(named_tensors, version=weight_version, source="the update")
+
+    def update_weights_from_tensor(
+        self,
+        named_tensors: NamedTensors | None = None,
+        load_format: str | None = None,
+        *,
+        serialized_named_tensors: Sequence[str | bytes] | None = None,
+        weight_version: str | None = None,
+    ) -> WeightsUpdate:
+        """`update_weights`, perhaps with tensors of another process.
+
+        serialized_named_tensors: what torch.multiprocessing's pickler (ForkingPickler) makes of pairs of a name and a
+        tensor, as bytes or base64; one of them, or one for each rank, of which the first is taken. On a GPU, tensors
+        then travel as handles of its memory (CUDA IPC); on a CPU as names of shared memory, with the sharing strategy
+        "file_system". Nothing but tensors is read from them. load_format "flattened_bucket": a dictionary of one
+        flattened tensor and its parts' places.
+        """
+        self._home.check()
+        check_load_format(load_format)
+        if (named_tensors is None) == (serialized_named_tensors is None):
+            message = "give either named_tensors or serialized_named_tensors"
+            raise InvalidRequest(message, param="named_tensors")
+        if serialized_named_tensors is not None:
+            if not isinstance(serialized_named_tensors, list | tuple) or not serialized_named_tensors:
+                message = "serialized_named_tensors must be a list with one text, or one for each rank"
+                raise InvalidRequest(message, param="serialized_named_tensors")
+            named_tensors = shipped_tensors(serialized_named_tensors[0], load_format)
+        assert named_tensors is not None, "one was given"
+        return self._weights.from_tensors(named_tensors, version=weight_version, source="the update")
+
+    def init_weights_update_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str = "weight_update_group",
+        backend: str = "nccl",
+        *,
+        timeout: float = 300.0,
+    ) -> None:
+        """Enter a process group with a trainer, its rank 0, as rank `rank_offset` of `world_size`. timeout: seconds for
+        the trainer to come, and later for each update to arrive. Raises InvalidRequest."""
+        self._home.check()
+        seconds = checked_seconds("timeout", timeout)
+        self._weights.join(master_address, master_port, rank_offset, world_size, group_name, backend, seconds)
+
+    def update_weights_from_distributed(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        group_name: str = "weight_update_group",
+        *,
+        load_format: str | None = None,
+        weight_version: str | None = None,
+    ) -> WeightsUpdate:
+        """`update_weights` with tensors that a group's trainer broadcasts, in this order; "flattened_bucket": all their
+        bytes in one tensor. A trainer that sends nothing costs its group, and the old weights stand. Raises
+        InvalidRequest, WeightsError and EngineDead."""
+        self._home.check()
+        check_load_format(load_format)
+        is_flat = load_format == FLATTENED
+        return self._weights.from_group(names, dtypes, shapes, group_name, version=weight_version, is_flat=is_flat)
+
+    def destroy_weights_update_group(self, group_name: str = "weight_update_group") -> None:
+        """Leave a trainer's group. Raises InvalidRequest for an unknown one."""
+        self._home.check()
+        self._weights.leave(group_name)
 
     def update_weights_from_disk(
         self, model_path: str | os.PathLike[str], *, weight_version: str | None = None

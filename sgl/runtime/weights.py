@@ -6,35 +6,35 @@ next tokens are of the new weights (`Engine.pause_generation("retract")` before 
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from sgl.errors import EngineDead, InvalidRequest
+from sgl.lang.ir.sampling import shown
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.files import Files
+from sgl.runtime.model.update.group import TrainerGroup
 from sgl.runtime.model.update.ranks import Told, write
-from sgl.runtime.model.update.writer import Given, Writer, check, check_aliases
+from sgl.runtime.model.update.writer import FLOATS, Given, Writer, check, check_aliases
+from sgl.runtime.requests.changes import WeightsUpdate
 from sgl.runtime.scheduler.scheduler import Scheduler
 
 FIRST_VERSION = "default"
 MAX_TENSORS = 1 << 20
 """Of one update."""
-_MOST_CHARACTERS = 1024  # of a version
+_MOST_CHARACTERS = 1024  # of a version or name
+_MOST_RANKS = 1 << 16
+_BACKENDS = "nccl", "gloo"
 
 
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
-
-
-class WeightsUpdate(NamedTuple):
-    """What came of an update, in the original's words."""
-
-    success: bool
-    message: str
 
 
 class WeightUpdates:
@@ -52,6 +52,8 @@ class WeightUpdates:
         self._config, self._model, self._scheduler, self._loop = config, model, scheduler, loop
         self._tells = tells
         self._writer: Writer | None = None
+        self._groups: dict[str, TrainerGroup | None] = {}  # None: being joined
+        self._lock = threading.Lock()
         self.version = FIRST_VERSION
         self.num_updates = 0
 
@@ -76,6 +78,67 @@ class WeightUpdates:
 
         return self._loop.call(write_all)
 
+    def join(self, address: Any, port: Any, rank: Any, size: Any, name: Any, backend: Any, seconds: float) -> None:
+        """Enter a group with a trainer, which is its rank 0; waits for it. Raises InvalidRequest."""
+        _check_group(address, port, rank, size, name, backend)
+        if self._tells is not None:
+            message = "an engine of several ranks takes no broadcasts: send it tensors, or have it read files"
+            raise InvalidRequest(message, param="tp_size")
+        with self._lock:
+            if name in self._groups:
+                raise InvalidRequest(f"there is a group {name!r} already: destroy it first", param="group_name")
+            self._groups[name] = None
+        group = None
+        try:
+            group = TrainerGroup(address, port, rank, size, name, backend, seconds)
+        finally:
+            with self._lock:
+                del self._groups[name]
+                if group is not None:
+                    self._groups[name] = group
+
+    def leave(self, name: Any) -> None:
+        """Let go of a group. Raises InvalidRequest for an unknown one."""
+        self._group(name).close()
+        with self._lock:
+            self._groups.pop(name, None)
+
+    def from_group(
+        self, names: Any, dtypes: Any, shapes: Any, name: Any, *, version: str | None, is_flat: bool
+    ) -> WeightsUpdate:
+        """Write what a group's trainer broadcasts: tensors of these names in order, or, flat, all of their bytes in
+        one. Nothing is awaited that does not fit. Raises WeightsError, InvalidRequest and EngineDead."""
+        check_version(version)
+        group = self._group(name)
+        looks = _looks(names, dtypes, shapes)
+        self._loop.call(lambda: self._check(looks, is_whole=False, source="the trainer"))
+        device = self._model.device
+        with torch.inference_mode():
+            if is_flat:
+                sizes = [math.prod(its.shape) * its.dtype.itemsize for its in looks.values()]
+                flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+                received = [flat]
+            else:
+                received = [torch.empty(its.shape, dtype=its.dtype, device=device) for its in looks.values()]
+            try:
+                group.receive(received)
+            except InvalidRequest:
+                with self._lock:
+                    self._groups.pop(name, None)
+                raise
+            if is_flat:
+                parts = zip(torch.split(flat, sizes), looks.values(), strict=True)
+                received = [part.clone().view(its.dtype).view(its.shape) for part, its in parts]
+        return self.from_tensors(zip(looks, received, strict=True), version=version, source="the trainer")
+
+    def _group(self, name: Any) -> TrainerGroup:
+        with self._lock:
+            group = self._groups.get(name) if isinstance(name, str) else None
+            known = ", ".join(self._groups) or "none"
+        if group is None:
+            raise InvalidRequest(f"there is no group {shown(name)}; there are: {known}", param="group_name")
+        return group
+
     def read(self, name: Any, most: int) -> list[Any]:
         """The first `most` rows of a tensor, in float32. Raises InvalidRequest, and WeightsError for an unknown one."""
         if not isinstance(name, str) or isinstance(most, bool) or not isinstance(most, int) or most < 1:
@@ -99,6 +162,16 @@ class WeightUpdates:
             self._writer = writer_of(self._model, self._config.quantization)
         return self._writer
 
+    def _check(
+        self, given: Mapping[str, Given], *, is_whole: bool, source: str
+    ) -> tuple[dict[str, Given], dict[str, str]]:
+        """What is used of it by the writer's names, and these with the given ones. Raises WeightsError."""
+        writer = self.writer
+        theirs = {writer.name(name): name for name in given if not writer.ignores(writer.name(name))}
+        used = {name: given[its] for name, its in theirs.items()}
+        check(writer, used, is_whole=is_whole, source=source)
+        return used, theirs
+
     def _write(
         self,
         given: Mapping[str, Given],
@@ -110,9 +183,7 @@ class WeightUpdates:
     ) -> WeightsUpdate:
         """On the loop's thread, between two steps."""
         writer = self.writer
-        theirs = {writer.name(name): name for name in given if not writer.ignores(writer.name(name))}
-        used = {name: given[its] for name, its in theirs.items()}
-        check(writer, used, is_whole=is_whole, source=source)
+        used, theirs = self._check(given, is_whole=is_whole, source=source)
         check_aliases(writer, used.keys(), lambda name: get(theirs[name]), source)
         self._loop.copies.settle()
         try:
@@ -125,6 +196,47 @@ class WeightUpdates:
         self.num_updates += 1
         self.version = version if version is not None else self.version
         return WeightsUpdate(True, f"{len(used)} tensors are new; weight_version is {self.version!r}")
+
+
+def _check_group(address: Any, port: Any, rank: Any, size: Any, name: Any, backend: Any) -> None:
+    """Raise InvalidRequest for what names no group."""
+    if not isinstance(address, str) or not 0 < len(address) <= _MOST_CHARACTERS:
+        raise InvalidRequest(f"master_address must be a host, not {shown(address)}", param="master_address")
+    if not isinstance(name, str) or not 0 < len(name) <= _MOST_CHARACTERS:
+        raise InvalidRequest(f"group_name must be a text, not {shown(name)}", param="group_name")
+    for param, value, least, most in (
+        ("master_port", port, 1, 65535),
+        ("world_size", size, 2, _MOST_RANKS),
+        ("rank_offset", rank, 1, _MOST_RANKS),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise InvalidRequest(f"{param} must be {least} to {most}, not {shown(value)}", param=param)
+    if rank >= size:
+        raise InvalidRequest(f"rank_offset={rank} is none of {size} ranks", param="rank_offset")
+    if backend not in _BACKENDS:
+        raise InvalidRequest(
+            f"backend must be one of {', '.join(_BACKENDS)}, not {shown(backend)}", param="backend"
+        )
+
+
+def _looks(names: Any, dtypes: Any, shapes: Any) -> dict[str, Given]:
+    """What tensors of these lists look like. Raises InvalidRequest."""
+    lists = {"names": names, "dtypes": dtypes, "shapes": shapes}
+    for param, value in lists.items():
+        if not isinstance(value, list | tuple) or not 0 < len(value) <= MAX_TENSORS:
+            raise InvalidRequest(f"{param} must be a list with an item for each tensor", param=param)
+    if len({len(value) for value in lists.values()}) > 1 or len(set(names)) < len(names):
+        raise InvalidRequest("names, dtypes and shapes must be as many, and each name is given once", param="names")
+    known = {str(its).removeprefix("torch."): its for its in FLOATS}
+    looks = {}
+    for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
+        found = known.get(str(dtype).removeprefix("torch."))
+        if not isinstance(name, str) or found is None:
+            raise InvalidRequest(f"dtypes must be of {', '.join(known)}, not {shown(dtype)}", param="dtypes")
+        if not isinstance(shape, list | tuple) or not all(type(n) is int and n >= 0 for n in shape):
+            raise InvalidRequest(f"shapes must be lists of numbers, not {shown(shape)}", param="shapes")
+        looks[name] = Given(tuple(shape), found)
+    return looks
 
 
 def check_version(version: Any) -> None:

@@ -34,6 +34,7 @@ from sgl.runtime.server.programs import ProgramsApi
 from sgl.runtime.server.responses.api import ResponsesApi
 from sgl.runtime.server.routes import Handler, Route
 from sgl.runtime.server.service import Service
+from sgl.runtime.server.training import TrainingApi
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,17 @@ _CORS = {
 
 def build_app(service: Service) -> web.Application:
     """The application of one service. Run it with `handler_cancellation=True`."""
-    apis = (NativeApi, OpenAIApi, EmbeddingsApi, ResponsesApi, MessagesApi, OllamaApi, ProgramsApi, LoraApi)
+    apis = (
+        NativeApi,
+        OpenAIApi,
+        EmbeddingsApi,
+        ResponsesApi,
+        MessagesApi,
+        OllamaApi,
+        ProgramsApi,
+        LoraApi,
+        TrainingApi,
+    )
     routes = [route for api in apis for route in api(service).routes()]
     routes += OperationApi(service, routes).routes()
     guard = _Guard(service, routes)

@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from sgl.errors import AdapterError, EngineDead, SglError
 from sgl.lang.ir import nodes as ir
@@ -27,6 +27,7 @@ from sgl.runtime.program.source import source
 from sgl.runtime.requests.results import CallResults, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.identity import request_id, working_for
+from sgl.runtime.server.methods import Method
 from sgl.runtime.server.watchdog import TICK_SECONDS, Watchdog
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -35,18 +36,6 @@ logger = logging.getLogger(__name__)
 _SILENT_SECONDS = 2.0  # four beats missing
 _ENDING_SECONDS = 5.0  # for a clean exit
 _MAX_DELAY = 30.0  # seconds between restarts
-Method = Literal[
-    "abort",
-    "flush_cache",
-    "hold_prefix",
-    "release_prefix",
-    "get_server_info",
-    "check_ledger",
-    "start_profile",
-    "stop_profile",
-    "load_lora_adapter",
-    "unload_lora_adapter",
-]
 _IMPORTED = ("sgl.runtime.server.worker", "transformers.models.auto.tokenization_auto")
 
 
@@ -133,6 +122,10 @@ class EngineProcess:
         kept = [its for its in self.config.lora_paths or () if its.lora_name != name]
         added = [LoraPath(name, *about)] if method == "load_lora_adapter" else []
         self.config = replace(self.config, lora_paths=(*kept, *added))
+
+    def note_model(self, path: str) -> None:
+        """Have a process that replaces this one load the checkpoint that this one has the weights of now."""
+        self.config = replace(self.config, model_path=path)
 
     def heartbeat_age(self) -> float:
         """Seconds that the engine has been silent or at its current step; infinite when dead."""

@@ -17,7 +17,8 @@ from sgl.errors import EngineDead, InvalidRequest, SglError
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.requests.arguments import has_list_of_prompts, part_of, samples_of
-from sgl.runtime.server.engine_process import EngineProcess, Method, RemoteSession
+from sgl.runtime.server.engine_process import EngineProcess, RemoteSession
+from sgl.runtime.server.methods import WITH_OPTIONS, Method
 from sgl.runtime.server.placement import Placement, future_of, future_of_program, future_of_prompts
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -159,6 +160,11 @@ class Replicas:
             future = future_of(list(ids), None, extra_key)
             best = max(self._up(), key=lambda i: self._placement.found(i, future), default=0)
             return await self._engines[best].call(method, *arguments)
+        if method == "init_weights_update_group":
+            message = (
+                f"{len(self._engines)} engines (dp_size) enter no group: send them tensors, or have them read files"
+            )
+            raise InvalidRequest(message, param="dp_size")
         try:
             answers = await self._of_all(method, *arguments)
         except SglError:
@@ -168,11 +174,13 @@ class Replicas:
                     await self._of_all("unload_lora_adapter", arguments[0])
             raise
         finally:
-            if method == "flush_cache":  # also if one failed: the others' caches are empty
+            if method == "flush_cache" or method.startswith(
+                "update_weights"
+            ):  # also if one failed: the others' caches are empty
                 for engine in range(len(self._engines)):
                     self._placement.forget(engine)
         _, first = answers[0]
-        if method in ("load_lora_adapter", "unload_lora_adapter"):
+        if method in ("load_lora_adapter", "unload_lora_adapter", "get_weights_by_name", *WITH_OPTIONS):
             return first
         if method == "get_server_info":
             return {**first, "internal_states": [state for _, its in answers for state in its["internal_states"]]}
@@ -186,6 +194,11 @@ class Replicas:
         """See EngineProcess; also of those that are being restarted."""
         for engine in self._engines:
             engine.note_adapter(method, name, *about)
+
+    def note_model(self, path: str) -> None:
+        """See EngineProcess."""
+        for engine in self._engines:
+            engine.note_model(path)
 
     async def _of_all(self, method: Method, *arguments: Any) -> list[tuple[int, Any]]:
         """The answers of those that serve, and go on serving meanwhile. Raises EngineDead if none does."""

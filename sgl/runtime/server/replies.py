@@ -114,6 +114,21 @@ class ServerInfo(TypedDict):
     internal_states: list[dict[str, Any]]
 
 
+class Said(TypedDict):
+    """A change was made."""
+
+    message: str
+    status: str
+
+
+class Changed(TypedDict):
+    """Whether weights, or a group that they come from, were changed."""
+
+    success: bool
+    message: str
+    num_paused_requests: int
+
+
 class LoraUpdate(TypedDict):
     """The LoRA adapters after a change: paths by name."""
 

@@ -44,6 +44,7 @@ from sgl.runtime.sampling_params import CONSTRAINTS
 from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
 from sgl.runtime.server.identity import working_for
+from sgl.runtime.server.methods import WITH_OPTIONS, Method, called
 
 logger = logging.getLogger(__name__)
 
@@ -174,13 +175,13 @@ class _Worker:
 
     _on_abort = _abandon
 
-    def _on_call(self, call_id: int, identity: str, method: str, arguments: tuple[Any, ...]) -> None:
+    def _on_call(self, call_id: int, identity: str, method: Method, arguments: tuple[Any, ...]) -> None:
         def call() -> None:
             with working_for(identity), self._answering(call_id):
-                self._channel.send(("returned", call_id, getattr(self._engine, method)(*arguments)))
+                self._channel.send(("returned", call_id, called(self._engine, method, arguments)))
 
-        if method == "unload_lora_adapter":  # which waits for requests
-            threading.Thread(target=call, name="sgl-unload", daemon=True).start()
+        if method in ("unload_lora_adapter", "pause_generation", *WITH_OPTIONS):  # which wait for others
+            threading.Thread(target=call, name="sgl-waiting", daemon=True).start()
         else:
             self._controls.submit(call)
 

@@ -1,0 +1,37 @@
+"""The engine's methods that its process is asked for by name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Method = Literal[
+    "abort",
+    "flush_cache",
+    "hold_prefix",
+    "release_prefix",
+    "get_server_info",
+    "check_ledger",
+    "start_profile",
+    "stop_profile",
+    "load_lora_adapter",
+    "unload_lora_adapter",
+    "pause_generation",
+    "continue_generation",
+    "get_weights_by_name",
+    "update_weights_from_disk",
+    "update_weights_from_tensor",
+    "update_weights_from_distributed",
+    "init_weights_update_group",
+    "destroy_weights_update_group",
+]
+WITH_OPTIONS = (
+    *("update_weights_from_disk", "update_weights_from_tensor", "update_weights_from_distributed"),
+    *("init_weights_update_group", "destroy_weights_update_group"),
+)
+"""Methods whose last argument is a dictionary of keywords."""
+
+
+def called(engine: Any, method: Method, arguments: tuple[Any, ...]) -> Any:
+    """What the engine returns."""
+    given, options = (arguments[:-1], arguments[-1]) if method in WITH_OPTIONS else (arguments, {})
+    return getattr(engine, method)(*given, **options)

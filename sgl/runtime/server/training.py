@@ -1,0 +1,168 @@
+"""What trainers ask of a server, in the original's words: pauses, and new weights."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from aiohttp import web
+
+from sgl.errors import InvalidRequest, ModelError
+from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.errors import error_body
+from sgl.runtime.server.fields import Lenient
+from sgl.runtime.server.replies import Changed, Said
+from sgl.runtime.server.routes import Api, endpoint
+
+
+class PauseBody(Lenient):
+    """What becomes of generations under way."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class _Update(Lenient):
+    abort_all_requests: bool = False
+    """End all generations first."""
+    weight_version: str | None = None
+    load_format: str | None = None
+
+
+class DiskBody(_Update):
+    """A checkpoint of the same model, in a folder on the server."""
+
+    model_path: str
+
+
+class TensorBody(_Update):
+    """Tensors as torch.multiprocessing's pickler ships them, as base64: one text, or one for each rank."""
+
+    serialized_named_tensors: list[str]
+
+
+class DistributedBody(_Update):
+    """What a trainer is about to broadcast, in order."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str = "weight_update_group"
+
+
+class GroupBody(Lenient):
+    """Where the trainer, rank 0, waits, and which rank the engine is."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str = "weight_update_group"
+    backend: str = "nccl"
+
+
+class GroupNameBody(Lenient):
+    """A group that was entered."""
+
+    group_name: str = "weight_update_group"
+
+
+class WeightBody(Lenient):
+    """A tensor's name in a checkpoint, and how many of its rows are wanted."""
+
+    name: str
+    truncate_size: int = 100
+
+
+class TrainingApi(Api):
+    """The endpoints that verl, slime and OpenRLHF call."""
+
+    @endpoint("POST /pause_generation", body=PauseBody, example={"mode": "retract"}, answer=Said, for_admin=True)
+    async def pause(self, request: web.Request, body: PauseBody) -> web.Response:
+        """Begin no further step, and answer when none is under way. New requests wait."""
+        await self._service.engine.call("pause_generation", body.mode)
+        return json_response({"message": "Generation paused successfully.", "status": "ok"})
+
+    @endpoint("POST /continue_generation", answer=Said, for_admin=True)
+    async def go_on(self, request: web.Request) -> web.Response:
+        """Go on after a pause."""
+        await self._service.engine.call("continue_generation")
+        return json_response({"message": "Generation continued successfully.", "status": "ok"})
+
+    @endpoint(
+        "POST /update_weights_from_disk",
+        body=DiskBody,
+        example={"model_path": "path/to/checkpoint"},
+        answer=Changed,
+        for_admin=True,
+    )
+    async def from_disk(self, request: web.Request, body: DiskBody) -> web.Response:
+        """Replace all weights by a checkpoint's. 400 if it does not fit; the old ones stand."""
+        return await self._changed(
+            body, "update_weights_from_disk", body.model_path, {"weight_version": body.weight_version}
+        )
+
+    @endpoint(
+        "POST /update_weights_from_tensor",
+        body=TensorBody,
+        example={"serialized_named_tensors": ["gASVLg…"]},
+        answer=Changed,
+        for_admin=True,
+    )
+    async def from_tensor(self, request: web.Request, body: TensorBody) -> web.Response:
+        """Replace weights by another process's tensors. 400 if one does not fit; the old ones stand."""
+        options = {"serialized_named_tensors": body.serialized_named_tensors, "weight_version": body.weight_version}
+        return await self._changed(body, "update_weights_from_tensor", None, body.load_format, options)
+
+    @endpoint(
+        "POST /update_weights_from_distributed",
+        body=DistributedBody,
+        example={"names": ["model.norm.weight"], "dtypes": ["bfloat16"], "shapes": [[4096]]},
+        answer=Changed,
+        for_admin=True,
+    )
+    async def from_distributed(self, request: web.Request, body: DistributedBody) -> web.Response:
+        """Replace weights by what a trainer broadcasts. 400 if it does not fit or does not come; the old ones stand."""
+        options = {"load_format": body.load_format, "weight_version": body.weight_version}
+        tensors = body.names, body.dtypes, body.shapes, body.group_name
+        return await self._changed(body, "update_weights_from_distributed", *tensors, options)
+
+    @endpoint(
+        "POST /init_weights_update_group",
+        body=GroupBody,
+        example={"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 2},
+        answer=Changed,
+        for_admin=True,
+    )
+    async def enter_group(self, request: web.Request, body: GroupBody) -> web.Response:
+        """Enter a process group with a trainer. 400 if it does not come."""
+        place = body.master_address, body.master_port, body.rank_offset, body.world_size
+        return await self._changed(None, "init_weights_update_group", *place, body.group_name, body.backend, {})
+
+    @endpoint("POST /destroy_weights_update_group", body=GroupNameBody, example={}, answer=Changed, for_admin=True)
+    async def leave_group(self, request: web.Request, body: GroupNameBody) -> web.Response:
+        """Leave a trainer's group. 400 if there is none."""
+        return await self._changed(None, "destroy_weights_update_group", body.group_name, {})
+
+    @endpoint(
+        "POST /get_weights_by_name",
+        body=WeightBody,
+        example={"name": "model.norm.weight", "truncate_size": 4},
+        answer=list[Any],
+        for_admin=True,
+    )
+    async def read(self, request: web.Request, body: WeightBody) -> web.Response:
+        """The first rows of a tensor. 400 for an unknown one."""
+        return json_response(await self._service.engine.call("get_weights_by_name", body.name, body.truncate_size))
+
+    async def _changed(self, body: _Update | None, method: Any, *arguments: Any) -> web.Response:
+        """Call an engine's method; the last of the arguments are its keywords."""
+        engine = self._service.engine
+        try:
+            if body is not None and body.abort_all_requests:
+                await engine.call("abort", None)
+            found = await engine.call(method, *arguments)
+        except (InvalidRequest, ModelError) as error:
+            return json_response({**error_body(error), "success": False, "message": str(error)}, error.http_status)
+        if isinstance(body, DiskBody):
+            engine.note_model(body.model_path)
+        said = found[1] if found else "Succeeded."
+        return json_response({"success": True, "message": said, "num_paused_requests": 0})

@@ -1,0 +1,221 @@
+"""Trainers' endpoints: pauses and new weights over HTTP, as verl, slime and OpenRLHF ask for them."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import io
+import multiprocessing
+import pickle
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import torch
+import torch.multiprocessing
+
+from sgl import Engine
+from sgl.errors import InvalidRequest
+from sgl.runtime.model.update.group import join
+from sgl.runtime.model.update.shipped import shipped_tensors
+from tests.live_server import LiveServer, served
+from tests.test_weights_update import shaken, tensors_of
+from tests.tiny_models import tiny_checkpoint
+
+NORM = "model.norm.weight"
+ASKED = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), vocab_size=259, with_tokenizer=True)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    with Engine(folder, device="cpu", max_total_tokens=2048, check_ledger=True) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine) -> Iterator[LiveServer]:
+    with served(engine, admin_api_key="boss", api_key="guest") as server:
+        yield server
+
+
+def post(server: LiveServer, path: str, key: str = "boss", **body: Any) -> requests.Response:
+    return requests.post(server.url + path, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+
+
+def shared(tensors: Any) -> str:
+    """What MultiprocessingSerializer of the original makes of tensors on a CPU."""
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    try:
+        buffer = io.BytesIO()
+        ForkingPickler(buffer).dump(tensors)
+        return base64.b64encode(buffer.getvalue()).decode()
+    finally:
+        torch.multiprocessing.set_sharing_strategy(before)
+
+
+def norm(engine: Engine) -> torch.Tensor:
+    return torch.tensor(engine.get_weights_by_name(NORM))
+
+
+def test_a_pause_is_answered_as_the_original_answers(server: LiveServer, engine: Engine) -> None:
+    for mode in ("abort", "retract", "in_place"):
+        reply = post(server, "/pause_generation", mode=mode)
+        assert reply.json() == {"message": "Generation paused successfully.", "status": "ok"}
+        assert engine.get_server_info()["internal_states"][0]["is_paused"]
+    assert post(server, "/continue_generation").json()["status"] == "ok"
+    assert not engine.get_server_info()["internal_states"][0]["is_paused"]
+    assert post(server, "/generate", **ASKED).status_code == 200
+    assert post(server, "/pause_generation", mode="wait").status_code == 400
+
+
+def test_weights_come_from_a_folder(server: LiveServer, engine: Engine, folder: Path, tmp_path: Path) -> None:
+    new = shaken(folder, tmp_path / "new")
+    for path in (new, folder):
+        reply = post(
+            server, "/update_weights_from_disk", model_path=str(path), abort_all_requests=True, flush_cache=True
+        )
+        assert reply.json()["success"], reply.text
+        torch.testing.assert_close(norm(engine), tensors_of(path)[NORM])
+    reply = post(server, "/update_weights_from_disk", model_path=str(tmp_path / "none"))
+    assert reply.status_code >= 400
+    assert reply.json()["success"] is False
+    assert "neither a checkpoint folder" in reply.json()["message"]
+    rows = post(server, "/get_weights_by_name", name=NORM, truncate_size=3).json()
+    assert rows == pytest.approx(norm(engine)[:3].tolist())
+    assert post(server, "/get_weights_by_name", name="other").status_code >= 400
+
+
+@dataclass
+class FlattenedTensorMetadata:
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    start_idx: int
+    end_idx: int
+    numel: int
+
+
+@dataclass
+class LocalSerializedTensor:
+    values: list[bytes]
+
+
+def test_weights_come_from_another_processs_memory(server: LiveServer, engine: Engine) -> None:
+    before = norm(engine)
+    value = before + 1
+    embedding = torch.rand(259, 64)
+    bucket = {
+        "flattened_tensor": torch.cat([its.flatten().view(torch.uint8) for its in (value, embedding)]),
+        "metadata": [
+            FlattenedTensorMetadata(NORM, value.shape, value.dtype, 0, 256, 64),
+            FlattenedTensorMetadata(
+                "model.embed_tokens.weight", embedding.shape, embedding.dtype, 256, 66560, 16576
+            ),
+        ],
+    }
+    of_ranks = [(NORM, LocalSerializedTensor([base64.b64decode(shared(value + 1))] * 2))]
+    for given, load_format, wanted in (
+        ([(NORM, value)], None, value),
+        ([(NORM, before)], "direct", before),
+        (bucket, "flattened_bucket", value),
+        (of_ranks, None, value + 1),
+    ):
+        body = {"serialized_named_tensors": [shared(given)], "load_format": load_format, "flush_cache": True}
+        reply = post(server, "/update_weights_from_tensor", **body, weight_version="7")
+        assert reply.json()["success"], reply.text
+        torch.testing.assert_close(norm(engine), wanted)
+    assert engine.weight_version == "7"
+    reply = post(server, "/update_weights_from_tensor", serialized_named_tensors=[shared([("other", value)])])
+    assert (reply.status_code >= 400, reply.json()["success"]) == (True, False)
+    engine.update_weights({NORM: before})
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return print, ("called",)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (pickle.dumps(Hostile()), "calls for builtins.print"),
+        (pickle.dumps([("a", torch.nn.Linear(2, 2))]), "calls for torch.nn"),
+        (pickle.dumps([1]), "something else than pairs"),
+        (pickle.dumps("a"), "holds a str"),
+        (b"\x80\x05", "cannot be read"),
+        ("?", "is no base64"),
+        (7, "must be at most"),
+    ],
+    ids=lambda its: its if isinstance(its, str) else "",
+)
+def test_a_message_that_is_no_tensors_is_refused(
+    message: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        shipped_tensors(message, None)
+    assert "called" not in capsys.readouterr().out
+
+
+def test_only_the_admin_changes_weights(server: LiveServer) -> None:
+    for path in (
+        *("/pause_generation", "/continue_generation", "/get_weights_by_name", "/init_weights_update_group"),
+        *("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed"),
+        "/destroy_weights_update_group",
+    ):
+        assert post(server, path, key="guest").status_code == 403
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def trainer(port: int, values: list[torch.Tensor]) -> None:
+    """A trainer's process: it makes the group, broadcasts, and is gone."""
+    group = join(f"tcp://127.0.0.1:{port}", 0, 2, "g", "gloo", datetime.timedelta(seconds=60))
+    for value in values:
+        torch.distributed.broadcast(value, src=0, group=group)
+
+
+@pytest.mark.slow
+def test_a_trainer_broadcasts_weights_and_its_death_holds_nobody(server: LiveServer, engine: Engine) -> None:
+    before, port = norm(engine), free_port()
+    values = [before + 2, torch.rand(259, 64)]
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=trainer, args=(port, values), daemon=True)
+    process.start()
+    place = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
+    reply = post(server, "/init_weights_update_group", **place, group_name="g", backend="gloo")
+    assert reply.json()["success"], reply.text
+    names = {
+        "names": [NORM, "model.embed_tokens.weight"],
+        "dtypes": ["float32", "torch.float32"],
+        "group_name": "g",
+    }
+    wrong = post(server, "/update_weights_from_distributed", **names, shapes=[[63], [259, 64]])
+    assert "[63]" in wrong.json()["message"]
+    reply = post(server, "/update_weights_from_distributed", **names, shapes=[[64], [259, 64]])
+    assert reply.json()["success"], reply.text
+    torch.testing.assert_close(norm(engine), before + 2)
+    process.join(60)
+    reply = post(server, "/update_weights_from_distributed", **names, shapes=[[64], [259, 64]])
+    assert "did not arrive" in reply.json()["message"]
+    assert "there is no group" in post(server, "/destroy_weights_update_group", group_name="g").json()["message"]
+    torch.testing.assert_close(norm(engine), before + 2)
+    with pytest.raises(InvalidRequest, match="came about within"):
+        engine.init_weights_update_group("127.0.0.1", free_port(), 1, 2, "h", "gloo", timeout=0.2)
+    with pytest.raises(InvalidRequest, match="rank_offset=2"):
+        engine.init_weights_update_group("127.0.0.1", port, 2, 2)
+    engine.update_weights({NORM: before})
