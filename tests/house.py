@@ -182,7 +182,7 @@ MOST_LINES = {
     "lang": 9_700,
     "runtime": 22_700,  # without the server and what follows
     "runtime.cluster": 1_680,
-    "runtime.gateway": 2_730,
+    "runtime.gateway": 3_120,
     "runtime.media": 780,
     "runtime.model.eagle": 480,
     "runtime.model.gdn": 950,

@@ -239,6 +239,10 @@ class Gateway:
             self.metrics.work.labels(worker.id).set(worker.work)
             self.metrics.others.labels(worker.id).set(worker.others)
             self.metrics.kv_usage.labels(worker.id).set(worker.kv_usage)
+        for name, its in self.servers.kv.workers.items():
+            self.metrics.kv_blocks.labels(name).set(its.blocks)
+            self.metrics.kv_batches.labels(name).set(its.batches)
+            self.metrics.kv_gaps.labels(name).set(its.gaps)
         self.metrics.waiting.set(self._limits.num_waiting)
         self.metrics.workers.labels("ready").set(len(self.servers.ready()))
         self.metrics.workers.labels("known").set(len(self.servers))

@@ -87,21 +87,22 @@ def _requests(body: Mapping[str, Any]) -> int:
 
 
 def _future(path: str, body: Mapping[str, Any]) -> Future | None:
-    space = json.dumps([body.get("model"), body.get("extra_key") or body.get("cache_salt"), body.get("lora_path")])
-    if path == "/generate":
-        prompt = body.get("input_ids")
-        if prompt is None:
-            prompt = body.get("text") if body.get("text") is not None else body.get("prompt")
-        params = body.get("sampling_params")
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-            return future_of_prompts(prompt, params, [1] * len(prompt), space)
-        return future_of(prompt, params, space)
-    limit = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
-    params = {} if limit is None else {"max_new_tokens": limit}
-    prompt = body.get("prompt")
-    if prompt is not None:
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-            return future_of_prompts(prompt, params, [1] * len(prompt), space)
+    salts = [body.get("extra_key") or body.get("cache_salt"), body.get("lora_path")]
+    space: str | None = json.dumps([body.get("model"), *salts])
+    params = body.get("sampling_params")
+    if path == "/generate" and (prompt := body.get("input_ids")) is None:
+        prompt = body.get("text") if body.get("text") is not None else body.get("prompt")
+    elif path != "/generate":
+        limit = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
+        params = {} if limit is None else {"max_new_tokens": limit}
+        prompt = body.get("prompt")
+    if path == "/generate" or prompt is not None:
+        are_several = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
+        prompts = prompt if isinstance(prompt, list) and are_several else [prompt]
+        if isinstance(prompts[0], list):
+            space = json.dumps(salts) if any(salts) else None  # KV events name no model
+        if are_several:
+            return future_of_prompts(prompts, params, [1] * len(prompts), space)
         return future_of(prompt, params, space)
     parts = [
         body.get("system"),

@@ -75,6 +75,11 @@ class PrefixIndex:
         if worker in self._blocks:
             self._blocks[worker] = set()
 
+    def tells_no_more(self, worker: str) -> None:
+        """What the worker has told holds no longer; what it was sent counts."""
+        for block in self._blocks.pop(worker, ()):
+            self._unstore(worker, block)
+
     def forget(self, worker: str) -> None:
         """The worker is gone."""
         self.cleared(worker)

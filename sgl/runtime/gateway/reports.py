@@ -31,13 +31,18 @@ class Load:
 def load_of(info: Mapping[str, Any]) -> Load:
     """Of what a server says. Raises KeyError, TypeError and ValueError where that is not understood."""
     states = info["internal_states"]
-    total = len(states) * _number(info["max_total_tokens"])
+    total = tokens_of(info)
     free = sum(_number(state[name]) for state in states for name in ("kv_available_tokens", "kv_evictable_tokens"))
     return Load(
         int(sum(_number(state["num_running_reqs"]) for state in states)),
         int(sum(_number(state["num_queue_reqs"]) for state in states)),
         min(1.0, max(0.0, 1 - free / total)) if total else 0.0,
     )
+
+
+def tokens_of(info: Mapping[str, Any]) -> int:
+    """For which a server's caches have room. Raises as `load_of` does."""
+    return int(len(info["internal_states"]) * _number(info["max_total_tokens"]))
 
 
 async def info_of(answer: aiohttp.ClientResponse) -> dict[str, Any] | None:

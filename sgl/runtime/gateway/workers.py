@@ -21,8 +21,10 @@ import aiohttp
 from sgl.runtime.gateway.breaker import Breaker
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
-from sgl.runtime.gateway.reports import Load, info_of, load_of
+from sgl.runtime.gateway.kv_follower import KvFollower, Source, sources_of
+from sgl.runtime.gateway.reports import Load, info_of, load_of, tokens_of
 from sgl.runtime.server.app import PROBE
+from sgl.runtime.server.placement import BLOCK_IDS
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,7 @@ class Servers:
         self._headers: dict[str, str] = {"User-Agent": PROBE}
         if config.worker_api_key is not None:
             self._headers["Authorization"] = f"Bearer {config.worker_api_key}"
+        self.kv = KvFollower(fleet.index)
         self._turns: dict[str | None, dict[asyncio.Future[None], None]] = {}  # of requests that wait, see `turn`
 
     def __len__(self) -> int:
@@ -133,6 +136,7 @@ class Servers:
             server.cut()
             if server.again is not None:
                 server.again.cancel()
+        self.kv.follow(worker_id, [])
         self._fleet.remove(worker_id)
         if (task := self._looking.pop(worker_id, None)) is not None:
             task.cancel()
@@ -155,6 +159,7 @@ class Servers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self.kv.close)
 
     def answered(self, worker_id: str) -> None:
         """A request was answered there."""
@@ -244,25 +249,29 @@ class Servers:
     async def _ask(self, server: Server) -> None:
         """What it has to do; nothing, if it does not say."""
         assert self._session is not None
-        load = Load()
+        info: dict[str, Any] | None = None
+        load, sources, room = Load(), list[Source](), 0
         try:
             url = server.url + "/get_server_info"
             async with self._session.get(url, headers=self._headers, timeout=_limit()) as answer:
                 info = await info_of(answer)
             is_understood = info is not None
             if info is not None:
-                load = load_of(info)
+                load, sources, room = load_of(info), sources_of(info, server.url), tokens_of(info)
         except (aiohttp.ClientError, OSError):
             is_understood = server.is_understood
         except (KeyError, TypeError, ValueError, AttributeError):
-            is_understood = False
+            is_understood, info = False, None
         if server.is_understood and not is_understood:
             logger.warning(
                 "worker %s at %s does not say what it has to do: see worker_api_key", server.id, server.url
             )
         server.is_understood = is_understood
-        if self._servers.get(server.id) is server:
+        if self._servers.get(server.id) is server and server.is_up:
             self._fleet.report(server.id, load)
+            if info is not None:
+                self.kv.follow(server.id, sources)
+                self._fleet.index.set_room(server.id, room // BLOCK_IDS)
 
     async def _look_once(self, server: Server) -> None:
         was_up, began = server.is_up, time.monotonic()
@@ -282,6 +291,7 @@ class Servers:
             logger.warning("worker %s at %s is %s", server.id, server.url, "up" if server.is_up else "down")
         if was_up and not server.is_up:
             server.checks_keys = None
+            self.kv.follow(server.id, [])
             self._fleet.index.forget(server.id)
         elif server.is_up and not was_up:
             server.breaker.succeeded()
@@ -313,6 +323,7 @@ class Servers:
                 "work_tokens": round(known[its.id].work),
                 "tokens_per_second": round(known[its.id].rate),
                 "placed": known[its.id].placed,
+                "kv_events": its.id in self.kv.workers,
             }
             for its in self.all()
         ]

@@ -31,7 +31,8 @@ MOST_BLOCKS = 256  # of a beginning
 MOST_NODES = 256  # of a segment that are looked at
 REMEMBERED = 200_000  # blocks of each engine
 MOST_LOOKED_INTO = 4  # prompts of a bundle, for what they share
-_BLOCK_CHARACTERS, _BLOCK_IDS = 64, 16
+BLOCK_IDS = 16
+_BLOCK_CHARACTERS = 64
 _TOO_MANY = 1_000_000_000  # for a number that means anything
 _STOPS = ("stop", "stop_token_ids", "stop_regex")
 _ENDS = frozenset((*_STOPS, *CONSTRAINTS))
@@ -118,7 +119,7 @@ def future_of_prompts(
     """Of prompts that run together, in this order; `params`: of all, or a list. Beginnings that neighbours share are
     computed once, as far as a few of the prompts show."""
     is_text = isinstance(prompts[0], str)
-    size, tokens = (_BLOCK_CHARACTERS, _BLOCK_CHARACTERS // CHARACTERS) if is_text else (_BLOCK_IDS, _BLOCK_IDS)
+    size, tokens = (_BLOCK_CHARACTERS, _BLOCK_CHARACTERS // CHARACTERS) if is_text else (BLOCK_IDS, BLOCK_IDS)
     try:
         length = sum(map(len, prompts)) * tokens / size
     except TypeError:
@@ -225,15 +226,25 @@ def _blocks(prompt: Any, size: int, namespace: object) -> list[int]:
     found: list[int] = []
     if not isinstance(prompt, (str, list, tuple)):
         return found
-    state = hash((_number_of(namespace) if isinstance(namespace, str) else 0, size))
+    state = first_name(size, namespace)
     for start in range(0, min(len(prompt) - size + 1, size * MOST_BLOCKS), size):
         piece = prompt[start : start + size]
         try:
-            state = hash((state, _number_of(piece) if isinstance(piece, str) else tuple(piece)))
+            state = next_name(state, piece if isinstance(piece, str) else tuple(piece))
         except TypeError:  # no token ids
             break
         found.append(state)
     return found
+
+
+def first_name(size: int, namespace: object = None) -> int:
+    """Before the first block of so many characters or ids."""
+    return hash((_number_of(namespace) if isinstance(namespace, str) else 0, size))
+
+
+def next_name(before: int, piece: str | tuple[Any, ...]) -> int:
+    """Of a block, by the one before it. Raises TypeError for what are no ids."""
+    return hash((before, _number_of(piece) if isinstance(piece, str) else piece))
 
 
 def _number_of(text: str) -> int:

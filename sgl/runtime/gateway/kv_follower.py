@@ -1,0 +1,378 @@
+"""Follows workers' KV events: which beginnings of token ids each has computed, as far as a request's names reach.
+
+A thread of its own receives, replays what was missed, and names blocks as requests' are named; the event loop gets what
+changed, in small parts. A worker may send anything: who sends what is no event is followed no longer, nobody is read
+faster than half a core, and what is kept of each is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import zmq
+from yarl import URL
+
+from sgl.runtime.gateway.index import PrefixIndex
+from sgl.runtime.kv_events import END, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from sgl.runtime.server.placement import BLOCK_IDS, MOST_BLOCKS, first_name, next_name
+
+logger = logging.getLogger(__name__)
+
+MOST_PAGES = 100_000
+"""Kept of a worker. Further ones are unknown."""
+REPLAY_SECONDS = 5.0
+"""Without a batch, after which a replay is given up."""
+MOST_ENGINES = 64
+"""Of a worker."""
+
+_MOST_BYTES = 16 << 20  # of a message
+_QUEUED = 1000  # messages of a worker
+_PAUSE_SECONDS = 0.2  # until new workers are noticed
+_MOST_PAUSE = 0.5
+_PART = 1000  # names that the event loop takes at once
+_PARTS = 8  # that wait for it
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one engine publishes: host and ports."""
+
+    events: str
+    replay: str | None
+
+
+def sources_of(info: Mapping[str, Any], url: str) -> list[Source]:
+    """Of what a server says of itself: an engine each. They are at the server's own host, whatever it says."""
+    host, ports = URL(url).raw_host or "", [_port(info.get(name)) for name in ("kv_events", "kv_events_replay")]
+    engines = info.get("dp_size")
+    if ports[0] is None:
+        return []
+    host = f"[{host}]" if ":" in host else host
+    number = engines if isinstance(engines, int) and 0 < engines <= MOST_ENGINES else 1
+    ports_of = [[None if port is None else port + rank for port in ports] for rank in range(number)]
+    named = [[None if port is None else f"tcp://{host}:{port}" for port in each] for each in ports_of]
+    return [Source(str(events), replay) for events, replay in named]
+
+
+@dataclass(slots=True)
+class _Page:
+    """A page's place in a chain: the name of the last whole block, the ids after it, and which blocks it completes."""
+
+    state: int
+    left: tuple[int, ...]
+    depth: int
+    names: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    """One engine that is followed."""
+
+    worker: str
+    source: Source
+    socket: Any
+    most: int  # pages
+    replay: Any = None
+    since: float = 0.0  # when a replay's latest batch came
+    next: int = 0  # number of the batch to come
+    seen: int = -1  # number of the latest that was published
+    filled: int = -1  # number before which a replay has been tried
+    waiting: tuple[int, bytes] | None = None  # what came before a gap was filled
+    pages: dict[int, _Page] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Followed:
+    """What is known of a worker's stream."""
+
+    batches: int = 0
+    gaps: int = 0
+    blocks: int = 0
+
+
+class KvFollower:
+    """Of one gateway. The thread starts with the first worker that tells."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self.workers: dict[str, Followed] = {}
+        """Those that are followed."""
+        self._index = index
+        self._sources: dict[str, list[Source]] = {}
+        self._asked: deque[tuple[str, list[Source]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._room = threading.Semaphore(_PARTS)
+        # the thread's own
+        self._engines: list[_Engine] = []
+        self._names: dict[str, Counter[int]] = {}
+
+    def follow(self, worker: str, sources: list[Source]) -> None:
+        """From now on, at these; at none: no longer. Idempotent. Call it on the event loop."""
+        if self._sources.get(worker, []) == sources:
+            return
+        self._sources[worker] = sources
+        if not sources:
+            del self._sources[worker]
+            self.workers.pop(worker, None)
+            self._index.tells_no_more(worker)
+        self._asked.append((worker, sources))
+        if self._thread is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._run, name="sgl-kv-follower", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        with zmq.Context() as context:
+            while not self._stop.is_set():
+                self._take_asked(context)
+                polled = {engine.replay or engine.socket: engine for engine in self._engines}
+                poller = zmq.Poller()
+                for socket in polled:
+                    poller.register(socket, zmq.POLLIN)
+                if not polled:
+                    self._stop.wait(_PAUSE_SECONDS)
+                    continue
+                ready = poller.poll(int(_PAUSE_SECONDS * 1000))
+                began = time.monotonic()
+                for socket, _ in ready:
+                    self._receive(context, polled[socket], socket)
+                for engine in [each for each in self._engines if each.replay is not None]:
+                    if time.monotonic() - engine.since > REPLAY_SECONDS:
+                        self._filled(engine)
+                self._stop.wait(min(time.monotonic() - began, _MOST_PAUSE))
+            for engine in self._engines:
+                _close(engine)
+
+    def _take_asked(self, context: Any) -> None:
+        while self._asked:
+            worker, sources = self._asked.popleft()
+            self._drop(worker)
+            for source in sources:
+                most = MOST_PAGES // len(sources)
+                socket = context.socket(zmq.SUB)
+                socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
+                socket.setsockopt(zmq.RCVHWM, _QUEUED)
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.IPV6, 1)
+                engine = _Engine(worker, source, socket, most)
+                self._engines.append(engine)
+                try:
+                    socket.connect(source.events)
+                    socket.subscribe(b"")
+                except zmq.ZMQError as error:
+                    logger.warning("worker %s: its KV events cannot be followed: %s", worker, error)
+                    self._drop(worker)
+                    break
+                self._fill(context, engine)
+            if self._of(worker):
+                self._soon(lambda worker=worker: self.workers.setdefault(worker, Followed()))
+
+    def _receive(self, context: Any, engine: _Engine, socket: Any) -> None:
+        if engine not in self._engines:
+            return  # it was dropped meanwhile
+        try:
+            frames = socket.recv_multipart(zmq.DONTWAIT)
+            number, data = frames[-2], frames[-1]
+            if len(frames) != 3 or len(number) != 8:
+                raise ValueError(f"{len(frames)} frames, where there should be three")
+            if socket is engine.replay:
+                self._replayed(engine, number, data)
+            else:
+                self._published(context, engine, int.from_bytes(number, "big"), data)
+        except zmq.ZMQError:
+            return
+        except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, IndexError) as error:
+            logger.warning("worker %s: what it sends are no KV events: %s", engine.worker, error)
+            self._drop(engine.worker)
+
+    def _published(self, context: Any, engine: _Engine, number: int, data: bytes) -> None:
+        if number <= engine.seen:  # it was started again
+            self._clear(engine)
+            engine.next, engine.filled = 0, -1
+        engine.seen = number
+        if number > engine.next and engine.filled < number:
+            engine.waiting, engine.filled = (number, data), number
+            self._fill(context, engine, is_gap=True)
+        else:
+            self._take(engine, number, data)
+
+    def _fill(self, context: Any, engine: _Engine, *, is_gap: bool = False) -> None:
+        """Ask for what was published before."""
+        if is_gap:
+            self._tell(lambda its: setattr(its, "gaps", its.gaps + 1), engine.worker)
+        if engine.source.replay is None:
+            self._filled(engine)
+            return
+        engine.replay, engine.since = context.socket(zmq.DEALER), time.monotonic()
+        for option, value in ((zmq.MAXMSGSIZE, _MOST_BYTES), (zmq.RCVHWM, _QUEUED), (zmq.LINGER, 0), (zmq.IPV6, 1)):
+            engine.replay.setsockopt(option, value)
+        engine.replay.connect(engine.source.replay)
+        engine.replay.send_multipart((b"", engine.next.to_bytes(8, "big")), zmq.DONTWAIT)
+
+    def _replayed(self, engine: _Engine, number: bytes, data: bytes) -> None:
+        if number == END:
+            self._filled(engine)
+            return
+        if int.from_bytes(number, "big") >= engine.next:
+            engine.since = time.monotonic()
+            self._take(engine, int.from_bytes(number, "big"), data)
+
+    def _filled(self, engine: _Engine) -> None:
+        """All that could be had again has come."""
+        if engine.replay is not None:
+            engine.replay.close(0)
+            engine.replay = None
+        if engine.waiting is not None:
+            (number, data), engine.waiting = engine.waiting, None
+            self._take(engine, number, data)
+
+    def _take(self, engine: _Engine, number: int, data: bytes) -> None:
+        """A batch, unless it was taken before. What is between is lost."""
+        if number < engine.next:
+            return
+        if number > engine.next and engine.next:
+            self._forget(engine)
+        engine.next = number + 1
+        events, changed = _batch(data).events, Counter[int]()
+        for event in events:
+            if isinstance(event, AllBlocksCleared):
+                self._add(engine.worker, changed)
+                changed = Counter()
+                self._clear(engine)
+            elif isinstance(event, BlockRemoved):
+                for block in event.block_hashes:
+                    if (page := engine.pages.pop(block, None)) is not None:
+                        changed.subtract(page.names)
+            else:
+                _store(engine.pages, engine.most, event, changed)
+        self._add(engine.worker, changed, batches=1)
+
+    def _clear(self, engine: _Engine) -> None:
+        """It has dropped everything, also what it has not told of."""
+        self._forget(engine)
+        if len(self._of(engine.worker)) == 1:
+            self._apply(self._index.cleared, engine.worker)
+
+    def _forget(self, engine: _Engine) -> None:
+        """What was told holds no longer."""
+        changed = Counter[int]()
+        for page in engine.pages.values():
+            changed.subtract(page.names)
+        engine.pages.clear()
+        self._add(engine.worker, changed)
+
+    def _add(self, worker: str, changed: Counter[int], batches: int = 0) -> None:
+        names = self._names.setdefault(worker, Counter())
+        stored, removed = list[int](), list[int]()
+        for name, number in changed.items():
+            before, after = names[name], names[name] + number
+            if after > 0:
+                names[name] = after
+            else:
+                names.pop(name, None)
+            if (before > 0) != (after > 0):
+                (stored if after > 0 else removed).append(name)
+        for start in range(0, len(stored), _PART):
+            self._apply(self._index.stored, worker, stored[start : start + _PART])
+        for start in range(0, len(removed), _PART):
+            self._apply(self._index.removed, worker, removed[start : start + _PART])
+        blocks = len(names)
+
+        def note(its: Followed) -> None:
+            its.batches, its.blocks = its.batches + batches, blocks
+
+        self._tell(note, worker)
+
+    def _drop(self, worker: str) -> None:
+        """Follow it no longer: what it was sent counts, as if it had told nothing."""
+        engines = self._of(worker)
+        for engine in engines:
+            _close(engine)
+            self._engines.remove(engine)
+        self._names.pop(worker, None)
+        if engines:
+            self._apply(self._index.tells_no_more, worker)
+            self._soon(lambda: self.workers.pop(worker, None))
+
+    def _of(self, worker: str) -> Sequence[_Engine]:
+        return [engine for engine in self._engines if engine.worker == worker]
+
+    def _tell(self, note: Any, worker: str) -> None:
+        self._soon(lambda: note(self.workers[worker]) if worker in self.workers else None)
+
+    def _apply(self, function: Any, worker: str, *arguments: Any) -> None:
+        """On the event loop, which does not fall behind by more than a few parts."""
+        while not self._room.acquire(timeout=_PAUSE_SECONDS):
+            if self._stop.is_set():
+                return
+
+        def apply() -> None:
+            self._room.release()
+            if worker in self._sources:
+                function(worker, *arguments)
+
+        self._soon(apply)
+
+    def _soon(self, function: Any) -> None:
+        assert self._loop is not None, "the thread runs"
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # it is closed
+            self._stop.set()
+
+
+_batch = msgspec.msgpack.Decoder(EventBatch).decode
+
+
+def _store(pages: dict[int, _Page], most: int, event: BlockStored, changed: Counter[int]) -> None:
+    """Note an event's blocks. Raises ValueError if it contradicts itself."""
+    size, ids = event.block_size, event.token_ids
+    if size < 1 or len(ids) != size * len(event.block_hashes):
+        raise ValueError(f"{len(event.block_hashes)} blocks of {size} tokens cannot have {len(ids)}")
+    if event.lora_id is not None or event.medium not in (None, "GPU"):
+        return
+    if event.parent_block_hash is None:
+        last = _Page(first_name(BLOCK_IDS), (), 0, ())
+    elif event.parent_block_hash in pages:
+        last = pages[event.parent_block_hash]
+    else:
+        return  # what is above was not told, or reaches farther than a request's names
+    for number, block in enumerate(event.block_hashes):
+        if last.depth >= MOST_BLOCKS or len(pages) >= most:
+            return
+        state, left, names = last.state, (*last.left, *ids[number * size : (number + 1) * size]), list[int]()
+        while len(left) >= BLOCK_IDS and last.depth + len(names) < MOST_BLOCKS:
+            state = next_name(state, left[:BLOCK_IDS])
+            left = left[BLOCK_IDS:]
+            names.append(state)
+        if (known := pages.get(block)) is not None:
+            changed.subtract(known.names)
+        last = pages[block] = _Page(state, left[:BLOCK_IDS], last.depth + len(names), tuple(names))
+        changed.update(names)
+
+
+def _close(engine: _Engine) -> None:
+    for socket in (engine.socket, engine.replay):
+        if socket is not None:
+            socket.close(0)
+
+
+def _port(endpoint: Any) -> int | None:
+    if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
+        return None
+    port = endpoint.rpartition(":")[2]
+    return int(port) if port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16 else None

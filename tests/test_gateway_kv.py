@@ -1,0 +1,317 @@
+"""What a gateway knows by its workers' KV events: of a real engine, and of publishers that lie, stumble or die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import zmq
+
+from sgl.runtime.engine import Engine
+from sgl.runtime.gateway import kv_follower
+from sgl.runtime.gateway.asks import facts_of
+from sgl.runtime.gateway.index import PrefixIndex
+from sgl.runtime.gateway.kv_follower import KvFollower, Source, sources_of
+from sgl.runtime.kv_events import END, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from sgl.runtime.server.placement import MOST_BLOCKS
+from tests.live_server import LiveServer
+from tests.test_gateway import echo, gateway_of, run, until
+from tests.test_gateway_hostile import INFO
+from tests.tiny_models import tiny_checkpoint
+
+
+def blocks_of(ids: list[int]) -> list[int]:
+    """As a request's are named."""
+    return list(facts_of(msgspec.json.encode({"input_ids": ids}), "/generate", None).ask.blocks)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder: Path = tiny_checkpoint(tmp_path_factory.mktemp("tiny"), vocab_size=64, max_position_embeddings=256)
+    options: dict[str, Any] = {"page_size": 4, "max_total_tokens": 512, "skip_tokenizer_init": True}
+    where = {"kv_events": "tcp://127.0.0.1:0", "kv_events_replay": "tcp://127.0.0.1:0"}
+    with Engine(str(folder), device="cpu", **options, **where) as engine:  # type: ignore[arg-type]
+        server = LiveServer(engine)
+        yield server
+        server.close()
+
+
+def test_a_gateway_knows_what_a_worker_has_computed_for_others_and_dropped(server: LiveServer) -> None:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(64) for _ in range(100)] for _ in range(12)]
+    params = {"max_new_tokens": 1}
+
+    async def test() -> None:
+        async with (
+            gateway_of(echo, routing_policy="cache_aware") as (gateway, workers, client),
+            aiohttp.ClientSession(server.url) as direct,  # past the gateway, and before it looked
+        ):
+            for ids in prompts[:3]:
+                await direct.post("/generate", json={"input_ids": ids, "sampling_params": params})
+            await gateway.add_worker(server.url)
+            index = gateway.fleet.index
+
+            def found(ids: list[int]) -> int:
+                return index.found(blocks_of(ids)).get(server.url, 0)
+
+            await until(lambda: [found(ids) for ids in prompts[:3]] == [6, 6, 6])
+            for _ in range(4):
+                async with client.post(
+                    "/generate", json={"input_ids": prompts[1], "sampling_params": params}
+                ) as answer:
+                    assert answer.headers["X-Sgl-Worker"] == server.url
+            for ids in prompts[3:]:  # more than it has room for
+                await direct.post("/generate", json={"input_ids": ids, "sampling_params": params})
+            await until(lambda: found(prompts[0]) == 0 and found(prompts[-1]) == 6)
+            async with client.get("/metrics") as answer:
+                text = await answer.text()
+            assert f'sgl_gateway_worker_kv_gaps{{worker="{server.url}"}} 0.0' in text
+            assert f'sgl_gateway_worker_kv_blocks{{worker="{server.url}"}}' in text
+            about = {each["id"]: each["kv_events"] for each in await (await client.get("/workers")).json()}
+            assert about == {server.url: True, workers[0].url: False}
+            await direct.post("/flush_cache")
+            await until(lambda: not any(found(ids) for ids in prompts))
+            await gateway.remove_worker(server.url)
+            assert not gateway.servers.kv.workers
+
+    run(test)
+
+
+class Publisher:
+    """One engine's events, as a test wants them."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.out, self.replay = self.context.socket(zmq.PUB), self.context.socket(zmq.ROUTER)
+        for socket in (self.out, self.replay):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.bind("tcp://127.0.0.1:0")
+        self.kept: list[tuple[int, bytes]] = []
+        self.asked: list[int] = []
+        self.number = 0
+        self.source = Source(*(each.getsockopt_string(zmq.LAST_ENDPOINT) for each in (self.out, self.replay)))
+
+    def send(self, *events: Any, is_lost: bool = False, is_kept: bool = True) -> None:
+        data = msgspec.msgpack.encode(EventBatch(0.0, list(events)))
+        if is_kept:
+            self.kept.append((self.number, data))
+        if not is_lost:
+            self.out.send_multipart((b"", self.number.to_bytes(8, "big"), data))
+        self.number += 1
+
+    async def answer(self) -> None:
+        """Send again what is asked for, until cancelled."""
+        while True:
+            while self.replay.poll(0):
+                client, empty, first = self.replay.recv_multipart()
+                self.asked.append(int.from_bytes(first, "big"))
+                for number, data in self.kept:
+                    if number >= self.asked[-1]:
+                        self.replay.send_multipart((client, empty, number.to_bytes(8, "big"), data))
+                self.replay.send_multipart((client, empty, END, b""))
+            await asyncio.sleep(0.005)
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+def stored(name: int, ids: list[int], parent: int | None = None, size: int = 16, **more: Any) -> BlockStored:
+    hashes = [name * 1000 + i for i in range(len(ids) // size)]
+    return BlockStored(hashes, parent, ids, size, more.get("lora_id"), more.get("medium"))
+
+
+@contextlib.asynccontextmanager
+async def followed(answers: bool = True) -> AsyncIterator[tuple[Publisher, PrefixIndex, KvFollower]]:
+    publisher, index = Publisher(), PrefixIndex()
+    follower = KvFollower(index)
+    task = asyncio.ensure_future(publisher.answer() if answers else asyncio.sleep(60))
+    publisher.send(stored(0, IDS[0]))
+    follower.follow("w", [publisher.source])
+    try:
+        if answers:
+            await until(lambda: has(index, 0) == 4)
+        while not (its := follower.workers.get("w")) or not its.batches:  # subscriptions are not acknowledged
+            await asyncio.sleep(0.02)
+            publisher.out.send_multipart((b"", (0).to_bytes(8, "big"), publisher.kept[0][1]))
+        yield publisher, index, follower
+    finally:
+        task.cancel()
+        await asyncio.to_thread(follower.close)
+        publisher.close()
+
+
+IDS = [[1000 * name + i for i in range(64)] for name in range(9)]
+
+
+def has(index: PrefixIndex, name: int) -> int:
+    return index.found(blocks_of(IDS[name])).get("w", 0)
+
+
+def test_missing_batches_are_asked_for_and_what_cannot_be_had_again_is_not_believed() -> None:
+    async def test() -> None:
+        async with followed() as (publisher, index, follower):
+            publisher.send(stored(1, IDS[1]), is_lost=True)
+            publisher.send(stored(2, IDS[2]), is_lost=True)
+            publisher.send(stored(3, IDS[3]))
+            await until(lambda: [has(index, name) for name in range(4)] == [4, 4, 4, 4])
+            assert publisher.asked[-1] == 1
+            assert follower.workers["w"].gaps == 1
+            index.sent("w", blocks_of(IDS[8]))
+            publisher.send(BlockRemoved([0]), is_lost=True, is_kept=False)
+            publisher.send(stored(5, IDS[5]))
+            await until(lambda: has(index, 5) == 4)
+            assert [has(index, name) for name in range(4)] == [0, 0, 0, 0]
+            assert has(index, 8) == 4, "what was sent there counts still"
+            publisher.send(stored(6, IDS[6]), BlockRemoved([6002]), AllBlocksCleared(), stored(7, IDS[7]))
+            await until(lambda: has(index, 7) == 4)
+            assert [has(index, name) for name in (5, 6, 8)] == [0, 0, 0]
+            publisher.number, publisher.kept = 0, []  # another engine in its place
+            publisher.send(stored(4, IDS[4]))
+            await until(lambda: has(index, 4) == 4 and has(index, 7) == 0)
+
+    run(test)
+
+
+def test_without_answers_to_what_was_asked_a_stream_is_followed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_follower, "REPLAY_SECONDS", 0.1)
+
+    async def test() -> None:
+        async with followed(answers=False) as (publisher, index, _):
+            assert has(index, 0) == 4
+            publisher.send(stored(1, IDS[1]), is_lost=True)
+            publisher.send(stored(2, IDS[2]))
+            await until(lambda: has(index, 2) == 4)
+            assert [has(index, 0), has(index, 1)] == [0, 0]
+
+    run(test)
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 24, 64])
+def test_blocks_of_any_size_have_the_names_of_requests(size: int) -> None:
+    ids = list(range(5000))
+
+    async def test() -> None:
+        async with followed() as (publisher, index, _):
+            half = 2400  # a multiple of them all but 64
+            cut = half // size * size
+            first = stored(1, ids[:cut], size=size)
+            rest = ids[cut : len(ids) // size * size]
+            publisher.send(first)
+            publisher.send(
+                BlockStored(
+                    [900_000 + i for i in range(len(rest) // size)], first.block_hashes[-1], rest, size, None
+                )
+            )
+            publisher.send(stored(2, IDS[2]))
+            await until(lambda: has(index, 2) == 4)
+            assert index.found(blocks_of(ids)) == {"w": MOST_BLOCKS}
+            last = first.block_hashes[-1]
+            publisher.send(BlockRemoved([last]), stored(3, IDS[3]))
+            await until(lambda: has(index, 3) == 4)
+            assert index.found(blocks_of(ids)) == {"w": (cut - size) // 16}
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (b"", bytes(7), b""),
+        (b"", (1).to_bytes(8, "big")),
+        (b"", (1).to_bytes(8, "big"), b"\xc1"),
+        (b"", (1).to_bytes(8, "big"), msgspec.msgpack.encode([0.0, [["Unknown", 1]]])),
+        (
+            b"",
+            (1).to_bytes(8, "big"),
+            msgspec.msgpack.encode([0.0, [["BlockStored", [1, 2], None, [1], 16, None]]]),
+        ),
+        (b"", (1).to_bytes(8, "big"), msgspec.msgpack.encode([0.0, [["BlockStored", [1], None, [1], 0, None]]])),
+        (b"", (1).to_bytes(8, "big"), b"\x91" * 10_000),
+    ],
+)
+def test_who_sends_what_is_no_event_is_followed_no_longer(frames: tuple[bytes, ...]) -> None:
+    async def test() -> None:
+        async with followed() as (publisher, index, follower):
+            index.sent("w", blocks_of(IDS[8]))
+            publisher.out.send_multipart(frames)
+            await until(lambda: "w" not in follower.workers)
+            assert (has(index, 0), has(index, 8)) == (0, 4)
+            follower.follow("w", [publisher.source])
+            await asyncio.sleep(0.05)
+            assert "w" not in follower.workers, "not before it is another one"
+
+    run(test)
+
+
+def test_what_is_kept_of_a_worker_is_bounded_whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_follower, "MOST_PAGES", 100)
+
+    async def test() -> None:
+        async with followed() as (publisher, index, follower):
+            for name in range(10, 200):
+                ids = [name * 1000 + i for i in range(64)]
+                publisher.send(stored(name, ids), stored(name, ids, lora_id=1), stored(name, ids, medium="CPU"))
+            await until(lambda: follower.workers["w"].batches >= 191)
+            assert follower.workers["w"].blocks == 100
+            publisher.send(AllBlocksCleared(), stored(1, IDS[1]))
+            await until(lambda: has(index, 1) == 4)
+            assert follower.workers["w"].blocks == 4
+            follower.follow("w", [])
+            assert not index._stored
+            assert not index.tells("w")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("said", "sources"),
+    [
+        ({"kv_events": "tcp://0.0.0.0:5557"}, [("tcp://10.0.0.1:5557", None)]),
+        (
+            {"kv_events": "tcp://elsewhere:5557", "kv_events_replay": "tcp://*:6000", "dp_size": 2},
+            [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:6000"), ("tcp://10.0.0.1:5558", "tcp://10.0.0.1:6001")],
+        ),
+        ({"kv_events": "ipc:///etc/passwd"}, []),
+        ({"kv_events": "tcp://x:99999999999"}, []),
+        ({"kv_events": 5, "dp_size": 10**9}, []),
+        ({}, []),
+    ],
+)
+def test_events_are_followed_at_a_workers_own_host_only(said: dict[str, Any], sources: list[Any]) -> None:
+    assert sources_of(said, "http://10.0.0.1:30000") == [Source(*each) for each in sources]
+
+
+def test_a_worker_that_announces_events_and_has_none_serves_as_others_do(unused: Callable[[], int]) -> None:
+    async def test() -> None:
+        async with gateway_of(echo, echo, routing_policy="cache_aware") as (gateway, workers, client):
+            for worker in workers:
+                port = int(
+                    worker.url.rpartition(":")[2]
+                )  # its own, which speaks HTTP, and one where nobody listens
+                worker.info = {**INFO, "kv_events": f"tcp://x:{port}", "kv_events_replay": f"tcp://x:{unused()}"}
+            await until(lambda: len(gateway.servers.kv.workers) == 2)
+            answers = [await client.post("/generate", json={"input_ids": IDS[0]}) for _ in range(4)]
+            assert {answer.status for answer in answers} == {200}
+            assert len({answer.headers["X-Sgl-Worker"] for answer in answers}) == 1, "by what was sent where"
+
+    run(test)
+
+
+@pytest.fixture
+def unused() -> Callable[[], int]:
+    import socket
+
+    def port() -> int:
+        with socket.create_server(("127.0.0.1", 0)) as bound:
+            return int(bound.getsockname()[1])
+
+    return port
