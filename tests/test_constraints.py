@@ -475,13 +475,14 @@ def test_a_document_is_closed_before_its_tokens_run_out(engine: Engine, most: in
         assert len(result["output_ids"]) <= most
 
 
+@pytest.mark.parametrize("num_texts", [30, pytest.param(60, marks=pytest.mark.slow)])
 def test_texts_of_some_use_up_no_states_of_those_who_come_later(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    num_texts: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One schema's grammar is everybody's, and each number leads to remainders that nobody has met."""
     monkeypatch.setattr("sgl.grammar.compiler.MAX_STATES", 3000)
     schema = {"type": "integer", "multipleOf": 10**12 + 39}
-    for seed in range(30):
+    for seed in range(num_texts):
         params = {"json_schema": schema, "max_new_tokens": 24, "temperature": 2.0, "seed": seed}
         result = engine.generate("a", sampling_params=params)
         assert int(result["text"]) % schema["multipleOf"] == 0

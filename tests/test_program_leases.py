@@ -261,14 +261,28 @@ class Recorder:
         self.unsent = []
 
 
-@given(
-    st.lists(st.tuples(nodes, st.integers(0, 12), st.booleans()), min_size=1, max_size=4),
-    st.lists(st.integers(1, 60), max_size=4),
-)
+several_plans = st.lists(st.tuples(nodes, st.integers(0, 12), st.booleans()), min_size=1, max_size=4)
+several_lengths = st.lists(st.integers(1, 60), max_size=4)
+
+
+@given(several_plans, several_lengths)
 @settings(max_examples=20)
 def test_random_programs_and_cancels_on_few_pages_leave_no_page_behind(
     small: Engine, plans: list[tuple[list[str], int, bool]], ordinary: list[int]
 ) -> None:
+    check_pages_left(small, plans, ordinary)
+
+
+@pytest.mark.slow
+@given(several_plans, several_lengths)
+@settings(max_examples=40)
+def test_more_programs_and_cancels_on_few_pages_leave_no_page_behind(
+    small: Engine, plans: list[tuple[list[str], int, bool]], ordinary: list[int]
+) -> None:
+    check_pages_left(small, plans, ordinary)
+
+
+def check_pages_left(small: Engine, plans: list[tuple[list[str], int, bool]], ordinary: list[int]) -> None:
     """Several programs at once, some cancelled after so many events, beside ordinary requests. The engine checks
     its ledger after each step; here every program must end, and nothing may follow its end."""
     clients = []

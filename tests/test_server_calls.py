@@ -111,11 +111,14 @@ def test_a_stream_that_is_a_call_begins_without_a_text(server: LiveServer) -> No
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_begins_a_call_ends_it_as_the_tool_wants_it(server: LiveServer, stream: bool) -> None:
+@pytest.mark.parametrize("num_seeds", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_an_answer_that_begins_a_call_ends_it_as_the_tool_wants_it(
+    server: LiveServer, num_seeds: int, stream: bool
+) -> None:
     """The model is random; a bias makes it begin calls."""
     [begin] = server.service.tokenizer.encode("<tool_call>", add_special_tokens=False).tolist()
     num_calls = 0
-    for seed in range(2):
+    for seed in range(num_seeds):
         body = {"logit_bias": {str(begin): 8.0}, "seed": seed, "max_tokens": 400, "stream": stream}
         num_calls += check_calls(chat(server, tools=TOOLS, **body))
         assert check_calls(chat(server, tools=TOOLS, parallel_tool_calls=False, **body)) <= 1
