@@ -378,6 +378,25 @@ class House:
             or (isinstance(node, ast.ImportFrom) and node.module == "os" and _names(node) & {"environ", "getenv"})
         ]
 
+    def unexplained_excepts(self) -> list[str]:
+        """Handlers of every exception that neither raise one nor say beside them where it goes."""
+        breaches = []
+        for module in self.modules.values():
+            lines = module.source.splitlines()
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.ExceptHandler):
+                    kinds = [node.type] if node.type is not None else [ast.Name("BaseException")]
+                    raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+                elif isinstance(node, ast.Call) and _last_name(node.func) == "suppress":
+                    kinds, raises = node.args, False
+                else:
+                    continue
+                kinds = [each for kind in kinds for each in (kind.elts if isinstance(kind, ast.Tuple) else [kind])]
+                is_broad = any(_last_name(kind) in ("Exception", "BaseException") for kind in kinds)
+                if is_broad and not raises and "  # " not in lines[node.lineno - 1]:
+                    breaches.append(f"{module.name}:{node.lineno} catches every exception and does not say why")
+        return breaches
+
     def prints(self) -> list[str]:
         return [
             f"{module.name}:{node.lineno} prints"

@@ -34,6 +34,7 @@ RULES = {
     "scheduling code never touches torch": House.torch_where_it_is_not_wanted,
     "every public name is documented": House.undocumented,
     "only the configuration reads the environment": House.environment_reads,
+    "who catches every exception says why": House.unexplained_excepts,
     "nothing prints": House.prints,
     "files stay short": House.long_files,
     "packages only hand names on": House.busy_packages,
@@ -101,6 +102,10 @@ BREACHES = [
     ("every public name is documented", {"sgl.lang.a": "'A.'\nclass C:\n  'C.'\n  def f(self): ..."}),
     ("only the configuration reads the environment", {"sgl.lang.a": "import os\nos.environ['X']"}),
     ("only the configuration reads the environment", {"sgl.lang.a": "from os import getenv"}),
+    ("who catches every exception says why", {"sgl.lang.a": "try: ...\nexcept Exception: ..."}),
+    ("who catches every exception says why", {"sgl.lang.a": "try: ...\nexcept: ..."}),
+    ("who catches every exception says why", {"sgl.lang.a": "try: ...\nexcept (OSError, BaseException): ..."}),
+    ("who catches every exception says why", {"sgl.lang.a": "with contextlib.suppress(Exception): ..."}),
     ("nothing prints", {"sgl.lang.a": "def f():\n    print(1)"}),
     ("files stay short", {"sgl.lang.a": "x = 1\n" * (MAX_LINES + 1)}),
     ("packages only hand names on", {"sgl.lang": "def f(): ..."}),
@@ -121,6 +126,7 @@ ALLOWED = {
     "sgl.grammar": "'A.'\nfrom sgl.grammar.vocabulary import X\n__all__ = ['X']",
     "sgl.runtime.engine": "'A.'\nimport torch\nfrom sgl.runtime.text.a import b",
     "sgl.runtime.program.a": "'A.'\nfrom sgl.lang.ir import Gen",
+    "sgl.runtime.loop.a": "'A.'\ntry: ...\nexcept Exception:  # told\n  ...\ntry: ...\nexcept Exception: raise",
 }
 
 

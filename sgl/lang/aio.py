@@ -75,7 +75,7 @@ class IoLoop:
         """Await the closers for a moment."""
         finishers, self._finishers = self._finishers, []
         if finishers:
-            with contextlib.suppress(Exception, KeyboardInterrupt):
+            with contextlib.suppress(Exception, KeyboardInterrupt):  # at exit nobody is left to tell
                 self.run(_all_of([closer() for closer in finishers])).result(timeout=CLOSING_SECONDS)
 
     def begin_anew(self) -> None:

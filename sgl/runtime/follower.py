@@ -36,7 +36,7 @@ def main() -> None:
     threading.Thread(target=_beat, args=(end, parent), daemon=True).start()
     try:
         _follow(end, rank)
-    except BaseException as error:
+    except BaseException as error:  # rank 0 raises it
         if os.getppid() == parent:
             end.fail(f"{type(error).__name__}: {error}")
             logger.exception("rank %d stops", rank)

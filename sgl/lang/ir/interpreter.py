@@ -109,7 +109,7 @@ class Turns(Generic[S]):
             pass
         except StreamFailedError:
             stream.is_failed = True
-        except Exception as error:
+        except Exception as error:  # told as the node's; other streams go on
             stream.is_failed = True
             self.emit(ir.NodeFailed(stream.id, stream.position, self._known(error)))
         self._drained(stream)
@@ -256,7 +256,7 @@ class Interpreter(ABC, Generic[S]):
                 if stream.is_closed or self._turns.is_final:
                     return
                 yield
-        except Exception:
+        except Exception:  # of any class: raised again, once those who wait for it know
             stream.is_failed = True
             self._fail_dependents(stream)
             raise

@@ -110,7 +110,7 @@ class SyncBatch:
         except KeyboardInterrupt as error:  # concerns all rows
             batch.interrupt = error
             batch.wake()
-        except BaseException as error:
+        except BaseException as error:  # the row's alone: whoever reads it meets it
             batch.finish(index, error)
         else:
             state.when_done(partial(batch.finish, index, state))
@@ -246,7 +246,7 @@ class AsyncBatch(Generic[T]):
     async def _run_row(self, row: dict[str, Any]) -> Any:
         try:
             return await self._run_one(**row, **self._options)
-        except Exception as error:
+        except Exception as error:  # the row's alone: whoever reads it meets it
             return error
 
 

@@ -55,7 +55,7 @@ class Method(Generic[X]):
     """A method of `Parameters[P]` that takes a call of a program and returns X."""
 
     def __get__(self, owner: Parameters[P], cls: Any = None) -> Call[P, X]:
-        raise NotImplementedError
+        raise NotImplementedError  # for type checkers: `takes_call` puts no Method there
 
 
 def takes_call(method: Callable[..., X]) -> Method[X]:

@@ -33,7 +33,7 @@ def _job(work: Callable[..., T], args: tuple[Any, ...]) -> tuple[Callable[[], No
     def job() -> None:
         try:
             future.set_result(context.run(outcome, work, *args))
-        except BaseException as error:
+        except BaseException as error:  # the future raises it
             future.set_exception(error)
 
     return job, future

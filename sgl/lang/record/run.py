@@ -244,7 +244,7 @@ class Run(Watched):
                     error = RequestTimeout(f"not finished within {seconds:g} s", seconds=seconds)
                     self._deadline = io.loop().call_later(seconds, self.fail, error)
             self._session.send(segment)
-        except Exception as error:
+        except Exception as error:  # the state raises it
             self.fail(as_known(error))
 
     def _close(self) -> None:
@@ -315,7 +315,7 @@ class Run(Watched):
             cell.meta["calls"] = calls
             in_chat = not isinstance(stream.nodes[node.index + 1], ir.ToolResults)  # the turn's end follows
             turns = tuple(tools.turn_of(call, in_chat=in_chat) for call in calls)
-        except Exception as error:
+        except Exception as error:  # a tool's: told as the node's
             self.on_event(ir.NodeFailed(need.stream, need.index, error))
             return
         with self._lock:

@@ -230,7 +230,7 @@ def explain(
         state.sync()
     except SglError as error:
         stopped = str(error)
-    except Exception as error:
+    except Exception as error:  # a program may raise anything, and the trace shows it
         stopped = f"{type(error).__name__}: {error}"
     root = state.root
     nodes = [(path, node) for path, _, node in walk(root)]

@@ -222,7 +222,7 @@ class PageFiles:
     def _run(self) -> None:
         try:
             self._work()
-        except Exception as error:
+        except Exception as error:  # of any class: serving goes on without files
             logger.exception("cached pages are neither written to files nor read any more")
             self.error = error
         with self._has_work:

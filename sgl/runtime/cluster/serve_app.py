@@ -138,7 +138,7 @@ class ServeApp:
 
     def controller_pid(self) -> int | None:
         """The process of Ray Serve's controller."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # of any class: it is shown to people alone
             return int(ray.get(_client()._controller.get_pid.remote(), timeout=2.0))
         return None
 

@@ -155,7 +155,7 @@ class Finishers:
     def _put(self, process: GrammarProcess, job: _Job) -> None:
         try:
             channel = process.ask(job.constraint, self._deadline)
-        except BaseException as error:
+        except BaseException as error:  # the job's answer
             self._end(process, partial(_same, error))
         else:
             self._selector.register(channel, channel.events, process)
@@ -169,7 +169,7 @@ class Finishers:
             self._selector.unregister(self._channels.pop(process))
             self._put(process, self._busy[process])
             return
-        except BaseException as error:
+        except BaseException as error:  # the job's answer
             self._end(process, partial(_same, error))
             return
         if answer is not None:
@@ -199,7 +199,7 @@ class Finishers:
     def _tell(self, job: _Job) -> None:
         try:
             found = job.answer()
-        except BaseException as error:
+        except BaseException as error:  # handed on as what was found
             found = error
         (job.came_late if job.is_late else job.ended)(found)
 

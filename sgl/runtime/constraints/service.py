@@ -200,7 +200,7 @@ class CompileService:
                 grammar = self._compile_in_time(constraint)
             except OutOfTime:
                 pass
-            except BaseException as error:
+            except BaseException as error:  # the future raises it
                 self._fail(future, error)
                 return
             else:
@@ -233,7 +233,7 @@ class CompileService:
                     self._try(self._long_trials, self._trial, self.deadline, future, constraint)
                 else:
                     self._fail(future, error)
-            except BaseException as error:
+            except BaseException as error:  # the future raises it
                 self._fail(future, error)
             else:
                 _submit(self._builders, future, self._resolve, future, partial(self._build, constraint))
@@ -254,7 +254,7 @@ class CompileService:
         with contextlib.suppress(InvalidStateError):  # closed meanwhile
             try:
                 found = grammar()
-            except BaseException as error:
+            except BaseException as error:  # the future raises it
                 if isinstance(error, GrammarError):
                     future.failed_at = monotonic()
                 future.set_exception(error)

@@ -138,7 +138,7 @@ class Gateway:
                 response = error_response(error)
             except (ConnectionError, asyncio.CancelledError):
                 raise
-            except Exception as error:
+            except Exception as error:  # a defect: logged, and answered with 500
                 logger.exception("the request failed")
                 response = error_response(error)
             status = response.status

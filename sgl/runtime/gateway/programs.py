@@ -307,7 +307,7 @@ class Part:
                     self._program.programs.reopened()
         except asyncio.CancelledError:
             raise
-        except Exception as error:
+        except Exception as error:  # the program's client is told
             self.remote = None
             if not self.opened.done():
                 self.opened.set_exception(error)

@@ -199,7 +199,7 @@ class EngineLoop:
                 self._expire()
                 self._step()
                 self._flush()
-        except BaseException as error:
+        except BaseException as error:  # every caller gets it
             logger.exception("the engine loop stopped")
             self._death = error
         finally:

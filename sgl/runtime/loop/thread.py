@@ -66,7 +66,7 @@ def settle(future: Future[T], function: Callable[[], T]) -> None:
     """Run a function and put its result or error into the future."""
     try:
         future.set_result(function())
-    except BaseException as error:
+    except BaseException as error:  # the future raises it
         future.set_exception(error)
 
 

@@ -80,7 +80,7 @@ def _addresses(host: str, port: int, end: float) -> list[str]:
     def look_up() -> None:
         try:
             found.set_result([str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)])
-        except BaseException as error:
+        except BaseException as error:  # the future raises it
             found.set_exception(error)
 
     threading.Thread(target=look_up, name="sgl-image-name", daemon=True).start()

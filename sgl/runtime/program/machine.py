@@ -156,7 +156,7 @@ class Machine(Turns[Stream]):
             self._take(outputs)
             if self._ready:
                 self.post(_nothing)
-        except Exception as error:
+        except Exception as error:  # the program's client is told; the loop goes on
             self._fail(error)
 
     def _take(self, outputs: list[Output]) -> None:
@@ -201,7 +201,7 @@ class Machine(Turns[Stream]):
                 self._end()
             else:
                 self._note_idle()
-        except Exception as error:
+        except Exception as error:  # the program's client is told; the loop goes on
             self._fail(error)
 
     def _drained(self, stream: Stream) -> None:
@@ -247,7 +247,7 @@ class Machine(Turns[Stream]):
 
     def _fail(self, error: Exception) -> None:
         if not self._is_over:
-            with suppress(Exception):
+            with suppress(Exception):  # a client's sink, which `_say_done` meets again, and logs
                 self._sink(ir.NodeFailed(None, None, self._known(error)))
             self._end()
 
@@ -274,7 +274,7 @@ class Machine(Turns[Stream]):
     def _say_done(self) -> None:
         try:
             self._sink(ir.Done())
-        except Exception:
+        except Exception:  # a client's sink may raise anything; the loop goes on
             logger.exception("the client of program %s failed", self._program.name)
 
     def _abort(self, uids: list[int]) -> None:

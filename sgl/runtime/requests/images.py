@@ -51,7 +51,7 @@ class SharedThreads:
         if future.set_running_or_notify_cancel():
             try:
                 result = work()
-            except BaseException as error:
+            except BaseException as error:  # the future raises it
                 future.set_exception(error)
             else:
                 future.set_result(result)

@@ -144,7 +144,7 @@ class _Guard:
             failure = error
         except (ConnectionError, asyncio.CancelledError):
             raise
-        except Exception as error:
+        except Exception as error:  # a defect: logged, and answered with 500
             logger.exception("the request failed")
             failure = error
         shapes = (shape for start, shape in _SHAPES.items() if request.path.startswith(start))

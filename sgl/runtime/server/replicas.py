@@ -128,7 +128,7 @@ class Replicas:
                 async with aclosing(stream) as events:
                     async for event in events:
                         await arrived.put({**event, "index": part.places[event.get("index", 0)]})
-            except Exception as error:
+            except Exception as error:  # the reader raises it
                 await arrived.put(error)
             else:
                 await arrived.put(None)

@@ -73,7 +73,7 @@ async def send_events(
             await write(request, response, failure(error), write_timeout)
         except ConnectionError:
             raise
-        except Exception as error:
+        except Exception as error:  # a defect: logged, and told as the last event
             logger.exception("the request failed while streaming")
             await write(request, response, failure(error), write_timeout)
     await response.write_eof(done)

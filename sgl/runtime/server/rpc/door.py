@@ -110,7 +110,7 @@ class Door:
                 answered.status = error.http_status
             except asyncio.CancelledError:
                 raise
-            except Exception as error:
+            except Exception as error:  # a defect: logged, and told as INTERNAL
                 logger.exception("the request failed")
                 failure, answered.status = error, 500
         said = error_body(failure)["error"]["message"].encode()[:_DETAIL_BYTES].decode(errors="ignore")
