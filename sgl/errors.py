@@ -271,6 +271,7 @@ def is_installed(package: str) -> bool:
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` for the known name most like `name`, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """` (did you mean 'x'?)` for the known name most like `name`, whatever their case, or an empty string."""
+    folded = {each.casefold(): each for each in known}
+    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    return f" (did you mean {folded[close[0]]!r}?)" if close else ""

@@ -113,6 +113,7 @@ def test_the_version_is_told(shown: Any) -> None:
         ("--verson", "unknown option --verson (did you mean '--version'?)"),
         ("serve --prot 3", "sgl serve: unknown option --prot (did you mean '--port'?) (see sgl serve --help)"),
         ("serve --no-chek-ledger", "did you mean '--no-check-ledger'"),
+        ("serve --speculative-algorithm ngram", "there is no 'ngram' (did you mean 'NGRAM'?); there are auto, off"),
         ("serve --log-level wrning", "there is no 'wrning' (did you mean 'warning'?); there are debug, info"),
         ("serve --host --port 3", "sgl serve: --host needs a value, not --port"),
         ("serve --host", "sgl serve: Option '--host' requires an argument"),

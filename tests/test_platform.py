@@ -13,7 +13,7 @@ import torch
 
 from sgl.errors import ConfigError
 from sgl.kernels.attention.base import AttentionShape
-from sgl.platforms import platform_of, registered
+from sgl.platforms import check, platform_of, registered
 from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
@@ -90,6 +90,25 @@ def test_what_a_platform_leaves_out_is_what_any_device_has() -> None:
     assert "NVIDIA" in (bare.why_no_fp8(device) or "")
     matrix = torch.zeros(2, 3)
     assert bare.lay_out(matrix) is matrix
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nosuch", "device must be cpu, cuda or cuda:N, gone or gone:N, mirror or mirror:N"),
+        ("cuda", "there is no cuda device on this machine"),
+        ("--help", "usage: python -m sgl.platforms.check NAME, of cuda, cpu, gone, mirror, wrong"),
+    ],
+)
+def test_what_cannot_be_checked_is_said_once(
+    name: str, words: str, installed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    assert check.main([name]) == 2
+    told = capsys.readouterr()
+    assert words in told.err
+    assert told.out == ""
 
 
 @pytest.mark.slow

@@ -20,10 +20,10 @@ import torch
 import transformers
 
 import sgl
-from sgl.errors import SglError
+from sgl.errors import ConfigError, SglError
 from sgl.runtime.config import EMBEDDED
 from sgl.runtime.engine import Engine
-from sgl.runtime.platform.registry import parsed, registered
+from sgl.runtime.platform.registry import parsed, platform_of, registered
 
 NEAR = 1e-4
 """Of logprobs."""
@@ -177,8 +177,13 @@ class Suite:
     def _parallel(self) -> None:
         """Two ranks, where there is room for them."""
         platform, _ = parsed(self._device)
-        if platform.is_shared or len(platform.names()) > 1:
-            self._same(_WAYS, tp_size=2)
+        if not platform.is_shared and len(platform.names()) < 2:
+            raise _LeftOutError("it takes two devices")
+        self._same(_WAYS, tp_size=2)
+
+
+class _LeftOutError(Exception):
+    """A check has no room on this machine."""
 
 
 def _expected(oracle: Any, ids: list[int]) -> tuple[list[int], torch.Tensor]:
@@ -194,8 +199,13 @@ def _expected(oracle: Any, ids: list[int]) -> tuple[list[int], torch.Tensor]:
 
 def main(arguments: list[str]) -> int:
     """Run the suite on the device of that name, and say what failed. Returns the exit status."""
-    if len(arguments) != 1:
-        sys.stderr.write(f"usage: python -m sgl.platforms.check NAME, of {', '.join(registered())}\n")
+    try:
+        if len(arguments) != 1 or arguments[0].startswith("-"):
+            raise ConfigError(f"usage: python -m sgl.platforms.check NAME, of {', '.join(registered())}")
+        if not platform_of(arguments[0]).is_available():
+            raise ConfigError(f"there is no {arguments[0]} device on this machine")
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
         return 2
     logging.disable(logging.WARNING)
     assert Path(EMBEDDED).is_dir(), "it comes with the package"
@@ -203,6 +213,8 @@ def main(arguments: list[str]) -> int:
     for name, check in Suite(arguments[0]).checks.items():
         try:
             check()
+        except _LeftOutError as reason:
+            said = f"left out {name}: {reason}"
         except (AssertionError, SglError, RuntimeError, ValueError) as error:
             failed += 1
             said = f"FAILED {name}: {type(error).__name__}: {error}"

@@ -47,7 +47,10 @@ def _named(name: str, option: str) -> Platform:
     found = [each for each in entry_points(group=GROUP) if each.name == name]
     if not found:
         others = "".join(f", {each} or {each}:N" for each in registered() if each not in _OURS)
-        raise ConfigError(f"device must be cpu, cuda or cuda:N{others}, not {option!r}", option="device")
+        message = (
+            f"device must be cpu, cuda or cuda:N{others}, not {option!r}; others come with packages of their own"
+        )
+        raise ConfigError(message, option="device")
     try:
         kind = found[0].load()
     except ImportError as error:
