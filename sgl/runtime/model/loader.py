@@ -85,16 +85,7 @@ def load_decoder(
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
     shard = WHOLE if ranks is None else ranks.shard
-    shard.check(config)
-    found = "gguf" if is_gguf(config.path) else "safetensors"
-    if load_format not in ("auto", "dummy", found):
-        raise ConfigError(f"load_format={load_format!r}: {config.path} is {found}", option="load_format")
-    if load_format == "dummy":
-        weights = _random_weights(config, torch_dtype, device, seed, shard)
-        if config.scheme is not None:
-            logger.warning("random weights are not quantised as the checkpoint is (%s)", config.scheme)
-    else:
-        weights = _load_weights(config, torch_dtype, device, shard)
+    weights = load_weights(config, torch_dtype, device, load_format, shard, seed)
     if quantization is not None:
         weights.quantize(quantization)
         if device.type == "cuda":
@@ -103,6 +94,27 @@ def load_decoder(
     if keeps_groups(device):
         multiply_by_library(weights, torch_dtype)
     return Decoder(config, weights, max_positions, ranks, eyes)
+
+
+def load_weights(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: LoadFormat = "auto",
+    shard: Shard = WHOLE,
+    seed: int = 0,
+) -> Weights:
+    """A part's weights as the decoder computes with them, neither quantised by an option nor packed. Raises as
+    `load_decoder`, whose arguments these are."""
+    shard.check(config)
+    found = "gguf" if is_gguf(config.path) else "safetensors"
+    if load_format not in ("auto", "dummy", found):
+        raise ConfigError(f"load_format={load_format!r}: {config.path} is {found}", option="load_format")
+    if load_format != "dummy":
+        return _load_weights(config, dtype, device, shard)
+    if config.scheme is not None:
+        logger.warning("random weights are not quantised as the checkpoint is (%s)", config.scheme)
+    return _random_weights(config, dtype, device, seed, shard)
 
 
 def resolve_dtype(config: HasDtype, dtype: Literal["auto"] | DtypeName, device: torch.device) -> torch.dtype:

@@ -35,7 +35,7 @@ class DeviceLogprobs:
     """Log-probabilities at N positions of several rows, on the device, for the largest K and G of any row."""
 
     spans: list[Span]
-    columns: dict[str, torch.Tensor]
+    columns: dict[str, Any]
     """By the fields of `Logprobs`: chosen float32 [N]; as wanted top_values float32 [N, K], top_ids int32 [N, K],
     given float32 [N, G]."""
 
@@ -68,6 +68,26 @@ def spans_of(batch: Batch, lengths: Iterable[tuple[int, int]]) -> tuple[list[Spa
     return spans, given
 
 
+def scored_positions(batch: Batch) -> tuple[list[Span], Int64Array, Int64Array, Int64Array] | None:
+    """Spans of the N scored positions; which of the batch's tokens they are; the tokens that follow, [N]; and their
+    given ids, [N, G]. None if none are scored."""
+    scored = [(b, len(batch.score_targets[b])) for b in np.flatnonzero(batch.score_from >= 0).tolist()]
+    scored = [(b, length) for b, length in scored if length]
+    if not scored:
+        return None
+    spans, given = spans_of(batch, scored)
+    starts = np.cumsum(batch.q_lens, dtype=np.int64) - batch.q_lens + batch.score_from
+    tokens = np.concatenate([np.arange(starts[b], starts[b] + length) for b, length in scored])
+    targets = np.concatenate([batch.score_targets[b] for b, _ in scored]).astype(np.int64)
+    return spans, tokens, targets, given
+
+
+def pooled_spans(batch: Batch) -> list[tuple[int, int]]:
+    """Which of the batch's tokens are summed up, [start, stop) in the order of `pool_from`."""
+    ends = np.cumsum(batch.q_lens, dtype=np.int64)
+    return [(int(ends[b] - batch.q_lens[b]) + start, int(ends[b])) for b, start in batch.pool_from.items()]
+
+
 def score_inputs(
     batch: Batch,
     hidden: torch.Tensor,
@@ -80,19 +100,15 @@ def score_inputs(
     hidden: [T, H], the batch's tokens after the last norm. lm_head: [n, H] → float32 [n, vocab_size] logits, called
     for at most SCORE_BYTES of logits at a time.
     """
-    scored = [(b, len(batch.score_targets[b])) for b in np.flatnonzero(batch.score_from >= 0).tolist()]
-    scored = [(b, length) for b, length in scored if length]
-    if not scored:
+    wanted = scored_positions(batch)
+    if wanted is None:
         return None
-    spans, given_ids = spans_of(batch, scored)
-    starts = np.cumsum(batch.q_lens, dtype=np.int64) - batch.q_lens + batch.score_from
-    tokens = np.concatenate([np.arange(starts[b], starts[b] + length) for b, length in scored])
-    targets = np.concatenate([batch.score_targets[b] for b, _ in scored]).astype(np.int64)
-    index, following, given = uploader.upload(tokens, targets, given_ids)
+    spans, *arrays = wanted
+    index, following, given = uploader.upload(*arrays)
     step = max(1, SCORE_BYTES // (4 * vocab_size))
     parts = [
         position_logprobs(spans, lm_head(hidden.index_select(0, index[rows])), following[rows], given[rows])
-        for rows in (slice(start, start + step) for start in range(0, len(tokens), step))
+        for rows in (slice(start, start + step) for start in range(0, len(index), step))
     ]
     if len(parts) == 1:
         return parts[0]
@@ -119,8 +135,7 @@ def pool(batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
     """
     if not batch.pool_from:
         return None
-    ends = np.cumsum(batch.q_lens, dtype=np.int64)
-    spans = [(int(ends[b] - batch.q_lens[b]) + start, int(ends[b])) for b, start in batch.pool_from.items()]
+    spans = pooled_spans(batch)
     return torch.stack([hidden[start:stop].sum(0, dtype=torch.float32) for start, stop in spans])
 
 
@@ -198,22 +213,35 @@ class PendingStep:
     def wait(self) -> StepResult:
         """Block until the results are on the host. Call it once."""
         arrays = iter(self._wait())
-        next_tokens: Int32Array = np.full(len(self._batch), -1, np.int32)
-        sampled = next(arrays)
-        rows, behind = self._batch.sampling
-        is_last = behind == 0
-        next_tokens[rows[is_last]] = sampled[is_last]
-        result = StepResult(next_tokens)
-        for b in self._batch.drafts:
-            start, stop = np.searchsorted(rows, (b, b + 1))
-            result.checks[b] = sampled[start : stop - 1].copy()
-        if self._output is not None:
-            result.output_logprobs = self._output.split(arrays)
-        if self._inputs is not None:
-            result.input_logprobs = self._inputs.split(arrays)
-        if self._pools:
-            result.pooled = dict(zip(self._batch.pool_from, next(arrays), strict=True))
-        return result
+        return step_result(self._batch, arrays, self._output, self._inputs, pools=self._pools)
+
+
+def step_result(
+    batch: Batch,
+    arrays: Iterator[npt.NDArray[Any]],
+    output: DeviceLogprobs | None,
+    inputs: DeviceLogprobs | None,
+    *,
+    pools: bool,
+) -> StepResult:
+    """Of arrays on the host: the ids of the batch's `sampling`, int32 [S], the columns of both logprobs, and if
+    `pools` the sums of hidden states."""
+    next_tokens: Int32Array = np.full(len(batch), -1, np.int32)
+    sampled = next(arrays)
+    rows, behind = batch.sampling
+    is_last = behind == 0
+    next_tokens[rows[is_last]] = sampled[is_last]
+    result = StepResult(next_tokens)
+    for b in batch.drafts:
+        start, stop = np.searchsorted(rows, (b, b + 1))
+        result.checks[b] = sampled[start : stop - 1].copy()
+    if output is not None:
+        result.output_logprobs = output.split(arrays)
+    if inputs is not None:
+        result.input_logprobs = inputs.split(arrays)
+    if pools:
+        result.pooled = dict(zip(batch.pool_from, next(arrays), strict=True))
+    return result
 
 
 def _landing(tensor: torch.Tensor) -> torch.dtype:

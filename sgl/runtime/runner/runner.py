@@ -18,7 +18,7 @@ from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import Batch, Int32Array, PageMoves, PendingMoves, RowSetup, TokenMask, TokenMasks
+from sgl.runtime.batch import Batch, Int32Array, PageMoves, PendingMoves, TokenMask, TokenMasks
 from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.base import Model, RecurrentModel
 from sgl.runtime.model.choice import eyes_of
@@ -31,6 +31,7 @@ from sgl.runtime.runner.adapters import Adapters
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.host_pages import HostPages
+from sgl.runtime.runner.idle import idle_batch
 from sgl.runtime.runner.observer import Observer, observed
 from sgl.runtime.runner.pack import pack, pack_places, windowed_step
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
@@ -39,7 +40,6 @@ from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.states import RowStates
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.runner.verify_graphs import MAX_QUERIES, VerifyGraphs
-from sgl.runtime.sampling_params import SamplingParams
 
 _SHORT_PROMPTS = 2, 8, 64  # tokens: attention picks a kernel by prompt length
 _LONGEST_LAUNCH = 0.06  # seconds to launch a step's kernels on a slow host
@@ -286,7 +286,7 @@ class ModelRunner:
             times = []
             for _ in range(3):
                 began = monotonic()
-                (launch or self.launch)(_idle_batch([q_len], 0.0)).wait()
+                (launch or self.launch)(idle_batch([q_len], 0.0)).wait()
                 times.append(monotonic() - began)
             seconds.append(min(times))
         return seconds[0], seconds[1]
@@ -356,12 +356,12 @@ class ModelRunner:
         prompts = [1, *others, max(first - 1, 1)][:num_rows] if num_rows > 1 else [first]  # beside a decode
         for q_lens in ([1] * min(64, num_rows), prompts, [1]):
             for temperature in (0.0, 1.0):
-                launch(_idle_batch(q_lens, temperature)).wait()
+                launch(idle_batch(q_lens, temperature)).wait()
             if self._adapters is not None:
-                launch(_idle_batch(q_lens, 0.0, adapter=0)).wait()
+                launch(idle_batch(q_lens, 0.0, adapter=0)).wait()
         for q_len in _SHORT_PROMPTS:
             if q_len <= min(most, num_tokens):
-                launch(_idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
+                launch(idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
 
     def enable_device_masks(
         self, vocabulary: Vocabulary, example: Standing, launch: Callable[..., AnyStep] | None = None
@@ -371,7 +371,7 @@ class ModelRunner:
         num_rows = min(2, len(self._page_table))
         for temperature in (0.0, 1.0):
             masks: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
-            (launch or self.launch)(_idle_batch([1] * num_rows, temperature), masks[:num_rows]).wait()
+            (launch or self.launch)(idle_batch([1] * num_rows, temperature), masks[:num_rows]).wait()
 
     def _forward(self, batch: Batch, step: AttentionStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
@@ -430,21 +430,3 @@ class ModelRunner:
         if self._adapters is not None and batch.adapters is not None:
             lora = self._adapters.step(batch, None if is_every_token_wanted else packed.last)
         return _Inputs(token_ids, positions, slots, last, None if is_every_token_wanted else last, seen, lora)
-
-
-def _idle_batch(q_lens: list[int], temperature: float, adapter: int | None = None) -> Batch:
-    """Prompts of token 0 on the dummy page, for warming up. adapter: slot of the first row's."""
-    params = SamplingParams(temperature=temperature)
-    empty = np.empty(0, np.int32)
-    return Batch(
-        rows=np.arange(len(q_lens), dtype=np.int32),
-        q_lens=np.array(q_lens, np.int32),
-        kv_lens=np.array(q_lens, np.int32),
-        token_ids=np.zeros(sum(q_lens), np.int32),
-        page_writes=np.empty((0, 3), np.int32),
-        samples=np.ones(len(q_lens), np.bool_),
-        score_from=np.full(len(q_lens), -1, np.int32),
-        top_logprobs=np.full(len(q_lens), -1, np.int32),
-        setups=[RowSetup(row, params, 0, empty, empty) for row in range(len(q_lens))],
-        adapters=None if adapter is None else np.array([adapter, *[-1] * (len(q_lens) - 1)], np.int32),
-    )

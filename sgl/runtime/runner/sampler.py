@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from sgl.grammar.vocabulary.tokens import Vocabulary
@@ -23,22 +22,22 @@ from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
 from sgl.runtime.runner.results import DeviceLogprobs, position_logprobs, spans_of
-from sgl.runtime.sampling_params import SamplingParams
-
-# columns of the float table
-_TEMPERATURE, _TOP_P, _MIN_P, _FREQUENCY, _PRESENCE, _REPETITION = range(6)
-# columns of the integer table
-_SEED, _TOP_K = range(2)
-
-_MAX_TEMPERATURE = 1e6  # uniform by then; -inf divided by it stays -inf
-_MIN_REPETITION = 1e-4  # logits divided by it stay finite
+from sgl.runtime.runner.row_settings import (
+    FREQUENCY,
+    MIN_P,
+    PRESENCE,
+    REPETITION,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    RowSettings,
+)
 
 _NUM_MASKS = 2048
 _MASKS_A_ROW = 16
 """Cached token masks, at least, and for each request row; 16 KB each for 128,000 tokens. Real schemas have about
 twenty."""
-
-_NO_IDS: Int64Array = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +71,13 @@ class Sampler:
         self.next_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         self._vocab_size = vocab_size
         self._device = device
-        self._eos_ids = frozenset(eos_ids)
         self._uploader = Uploader(device)
         self._takes_one_pass = device.type == "cuda"
         self._floats = torch.zeros(max_rows + 1, 6, dtype=torch.float32, device=device)
         self._ints = torch.zeros(max_rows + 1, 2, dtype=torch.int64, device=device)
         self._masks: MaskTable | None = None  # once a request has a constraint
         self._occurrences: torch.Tensor | None = None  # int32 [max_rows + 1, V] once a request has penalties
-        # host mirror; the first four are about rows that draw
-        self._is_drawn = np.zeros(max_rows, np.bool_)
-        self._top_k = np.zeros(max_rows, np.int64)  # 0: off
-        self._has_top_p = np.zeros(max_rows, np.bool_)
-        self._has_min_p = np.zeros(max_rows, np.bool_)
-        self._has_penalties = np.zeros(max_rows, np.bool_)
-        self._has_bias = np.zeros(max_rows, np.bool_)
-        self._biases: dict[int, tuple[Int64Array, Float32Array]] = {}  # row → ids, values
-        self._may_end = np.zeros(max_rows, np.int64)  # the first position at which the row may end
-        self._ending: dict[int, Int64Array] = {}  # row → ids not to sample before
+        self._settings = RowSettings(max_rows, vocab_size, eos_ids)
 
     def enable_device_masks(self, vocabulary: Vocabulary) -> None:
         """Accept places in finished automata as token masks. Call it before the first step."""
@@ -98,31 +87,8 @@ class Sampler:
         """Replace the rows' requests, before their first step."""
         if not setups:
             return
-        rows = np.array([setup.row for setup in setups], np.int64)
-        floats = np.empty((len(setups), self._floats.shape[1]), np.float32)
-        ints = np.empty((len(setups), self._ints.shape[1]), np.int64)
-        for i, setup in enumerate(setups):
-            params = setup.params
-            is_drawn = not params.is_greedy and params.top_k != 1
-            top_k = params.top_k if is_drawn and 0 < params.top_k < self._vocab_size else 0
-            top_p = params.top_p if is_drawn else 1.0
-            min_p = params.min_p if is_drawn else 0.0
-            floats[i] = (
-                min(params.temperature, _MAX_TEMPERATURE) if is_drawn else 0.0,
-                top_p,
-                min_p,
-                params.frequency_penalty,
-                params.presence_penalty,
-                max(params.repetition_penalty, _MIN_REPETITION),
-            )
-            ints[i] = setup.seed, top_k or self._vocab_size
-            row = setup.row
-            self._is_drawn[row] = is_drawn
-            self._top_k[row] = top_k
-            self._has_top_p[row] = top_p < 1.0
-            self._has_min_p[row] = min_p > 0.0
-            self._has_penalties[row] = params.has_penalties
-            self._set_edits(row, params, len(setup.prompt_ids))
+        rows = self._settings.setup(setups)
+        floats, ints = self._settings.floats[rows], self._settings.ints[rows]
         index, new_floats, new_ints = self._uploader.upload(rows, floats, ints)
         self._floats.index_copy_(0, index, new_floats)
         self._ints.index_copy_(0, index, new_ints)
@@ -146,7 +112,7 @@ class Sampler:
         rows = batch.rows[sampling_rows].astype(np.int64)
         positions = batch.kv_lens[sampling_rows].astype(np.int64) - behind  # of the tokens being sampled
         wants_logprobs = np.flatnonzero(batch.top_logprobs[sampling_rows] >= 0)
-        penalised = np.flatnonzero(self._has_penalties[rows])
+        penalised = np.flatnonzero(self._settings.has_penalties[rows])
         index, places = placed or self._uploader.upload(rows, positions)
         spans, given_ids = spans_of(batch, Counter(sampling_rows[wants_logprobs].tolist()).items())
         if spans:
@@ -155,7 +121,7 @@ class Sampler:
         if len(penalised):
             penalised_index, penalised_rows = self._uploader.upload(penalised, rows[penalised])
             self._penalize(logits, penalised_index, penalised_rows)
-        if self._biases or self._ending:
+        if self._settings.has_edits:
             edits = self._edits(rows, positions)
             if len(edits[0]):
                 sampling.add_edits_(logits, *self._uploader.upload(*edits))
@@ -216,7 +182,7 @@ class Sampler:
         if self._takes_one_pass:
             from sgl.kernels.sampling import triton as sampling_triton
 
-            parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
+            parameters = self._floats[:, TEMPERATURE], self._ints[:, SEED], index
             keys = sampling_triton.draw_keys(
                 logits, *parameters, positions, cut.own.start, *(masks or (None, None))
             )
@@ -224,11 +190,11 @@ class Sampler:
             if masks is not None:
                 apply_token_mask_(logits, *masks)
                 masks = None
-            temperature, seeds = self._floats[:, _TEMPERATURE].index_select(0, index), None
-            if self._is_drawn[rows].any():
-                seeds = self._ints[:, _SEED].index_select(0, index)
+            temperature, seeds = self._floats[:, TEMPERATURE].index_select(0, index), None
+            if self._settings.is_drawn[rows].any():
+                seeds = self._ints[:, SEED].index_select(0, index)
             keys = sampling.draw_keys(logits, temperature, seeds, positions, cut.own.start)
-        whole = np.flatnonzero(self._cuts(rows))
+        whole = np.flatnonzero(self._settings.cuts(rows))
         some = ids = None
         if len(whole):
             (some,) = self._uploader.upload(whole)
@@ -239,26 +205,22 @@ class Sampler:
             ids = self._choose(cut.whole(logits), rows[whole], *places)
         return cut.decided(keys, some, ids)
 
-    def _cuts(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Which rows have top-k, top-p or min-p."""
-        return (self._top_k[rows] > 0) | self._has_top_p[rows] | self._has_min_p[rows]
-
     def _choose(
         self, logits: torch.Tensor, rows: Int64Array, index: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        if not self._is_drawn[rows].any():
+        if not self._settings.is_drawn[rows].any():
             return sampling.greedy(logits)
         floats = self._floats.index_select(0, index)
         ints = self._ints.index_select(0, index)
-        max_top_k = int(self._top_k[rows].max())
+        max_top_k = int(self._settings.top_k[rows].max())
         return sampling.sample(
             logits,
-            floats[:, _TEMPERATURE],
-            ints[:, _SEED],
+            floats[:, TEMPERATURE],
+            ints[:, SEED],
             positions,
-            top_k=ints[:, _TOP_K] if max_top_k else None,
-            top_p=floats[:, _TOP_P] if self._has_top_p[rows].any() else None,
-            min_p=floats[:, _MIN_P] if self._has_min_p[rows].any() else None,
+            top_k=ints[:, TOP_K] if max_top_k else None,
+            top_p=floats[:, TOP_P] if self._settings.has_top_p[rows].any() else None,
+            min_p=floats[:, MIN_P] if self._settings.has_min_p[rows].any() else None,
             max_top_k=max_top_k,
         )
 
@@ -275,8 +237,8 @@ class Sampler:
         them each of the S has."""
         from sgl.kernels.sampling import triton as sampling_triton
 
-        cut = np.flatnonzero(self._cuts(rows))
-        parameters = self._floats[:, _TEMPERATURE], self._ints[:, _SEED], index
+        cut = np.flatnonzero(self._settings.cuts(rows))
+        parameters = self._floats[:, TEMPERATURE], self._ints[:, SEED], index
         ids = sampling_triton.draw(logits, *parameters, positions, self.next_tokens, *(masks or (None, None)))
         if len(cut):
             (some,) = self._uploader.upload(cut)
@@ -289,36 +251,9 @@ class Sampler:
             ids.index_copy_(0, some, chosen)
         return ids, not len(cut)
 
-    def _set_edits(self, row: int, params: SamplingParams, prompt_len: int) -> None:
-        self._biases.pop(row, None)
-        self._ending.pop(row, None)
-        self._may_end[row] = 0
-        self._has_bias[row] = bool(params.logit_bias)
-        if params.logit_bias:
-            ids = np.fromiter(params.logit_bias.keys(), np.int64)
-            self._biases[row] = ids, np.fromiter(params.logit_bias.values(), np.float32)
-        if params.min_new_tokens:
-            ending = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
-            ids = np.array(sorted(ending), np.int64)
-            ids = ids[ids < self._vocab_size]
-            if len(ids):
-                self._ending[row] = ids
-                self._may_end[row] = prompt_len + params.min_new_tokens
-
     def _edits(self, rows: Int64Array, positions: Int64Array) -> tuple[Int64Array, Int64Array, Float32Array]:
-        """Index into `rows`, token id and value of every addition to the logits."""
-        indices, ids, values = [_NO_IDS], [_NO_IDS], [np.empty(0, np.float32)]
-        for i in np.flatnonzero(self._has_bias[rows]).tolist():
-            bias_ids, bias = self._biases[int(rows[i])]
-            indices.append(np.full(len(bias_ids), i))
-            ids.append(bias_ids)
-            values.append(bias)
-        for i in np.flatnonzero(positions < self._may_end[rows]).tolist():
-            ending = self._ending[int(rows[i])]
-            indices.append(np.full(len(ending), i))
-            ids.append(ending)
-            values.append(np.full(len(ending), -np.inf, np.float32))
-        edits = np.concatenate(indices), np.concatenate(ids), np.concatenate(values)
+        """`RowSettings.edits` of the own tokens."""
+        edits = self._settings.edits(rows, positions)
         if self._cut is None:
             return edits
         own = (edits[1] >= self._own.start) & (edits[1] < self._own.stop)
@@ -356,9 +291,9 @@ class Sampler:
         sampling.penalize_(
             some,
             self._occurrences.index_select(0, rows),
-            floats[:, _FREQUENCY],
-            floats[:, _PRESENCE],
-            floats[:, _REPETITION],
+            floats[:, FREQUENCY],
+            floats[:, PRESENCE],
+            floats[:, REPETITION],
         )
         if not everywhere:
             logits.index_copy_(0, index, some)
