@@ -17,7 +17,7 @@ from sgl import Engine, grammar
 from sgl.errors import ConfigError, GrammarError, GrammarTooLarge
 from sgl.grammar import Grammar, Vocabulary
 from sgl.grammar.compiler import make_constraint
-from sgl.runtime import startup
+from sgl.runtime.constraints import packages
 from sgl.runtime.constraints.service import CompileService
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
@@ -518,7 +518,7 @@ def test_a_refusal_reaches_who_asked(server: LiveServer) -> None:
 def test_a_missing_package_is_named_at_start(
     monkeypatch: pytest.MonkeyPatch, backend: Any, missing: str, extra: str
 ) -> None:
-    found = startup.find_spec
-    monkeypatch.setattr(startup, "find_spec", lambda name: None if name == missing else found(name))
+    found = packages.find_spec
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == missing else found(name))
     with pytest.raises(ConfigError, match=rf"{missing}, which is not installed: pip install 'sgl\[{extra}\]'"):
         Engine("embedded", device="cpu", grammar_backend=backend)

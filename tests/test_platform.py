@@ -39,10 +39,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_an_option_names_a_platform_or_is_refused_with_those_there_are(installed: str) -> None:
-    assert registered() == ["cuda", "cpu", "gone", "mirror", "wrong"]
+    assert registered() == ["cuda", "cpu", "jax", "gone", "mirror", "wrong"]
     assert platform_of("mirror:3") is platform_of("mirror")
     for option, words in {
-        "tpu": "cpu, cuda or cuda:N, gone or gone:N, mirror or mirror:N",
+        "tpu": "cpu, cuda or cuda:N, jax or jax:N, gone or gone:N, mirror or mirror:N",
         "cpu:x": "cpu or cpu:N",
         "gone": "no_such_module:Gone, which is registered for it, cannot be imported",
         "wrong": "no class of Platform",
@@ -112,14 +112,20 @@ def test_what_cannot_be_checked_is_said_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mirror", "cpu"])
+@pytest.mark.parametrize("name", ["mirror", "cpu", "jax"])
 def test_the_conformance_suite_passes(name: str, installed: str) -> None:
     environment = {**os.environ, "PYTHONPATH": installed}
+    if name == "jax":
+        pytest.importorskip("jax", reason="needs sgl[jax]")
+        environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
     command = [sys.executable, "-m", "sgl.platforms.check", name]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=PATIENCE * 2, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 11
-    assert all(line.startswith("ok ") for line in lines)
+    assert len(lines) == 12
+    left_out = [line for line in lines if not line.startswith("ok ")]
+    assert [line.partition(": Deepseek")[0] for line in left_out] == ["left out models: deepseek_v2"] * (
+        name == "jax"
+    )

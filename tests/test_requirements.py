@@ -52,6 +52,7 @@ def test_the_extras_are_those_that_messages_name() -> None:
         "cuda",
         "quant",
         "ebnf",
+        "jax",
         "gateway",
         "grpc",
         "dist",

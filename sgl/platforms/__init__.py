@@ -1,4 +1,5 @@
 from sgl.runtime.platform.base import Platform
 from sgl.runtime.platform.registry import GROUP, platform_of, registered
+from sgl.runtime.runner.own import EngineRunner, OwnRunner, PlainRunner
 
-__all__ = ["GROUP", "Platform", "platform_of", "registered"]
+__all__ = ["GROUP", "EngineRunner", "OwnRunner", "PlainRunner", "Platform", "platform_of", "registered"]

@@ -20,10 +20,12 @@ import torch
 import transformers
 
 import sgl
-from sgl.errors import ConfigError, SglError
-from sgl.runtime.config import EMBEDDED
+from sgl.errors import ConfigError, SglError, UnsupportedModel
+from sgl.runtime.config import EMBEDDED, EngineConfig
 from sgl.runtime.engine import Engine
+from sgl.runtime.model.choice import read_config
 from sgl.runtime.platform.registry import parsed, platform_of, registered
+from sgl.runtime.runner.own import OwnRunner
 
 NEAR = 1e-4
 """Of logprobs."""
@@ -53,6 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
     },
 }
+_EVERYWHERE = "llama", "qwen3"
 _PROMPTS = [
     [3 + (7 * row + 5 * place) % 370 for place in range(length)] for row, length in enumerate((1, 7, 64, 150))
 ]
@@ -83,13 +86,14 @@ def _forks(s: Any) -> None:
 
 
 class Suite:
-    """The checks of one device, by name. They raise AssertionError, or what the engine does."""
+    """The checks of one device, by name. They raise AssertionError, what the engine does, or _LeftOutError."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self.checks: dict[str, Callable[[], None]] = {
             "platform": self._platform,
             **{f"models: {name}": partial(self._model, name) for name in MODELS},
+            "ragged steps": self._ragged,
             "cache": self._cache,
             "masks": lambda: self._same(_MASKS),
             "sampling": lambda: self._same(_WAYS),
@@ -122,6 +126,7 @@ class Suite:
         expected = [_expected(oracle, ids) for ids in _PROMPTS]
         with tempfile.TemporaryDirectory() as folder:
             oracle.save_pretrained(folder)
+            self._leave_out(folder, name)
             for chunk, page_size in ((None, None), (7, 4), (64, 1)):
                 options: dict[str, Any] = {
                     "model_path": folder,
@@ -137,6 +142,28 @@ class Suite:
                     assert result["output_ids"] == ids, f"greedy tokens in steps of {chunk}"
                     given = [each[0] for each in result["meta_info"]["input_token_logprobs"][1:]]
                     assert torch.allclose(torch.tensor(given), logprobs, atol=NEAR), "logprobs of the prompt"
+
+    def _leave_out(self, folder: str, name: str) -> None:
+        """A platform with its own runner may refuse families by name, but for the dense ones."""
+        platform, _ = parsed(self._device)
+        if name not in _EVERYWHERE and isinstance(platform, OwnRunner):
+            config = EngineConfig(model_path=folder, device=self._device)
+            try:
+                platform.check(config, read_config(folder, "auto"))
+            except UnsupportedModel as error:
+                raise _LeftOutError(str(error)) from None
+
+    def _ragged(self) -> None:
+        """Rows that decode beside prompts and forced runs, and end one after another while others wait."""
+        forced = {"regex": "(The answer is certainly|I do not know, but it may be) [0-9]{1,3}", "temperature": 0.0}
+        params = [{**(forced if row % 3 == 1 else _WAYS[0]), "max_new_tokens": 2 + 5 * row} for row in range(7)]
+        texts = [f"{row}: " + "so it goes " * (3 * row + 1) for row in range(7)]
+        answers = []
+        for device in ("cpu", None):
+            with self._engine(device, max_running_requests=3, chunked_prefill_size=16, page_size=4) as engine:
+                answers.append([each["output_ids"] for each in engine.generate(texts, params)])
+                assert engine.check_ledger() == []
+        assert answers[0] == answers[1]
 
     def _cache(self) -> None:
         with self._engine() as engine:
@@ -183,7 +210,7 @@ class Suite:
 
 
 class _LeftOutError(Exception):
-    """A check has no room on this machine."""
+    """A check says nothing of this device, or has no room on this machine."""
 
 
 def _expected(oracle: Any, ids: list[int]) -> tuple[list[int], torch.Tensor]:

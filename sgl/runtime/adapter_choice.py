@@ -11,7 +11,7 @@ from sgl.errors import ConfigError
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.lora_options import LORA_TARGETS
 from sgl.runtime.model.adapter import LoraConfig, check_room, parts_of
-from sgl.runtime.model.base import Config, Model
+from sgl.runtime.model.base import Config, Model, SizedModel
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
@@ -56,7 +56,7 @@ def choose_adapters(config: EngineConfig, model_config: Config) -> EngineConfig:
     return replace(config, enable_lora=True, max_lora_rank=rank, lora_target_modules=targets)
 
 
-def slot_bytes(config: EngineConfig, model: Model) -> int:
+def slot_bytes(config: EngineConfig, model: SizedModel) -> int:
     """That the slots of adapters take beside the weights."""
     if not config.enable_lora:
         return 0

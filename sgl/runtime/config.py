@@ -85,7 +85,7 @@ class EngineConfig:
     context_length: PositiveInt | None = None
     """Longest prompt plus output, in tokens. None: the model's."""
     device: str | None = None
-    """cpu, cuda or cuda:N. None: cuda where there is one."""
+    """cpu, cuda or cuda:N, jax or jax:N (needs sgl[jax]). None: cuda where there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: the checkpoint's on a GPU, float32 on a CPU."""
     kv_cache_dtype: Literal["auto", "fp8_e4m3"] = "auto"

@@ -29,11 +29,11 @@ def _own(config: EngineConfig, its: Platform, given: int | None, rank: int) -> t
     if first + wanted > len(names):
         here, device = ", ".join(names) or "none", its.option(its.device(given))
         if wanted == 1:
-            message = f"device={device!r}: torch sees {len(names)} {its.kind} here ({here})"
+            message = f"device={device!r}: {its.seen_by} sees {len(names)} {its.kind} here ({here})"
             raise ConfigError(message, option="device")
         raise ConfigError(
-            f"tp_size={config.tp_size}, pp_size={config.pp_size} and dp_size={config.dp_size} take {wanted} GPUs, from "
-            f"{device} on; torch sees {len(names)} here ({here})",
+            f"tp_size={config.tp_size}, pp_size={config.pp_size} and dp_size={config.dp_size} take {wanted} "
+            f"{'GPUs' if its.is_gpu else its.kind}, from {device} on; {its.seen_by} sees {len(names)} here ({here})",
             option=next(name for name in ("tp_size", "pp_size", "dp_size") if getattr(config, name) > 1),
         )
     if wanted == 1:

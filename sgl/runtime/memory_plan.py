@@ -12,7 +12,7 @@ from sgl.runtime.adapter_choice import slot_bytes
 from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.devices import kv_dtype
-from sgl.runtime.model.base import Config, Model, RecurrentModel
+from sgl.runtime.model.base import Config, RecurrentModel, SizedModel
 from sgl.runtime.model.choice import eyes_of
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache, WindowedLayers
@@ -51,14 +51,14 @@ class KVPlan:
     num_host_pages: int = 0
     """Of host memory for copies, also with an unused one."""
 
-    def windowed(self, model: Model) -> WindowedLayers | None:
+    def windowed(self, model: SizedModel) -> WindowedLayers | None:
         """The layers of this rank that have the second pool."""
         if self.window is None or not self.num_window_pages:
             return None
         return WindowedLayers(_windowed(model.windows, model), self.window, self.num_window_pages)
 
 
-def kv_bytes(config: EngineConfig, model: Model, plan: KVPlan) -> int:
+def kv_bytes(config: EngineConfig, model: SizedModel, plan: KVPlan) -> int:
     """What the pages of this rank take; of one pool, in the stage with the most layers."""
     assert config.page_size is not None
     if not plan.num_window_pages:
@@ -68,12 +68,12 @@ def kv_bytes(config: EngineConfig, model: Model, plan: KVPlan) -> int:
     return layer_bytes * (plan.num_pages * (len(model.windows) - number) + plan.num_window_pages * number)
 
 
-def _windowed(windows: tuple[int | None, ...], model: Model) -> list[bool]:
+def _windowed(windows: tuple[int | None, ...], model: SizedModel) -> list[bool]:
     """Which layers have a window that is narrower than the context."""
     return [window is not None and window < model.max_positions for window in windows]
 
 
-def _layer_bytes(config: EngineConfig, model: Model) -> int:
+def _layer_bytes(config: EngineConfig, model: SizedModel) -> int:
     return KVCache.bytes_per_token(model.config, kv_dtype(config) or model.dtype) // model.config.num_layers
 
 
@@ -84,7 +84,7 @@ class PoolSizes:
     def __init__(
         self,
         config: EngineConfig,
-        model: Model,
+        model: SizedModel,
         model_config: Config,
         page_size: int,
         rows: int,
@@ -145,7 +145,7 @@ class PoolSizes:
 
 
 def plan_memory(
-    config: EngineConfig, model: Model, model_config: Config, beside: Beside = NOTHING
+    config: EngineConfig, model: SizedModel, model_config: Config, beside: Beside = NOTHING
 ) -> tuple[EngineConfig, KVPlan]:
     """The KV pages, and the options with every None resolved that follows. A request needs pages for its context, or
     if all layers have one for its window. model_config: that of all layers. Raises ConfigError."""
@@ -254,13 +254,14 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
 
 
-def token_bytes(config: EngineConfig, model: Model) -> int:
+def token_bytes(config: EngineConfig, model: SizedModel) -> int:
     """Of the stage with the most layers: all have the same pages."""
     num_bytes = KVCache.bytes_per_token(model.config, kv_dtype(config) or model.dtype)
     return num_bytes // model.config.num_layers * model.most_layers
 
 
-def held_bytes(model: Model) -> int:
+def held_bytes(model: SizedModel) -> int:
     """Of a model, with a vision tower and the embeddings that it may keep."""
     eyes = eyes_of(model)
-    return sum(its.nbytes for its in model.weights.tensors()) + (0 if eyes is None else eyes.num_bytes)
+    num_bytes: int = sum(its.nbytes for its in model.weights.tensors())
+    return num_bytes + (0 if eyes is None else eyes.num_bytes)

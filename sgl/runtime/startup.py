@@ -7,24 +7,24 @@ import gc
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from sgl.errors import ConfigError, MissingExtra
+from sgl.errors import ConfigError
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.machine_limits import memory_limit, num_processors
 from sgl.runtime.adapter_choice import adapter_slots, choose_adapters
 from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.page_events import PageEvents
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.config import EngineConfig, GrammarBackend
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.constraints.packages import check_backend
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
 from sgl.runtime.draft_choice import check_drafts, load_drafts
 from sgl.runtime.kv_events import KvEvents
-from sgl.runtime.memory_plan import NOTHING, KVPlan, gib, held_bytes, kv_bytes, plan_memory
-from sgl.runtime.model.base import Config, Model
+from sgl.runtime.memory_plan import NOTHING, Beside, KVPlan, gib, held_bytes, kv_bytes, plan_memory
+from sgl.runtime.model.base import Config, Model, SizedModel
 from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
@@ -39,21 +39,18 @@ from sgl.runtime.parallel.leader import LeadingRunner
 from sgl.runtime.parallel.wire import Build
 from sgl.runtime.platform.registry import platform_of
 from sgl.runtime.runner.observer import Observer
+from sgl.runtime.runner.own import EngineRunner, OwnRunner
 from sgl.runtime.runner.runner import ModelRunner, current
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits
+from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.speculate import choice as speculate
+from sgl.runtime.speculate.models import ModelDrafter
 from sgl.runtime.speculate.speculator import Speculator
 from sgl.runtime.text.tokenizer import Tokenizer
 from sgl.runtime.tier_choice import check_tiers, open_tiers, plan_host
 
 logger = logging.getLogger(__name__)
-
-_GRAMMAR_PACKAGES: dict[GrammarBackend, tuple[str, tuple[str, ...]]] = {  # extra and modules
-    "sgl": ("", ()),
-    "outlines": ("engine", ("outlines_core", "interegular")),
-    "llguidance": ("ebnf", ("llguidance",)),
-}
 
 
 @dataclass(slots=True)
@@ -62,9 +59,9 @@ class Started:
 
     config: EngineConfig  # every None resolved
     model_config: Config
-    model: Model  # rank 0's part
+    model: Model | None  # rank 0's part; None: torch does not compute it
     tokenizer: Tokenizer | None
-    runner: ModelRunner | LeadingRunner
+    runner: EngineRunner
     scheduler: Scheduler
     eos_ids: frozenset[int]
     kv_bytes: int  # of rank 0
@@ -122,9 +119,9 @@ def start(config: EngineConfig) -> Started:
     _check_kv_events(config)
     with device_of(config, 0) as device:
         model_config = checked_model(config, device)
-        _check_grammar_backend(config.grammar_backend)
+        check_backend(config.grammar_backend)
         group = None
-        if config.num_ranks > 1:
+        if config.num_ranks > 1 and not isinstance(platform_of(config.device), OwnRunner):
             group = RankGroup(replace(config, device=config.device or platform_of(None).name), device)
         try:
             return _start(config, model_config, device, group)
@@ -161,16 +158,11 @@ def _out_of_memory(what: str) -> ConfigError:
     )
 
 
-def _check_grammar_backend(backend: GrammarBackend) -> None:
-    extra, packages = _GRAMMAR_PACKAGES[backend]
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        raise MissingExtra.of(extra, f"grammar_backend={backend!r}", " and ".join(missing), "grammar_backend")
-
-
 def checked_model(config: EngineConfig, device: torch.device) -> Config:
     """The model's config, if these options suit it. Raises ConfigError and ModelError."""
     model_config = read_config(config.model_path, config.model_impl)
+    if isinstance(platform := platform_of(config.device), OwnRunner):
+        platform.check(config, model_config)
     context_length = config.context_length or model_config.context_length
     if context_length > model_config.context_length:
         raise ConfigError(
@@ -243,25 +235,16 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     layers = "sgl's own layers" if is_native else "transformers' modules, with sgl's attention and cache"
     logger.info("%s: %s by %s", config.model_name, model_config.architecture, layers)
     config = choose_adapters(replace(config, model_impl="sgl" if is_native else "transformers"), model_config)
-    model = load(config, model_config, device, None if group is None else group.ranks)
-    drafts = load_drafts(config, model_config, model, tokenizer)
-    beside = NOTHING if drafts is None else drafts.beside
-    config, plan = plan_memory(config, model, model_config, beside)
-    plan = replace(plan, num_host_pages=plan_host(config, model, plan))
-    config, attention = choose_attention(config, _attention_shape(config, model, plan))
     eos_ids = frozenset(model_config.eos_token_ids)
     if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
         eos_ids = frozenset((tokenizer.eos_id,))
-    drafter = None if drafts is None else drafts.drafter(config, plan.num_pages, eos_ids)
-    runner: ModelRunner | LeadingRunner
-    if group is None:
-        runner = build_runner(config, model, attention, plan, eos_ids, drafter)
+    if isinstance(platform := platform_of(config.device), OwnRunner):
+        own = platform.load(config, model_config, device)
+        config, plan = plan_memory(config, own, own.config)
+        its = _Ready(config, own, plan, platform.runner(config, own, plan.num_pages, eos_ids))
     else:
-        group.send(Build(asdict(config), asdict(plan), sorted(eos_ids)))
-        with group.failing():
-            runner = LeadingRunner(build_runner(config, model, attention, plan, eos_ids, drafter), group)
-    if platform_of(config.device).is_gpu:
-        runner.warm_up(_most_tokens(config, plan.num_pages))
+        its = _with_torch(config, model_config, device, group, tokenizer, eos_ids)
+    config, model, plan, runner = its.config, its.model, its.plan, its.runner
     assert config.page_size is not None
     assert config.context_length is not None
     assert config.max_running_requests is not None
@@ -274,11 +257,9 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         conservativeness=config.schedule_conservativeness,
         adapter_slots=config.max_loras_per_batch if config.enable_lora else 0,
     )
-    pool, window_pool, tiers = PagePool(plan.num_pages, config.page_size), None, None
+    pool, window_pool = PagePool(plan.num_pages, config.page_size), None
     if plan.num_window_pages:
         window_pool = PagePool(plan.num_window_pages, config.page_size)
-    if plan.num_host_pages:
-        tiers = open_tiers(config, model, runner, plan.num_host_pages, _most_tokens(config, plan.num_pages))
     scheduler = Scheduler(
         limits,
         pool,
@@ -287,23 +268,67 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         num_checkpoints=config.state_checkpoints,
         window=plan.window,
         window_pool=window_pool,
-        tiers=tiers,
+        tiers=its.tiers,
     )
     return Started(
         config,
         model_config,
-        model,
+        its.of_torch,
         tokenizer,
         runner,
         scheduler,
         eos_ids,
-        kv_bytes=kv_bytes(config, model, plan) + beside.token_bytes * plan.num_pages * config.page_size,
-        weight_bytes=held_bytes(model) + beside.weight_bytes,
+        kv_bytes=kv_bytes(config, model, plan) + its.beside.token_bytes * plan.num_pages * config.page_size,
+        weight_bytes=held_bytes(model) + its.beside.weight_bytes,
         num_weights=count_weights(model_config) + (0 if (eyes := eyes_of(model)) is None else eyes.num_weights),
         group=group,
-        speculator=speculate.speculator(config, scheduler, [] if drafter is None else [drafter]),
+        speculator=speculate.speculator(config, scheduler, [] if its.drafter is None else [its.drafter]),
         kv_events=_kv_events(config, scheduler),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A model with its KV pages, and the options that it decided."""
+
+    config: EngineConfig
+    model: SizedModel
+    plan: KVPlan
+    runner: EngineRunner
+    beside: Beside = NOTHING
+    drafter: ModelDrafter | None = None
+    tiers: Tiers | None = None
+    of_torch: Model | None = None
+
+
+def _with_torch(
+    config: EngineConfig,
+    model_config: Config,
+    device: torch.device,
+    group: RankGroup | None,
+    tokenizer: Tokenizer | None,
+    eos_ids: frozenset[int],
+) -> _Ready:
+    model = load(config, model_config, device, None if group is None else group.ranks)
+    drafts = load_drafts(config, model_config, model, tokenizer)
+    beside = NOTHING if drafts is None else drafts.beside
+    config, plan = plan_memory(config, model, model_config, beside)
+    plan = replace(plan, num_host_pages=plan_host(config, model, plan))
+    config, attention = choose_attention(config, _attention_shape(config, model, plan))
+    drafter = None if drafts is None else drafts.drafter(config, plan.num_pages, eos_ids)
+    runner: ModelRunner | LeadingRunner
+    if group is None:
+        runner = build_runner(config, model, attention, plan, eos_ids, drafter)
+    else:
+        group.send(Build(asdict(config), asdict(plan), sorted(eos_ids)))
+        with group.failing():
+            runner = LeadingRunner(build_runner(config, model, attention, plan, eos_ids, drafter), group)
+    most_tokens, tiers = _most_tokens(config, plan.num_pages), None
+    if platform_of(config.device).is_gpu:
+        runner.warm_up(most_tokens)
+    if plan.num_host_pages:
+        tiers = open_tiers(config, model, runner, plan.num_host_pages, most_tokens)
+    return _Ready(config, model, plan, runner, beside, drafter, tiers, model)
 
 
 def _check_kv_events(config: EngineConfig) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sgl.errors import EngineDead, InvalidRequest
+from sgl.errors import EngineDead, InvalidRequest, WeightsError
 from sgl.lang.ir.sampling import shown
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.loop import EngineLoop
@@ -43,13 +43,13 @@ class WeightUpdates:
     def __init__(
         self,
         config: EngineConfig,
-        model: Model,
+        model: Model | None,
         scheduler: Scheduler,
         loop: EngineLoop,
         tells: Callable[[Told], None] | None,
     ) -> None:
-        """tells: see `ranks.write`; None: there is one rank."""
-        self._config, self._model, self._scheduler, self._loop = config, model, scheduler, loop
+        """model: None, if torch does not compute it. tells: see `ranks.write`; None: there is one rank."""
+        self._config, self._of_torch, self._scheduler, self._loop = config, model, scheduler, loop
         self._tells = tells
         self._writer: Writer | None = None
         self._groups: dict[str, TrainerGroup | None] = {}  # None: being joined
@@ -154,6 +154,12 @@ class WeightUpdates:
             return rows
 
         return self._loop.call(read)
+
+    @property
+    def _model(self) -> Model:
+        if self._of_torch is None:
+            raise WeightsError(f"engines on device={self._config.device!r} take no new weights: start another")
+        return self._of_torch
 
     @property
     def writer(self) -> Writer:

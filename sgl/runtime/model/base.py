@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -78,42 +78,60 @@ def shape_of_heads(
     )
 
 
-class Weights(Protocol):
-    """A model's weights on the device."""
+class SizedWeights(Protocol):
+    """A model's weights on the device, for what concerns its memory."""
 
     @property
     def num_multiplied(self) -> int:
         """Elements of the matrices that tokens are multiplied with."""
 
+    def tensors(self) -> Iterator[Any]:
+        """Every tensor once, which knows its `nbytes`."""
+        ...
+
+
+class Weights(SizedWeights, Protocol):
+    """Those that torch computes with."""
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor once."""
+        ...
 
     def prepare(self, most_rows: int) -> None:
         """On a CPU, run the products of up to so many rows with the present number of threads."""
 
 
-class Model(Protocol):
-    """A loaded model, or one rank's part of it. Never waits for the device."""
+class SizedModel(Protocol):
+    """A loaded model, or one rank's part of it, for what concerns its memory."""
 
     device: torch.device
     dtype: torch.dtype
     max_positions: int
+    most_layers: int
+    """Of any stage."""
+    windows: tuple[int | None, ...]
+    """[num_layers] tokens that a token sees in each layer of this rank's part, itself included; None: all."""
+
+    @property
+    def config(self) -> Config:
+        """Of this rank's part."""
+
+    @property
+    def weights(self) -> SizedWeights:
+        """Of this rank's part."""
+
+
+class Model(SizedModel, Protocol):
+    """One that torch computes with. Never waits for the device."""
+
     vocabulary: range
     """The tokens whose logits it computes."""
     collectives: Collectives | None
     """Of the ranks with other parts of the same layers."""
     links: Links | None
     """To the ranks with other layers."""
-    most_layers: int
-    """Of any stage."""
-    windows: tuple[int | None, ...]
-    """[num_layers] tokens that a token sees in each layer of this rank's part, itself included; None: all."""
     captures: bool
     """Whether `forward` with `captured` can be captured in a CUDA graph."""
-
-    @property
-    def config(self) -> Config:
-        """Of this rank's part."""
 
     @property
     def weights(self) -> Weights:

@@ -10,7 +10,7 @@ import torch
 from sgl.errors import ConfigError, UnsupportedModel
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.media.config import MediaConfig
-from sgl.runtime.model.base import Config, Model
+from sgl.runtime.model.base import Config, Model, SizedModel
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
@@ -116,7 +116,7 @@ def media_of(config: Config) -> MediaConfig | None:
     return config.media if isinstance(config, ModelConfig) else None
 
 
-def eyes_of(model: Model) -> Eyes | None:
+def eyes_of(model: SizedModel) -> Eyes | None:
     """A model's vision tower."""
     return model.eyes if isinstance(model, Decoder) else None
 

@@ -22,6 +22,8 @@ class Platform(ABC):
     """In option `device`, alone or before a colon and a number."""
     kind: ClassVar[str] = "devices"
     """What messages call them."""
+    seen_by: ClassVar[str] = "torch"
+    """Which library finds them, in messages."""
     is_gpu: ClassVar[bool] = False
     """Whether sgl's own GPU kernels and graphs run there."""
     is_shared: ClassVar[bool] = False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 
-from sgl.errors import ConfigError
+from sgl.errors import ConfigError, MissingExtra
 from sgl.runtime.platform.base import Platform
 from sgl.runtime.platform.cpu import Cpu
 from sgl.runtime.platform.cuda import Cuda
@@ -13,6 +14,8 @@ from sgl.runtime.platform.cuda import Cuda
 GROUP = "sgl.platforms"
 """Entry points whose names are those of platforms, and whose values their classes."""
 _OURS: dict[str, type[Platform]] = {"cuda": Cuda, "cpu": Cpu}
+_EXTRAS = {"jax": EntryPoint("jax", "sgl.runtime.jax.platform:Jax", GROUP)}
+"""Ours that need a package of their own, in the extra of the same name."""
 
 
 def platform_of(device: str | None) -> Platform:
@@ -33,7 +36,8 @@ def parsed(device: str | None) -> tuple[Platform, int | None]:
 
 def registered() -> list[str]:
     """Every name that option `device` may begin with."""
-    return [*_OURS, *sorted({each.name for each in entry_points(group=GROUP)} - _OURS.keys())]
+    ours = [*_OURS, *_EXTRAS]
+    return [*ours, *sorted({each.name for each in entry_points(group=GROUP)}.difference(ours))]
 
 
 @cache
@@ -44,7 +48,11 @@ def _made(kind: type[Platform]) -> Platform:
 def _named(name: str, option: str) -> Platform:
     if name in _OURS:
         return _made(_OURS[name])
-    found = [each for each in entry_points(group=GROUP) if each.name == name]
+    if name in _EXTRAS and find_spec(name) is None:
+        raise MissingExtra.of(name, f"device={option!r}", name, "device")
+    found = (
+        [_EXTRAS[name]] if name in _EXTRAS else [each for each in entry_points(group=GROUP) if each.name == name]
+    )
     if not found:
         others = "".join(f", {each} or {each}:N" for each in registered() if each not in _OURS)
         message = (
