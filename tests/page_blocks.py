@@ -203,6 +203,12 @@ def _ray(words: list[str], output: str, url: str) -> None:
     assert words[1] == "start", words
 
 
+def _smg(words: list[str], output: str, url: str) -> None:
+    """Another project's command."""
+    del output, url
+    assert words[1] == "launch", words
+
+
 COMMANDS = {
     "sgl": _sgl,
     ".venv/bin/sgl": _sgl,
@@ -214,6 +220,7 @@ COMMANDS = {
     "git": _git,
     "npx": _npx,
     "ray": _ray,
+    "smg": _smg,
 }
 VARIABLES = {
     f"SGL_{field.name.upper()}" for cls in (EngineConfig, ServerConfig) for field in dataclasses.fields(cls)
