@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
+ORIGINALS = {"enable_deterministic_inference": "deterministic"}
+"""The original's other names of options."""
+
 
 class EngineOptions(TypedDict, total=False):
     """What `sgl.Engine` takes besides its model."""
@@ -75,6 +78,8 @@ class EngineOptions(TypedDict, total=False):
     speculative_draft_model_path: str | None
     speculative_num_draft_tokens: int | None
     speculative_num_steps: int | None
+    deterministic: bool
+    enable_deterministic_inference: bool
     random_seed: int | None
     check_ledger: bool
 

@@ -60,9 +60,11 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.runtime.adapter_choice",
         "sgl.runtime.draft_choice",
         "sgl.runtime.tier_choice",
+        "sgl.runtime.deterministic",
         "sgl.machine_limits",
         "sgl.native_code",
     ),
+    "sgl.runtime.deterministic": ("sgl.runtime.model", "sgl.runtime.config", "sgl.kernels"),
     "sgl.runtime.draft_choice": (
         "sgl.runtime.speculate",
         "sgl.runtime.attention_choice",
@@ -100,7 +102,7 @@ BELOW: dict[str, tuple[str, ...]] = {
     "sgl.runtime.batch": ("sgl.runtime.sampling_params", "sgl.grammar", "sgl.runtime.media"),
     "sgl.runtime.media": ("sgl.errors",),
     "sgl.runtime.sampling_params": ("sgl.lang.ir.sampling",),
-    "sgl.runtime.config": ("sgl.lang.ir.sampling", "sgl.runtime.lora_options"),
+    "sgl.runtime.config": ("sgl.lang.ir.sampling", "sgl.runtime.lora_options", "sgl.options"),
     "sgl.runtime.lora_options": (),
     "sgl.runtime": (),  # its __init__.py
     "sgl.lang": ("sgl.lang.record", "sgl.machine_limits"),
@@ -175,7 +177,7 @@ DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
 MOST_LINES = {
     "grammar": 15_600,
-    "kernels": 6_400,
+    "kernels": 6_700,
     "kernels.gdn": 800,
     "kernels.latent": 1_000,
     "kernels.lora": 480,
@@ -200,7 +202,7 @@ MOST_LINES = {
     "platforms": 280,
     "compat": 500,
     "formats": 1_300,
-    "": 820,
+    "": 830,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""
 

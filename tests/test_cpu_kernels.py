@@ -84,7 +84,7 @@ def test_heads_are_normed_rotated_and_stored(heads: tuple[int, int, int], num_to
 def test_silu_and_mul(shape: tuple[int, ...], scale: float) -> None:
     gate_up = draw(*shape)
     gate_up[..., : shape[-1] // 2] *= scale
-    check(cpu.silu_and_mul(gate_up), activation.silu_and_mul(gate_up))
+    check(cpu.gate(gate_up), activation.silu_and_mul(gate_up))
 
 
 @needs_them
@@ -110,7 +110,7 @@ def test_torchs_default_number_does_not_matter() -> None:
 @example([-87.25])
 def test_gates_of_any_number(gates: list[float]) -> None:
     x = torch.tensor(gates)
-    actual = cpu.silu_and_mul(torch.cat((x, torch.ones_like(x))))
+    actual = cpu.gate(torch.cat((x, torch.ones_like(x))))
     least = 88 * math.exp(-87)  # the kernel takes e^x for 0 below -87
     torch.testing.assert_close(actual.double(), torch.nn.functional.silu(x.double()), rtol=1e-6, atol=least)
 
@@ -119,7 +119,7 @@ def test_gates_of_any_number(gates: list[float]) -> None:
 def test_the_references_are_these_kernels_where_they_can_be() -> None:
     x, weight = draw(4, 64), draw(64)
     assert torch.equal(norm.rms_norm(x, weight, 1e-5), cpu.rms_norm(x, weight, 1e-5))
-    assert torch.equal(activation.silu_and_mul(x), cpu.silu_and_mul(x))
+    assert torch.equal(activation.silu_and_mul(x), cpu.gate(x))
     assert not cpu.takes(x, weight.double())
     assert not cpu.takes(x.to("meta"))
     assert not cpu.takes(x, weight.requires_grad_())
@@ -289,7 +289,7 @@ def test_processors_with_less_get_the_same_numbers(
     Case(MIXED, head_dim=24, way=COMPILED).check()
     Case([(1, 300 + i) for i in range(9)], shared=16, way=COMPILED).check()
     x = draw(3, 34)
-    torch.testing.assert_close(cpu.silu_and_mul(x), torch.nn.functional.silu(x[:, :17]) * x[:, 17:])
+    torch.testing.assert_close(cpu.gate(x), torch.nn.functional.silu(x[:, :17]) * x[:, 17:])
     torch.testing.assert_close(cpu.rms_norm(x, x[0], 1e-5), torch.nn.functional.rms_norm(x, (34,), x[0], 1e-5))
 
 

@@ -16,7 +16,7 @@ import sgl
 from sgl.lang.backends.launch import Runtime
 from sgl.lang.ir.sampling import PARAMS, RENAMED, SampleOptions, SamplingOptions
 from sgl.lang.record.call import Call, RunOptions
-from sgl.options import EngineOptions, ServerOptions
+from sgl.options import ORIGINALS, EngineOptions, ServerOptions
 from sgl.runtime.config import EngineConfig, ServerConfig
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -81,6 +81,7 @@ def plain(hint: Any) -> Any:
 def test_the_options_of_engine_and_server_are_their_configurations() -> None:
     engine = {name: plain(hint) for name, hint in get_type_hints(EngineConfig, include_extras=True).items()}
     server = {name: plain(hint) for name, hint in get_type_hints(ServerConfig, include_extras=True).items()}
+    engine |= {other: engine[name] for other, name in ORIGINALS.items()}
     assert {name: plain(hint) for name, hint in get_type_hints(EngineOptions).items()} == {
         name: hint for name, hint in engine.items() if name != "model_path"
     }

@@ -235,7 +235,7 @@ def _engine() -> Parameters:
         "image_urls": "Images",
         "disable_jump_forward": "Constrained outputs",
         "enable_lora": "LoRA adapters",
-        "random_seed": "Reproducing and debugging",
+        "deterministic": "Reproducing and debugging",
     }
     return field_options(EngineConfig, groups)
 

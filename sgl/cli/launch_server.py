@@ -82,6 +82,7 @@ _TRANSLATED: dict[str, Callable[[list[str]], list[str]]] = {
     "tensor-parallel-size": lambda values: ["--tp-size", one("tensor-parallel-size", values)],
     "cuda-graph-max-bs-decode": lambda values: ["--cuda-graph-max-bs", one("cuda-graph-max-bs-decode", values)],
     "base-gpu-id": lambda values: [] if values == ["0"] else ["--device", f"cuda:{one('base-gpu-id', values)}"],
+    "enable-deterministic-inference": lambda values: ["--deterministic"],
     "enable-priority-scheduling": lambda values: ["--schedule-policy", "priority"],
     "disable-hybrid-swa-memory": lambda values: ["--swa-full-tokens-ratio", "1"],
     "constrained-json-disable-any-whitespace": lambda values: ["--json-whitespace", "compact"],

@@ -22,6 +22,7 @@ _SYNONYMS = {
     "tp_size": ("--tp", "--tensor-parallel-size"),
     "pp_size": ("--pp", "--pipeline-parallel-size"),
     "dp_size": ("--dp", "--data-parallel-size"),
+    "deterministic": ("--enable-deterministic-inference",),
 }
 """The original's other flags for a field."""
 
@@ -84,7 +85,15 @@ def field_options(cls: type[Any], groups: dict[str, str]) -> list[click.Paramete
         shown: dict[str, Any] = {"help": docs.get(field.name, ""), "panel": group}
         if hint in (bool, bool | None):
             pair = f"--{name}" if field.default is False else f"--{name}/--no-{name}"
-            found.append(Option([pair, field.name], type=bool, flag_value=True, default=None, **shown))
+            found.append(
+                Option(
+                    [pair, *_SYNONYMS.get(field.name, ()), field.name],
+                    type=bool,
+                    flag_value=True,
+                    default=None,
+                    **shown,
+                )
+            )
             if field.default is False:  # the opposite overrides a file or variable
                 found.append(Option([f"--no-{name}", field.name], type=bool, flag_value=False, hidden=True))
             continue

@@ -30,7 +30,7 @@ _FEATURES = {
     r"embedding": "embeddings",
     r"grpc|sidecar": "gRPC in the place of HTTP: see --grpc-port of sgl serve",
     r"ssl-|http2|uvicorn|fastapi": "TLS and HTTP/2: put a proxy in front",
-    r"deterministic|rl-on-policy": "a deterministic mode",
+    r"deterministic|rl-on-policy": "that option of the deterministic mode",
     r"watermark": "watermarks",
     r"hidden-states|routed-experts|indexer": "inner states as answers",
     r"trace|otlp": "traces in the original's form: see --otlp-endpoint of sgl serve",

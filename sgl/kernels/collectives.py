@@ -58,8 +58,11 @@ class Folder:
 class Collectives:
     """This rank's end of a group of `size` processes."""
 
-    def __init__(self, meeting: Meeting, name: str, rank: int, size: int, device: torch.device) -> None:
-        """Wait for the others. name: of the group."""
+    def __init__(
+        self, meeting: Meeting, name: str, rank: int, size: int, device: torch.device, *, in_order: bool = False
+    ) -> None:
+        """Wait for the others. name: of the group. in_order: add rank after rank, however many numbers there are."""
+        self._in_order = in_order
         self.rank = rank
         self.size = size
         self._device = device
@@ -83,7 +86,7 @@ class Collectives:
     def fuse(self, hidden_size: int, dtype: torch.dtype) -> None:
         """Prepare for sums of hidden states of this size; waits for the others. On GPUs of one host with FlashInfer,
         small sums, the addition to the residual and the norm become one kernel."""
-        if self._device.type != "cuda":
+        if self._device.type != "cuda" or self._in_order:
             return
         why = flashinfer_version.why_not()
         if why is not None:
@@ -111,6 +114,11 @@ class Collectives:
         """The sum of x of all ranks, which may overwrite x."""
         if self._fused is not None and self._fused.takes(x):
             return self._fused.sum(x)
+        if self._in_order:
+            first, *others = self._gathered(x).unbind()
+            for each in others:
+                first = first + each
+            return first
         _finish(self._group.allreduce([x], self._sum))
         return x
 
@@ -145,10 +153,13 @@ class Collectives:
 
     def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, m] of all ranks side by side: [n, size * m]."""
-        rows, width = x.shape
-        everyone = x.new_empty(self.size * rows, width)
+        return self._gathered(x).transpose(0, 1).reshape(len(x), -1)
+
+    def _gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n, ...] of all ranks: [size, n, ...]."""
+        everyone = x.new_empty(self.size * len(x), *x.shape[1:])
         _finish(self._group._allgather_base(everyone, x.contiguous(), self._gather))
-        return everyone.view(self.size, rows, width).transpose(0, 1).reshape(rows, -1)
+        return everyone.view(self.size, *x.shape)
 
     def close(self) -> None:
         """End what still waits for others."""

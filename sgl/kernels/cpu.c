@@ -1,7 +1,7 @@
 /* CPU kernels in float32: paged attention, and the work between a layer's products.
  *
- * cpu.py compiles them for this processor and defines MAX_HEAD_DIM and MAX_QUERIES (of a block). Vectors are GCC's
- * portable ones; threads are torch's.
+ * cpu.py compiles them for this processor and defines MAX_HEAD_DIM, MAX_QUERIES (of a block) and TILE (keys attended
+ * to at a time). Vectors are GCC's portable ones; threads are torch's.
  */
 
 #include <float.h>
@@ -10,7 +10,6 @@
 #include <string.h>
 
 #define WIDE 16           /* floats in a vector */
-#define TILE 64           /* keys attended to at a time */
 #define AT_ONCE 4         /* queries that attend to a tile together */
 #define SERIAL_SIZE 16384 /* elements that are not worth a second thread */
 
@@ -78,6 +77,14 @@ INLINE Wide exponential(Wide x)
     return (Wide)(bits & ~(x < least));
 }
 
+/* softcap * tanh(score / softcap) */
+INLINE Wide capped(Wide score, float softcap)
+{
+    Wide e = exponential(larger(score, -score) * (-2 / softcap)); /* at most 1: no overflow */
+    Wide size = (1 - e) / (1 + e) * softcap;
+    return choose(score < 0, -size, size);
+}
+
 /* ---- Norms, rotation, gate ---- */
 
 static float inverse_root_mean_square(const float *x, int64_t n, float eps)
@@ -135,14 +142,27 @@ void sgl_rotate_and_store(const float *qkv, const float *cos, const float *sin, 
     }
 }
 
-INLINE Wide gated(Wide gate, Wide up)
+/* gate * sigmoid(at) * up */
+INLINE Wide times_sigmoid(Wide gate, Wide at, Wide up)
 {
-    Wide e = exponential(choose(gate < 0, gate, -gate)); /* at most 1: no overflow */
-    return choose(gate < 0, gate * e, gate) / (1 + e) * up;
+    Wide e = exponential(choose(at < 0, at, -at)); /* at most 1: no overflow */
+    return choose(at < 0, gate * e, gate) / (1 + e) * up;
 }
 
-/* out [rows, n] = silu(gate) * up of gate_up [rows, 2n]. */
-void sgl_silu_and_mul(const float *gate_up, float *out, int64_t rows, int64_t n)
+/* silu: as it is; gelu: by tanh, 2 * sqrt(2 / pi) of the usual argument; or clamped to a limit above 0. */
+INLINE Wide gated(Wide gate, Wide up, int64_t is_gelu, float alpha, float limit)
+{
+    if (is_gelu)
+        return times_sigmoid(gate, gate * (gate * gate * 0.044715f + 1) * 1.59576912f, up);
+    if (limit <= 0)
+        return times_sigmoid(gate, gate, up);
+    gate = choose(gate > limit, splat(limit), gate);
+    up = choose(up > limit, splat(limit), choose(up < -limit, splat(-limit), up));
+    return times_sigmoid(gate, gate * alpha, up + 1);
+}
+
+/* out [rows, n] = the activated gate * up of gate_up [rows, 2n]. */
+void sgl_gate(const float *gate_up, float *out, int64_t rows, int64_t n, int64_t is_gelu, float alpha, float limit)
 {
 #pragma omp parallel for if (rows * n > SERIAL_SIZE)
     for (int64_t row = 0; row < rows; row++) {
@@ -150,13 +170,80 @@ void sgl_silu_and_mul(const float *gate_up, float *out, int64_t rows, int64_t n)
         float *to = out + row * n;
         int64_t i = 0, rest;
         for (; i + WIDE <= n; i += WIDE)
-            store(to + i, gated(load(gate + i), load(up + i)));
+            store(to + i, gated(load(gate + i), load(up + i), is_gelu, alpha, limit));
         if ((rest = n - i)) {
             Wide x = {}, y = {};
             memcpy(&x, gate + i, rest * sizeof(float));
             memcpy(&y, up + i, rest * sizeof(float));
-            x = gated(x, y);
+            x = gated(x, y, is_gelu, alpha, limit);
             memcpy(to + i, &x, rest * sizeof(float));
+        }
+    }
+}
+
+/* x [n] = cap * tanh(x / cap) */
+void sgl_cap(float *x, int64_t n, float cap)
+{
+#pragma omp parallel for if (n > SERIAL_SIZE)
+    for (int64_t i = 0; i < n; i += WIDE) {
+        Wide some = {};
+        int64_t size = sizeof(float) * (n - i < WIDE ? n - i : WIDE);
+        memcpy(&some, x + i, size);
+        some = capped(some, cap);
+        memcpy(x + i, &some, size);
+    }
+}
+
+/* ---- Products ---- */
+
+#define COLUMNS (2 * WIDE) /* of a panel: its weights are [k, COLUMNS] */
+#define CHUNK_ROWS 96      /* that pass all panels before the next */
+#define SMALL_PRODUCT 65536 /* multiplications that are not worth a second thread */
+#ifdef __AVX512F__
+#define ROWS_AT_ONCE 12
+#else
+#define ROWS_AT_ONCE 4
+#endif
+
+/* Some rows of a panel. Each result is one chain of multiply-adds over k in order, then the bias: it depends on
+ * nothing but its row and column, whatever the number of rows. */
+INLINE void multiply_some(const float *x, const float *panel, const float *bias, float *out, int64_t n, int64_t k,
+                          int64_t width, int some)
+{
+    Wide sums[ROWS_AT_ONCE][2] = {};
+    for (int64_t i = 0; i < k; i++) {
+        Wide left = load(panel + i * COLUMNS), right = load(panel + i * COLUMNS + WIDE);
+        for (int row = 0; row < some; row++) {
+            sums[row][0] += left * x[row * k + i];
+            sums[row][1] += right * x[row * k + i];
+        }
+    }
+    for (int row = 0; row < some; row++) {
+        float result[COLUMNS];
+        store(result, sums[row][0]);
+        store(result + WIDE, sums[row][1]);
+        for (int64_t column = 0; bias && column < width; column++)
+            result[column] += bias[column];
+        memcpy(out + row * n, result, width * sizeof(float));
+    }
+}
+
+/* out [rows, n] = x [rows, k] times a matrix in panels [n / COLUMNS, k, COLUMNS], plus bias [n] or NULL. */
+void sgl_multiply(const float *x, const float *panels, const float *bias, float *out, int64_t rows, int64_t n,
+                  int64_t k)
+{
+    for (int64_t begin = 0; begin < rows; begin += CHUNK_ROWS) {
+        int64_t end = begin + CHUNK_ROWS < rows ? begin + CHUNK_ROWS : rows;
+#pragma omp parallel for if ((end - begin) * n * k > SMALL_PRODUCT)
+        for (int64_t first = 0; first < n; first += COLUMNS) {
+            const float *panel = panels + first * k, *its_bias = bias ? bias + first : NULL;
+            int64_t width = n - first < COLUMNS ? n - first : COLUMNS, row = begin;
+            for (; row + ROWS_AT_ONCE <= end; row += ROWS_AT_ONCE)
+                multiply_some(x + row * k, panel, its_bias, out + row * n + first, n, k, width, ROWS_AT_ONCE);
+            for (; row + 4 <= end; row += 4)
+                multiply_some(x + row * k, panel, its_bias, out + row * n + first, n, k, width, 4);
+            for (; row < end; row++)
+                multiply_some(x + row * k, panel, its_bias, out + row * n + first, n, k, width, 1);
         }
     }
 }
@@ -164,13 +251,14 @@ void sgl_silu_and_mul(const float *gate_up, float *out, int64_t rows, int64_t n)
 /* ---- Attention ----
  *
  * Online softmax (Milakov & Gimelshein 2018) over a kv head's keys, tile by tile: larger scores scale a query's sum
- * of values down, and the sum of weights divides it at the end. */
+ * of values down, and the sum of weights divides it at the end. Tiles begin at multiples of TILE, so that a query's
+ * result does not depend on other queries; keys that it does not see add zeros. */
 
 /* A step, for all layers; see attention/cpu.py. */
 typedef struct {
     const int32_t *pages;                     /* [rows, table_width] */
     const int32_t *starts, *q_lens, *kv_lens; /* [rows]: first token, number of tokens, of keys */
-    const int32_t *shared_keys;               /* [rows]: leading keys that a row's group attends to */
+    const int32_t *shared_keys;               /* [rows]: leading keys that a row's group attends to, in full tiles */
     const int32_t *groups, *members;          /* group g: rows members[groups[g]] … members[groups[g + 1] - 1] */
     const int32_t *blocks;                    /* [num_blocks, 2]: a row, and the first of its queries in the block */
     float *max_scores, *weight_sums;          /* [tokens, num_heads]: workspace */
@@ -191,14 +279,6 @@ typedef struct {
     int64_t first, last;                 /* visible positions */
     const float *sink;                   /* or NULL */
 } Query;
-
-/* softcap * tanh(score / softcap) */
-INLINE Wide capped(Wide score, float softcap)
-{
-    Wide e = exponential(larger(score, -score) * (-2 / softcap)); /* at most 1: no overflow */
-    Wide size = (1 - e) / (1 + e) * softcap;
-    return choose(score < 0, -size, size);
-}
 
 typedef struct {
     int64_t position, count;   /* of the first key; how many */
@@ -432,6 +512,7 @@ static void attend_block(const Step *step, const Layer *layer, const int32_t *bl
         int64_t group = step->num_heads / step->num_kv_heads;
         begin(step, queries, count);
         position = first_seen(layer, step->kv_lens[row] - step->q_lens[row] + block[1] / group);
+        position -= position % TILE; /* whoever else is in the block */
     }
     for (; position < stop; position += TILE) {
         gather(step, layer, row, kv_head, position, stop, &tile);

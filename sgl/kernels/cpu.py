@@ -10,21 +10,26 @@ import functools
 from pathlib import Path
 
 import torch
+from torch.nn import functional
 
 from sgl import native_code
 from sgl.native_code import CannotCompile
 
 MAX_HEAD_DIM = 256
 MAX_QUERIES = 64  # in one block of attention
+TILE = 64  # keys that queries attend to at a time
+COLUMNS = 32  # of a panel of a matrix
 
 _FLAGS = (
     *("-fopenmp", "-fno-math-errno"),
-    *(f"-DMAX_HEAD_DIM={MAX_HEAD_DIM}", f"-DMAX_QUERIES={MAX_QUERIES}"),
+    *(f"-DMAX_HEAD_DIM={MAX_HEAD_DIM}", f"-DMAX_QUERIES={MAX_QUERIES}", f"-DTILE={TILE}"),
 )
 _FUNCTIONS = {
     "sgl_add_rms_norm": "pipppiif",
     "sgl_rotate_and_store": "ppppppppiiiif",
-    "sgl_silu_and_mul": "ppii",
+    "sgl_gate": "ppiiiff",
+    "sgl_cap": "pif",
+    "sgl_multiply": "ppppiii",
     "sgl_attend": "ppppppi",
 }
 
@@ -114,9 +119,36 @@ def rotate_and_store(
     return out
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """See `activation.silu_and_mul`; gate_up is contiguous."""
+def panels(matrix: torch.Tensor) -> torch.Tensor:
+    """A matrix [n, k] as `multiply` reads it: [ceil(n / COLUMNS), k, COLUMNS], filled up with zeros."""
+    n, k = matrix.shape
+    padded = functional.pad(matrix, (0, 0, 0, -n % COLUMNS))
+    return padded.view(len(padded) // COLUMNS, COLUMNS, k).transpose(1, 2).contiguous()
+
+
+def multiply(x: torch.Tensor, matrix: torch.Tensor, n: int, bias: torch.Tensor | None) -> torch.Tensor:
+    """x [T, k] times `panels` of a matrix [n, k], plus the bias [n]: [T, n]. A row's result has the same bits among any
+    others, on any number of threads."""
+    x = x.contiguous()
+    out = x.new_empty(len(x), n)
+    bias = None if bias is None else bias.contiguous()
+    pointer = None if bias is None else bias.data_ptr()
+    library().sgl_multiply(x.data_ptr(), matrix.data_ptr(), pointer, out.data_ptr(), len(x), n, x.shape[1])
+    return out
+
+
+def gate(
+    gate_up: torch.Tensor, *, is_gelu: bool = False, clamped: tuple[float, float] = (1.0, 0.0)
+) -> torch.Tensor:
+    """`activation.silu_and_mul`, `gelu_and_mul` or, with alpha and limit, `clamped_and_mul`; gate_up is contiguous."""
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
-    library().sgl_silu_and_mul(gate_up.data_ptr(), out.data_ptr(), out.numel() // width, width)
+    rows = out.numel() // width
+    library().sgl_gate(gate_up.data_ptr(), out.data_ptr(), rows, width, is_gelu, *clamped)
     return out
+
+
+def cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """See `activation.cap_`; x is contiguous."""
+    library().sgl_cap(x.data_ptr(), x.numel(), cap)
+    return x

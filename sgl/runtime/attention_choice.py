@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal, TypeAlias
 
 import torch
@@ -82,7 +83,9 @@ def _torch_attention(config: EngineConfig, shape: AttentionShape, reason: str) -
     if obstacle is not None and obstacle not in reason:
         reason = f"{reason}; nothing is compiled for this processor: {obstacle}"
     is_slow = shape.device.type == "cuda" or obstacle is not None
-    return _without_graphs(config, "torch", reason, is_slow=is_slow), for_pools(shape, TorchAttention)
+    return _without_graphs(config, "torch", reason, is_slow=is_slow), for_pools(
+        shape, partial(TorchAttention, one_by_one=config.deterministic)
+    )
 
 
 def _triton_attention(config: EngineConfig, shape: AttentionShape, reason: str) -> Built:

@@ -31,6 +31,7 @@ from pydantic import (
 
 from sgl.errors import ConfigError, nearest_name
 from sgl.lang.ir.sampling import MAX_SECONDS
+from sgl.options import ORIGINALS
 from sgl.runtime.lora_options import LoraPath, LoraPaths, read_lora_paths, read_lora_targets
 
 logger = logging.getLogger(__name__)
@@ -226,6 +227,8 @@ class EngineConfig:
     them costs decides how many it has."""
     speculative_num_steps: Annotated[int, Field(ge=1, le=63)] | None = None
     """Tokens that a draft model or head drafts at most, one after another. None: 5."""
+    deterministic: bool = False
+    """A request's tokens and log-probabilities have the same bits alone and among others. On a CPU so far."""
     random_seed: NonNegativeInt | None = None
     """Seeds requests that bring no seed of their own. None: another one each start."""
     check_ledger: bool = False
@@ -402,6 +405,7 @@ def checked_options(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any
     """The fields of a dataclass of options that are given by name, or by `SGL_<NAME>` variables. Raises
     ConfigError."""
     known = {item.name for item in fields(cls)}
+    options = {ORIGINALS.get(name, name) if name not in known else name: it for name, it in options.items()}
     for name in options:
         if name not in known:
             raise ConfigError(f"unknown option {name!r}{nearest_name(name, known)}", option=name)

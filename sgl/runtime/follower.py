@@ -60,7 +60,7 @@ def _follow(end: End, rank: int) -> NoReturn:
     config = EngineConfig(**load.options)
     with startup.device_of(config, rank) as device:
         shard = Shard.of(rank, config.tp_size, config.pp_size)
-        ranks = Ranks.join(end, shard, device)
+        ranks = Ranks.join(end, shard, device, in_order=config.deterministic)
         model = startup.load(config, startup.checked_model(config, device), device, ranks)
         build = wire.unpacked(end.get())
         if isinstance(build, wire.Stop):

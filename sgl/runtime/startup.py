@@ -20,6 +20,7 @@ from sgl.runtime.cache.page_events import PageEvents
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints.packages import check_backend
+from sgl.runtime.deterministic import check_deterministic
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
 from sgl.runtime.draft_choice import check_drafts, load_drafts
 from sgl.runtime.kv_events import KvEvents
@@ -170,6 +171,8 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
             option="context_length",
         )
     check_kv_dtype(config, device)
+    if config.deterministic:
+        check_deterministic(config, model_config, device)
     if media_of(model_config) is not None and config.num_ranks > 1:
         raise ConfigError(
             f"tp_size={config.tp_size}, pp_size={config.pp_size}: a model that takes images "
@@ -219,6 +222,7 @@ def load(config: EngineConfig, model_config: Config, device: torch.device, ranks
         quantization=config.quantization,
         ranks=ranks,
         image_cache_bytes=config.image_cache_mb << 20,
+        deterministic=config.deterministic,
     )
     platform = platform_of(config.device)
     for matrix in model.weights.tensors():
@@ -395,6 +399,7 @@ def build_runner(
         num_checkpoints=config.state_checkpoints or 0,
         host_pages=plan.num_host_pages,
         observer=observer,
+        deterministic=config.deterministic,
     )
     if platform_of(config.device).is_gpu:
         runner.prepare(max_tokens)

@@ -47,7 +47,7 @@ class _Layout:
             )
         shared_keys = np.zeros_like(q_lens)
         for prefix in prefixes:
-            shared_keys[prefix.rows] = len(prefix.pages) * shape.page_size
+            shared_keys[prefix.rows] = len(prefix.pages) * shape.page_size // cpu.TILE * cpu.TILE
         groups = np.cumsum([0, *(len(prefix.rows) for prefix in prefixes)], dtype=np.int32)
         members = np.concatenate([np.empty(0, np.int32), *(prefix.rows for prefix in prefixes)], dtype=np.int32)
         counts = -(-q_lens * (shape.num_heads // shape.num_kv_heads) // cpu.MAX_QUERIES)
@@ -55,7 +55,7 @@ class _Layout:
         firsts = (np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]) * cpu.MAX_QUERIES
         blocks = np.stack((rows, firsts), axis=1, dtype=np.int32)
         starts = np.cumsum(q_lens, dtype=np.int32) - q_lens
-        self._shared_pages = pages[:, : max(1, int(shared_keys.max()) // shape.page_size)].copy()
+        self._shared_pages = pages[:, : max(1, -(-int(shared_keys.max()) // shape.page_size))].copy()
         self._q_lens, self._kv_lens = q_lens, kv_lens.copy()
         self._workspace = torch.empty(
             2, int(q_lens.sum()), shape.num_heads, dtype=torch.float32, device=shape.device

@@ -18,8 +18,10 @@ _MOST_SCORES = 1 << 24  # held at once; a single query token may have more
 class TorchAttention(AttentionBackend):
     """The `AttentionBackend` in plain torch."""
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(self, shape: AttentionShape, *, one_by_one: bool = False) -> None:
+        """one_by_one: query tokens are computed alone, so that a token's result has the same bits in any step."""
         self._shape = shape
+        self._one_by_one = one_by_one
         self._rows: list[tuple[int, int, torch.Tensor]] = []
         """Query tokens, keys, and pages, int64 [ceil(keys / page_size)] on the device."""
 
@@ -44,8 +46,13 @@ class TorchAttention(AttentionBackend):
         for q_len, kv_len, pages in self._rows:
             keys = key_cache[pages].flatten(0, 1)[:kv_len]
             values = value_cache[pages].flatten(0, 1)[:kv_len]
-            size = max(1, _MOST_SCORES // (kv_len * self._shape.num_heads))
+            size = 1 if self._one_by_one else max(1, _MOST_SCORES // (kv_len * self._shape.num_heads))
             for first in range(0, q_len, size):
+                if self._one_by_one:
+                    token, seen = start + first, kv_len - q_len + first + 1
+                    one = query[token : token + 1].clone()  # lies like any other
+                    out[token] = self._attend(one, keys[:seen], values[:seen], seen - 1, window, sinks)[0]
+                    continue
                 tokens = slice(start + first, start + min(first + size, q_len))
                 out[tokens] = self._attend(query[tokens], keys, values, kv_len - q_len + first, window, sinks)
             start += q_len

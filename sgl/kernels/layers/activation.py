@@ -16,7 +16,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
         return fused_triton.silu_and_mul(gate_up)
     if cpu.takes(gate_up) and gate_up.is_contiguous():
-        return cpu.silu_and_mul(gate_up)
+        return cpu.gate(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
 
@@ -27,6 +27,8 @@ def gelu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
         from sgl.kernels.layers import fused_triton
 
         return fused_triton.silu_and_mul(gate_up, is_gelu=True)
+    if cpu.takes(gate_up) and gate_up.is_contiguous():
+        return cpu.gate(gate_up, is_gelu=True)
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.gelu(gate, approximate="tanh").mul_(up)
 
@@ -37,12 +39,16 @@ def cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
         from sgl.kernels.layers import fused_triton
 
         return fused_triton.cap_(x, cap)
+    if cpu.takes(x) and x.is_contiguous():
+        return cpu.cap_(x, cap)
     return x.div_(cap).tanh_().mul_(cap)
 
 
 def clamped_and_mul(gate_up: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     """gate * sigmoid(alpha * gate) * (up + 1) for gate_up [..., 2n], gates first, gates of at most `limit` and ups
     within it: [..., n]."""
+    if cpu.takes(gate_up) and gate_up.is_contiguous():
+        return cpu.gate(gate_up, clamped=(alpha, limit))
     gate, up = gate_up.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(gate * alpha) * (up + 1)

@@ -1,4 +1,4 @@
-"""Products with weight matrices, plain, in 8 bits, in 4 or 8 bits by groups, or packed for a CPU.
+"""Products with weight matrices, plain, in 8 bits, in 4 or 8 bits by groups, packed for a CPU, or invariant.
 
 An 8-bit matrix is e4m3 values with a scale for each row. Inputs are scaled by their largest element and rounded to
 e4m3 alike: in plain torch here, on a GPU by a Triton twin and torch's 8-bit product.
@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from sgl.kernels.layers.grouped import GroupedMatrix
+from sgl.kernels.layers.invariant import InvariantMatrix
 
 E4M3_MAX = 448.0
 # oneDNN keeps half a megabyte for each combination of matrix shape, rows and threads. The number of rows is
@@ -63,7 +64,7 @@ class PackedMatrix:
         return PackedMatrix(torch.ops.mkldnn._reorder_linear_weight(matrix, None), matrix if is_kept else None)
 
 
-Matrix = torch.Tensor | Fp8Matrix | PackedMatrix | GroupedMatrix
+Matrix = torch.Tensor | Fp8Matrix | PackedMatrix | GroupedMatrix | InvariantMatrix
 
 
 def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
@@ -82,6 +83,8 @@ def linear(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.
         return product[:num_rows]
     if isinstance(matrix, GroupedMatrix):
         return _grouped(x, matrix, bias)
+    if isinstance(matrix, InvariantMatrix):
+        return matrix.times(x, bias)
     values, scales = quantize_rows(x)
     if x.is_cuda:
         return torch._scaled_mm(

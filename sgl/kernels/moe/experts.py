@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
+from sgl.kernels.layers.invariant import InvariantExperts, InvariantMatrix
 from sgl.kernels.moe.packed import ExpertMatrices
 
 MOST_GROUPS = 16
@@ -23,7 +24,9 @@ class _Counter:
 class Experts(_Counter):
     """A layer's experts, or a rank's columns of them, and their router. Gated by silu, or as `clamped` says."""
 
-    router: torch.Tensor  # [num_experts, hidden]; one row more, if there is one, is the gate of a shared expert
+    router: (
+        torch.Tensor | InvariantMatrix
+    )  # [num_experts, hidden]; one row more, if there is one, is the gate of a shared expert
     gate_up: ExpertMatrices  # [num_experts + num_shared, 2 * intermediate, hidden], gates first
     down: ExpertMatrices  # [num_experts + num_shared, hidden, intermediate]
     top_k: int  # experts that a token chooses
@@ -40,6 +43,8 @@ class Experts(_Counter):
     down_bias: torch.Tensor | None = None  # [num_experts, hidden]
     clamped: tuple[float, float] | None = None
     """See `activation.clamped_and_mul`."""
+    is_invariant: bool = False
+    """Whether a token's result has the same bits among any others."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scored", torch.zeros(1, dtype=torch.int32, device=self.router.device))
@@ -55,6 +60,28 @@ class Experts(_Counter):
         assert isinstance(self.gate_up, torch.Tensor)
         assert isinstance(self.down, torch.Tensor)
         return self.gate_up, self.down
+
+    def invariant(self) -> Experts:
+        """The same experts, so."""
+        if self.is_invariant:
+            return self
+        gate_up, down = map(InvariantExperts.of, self.unpacked)
+        router = InvariantMatrix.of(self.plain_router)
+        return replace(self, router=router, gate_up=gate_up, down=down, is_invariant=True)
+
+    def plain(self) -> Experts:
+        """The same experts, with copies of their matrices as tensors."""
+        router = self.router.plain() if isinstance(self.router, InvariantMatrix) else self.router
+        gate_up, down = (
+            its.plain() if isinstance(its, InvariantExperts) else its for its in (self.gate_up, self.down)
+        )
+        return replace(self, router=router, gate_up=gate_up, down=down, is_invariant=False)
+
+    @property
+    def plain_router(self) -> torch.Tensor:
+        """The router, which is not invariant on a CPU."""
+        assert isinstance(self.router, torch.Tensor)
+        return self.router
 
     @property
     def num_experts(self) -> int:

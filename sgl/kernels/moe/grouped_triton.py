@@ -73,7 +73,7 @@ def mixture(
     num_tokens, hidden = x.shape
     num_all, top_k = len(experts.down), experts.num_used
     out = x.new_empty(top_k + (shared is not None), num_tokens, hidden)
-    logits, counts = _scores(x, experts.router, experts.router_bias, num_all)
+    logits, counts = _scores(x, experts.plain_router, experts.router_bias, num_all)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=x.device)
     lists = torch.empty(num_all, num_tokens, dtype=torch.int32, device=x.device)
     num_padded = triton.next_power_of_2(num_all)

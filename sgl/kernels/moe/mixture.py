@@ -7,9 +7,9 @@ and their results are added with the weights of the router.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from sgl.kernels.layers.activation import clamped_and_mul, silu_and_mul
+from sgl.kernels.layers.linear import linear
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import matrix_of
 
@@ -26,7 +26,7 @@ def mixture(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = Non
         from sgl.kernels.moe import grouped_triton
 
         return grouped_triton.mixture(x, experts, shared)
-    logits = functional.linear(x, experts.router, experts.router_bias).float()
+    logits = linear(x, experts.router, experts.router_bias).float()
     num_experts = experts.num_experts
     weights, ids = route(logits[:, :num_experts], experts)
     out = summed(x, experts, weights, ids)
@@ -75,8 +75,8 @@ def summed(x: torch.Tensor, experts: Experts, weights: torch.Tensor, ids: torch.
         its = tokens[start:end]
         biases = experts.gate_up_bias, experts.down_bias
         before, after = (None if bias is None else bias[expert] for bias in biases)
-        product = functional.linear(x[its], matrix_of(experts.gate_up, expert, x.dtype), before)
+        product = linear(x[its], matrix_of(experts.gate_up, expert, x.dtype), before)
         gated = silu_and_mul(product) if experts.clamped is None else clamped_and_mul(product, *experts.clamped)
-        product = functional.linear(gated, matrix_of(experts.down, expert, x.dtype), after)
+        product = linear(gated, matrix_of(experts.down, expert, x.dtype), after)
         out.index_add_(0, its, product.float() * scales[start:end])
     return out

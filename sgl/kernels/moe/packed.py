@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sgl.kernels.layers.grouped import GroupedMatrix
+from sgl.kernels.layers.invariant import InvariantExperts, InvariantMatrix
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the lower three bits of a code; the upper one is the sign
 _E8M0_BIAS = 127
@@ -121,10 +122,10 @@ class PackedExperts:
         return torch.ldexp(numbers, exponents[..., None]).flatten(-2).to(dtype)
 
 
-ExpertMatrices = torch.Tensor | PackedExperts
+ExpertMatrices = torch.Tensor | PackedExperts | InvariantExperts
 """A matrix [n, k] of each expert."""
 
 
-def matrix_of(experts: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tensor:
+def matrix_of(experts: ExpertMatrices, expert: int, dtype: torch.dtype) -> torch.Tensor | InvariantMatrix:
     """[n, k] of one of them."""
-    return experts[expert] if isinstance(experts, torch.Tensor) else experts.dequantized(expert, dtype)
+    return experts.dequantized(expert, dtype) if isinstance(experts, PackedExperts) else experts[expert]

@@ -105,7 +105,7 @@ def mixture_add_(
 
 def choose(x: torch.Tensor, norm: torch.Tensor | None, eps: float, experts: Experts, shape: Shape) -> Chosen:
     """The experts of x [1, hidden], normed first where a norm [hidden] is given."""
-    size, width = experts.router.shape
+    size, width = experts.plain_router.shape
     normed = x if norm is None else torch.empty_like(x)
     logits, shares = (
         torch.empty(count, dtype=torch.float32, device=x.device) for count in (size, experts.num_used)

@@ -68,9 +68,10 @@ def load_model(
     quantization: Literal["fp8", "int4"] | None,
     ranks: Ranks | None,
     image_cache_bytes: int,
+    deterministic: bool = False,
 ) -> Model:
-    """See `load_decoder`; only its families know quantization and ranks. image_cache_bytes: of embeddings that a vision
-    tower keeps."""
+    """See `load_decoder`; only its families know quantization, ranks and deterministic. image_cache_bytes: of
+    embeddings that a vision tower keeps."""
     if isinstance(config, ModelConfig):
         eyes = None
         if config.media is not None:
@@ -88,8 +89,10 @@ def load_model(
             quantization=quantization,
             ranks=ranks,
             eyes=eyes,
+            deterministic=deterministic,
         )
     assert quantization is None, "startup refuses it"
+    assert not deterministic, "startup refuses it"
     if isinstance(config, LatentConfig):
         return load_latent(
             config,

@@ -74,13 +74,14 @@ def load_decoder(
     quantization: Literal["fp8", "int4"] | None = None,
     ranks: Ranks | None = None,
     eyes: Eyes | None = None,
+    deterministic: bool = False,
 ) -> Decoder:
     """The model of a config with its weights on the device. Raises WeightsError, and ConfigError for another
     load_format or a model that cannot be cut.
 
     load_format: dummy draws random weights, equal for the same seed and kind of device; otherwise the checkpoint's are
     read. max_positions: see `Decoder`. quantization: see `Weights.quantize`. ranks: among which the model is
-    cut; only this one's part is read. eyes: see `Decoder`.
+    cut; only this one's part is read. eyes: see `Decoder`. deterministic: see `Weights.is_invariant`.
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
@@ -90,6 +91,7 @@ def load_decoder(
         weights.quantize(quantization)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # return the old matrices' memory, for KV pages
+    weights.is_invariant = deterministic
     weights.pack()
     if keeps_groups(device):
         multiply_by_library(weights, torch_dtype)

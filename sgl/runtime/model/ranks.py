@@ -21,11 +21,11 @@ class Ranks:
     """To the ranks with the layers before and behind, if there are any."""
 
     @staticmethod
-    def join(meeting: Meeting, shard: Shard, device: torch.device) -> Ranks:
+    def join(meeting: Meeting, shard: Shard, device: torch.device, *, in_order: bool = False) -> Ranks:
         """Wait for the others; see Collectives."""
         stage = links = None
         if shard.size > 1:
-            stage = Collectives(meeting, f"stage{shard.stage}", shard.rank, shard.size, device)
+            stage = Collectives(meeting, f"stage{shard.stage}", shard.rank, shard.size, device, in_order=in_order)
         if shard.stages > 1:
             links = Links(meeting, f"chain{shard.rank}", shard.stage, shard.stages, device)
         return Ranks(shard, stage, links)

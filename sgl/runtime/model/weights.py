@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from sgl.kernels.layers.grouped import GroupedMatrix
+from sgl.kernels.layers.invariant import InvariantExperts, InvariantMatrix
 from sgl.kernels.layers.linear import Fp8Matrix, Matrix, PackedMatrix, prepare
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import ExpertMatrices, PackedExperts
@@ -74,6 +75,8 @@ class Weights:
     lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
     is_tied: bool = False
     """Whether the head is the embedding, perhaps packed. Known once packed."""
+    is_invariant: bool = False
+    """Whether products are to give a row the same bits among any others."""
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor once."""
@@ -127,12 +130,17 @@ class Weights:
 
     def pack(self) -> None:
         """Pack matrices for the CPU where possible. A packed matrix replaces its original, unless that is small; a
-        large tied head stays unpacked."""
-        self.is_tied = self.lm_head is self.embedding
+        large tied head stays unpacked. Invariant ones are made of all instead, if that is wanted."""
+        self.is_tied |= self.lm_head is self.embedding
+        pack = _invariant if self.is_invariant else packed
         for layer in self.layers:
             for name, matrix in layer.matrices():
-                setattr(layer, name, packed(matrix))
-        if self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
+                setattr(layer, name, pack(matrix))
+            if self.is_invariant and layer.experts is not None:
+                layer.experts = layer.experts.invariant()
+        if self.is_invariant:
+            self.lm_head = _invariant(self.lm_head)
+        elif self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
             self.lm_head = packed(self.lm_head)
 
     def prepare(self, most_rows: int) -> None:
@@ -180,6 +188,11 @@ def packed(matrix: Matrix) -> Matrix:
     return matrix
 
 
+def _invariant(matrix: Matrix) -> Matrix:
+    assert isinstance(matrix, torch.Tensor | InvariantMatrix), "startup refuses others"
+    return InvariantMatrix.of(matrix) if isinstance(matrix, torch.Tensor) else matrix
+
+
 def _part_gates(experts: Experts) -> None:
     """Bring rows of each gate and its up into an order of all gates, then all ups, in place."""
     for its in (experts.gate_up, experts.gate_up_bias):
@@ -189,19 +202,19 @@ def _part_gates(experts: Experts) -> None:
 
 def _rows(matrix: Matrix, bias: torch.Tensor | None) -> Iterator[torch.Tensor]:
     """Tensors [n, ...] of a matrix of n rows and its bias, before it is packed."""
-    assert not isinstance(matrix, Fp8Matrix | PackedMatrix), "it is as in the checkpoint"
+    assert isinstance(matrix, torch.Tensor | GroupedMatrix), "it is as in the checkpoint"
     its = (matrix,) if isinstance(matrix, torch.Tensor) else (matrix.values, matrix.scales, matrix.zeros)
     yield from (tensor for tensor in (*its, bias) if tensor is not None)
 
 
-def matrix_tensors(matrix: Matrix | Experts | PackedExperts) -> Iterator[torch.Tensor]:
+def matrix_tensors(matrix: Matrix | Experts | PackedExperts | InvariantExperts) -> Iterator[torch.Tensor]:
     """That hold it."""
     if isinstance(matrix, torch.Tensor):
         yield matrix
     else:
         for field in fields(matrix):
             value = getattr(matrix, field.name)
-            if isinstance(value, torch.Tensor | PackedExperts):
+            if isinstance(value, torch.Tensor | PackedExperts | InvariantExperts | InvariantMatrix):
                 yield from matrix_tensors(value)
         if isinstance(matrix, GroupedMatrix) and matrix.of_several is not None:
             yield from matrix.of_several.tensors()
@@ -319,7 +332,7 @@ def checkpoint_tensors(
                 parts[f"self_attn.v_proj.{kind}"] = value
             if isinstance(gate_up, torch.Tensor):
                 parts[f"{mlp}.gate_proj.{kind}"], parts[f"{mlp}.up_proj.{kind}"] = gate_up.chunk(2)
-        if layer.experts is not None and names is not None:
+        if layer.experts is not None and names is not None and isinstance(layer.experts.router, torch.Tensor):
             parts |= _expert_tensors(layer.experts, names, fused=fused)
         tensors |= {f"model.layers.{index}.{name}": part for name, part in parts.items()}
     tensors["model.norm.weight"] = weights.norm
@@ -333,7 +346,7 @@ def _expert_tensors(experts: Experts, names: ExpertNames, *, fused: bool) -> Map
     gate_ups, downs = (its if isinstance(its, torch.Tensor) else None for its in (experts.gate_up, experts.down))
     if names.is_turned:
         return {
-            "mlp.router.weight": experts.router,
+            "mlp.router.weight": experts.plain_router,
             "mlp.router.bias": experts.router_bias,
             f"mlp.{GATE_UP}": None if gate_ups is None else gate_ups.transpose(1, 2),
             f"mlp.{GATE_UP}_bias": experts.gate_up_bias,
@@ -343,8 +356,8 @@ def _expert_tensors(experts: Experts, names: ExpertNames, *, fused: bool) -> Map
     block = "mlp" if fused else names.block
     num_experts = len(experts.down)
     parts: dict[str, torch.Tensor | None] = {
-        f"{block}.gate.weight": experts.router[:num_experts],
-        f"{block}.shared_expert_gate.weight": experts.router[num_experts:],
+        f"{block}.gate.weight": experts.plain_router[:num_experts],
+        f"{block}.shared_expert_gate.weight": experts.plain_router[num_experts:],
     }
     if fused:
         return parts | {f"{block}.{GATE_UP}": gate_ups, f"{block}.{DOWN}": downs}

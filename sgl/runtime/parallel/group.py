@@ -56,7 +56,12 @@ class RankGroup:
             self._watcher.start()
             self.send(wire.Load(asdict(config)))
             with self.failing():
-                self._ranks = Ranks.join(self._line, Shard.of(0, config.tp_size, config.pp_size), device)
+                self._ranks = Ranks.join(
+                    self._line,
+                    Shard.of(0, config.tp_size, config.pp_size),
+                    device,
+                    in_order=config.deterministic,
+                )
         except BaseException:
             self.close()
             raise

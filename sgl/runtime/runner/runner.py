@@ -103,11 +103,11 @@ class ModelRunner:
         num_checkpoints: int = 0,
         host_pages: int = 0,
         observer: Observer | None = None,
+        deterministic: bool = False,
     ) -> None:
-        """num_checkpoints: of a RecurrentModel's states. host_pages: of host memory for copies.
-        observer: one with layers is for a Decoder."""
-        self._model = model
-        self._observer = observer
+        """num_checkpoints: of a RecurrentModel's states. host_pages: of host memory for copies. observer: one with
+        layers is for a Decoder. deterministic: rows do not depend on others."""
+        self._model, self._observer = model, observer
         if observer is not None and observer.layers:
             assert isinstance(model, Decoder), "startup refuses others"
             most_tokens, hidden_size = max(max_rows * MAX_QUERIES, max_graph_tokens), model.config.hidden_size
@@ -130,10 +130,10 @@ class ModelRunner:
             cut = CutVocabulary(
                 model.vocabulary, model.config.vocab_size, model.whole, model.collectives, self._uploader
             )
-        self._sampler = Sampler(max_rows, model.config.vocab_size, device, eos_ids, cut)
+        self._sampler = Sampler(max_rows, model.config.vocab_size, device, eos_ids, cut, one_by_one=deterministic)
         self._threads: StepThreads | None = None
         if device.type == "cpu":
-            self._threads = StepThreads(model.weights.num_multiplied)
+            self._threads = StepThreads(model.weights.num_multiplied, is_fixed=deterministic)
             self._threads.prepare(model.weights.prepare)
         self._adapters = None if lora is None else Adapters(lora, self._uploader)
         self._graphs: DecodeGraphs | None = None

@@ -63,9 +63,13 @@ class Sampler:
         device: torch.device,
         eos_ids: Collection[int] = (),
         cut: CutVocabulary | None = None,
+        *,
+        one_by_one: bool = False,
     ) -> None:
         """eos_ids: not sampled before min_new_tokens, unless a request ignores them. cut: if this rank sees only the
-        logits of a part of the vocabulary."""
+        logits of a part of the vocabulary. one_by_one: on a CPU, row by row: torch rounds a tensor's last numbers
+        differently."""
+        self._one_by_one = one_by_one and device.type == "cpu"
         self._cut = cut
         self._own = range(vocab_size) if cut is None else cut.own
         self.next_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
@@ -193,7 +197,7 @@ class Sampler:
             temperature, seeds = self._floats[:, TEMPERATURE].index_select(0, index), None
             if self._settings.is_drawn[rows].any():
                 seeds = self._ints[:, SEED].index_select(0, index)
-            keys = sampling.draw_keys(logits, temperature, seeds, positions, cut.own.start)
+            keys = self._keys(logits, temperature, seeds, positions, cut.own.start)
         whole = np.flatnonzero(self._settings.cuts(rows))
         some = ids = None
         if len(whole):
@@ -205,11 +209,32 @@ class Sampler:
             ids = self._choose(cut.whole(logits), rows[whole], *places)
         return cut.decided(keys, some, ids)
 
+    def _keys(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        seeds: torch.Tensor | None,
+        positions: torch.Tensor,
+        first: int,
+    ) -> torch.Tensor:
+        if not self._one_by_one or len(logits) == 1:
+            return sampling.draw_keys(logits, temperature, seeds, positions, first)
+        each = (slice(i, i + 1) for i in range(len(logits)))
+        return torch.cat(
+            [
+                self._keys(logits[i], temperature[i], seeds if seeds is None else seeds[i], positions[i], first)
+                for i in each
+            ]
+        )
+
     def _choose(
         self, logits: torch.Tensor, rows: Int64Array, index: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         if not self._settings.is_drawn[rows].any():
             return sampling.greedy(logits)
+        if self._one_by_one and len(rows) > 1:
+            each = (slice(i, i + 1) for i in range(len(rows)))
+            return torch.cat([self._choose(logits[i], rows[i], index[i], positions[i]) for i in each])
         floats = self._floats.index_select(0, index)
         ints = self._ints.index_select(0, index)
         max_top_k = int(self._settings.top_k[rows].max())
@@ -285,6 +310,10 @@ class Sampler:
     def _penalize(self, logits: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
         """Penalise logits[index] of request rows `rows`; both int64 [M]."""
         assert self._occurrences is not None, "a row with penalties has been set up"
+        if self._one_by_one and len(rows) > 1:
+            for i in range(len(rows)):
+                self._penalize(logits, index[i : i + 1], rows[i : i + 1])
+            return
         floats = self._floats.index_select(0, rows)
         everywhere = len(index) == len(logits)
         some = logits if everywhere else logits.index_select(0, index)

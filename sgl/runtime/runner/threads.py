@@ -31,7 +31,9 @@ class StepThreads:
     the step's and hide starvation.
     """
 
-    def __init__(self, multiplications_per_token: int) -> None:
+    def __init__(self, multiplications_per_token: int, *, is_fixed: bool = False) -> None:
+        """is_fixed: always all, since torch rounds some sums by their number."""
+        self._is_fixed = is_fixed
         self._per_token = multiplications_per_token
         self._all = self._most = torch.get_num_threads()
         self._rests_until = 0.0
@@ -52,12 +54,12 @@ class StepThreads:
         """Set the threads for a step that begins. A streamed one leaves a core to others, unless it is large."""
         multiplications = num_tokens * self._per_token
         wanted = self._all
-        if multiplications < MANY_MULTIPLICATIONS:
+        if multiplications < MANY_MULTIPLICATIONS and not self._is_fixed:
             wanted = max(1, min(self._all - is_streamed, multiplications // _THREAD_MULTIPLICATIONS))
         self._began, self._ran_before = time.perf_counter(), time.process_time()
         if self._began >= self._rests_until:
             self._most = self._all
-        self._num_threads = min(wanted, self._most)
+        self._num_threads = wanted if self._is_fixed else min(wanted, self._most)
         torch.set_num_threads(self._num_threads)
 
     def done(self, *, worked: bool) -> None:

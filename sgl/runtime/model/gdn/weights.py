@@ -394,8 +394,8 @@ def _dense_slots(name: str, its: DenseWeights) -> dict[str, Slot]:
 def _sparse_slots(its: SparseWeights, *, fused: bool) -> dict[str, Slot]:
     experts = its.experts
     slots = {
-        "mlp.gate.weight": _into(experts.router[:-1]),
-        "mlp.shared_expert_gate.weight": _into(experts.router[-1:]),
+        "mlp.gate.weight": _into(experts.plain_router[:-1]),
+        "mlp.shared_expert_gate.weight": _into(experts.plain_router[-1:]),
         **_dense_slots("mlp.shared_expert", its.shared),
     }
     if experts.is_packed:

@@ -8,6 +8,7 @@ from collections.abc import Collection
 import torch
 
 from sgl.errors import WeightsError
+from sgl.kernels.layers.invariant import InvariantMatrix
 from sgl.kernels.layers.linear import PackedMatrix
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
@@ -74,6 +75,8 @@ class DecoderWriter:
                 weights.lm_head = weights.embedding
             elif isinstance(weights.lm_head, PackedMatrix):
                 weights.lm_head = plain(weights.lm_head)
+            elif isinstance(weights.lm_head, InvariantMatrix):
+                weights.lm_head = weights.lm_head.plain()
         views = [checkpoint_tensors(self._config, self._weights, self._shard, fused=its) for its in (False, True)]
         self._targets = {**views[0], **views[1]}
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from sgl.errors import WeightsError
+from sgl.kernels.layers.invariant import InvariantMatrix
 from sgl.kernels.layers.linear import PackedMatrix
 from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.loader import named
@@ -90,7 +91,11 @@ def unpack(parts: Iterable[Any]) -> None:
             value = getattr(part, field.name)
             if isinstance(value, PackedMatrix):
                 setattr(part, field.name, plain(value))
-            elif is_dataclass(value) and not isinstance(value, Experts):  # experts are never packed for a CPU
+            elif isinstance(value, InvariantMatrix):
+                setattr(part, field.name, value.plain())
+            elif isinstance(value, Experts):
+                setattr(part, field.name, value.plain() if value.is_invariant else value)
+            elif is_dataclass(value):
                 unpack([value])
 
 
