@@ -185,7 +185,7 @@ MOST_LINES = {
     "lang": 9_700,
     "runtime": 23_050,  # without the server and what follows
     "runtime.cluster": 1_680,
-    "runtime.gateway": 3_120,
+    "runtime.gateway": 3_170,
     "runtime.jax": 1_150,
     "runtime.media": 780,
     "runtime.model.eagle": 480,

@@ -24,6 +24,7 @@ from tests.test_server_process import parsed
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCKER = REPOSITORY / "docker"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+DASHBOARDS = ("sgl.json", "cluster.json")
 COMPOSE_FILES = ("compose.yaml", "compose.cuda.yaml")
 DOCKERFILES = ("Dockerfile", "Dockerfile.cuda")
 
@@ -166,14 +167,16 @@ def test_grafana_is_given_a_source_and_the_dashboard() -> None:
     mounted = dict(volume.split(":")[:2] for volume in compose["services"]["grafana"]["volumes"])
     [source] = yaml.safe_load((DOCKER / "grafana" / "datasource.yaml").read_text())["datasources"]
     assert source["url"].removeprefix("http://").split(":")[0] in compose["services"]
-    assert {item["uid"] for item in every(dashboard(), "datasource")} == {source["uid"]}
+    for name in DASHBOARDS:
+        assert {item["uid"] for item in every(dashboard(name), "datasource")} == {source["uid"]}
+        assert f"./grafana/{name}" in mounted
     [provider] = yaml.safe_load((DOCKER / "grafana" / "dashboards.yaml").read_text())["providers"]
     assert str(Path(mounted["./grafana/sgl.json"]).parent) == provider["options"]["path"]
 
 
-def dashboard() -> dict[str, Any]:
+def dashboard(name: str = "sgl.json") -> dict[str, Any]:
     """Grafana's."""
-    loaded: dict[str, Any] = json.loads((DOCKER / "grafana" / "sgl.json").read_text())
+    loaded: dict[str, Any] = json.loads((DOCKER / "grafana" / name).read_text())
     return loaded
 
 
@@ -215,8 +218,9 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
     assert label in known[name]
 
 
-def test_the_panels_fill_their_grid_without_overlap() -> None:
-    panels = dashboard()["panels"]
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_the_panels_fill_their_grid_without_overlap(name: str) -> None:
+    panels = dashboard(name)["panels"]
     assert max(Counter(panel["id"] for panel in panels).values()) == 1
     cells = Counter(
         cell

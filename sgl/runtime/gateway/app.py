@@ -36,6 +36,7 @@ from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.server.deadline import DEADLINE_HEADER
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import BodyTooLong, WrongKey, error_response
+from sgl.runtime.server.pages import page
 from sgl.runtime.server.serve import notice_silence
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ STORED = 100_000  # responses whose worker is remembered
 _TO_ALL = {"/flush_cache", "/load_lora_adapter", "/unload_lora_adapter", "/v1/load_lora_adapter"}
 _TO_ALL |= {"/v1/unload_lora_adapter", "/start_profile", "/stop_profile", "/abort_request"}
 _HEALTH = ("/health", "/health_generate", "/ready", "/ping")
-_LABELS = {*_TO_ALL, *_HEALTH, "/metrics", "/workers", "/generate", "/encode", "/tokenize"}
+_LABELS = {*_TO_ALL, *_HEALTH, "/cluster", "/metrics", "/workers", "/generate", "/encode", "/tokenize"}
 _LABELS |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "tags", "show")}
 _LABELS |= {f"/v1/{name}" for name in ("chat", "completions", "embeddings", "messages", "models")}
 _LABELS |= {f"/v1/{name}" for name in ("programs", "responses", "tokenize")}
@@ -84,6 +85,7 @@ class Gateway:
         )
         self._programs = Programs(self._passing, self._reader, self._session, self.metrics.reopened.inc)
         self._merging = asyncio.Lock()
+        self._started = time.time()
         self._stored: OrderedDict[str, str] = OrderedDict()  # workers by response id
         for url in workers:
             self.servers.add(url, url)
@@ -92,6 +94,8 @@ class Gateway:
         for path in _HEALTH:
             self.app.router.add_get(path, self._health)
         self.app.router.add_get("/metrics", self._metrics)
+        self.app.router.add_get("/cluster", self._page)
+        self.app.router.add_get("/cluster/status", self._status)
         self.app.router.add_route("*", "/workers", self._workers)
         self.app.router.add_route("*", "/{path:.*}", self._pass)
 
@@ -252,6 +256,28 @@ class Gateway:
         async with self._merging:  # in a thread: the workers' texts are long
             text = await asyncio.to_thread(text_of, self.metrics, await self.servers.texts("/metrics", headers))
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def _page(self, request: web.Request) -> web.Response:
+        """The workers and what they do, for people."""
+        return page("sgl.runtime.gateway", "page.html")
+
+    async def _status(self, request: web.Request) -> web.Response:
+        """What the page shows."""
+        self.metrics.waiting.set(self._limits.num_waiting)
+        others = -1  # this request is none
+        counts = self.metrics.counts()
+        return json_response(
+            {
+                "time": time.time(),
+                "started": self._started,
+                "policy": self.config.routing_policy,
+                "ready": len(self.servers.ready()),
+                "programs": len(self._programs.open),
+                **counts,
+                "open_requests": counts["open_requests"] + others,
+                "workers": self.servers.about(),
+            }
+        )
 
     async def _workers(self, request: web.Request) -> web.Response:
         """List them, add one, or let one go."""

@@ -37,6 +37,26 @@ class GatewayMetrics:
         self.found = Counter("found_tokens", "Of those, sent to where they are computed.", **own)  # type: ignore[arg-type]
         self.first_byte = Histogram("first_byte_seconds", "Until an answer began.", buckets=_SECONDS, **own)  # type: ignore[arg-type]
 
+    def counts(self) -> dict[str, int]:
+        """All but the histogram and what is told by worker, each in one number."""
+        named: tuple[str, ...] = (
+            "requests",
+            "sent",
+            "retries",
+            "refused",
+            "cut_streams",
+            "reopened_programs",
+            "prompt_tokens",
+        )
+        named += ("found_tokens", "open_requests", "waiting_requests")
+        found = dict.fromkeys(named, 0.0)
+        for family in self.registry.collect():
+            name = family.name.removeprefix("sgl_gateway_")
+            if name in found:
+                kept = (its.value for its in family.samples if not its.name.endswith("_created"))
+                found[name] += sum(kept)
+        return {name: int(value) for name, value in found.items()}
+
 
 def text_of(metrics: GatewayMetrics, of_workers: Mapping[str, str]) -> bytes:
     """In Prometheus' format. of_workers: the workers' own texts by name."""

@@ -72,7 +72,7 @@ class Programs:
         self.session = session
         self.reopened = reopened
         self.held = 0  # bytes
-        self._open: dict[str, Program] = {}
+        self.open: dict[str, Program] = {}
 
     async def create(self, request: web.Request, body: bytearray, workers: int) -> web.StreamResponse:
         """Open a program and stream its events. workers: how many take requests."""
@@ -84,7 +84,7 @@ class Programs:
         self.check_room(size)
         program = Program(self, request, body, parts)
         program.count(size)
-        self._open[program.id] = program
+        self.open[program.id] = program
         try:
             await program.begin()
         except Refused as refused:
@@ -98,7 +98,7 @@ class Programs:
     async def of_one(self, request: web.Request, body: bytearray) -> web.StreamResponse:
         """What clients do with an open program, by its path."""
         _, _, _, program_id, *rest = request.path.split("/")
-        program = self._open.get(program_id)
+        program = self.open.get(program_id)
         key = key_of(request.headers).encode("utf-8", "surrogateescape")
         if program is None or not secrets.compare_digest(program.key, key):
             raise NotThere("there is no such program: it ended, or nobody listened to it for too long", param="id")
@@ -120,7 +120,7 @@ class Programs:
         raise web.HTTPNotFound
 
     def _check_number(self) -> None:
-        if len(self._open) >= MAX_PROGRAMS:
+        if len(self.open) >= MAX_PROGRAMS:
             raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
 
     def check_room(self, size: int) -> None:
@@ -130,11 +130,11 @@ class Programs:
 
     def forget(self, program: Program) -> None:
         """It has ended."""
-        self._open.pop(program.id, None)
+        self.open.pop(program.id, None)
 
     async def close(self) -> None:
         """End them all."""
-        for program in list(self._open.values()):
+        for program in list(self.open.values()):
             program.end()
 
     async def _send(self, request: web.Request, program: Program, last: int) -> web.StreamResponse:

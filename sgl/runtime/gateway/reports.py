@@ -21,6 +21,7 @@ class Load:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    hit_rate: float | None = None  # of all its prompts' tokens; None: there were none
 
     @property
     def requests(self) -> int:
@@ -33,10 +34,14 @@ def load_of(info: Mapping[str, Any]) -> Load:
     states = info["internal_states"]
     total = tokens_of(info)
     free = sum(_number(state[name]) for state in states for name in ("kv_available_tokens", "kv_evictable_tokens"))
+    prompts, cached = (
+        sum(_number(its.get(name, 0)) for its in states) for name in ("prompt_tokens", "cached_tokens")
+    )
     return Load(
         int(sum(_number(state["num_running_reqs"]) for state in states)),
         int(sum(_number(state["num_queue_reqs"]) for state in states)),
         min(1.0, max(0.0, 1 - free / total)) if total else 0.0,
+        min(1.0, cached / prompts) if prompts else None,
     )
 
 

@@ -68,6 +68,7 @@ class Server:
     calls: set[Call] = field(default_factory=set)
     checks_keys: bool | None = None  # None: not known
     is_understood: bool = True  # what it says of itself
+    load: Load = field(default_factory=Load)
     again: asyncio.TimerHandle | None = None  # when its breaker lets a request pass
 
     def miss(self, began: float) -> bool:
@@ -267,6 +268,7 @@ class Servers:
                 "worker %s at %s does not say what it has to do: see worker_api_key", server.id, server.url
             )
         server.is_understood = is_understood
+        server.load = load
         if self._servers.get(server.id) is server and server.is_up:
             self._fleet.report(server.id, load)
             if info is not None:
@@ -318,6 +320,9 @@ class Servers:
                 "breaker": "open" if its.breaker.is_open else "closed",
                 "is_draining": known[its.id].is_draining,
                 "in_flight": known[its.id].in_flight,
+                "running": its.load.running,
+                "waiting": its.load.waiting,
+                "hit_rate": its.load.hit_rate,
                 "others": known[its.id].others,
                 "kv_usage": round(known[its.id].kv_usage, 3),
                 "work_tokens": round(known[its.id].work),

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import time
-from base64 import b64encode
 from collections.abc import Sequence
 from functools import cached_property
-from hashlib import sha256
-from importlib import resources
 from typing import Any
 
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from sgl.lang.view.html import filled
 from sgl.runtime.metrics import Histogram, Scrape
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.identity import caller
 from sgl.runtime.server.openapi import openapi
+from sgl.runtime.server.pages import page
 from sgl.runtime.server.replies import NotedRequest, Samples, Status
 from sgl.runtime.server.routes import Api, Route, endpoint
 from sgl.runtime.server.service import Service
@@ -80,35 +76,16 @@ class OperationApi(Api):
     @endpoint("GET /", is_open=True, content_type="text/html")
     async def page(self, request: web.Request) -> web.Response:
         """The status page, which polls /v1/status."""
-        return _page("page.html")
+        return page("sgl.runtime.server", "page.html")
 
     @endpoint("GET /docs", is_open=True, content_type="text/html")
     async def docs(self, request: web.Request) -> web.Response:
         """/openapi.json as a page, which also sends requests."""
-        return _page("docs.html")
+        return page("sgl.runtime.server", "docs.html")
 
     @cached_property
     def _openapi(self) -> dict[str, Any]:
         return openapi([*self._others, *self.routes()])
-
-
-def _page(name: str) -> web.Response:
-    html = filled(resources.files("sgl.runtime.server").joinpath(name).read_text(encoding="utf-8"), {})
-    headers = {"Content-Security-Policy": _policy(html), "X-Frame-Options": "DENY"}
-    return web.Response(text=html, content_type="text/html", headers=headers)
-
-
-def _policy(html: str) -> str:
-    """The page's content security policy: only its own script, style and server."""
-
-    def hashes(tag: str) -> str:
-        found = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
-        return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in found)
-
-    return (
-        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
 
 
 def _quantiles(histogram: Histogram) -> dict[str, float | None]:
