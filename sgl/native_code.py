@@ -65,6 +65,12 @@ def load(
 
 def _kept(name: str) -> Path | None:
     """A library's cache place; None unless only this user can write there."""
+    folder = private_folder()
+    return None if folder is None else folder / name
+
+
+def private_folder() -> Path | None:
+    """The user's cache folder, made at need; None unless only this user can write there."""
     folder = cache_folder()
     if folder is None:
         return None
@@ -73,7 +79,7 @@ def _kept(name: str) -> Path | None:
         found = folder.stat()
     except OSError:
         return None
-    return folder / name if found.st_uid == os.geteuid() and not found.st_mode & 0o022 else None
+    return folder if found.st_uid == os.geteuid() and not found.st_mode & 0o022 else None
 
 
 def _keep(made: Path, kept: Path) -> None:

@@ -55,6 +55,12 @@ class EngineOptions(TypedDict, total=False):
     hicache_storage_backend: Literal["file"] | None
     hicache_storage_dir: str | None
     hicache_storage_size: int
+    disaggregation_mode: Literal["null", "prefill", "decode"] | None
+    disaggregation_host: str
+    disaggregation_port: int
+    disaggregation_key_file: str | None
+    disaggregation_lease: float
+    disaggregation_buffer_mb: int | None
     disable_overlap_schedule: bool | None
     request_timeout: float | None
     queue_timeout: float | None

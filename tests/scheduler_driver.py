@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from sgl.runtime.cache.files import PageFiles
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.rates import Rates
+from sgl.runtime.loop.copies import Copies
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits, Step
 from sgl.runtime.scheduler.tiers import Tiers
+from sgl.runtime.scheduler.transfers import Transfers
 from tests.mock_mover import MockMover
 from tests.mock_runner import Mixed, MockPending, MockRunner, expected_output, expected_score, prefix_totals
 
@@ -55,13 +58,15 @@ class Setting:
     lateness: float = 0.5
     """How likely a copy is not done yet, at each look."""
     most_saves: int = 1 << 20
+    buffer_pages: int | None = None
+    """Of host memory that pages to and from other engines go through; None: there are no others."""
     seed: int = 0
 
 
 class Driver:
     """The engine loop without a thread or text: schedule, launch, handle the step before."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, make_transfers: Callable[[Driver], Transfers] | None = None) -> None:
         self.setting = setting
         self.pool = PagePool(setting.num_pages, setting.page_size)
         self.window_pool: PagePool | None = None
@@ -82,15 +87,18 @@ class Driver:
         )
         self.files: PageFiles | None = None
         self.tiers: Tiers | None = None
-        if setting.host_pages is not None:
-            self.mover = MockMover(self.runner, setting.host_pages, random.Random(setting.seed), setting.lateness)
+        host_pages, self.first_row = setting.host_pages, 0 if setting.host_pages is None else setting.host_pages + 1
+        if host_pages is not None or setting.buffer_pages is not None:
+            rows = self.first_row + (setting.buffer_pages or 0)
+            self.mover = MockMover(self.runner, rows, random.Random(setting.seed), setting.lateness)
+        if host_pages is not None:
             if setting.folder is not None:
                 self.files = PageFiles(
                     setting.folder, b"m" * 32, self.mover.memory, setting.page_size, 1 << 18, segment_bytes=1 << 13
                 )
             rates = Rates(compute=1.0, load=1e-6, read=1e-6)
             rates.is_fixed = True
-            host = HostCache(setting.host_pages, setting.page_size)
+            host = HostCache(host_pages, setting.page_size)
             self.tiers = Tiers(host, rates, files=self.files, most_saves=setting.most_saves, clock=lambda: self.now)
         self.scheduler = Scheduler(
             limits,
@@ -101,10 +109,12 @@ class Driver:
             window=setting.window,
             window_pool=self.window_pool,
             tiers=self.tiers,
+            transfers=None if make_transfers is None else make_transfers(self),
             clock=lambda: self.now,
         )
         if self.scheduler.memory.states is not None:
             self.scheduler.memory.states._interval = setting.page_size
+        self.copies = Copies(self.scheduler.memory, getattr(self, "mover", self.runner))  # type: ignore[arg-type]
         self.flying: tuple[Step, MockPending] | None = None
         self.in_stages: deque[tuple[Step, Any]] = deque()
         self.done: dict[int, Request] = {}
@@ -117,13 +127,13 @@ class Driver:
     def step(self) -> bool:
         """One turn of the loop; whether anything happened."""
         decodable = {r.uid for r in self.live_requests() if r.phase is Phase.DECODE}
-        if self.tiers is not None:
-            self.tiers.poll()
+        movers = [each for each in (self.tiers, self.scheduler.memory.transfers) if each is not None]
+        for each in movers:
+            each.poll()
         step = self.scheduler.schedule() if self.scheduler.has_work else None
-        waits = False
-        if self.tiers is not None:
-            self.tiers.launch(self.mover)
-            waits = self.tiers.loads.is_busy
+        for each in movers:
+            each.launch(self.mover)
+        waits = self.scheduler.memory.is_bringing
         if self.setting.depth > 1:
             return self.step_in_stages(step) or waits
         flying, self.flying = self.flying, None
@@ -179,7 +189,7 @@ class Driver:
         elif len(request.output_ids) >= request.max_new_tokens:
             reason = FinishReason("length")
         if reason is not None:
-            self.scheduler.finish(request, reason)
+            self.copies.finish(self.scheduler, request, reason)
             self.done[request.uid] = request
         elif self.setting.drafts and request.max_new_tokens - len(request.output_ids) > 1:
             self.try_draft(request)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -32,6 +31,7 @@ from pydantic import (
 from sgl.errors import ConfigError, nearest_name
 from sgl.lang.ir.sampling import MAX_SECONDS
 from sgl.options import ORIGINALS
+from sgl.runtime.key_options import ApiKey, read_admin_key, read_api_keys
 from sgl.runtime.lora_options import LoraPath, LoraPaths, read_lora_paths, read_lora_targets
 
 logger = logging.getLogger(__name__)
@@ -169,6 +169,20 @@ class EngineConfig:
     """The folder for these files, for any number of models and engines."""
     hicache_storage_size: Annotated[int, Field(ge=1, le=1 << 20)] = 64
     """GB of files at most, of each engine; the least recently used are removed."""
+    disaggregation_mode: Literal["null", "prefill", "decode"] | None = None
+    """prefill: compute prompts for other engines, which pull their KV pages. decode: pull pages of prompts from those.
+    None, or null: neither."""
+    disaggregation_host: str = "127.0.0.1"
+    """The address of a prefill engine that decode engines connect to, and where it listens."""
+    disaggregation_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Its port. 0: any free one."""
+    disaggregation_key_file: str | None = None
+    """A file whose contents sign kv_transfer_params: the same for all these engines, random, at least 16 bytes. None:
+    one in ~/.cache/sgl, which is made at need, so that the engines of one user and machine go together."""
+    disaggregation_lease: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 30.0
+    """Seconds for which a prefill engine keeps a prompt's pages for a decode engine."""
+    disaggregation_buffer_mb: PositiveInt | None = None
+    """MB of host memory that pages go through, and wait in. None: half of the KV pages' memory, 4096 at most."""
     disable_overlap_schedule: bool | None = None
     """Handle each step's result before launching the next. None: True on a CPU, where the step itself needs
     the cores that scheduling would overlap with."""
@@ -277,47 +291,6 @@ class EngineConfig:
         return "embedded" if self.model_path == str(EMBEDDED) else self.model_path
 
 
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """A key that clients send. Their programs and requests belong to its name."""
-
-    name: str
-    key: str = field(repr=False)
-
-
-_NAMED_KEY = re.compile(r"([A-Za-z0-9_.-]{1,64})=(.*[^=].*)")  # a key without a name may end in `==`
-_NO_KEY = re.compile(r"[\x00-\x20\x7f,]")
-
-
-def _api_keys(given: Any) -> Any:
-    """Read `NAME=KEY` or `KEY` texts, with commas between several. Keys without a name get one that users cannot
-    choose. Messages never quote a key: they end up in logs."""
-    if given is None or (isinstance(given, tuple) and all(isinstance(key, ApiKey) for key in given)):
-        return given
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("a key is a text, NAME=KEY or KEY")
-    if not texts:
-        raise ValueError("no key is given")
-    keys: dict[str, ApiKey] = {}
-    parts = [part.strip() for text in texts for part in text.split(",")]
-    for i, part in enumerate(parts, 1):
-        named = _NAMED_KEY.fullmatch(part)
-        name, key = named.groups() if named else (f"#{i}", part)
-        if not key or _NO_KEY.search(key):
-            raise ValueError(f"key number {i} is empty, or has blanks or control characters")
-        if key in keys:
-            raise ValueError(f"keys number {i} and {list(keys).index(key) + 1} are the same")
-        keys[key] = ApiKey(name, key)
-    return tuple(keys.values())
-
-
-def _admin_key(given: Any) -> Any:
-    if isinstance(given, str) and (not given or _NO_KEY.search(given)):
-        raise ValueError("the key is empty, or has commas, blanks or control characters")
-    return given
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Options of the HTTP server in front of an engine; `from_options` checks them."""
@@ -329,10 +302,10 @@ class ServerConfig:
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Where gateways such as smg send token ids by gRPC (SglangScheduler); 0: any free port. None: nowhere. Needs
     sgl[grpc]."""
-    api_key: Annotated[tuple[ApiKey, ...] | None, BeforeValidator(_api_keys)] = field(default=None, repr=False)
+    api_key: Annotated[tuple[ApiKey, ...] | None, BeforeValidator(read_api_keys)] = field(default=None, repr=False)
     """NAME=KEY, or KEY alone; may be repeated. Clients must send one as `Authorization: Bearer KEY`, and what they
     make belongs to its name. None: everybody may."""
-    admin_api_key: Annotated[str | None, BeforeValidator(_admin_key)] = field(default=None, repr=False)
+    admin_api_key: Annotated[str | None, BeforeValidator(read_admin_key)] = field(default=None, repr=False)
     """The one key that may flush the cache, profile, abort all requests, and reach everybody's programs and requests.
     None: every key may flush and profile, and reaches what is its own."""
     cors_origins: str = ""

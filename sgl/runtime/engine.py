@@ -94,6 +94,7 @@ class Engine(Trainable):
             media=media_of(started.model_config),
             is_launching=started.runner.is_launching,
             adapters=self._adapters,
+            transfers=started.scheduler.memory.transfers,
         )
         if self._builder.masks_on_device:
             try:
@@ -101,8 +102,7 @@ class Engine(Trainable):
             except BaseException:
                 self._builder.close()
                 raise
-        is_frozen = startup.freeze(started)
-        self._profiler = StepProfiler()
+        is_frozen, self._profiler = startup.freeze(started), StepProfiler()
         self._rids: dict[Rid, list[int]] = {}
         self._rids_lock = threading.RLock()  # reentrant: garbage collection may abandon a dropped stream anywhere
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")

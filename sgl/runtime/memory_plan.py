@@ -50,6 +50,8 @@ class KVPlan:
     """Of the pool of layers with a window; 0: there is one pool."""
     num_host_pages: int = 0
     """Of host memory for copies, also with an unused one."""
+    num_transfer_pages: int = 0
+    """Of host memory that pages to and from other engines go through, with an unused one, behind those."""
 
     def windowed(self, model: SizedModel) -> WindowedLayers | None:
         """The layers of this rank that have the second pool."""

@@ -45,11 +45,13 @@ from sgl.runtime.runner.runner import ModelRunner, current
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits
 from sgl.runtime.scheduler.tiers import Tiers
+from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.speculate import choice as speculate
 from sgl.runtime.speculate.models import ModelDrafter
 from sgl.runtime.speculate.speculator import Speculator
 from sgl.runtime.text.tokenizer import Tokenizer
 from sgl.runtime.tier_choice import check_tiers, open_tiers, plan_host
+from sgl.runtime.transfer_choice import check_transfers, open_transfers, plan_transfers
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +76,7 @@ class Started:
 
     def close(self) -> None:
         """End other ranks, and what writes files. Idempotent."""
-        if self.scheduler.memory.tiers is not None:
-            self.scheduler.memory.tiers.close()
+        self.scheduler.memory.close()
         if self.kv_events is not None:
             self.kv_events.close()
         if self.group is not None:
@@ -117,6 +118,7 @@ def start(config: EngineConfig) -> Started:
     if config.nnodes > 1:
         _ = config.address  # before anything starts
     check_tiers(config)
+    check_transfers(config)
     _check_kv_events(config)
     with device_of(config, 0) as device:
         model_config = checked_model(config, device)
@@ -273,6 +275,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         window=plan.window,
         window_pool=window_pool,
         tiers=its.tiers,
+        transfers=its.transfers,
     )
     return Started(
         config,
@@ -302,6 +305,7 @@ class _Ready:
     beside: Beside = NOTHING
     drafter: ModelDrafter | None = None
     tiers: Tiers | None = None
+    transfers: Transfers | None = None
     of_torch: Model | None = None
 
 
@@ -317,7 +321,7 @@ def _with_torch(
     drafts = load_drafts(config, model_config, model, tokenizer)
     beside = NOTHING if drafts is None else drafts.beside
     config, plan = plan_memory(config, model, model_config, beside)
-    plan = replace(plan, num_host_pages=plan_host(config, model, plan))
+    plan = plan_transfers(config, model, replace(plan, num_host_pages=plan_host(config, model, plan)))
     config, attention = choose_attention(config, _attention_shape(config, model, plan))
     drafter = None if drafts is None else drafts.drafter(config, plan.num_pages, eos_ids)
     runner: ModelRunner | LeadingRunner
@@ -332,7 +336,8 @@ def _with_torch(
         runner.warm_up(most_tokens)
     if plan.num_host_pages:
         tiers = open_tiers(config, model, runner, plan.num_host_pages, most_tokens)
-    return _Ready(config, model, plan, runner, beside, drafter, tiers, model)
+    transfers = open_transfers(config, model, runner.host, plan)
+    return _Ready(config, model, plan, runner, beside, drafter, tiers, transfers, model)
 
 
 def _check_kv_events(config: EngineConfig) -> None:
@@ -397,7 +402,7 @@ def build_runner(
         max_graph_tokens=max_tokens,
         lora=adapter_slots(config, model),
         num_checkpoints=config.state_checkpoints or 0,
-        host_pages=plan.num_host_pages,
+        host_pages=plan.num_host_pages + plan.num_transfer_pages,
         observer=observer,
         deterministic=config.deterministic,
     )

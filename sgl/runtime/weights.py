@@ -188,6 +188,11 @@ class WeightUpdates:
         source: str,
     ) -> WeightsUpdate:
         """On the loop's thread, between two steps."""
+        if self._scheduler.memory.transfers is not None:
+            raise InvalidRequest(
+                f"an engine with disaggregation_mode={self._config.disaggregation_mode!r} keeps the weights that it "
+                "started with: others pull what it computed, or it pulls theirs"
+            )
         writer = self.writer
         used, theirs = self._check(given, is_whole=is_whole, source=source)
         check_aliases(writer, used.keys(), lambda name: get(theirs[name]), source)

@@ -1230,6 +1230,12 @@ export interface components {
          * @description POST /v1/chat/completions.
          */
         ChatBody: {
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | ({
+                [key: string]: unknown;
+            } | null)[] | null;
             response_format?: components["schemas"]["ResponseFormat"] | null;
             structured_outputs?: components["schemas"]["StructuredOutputs"] | null;
             /** Regex */
@@ -1319,6 +1325,8 @@ export interface components {
             /** Stream */
             stream?: boolean | null;
             stream_options?: components["schemas"]["sgl__runtime__server__protocol__StreamOptions"] | null;
+            /** Return Kv Transfer Params */
+            return_kv_transfer_params?: boolean | null;
             /** Return Token Ids */
             return_token_ids?: boolean | null;
             /** Return Tokens As Token Ids */
@@ -1405,6 +1413,12 @@ export interface components {
             usage: components["schemas"]["sgl__runtime__server__replies__Usage"];
             /** Prompt Token Ids */
             prompt_token_ids?: number[];
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | {
+                [key: string]: unknown;
+            }[];
         };
         /**
          * ChatLogprobs
@@ -1548,12 +1562,24 @@ export interface components {
             /** Choices */
             choices: components["schemas"]["CompletionChoice"][];
             usage: components["schemas"]["sgl__runtime__server__replies__Usage"];
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | {
+                [key: string]: unknown;
+            }[];
         };
         /**
          * CompletionBody
          * @description POST /v1/completions.
          */
         CompletionBody: {
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | ({
+                [key: string]: unknown;
+            } | null)[] | null;
             response_format?: components["schemas"]["ResponseFormat"] | null;
             structured_outputs?: components["schemas"]["StructuredOutputs"] | null;
             /** Regex */
@@ -1643,6 +1669,8 @@ export interface components {
             /** Stream */
             stream?: boolean | null;
             stream_options?: components["schemas"]["sgl__runtime__server__protocol__StreamOptions"] | null;
+            /** Return Kv Transfer Params */
+            return_kv_transfer_params?: boolean | null;
             /** Return Token Ids */
             return_token_ids?: boolean | null;
             /** Return Tokens As Token Ids */
@@ -2121,6 +2149,14 @@ export interface components {
             extra_key?: string | null;
             /** Lora Path */
             lora_path?: string | (string | null)[] | null;
+            /** Return Kv Transfer Params */
+            return_kv_transfer_params?: boolean | null;
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | {
+                [key: string]: unknown;
+            }[] | null;
             /** Timeout */
             timeout?: number | null;
             /** Stream */
@@ -3576,6 +3612,10 @@ export interface components {
             meta_info: components["schemas"]["MetaInfo"];
             /** Index */
             index?: number;
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            };
         };
         /**
          * Row

@@ -6,7 +6,7 @@ It changes nothing and reports instead of raising. It walks the whole tree: for 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.keys import TOKEN_BYTES
-from sgl.runtime.cache.pages import DUMMY, FREE, OWNER_NAMES, PRIVATE, TREE, PagePool
+from sgl.runtime.cache.pages import DUMMY, FREE, INCOMING, OWNER_NAMES, PRIVATE, TREE, PagePool
 from sgl.runtime.cache.radix import Node, RadixCache
 from sgl.runtime.cache.window_pages import WindowPages
 
@@ -26,11 +26,13 @@ def check(
     cache: RadixCache,
     private: Iterable[Int32Array],
     locked: Iterable[Holder] | None = None,
+    incoming: Iterable[Int32Array] = (),
 ) -> list[str]:
     """Problems, one sentence each. `private`: the pages of every live private tail. `locked`: a node for each held
-    lock, or with it the one above what it holds; without it, locks are only checked along the tree."""
+    lock, or with it the one above what it holds; without it, locks are only checked along the tree. `incoming`: the
+    pages that reads from other engines may write to."""
     nodes = list(_walk(cache))
-    problems = _check_pages(pool, [node.pages for node in nodes], list(private))
+    problems = _check_pages(pool, [node.pages for node in nodes], list(private), list(incoming))
     problems += _check_shape(cache, nodes)
     problems += _check_locks(cache, nodes, locked)
     problems += _check_lru(cache, nodes)
@@ -77,13 +79,16 @@ def _walk(cache: RadixCache) -> Iterator[Node]:
         stack.extend(node.children.values())
 
 
-def _check_pages(pool: PagePool, tree: list[Int32Array], private: list[Int32Array]) -> list[str]:
-    """free ⊎ tree ⊎ private ⊎ {dummy} = all pages, as the pool's owner states say."""
-    claims = {
+def _check_pages(
+    pool: PagePool, tree: list[Int32Array], private: list[Int32Array], incoming: Sequence[Int32Array] = ()
+) -> list[str]:
+    """free ⊎ tree ⊎ private ⊎ incoming ⊎ {dummy} = all pages, as the pool's owner states say."""
+    claims: dict[int, Sequence[Int32Array]] = {
         DUMMY: [np.zeros(1, np.int32)],
         FREE: [pool.free_list()],
         TREE: tree,
         PRIVATE: private,
+        INCOMING: incoming,
     }
     problems = []
     times = np.zeros(pool.num_pages, np.int64)

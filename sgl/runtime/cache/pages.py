@@ -6,8 +6,10 @@ retracted, `RowMemory.share` what the tree has already. `RadixCache.insert` adop
 
     alloc            adopt
     FREE ──────────▶ PRIVATE ──────────▶ TREE          DUMMY: page 0, where padded rows write; never leaves
-      ▲                 │ free             │ release
-      └─────────────────┴──────────────────┘
+      ▲               │  ▲ │ free          │ release
+      │        expect ▼  │ │               │
+      │          INCOMING┘ arrived         │           INCOMING: a read from another engine may still write to it
+      └────────────────────┴───────────────┘
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ FREE: Final = 0
 PRIVATE: Final = 1
 TREE: Final = 2
 DUMMY: Final = 3
+INCOMING: Final = 4
 
-OWNER_NAMES: Final = ("free", "private", "in the tree", "the dummy page")
+OWNER_NAMES: Final = ("free", "private", "in the tree", "the dummy page", "incoming")
 
 
 class PagePool:
@@ -41,7 +44,7 @@ class PagePool:
         self.page_size = page_size
         self.num_free = num_pages - 1
         self.owner: npt.NDArray[np.uint8] = np.full(num_pages, FREE, np.uint8)
-        """Who holds each page: FREE, PRIVATE, TREE or DUMMY. Only the pool writes it."""
+        """Who holds each page: FREE, PRIVATE, TREE, DUMMY or INCOMING. Only the pool writes it."""
         self.owner[0] = DUMMY
         self._stack: Int32Array = np.arange(num_pages - 1, 0, -1, dtype=np.int32)  # the first num_free are free
         self._order: Int32Array = np.arange(num_pages, dtype=np.int32)
@@ -69,6 +72,16 @@ class PagePool:
     def release(self, pages: Int32Array) -> None:
         """Take back pages of the TREE. Only the radix cache calls it."""
         self._push(pages, TREE)
+
+    def expect(self, pages: Int32Array) -> None:
+        """Keep PRIVATE pages from all other use, as INCOMING, while something else writes to them."""
+        self._check(pages, PRIVATE)
+        self.owner[pages] = INCOMING
+
+    def arrived(self, pages: Int32Array) -> None:
+        """Nothing writes to INCOMING pages any more: they are PRIVATE."""
+        self._check(pages, INCOMING)
+        self.owner[pages] = PRIVATE
 
     def free_list(self) -> Int32Array:
         """A copy, for the ledger."""

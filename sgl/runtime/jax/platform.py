@@ -32,6 +32,7 @@ _WITHOUT = {
     "enable_lora": "LoRA adapters are not served there",
     "lora_paths": "LoRA adapters are not served there",
     "speculative_draft_model_path": "nobody drafts tokens there",
+    "disaggregation_mode": "pages are not sent to other engines from there",
     "enable_hierarchical_cache": "cached pages are not copied to host memory there",
     "attention_backend": "attention is JAX's own there",
     "prefill_kernel": "attention is JAX's own there",

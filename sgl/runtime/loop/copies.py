@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sgl.errors import EngineDead, InvalidRequest
+from sgl.errors import EngineDead, InvalidRequest, QueueFull
 from sgl.runtime.batch import Mover, PendingStep, StepResult
 from sgl.runtime.cache.files import CLOSING_SECONDS
+from sgl.runtime.scheduler.memory import RowMemory
+from sgl.runtime.scheduler.request import FinishReason, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Step
 from sgl.runtime.scheduler.tiers import Tiers
@@ -20,20 +22,22 @@ _SETTLING_SECONDS = 60.0
 
 
 class Copies:
-    """Of one loop. tiers: None if there is only the device's memory."""
+    """Of one loop."""
 
-    def __init__(self, tiers: Tiers | None, mover: Mover) -> None:
-        self._tiers = tiers
+    def __init__(self, memory: RowMemory, mover: Mover) -> None:
+        self._memory = memory
+        self._tiers = memory.tiers
+        self._movers = [each for each in (memory.tiers, memory.transfers) if each is not None]
         self._mover = mover
         self._last = 0.0  # monotonic seconds of the last result
 
     def schedule(self, scheduler: Scheduler) -> Step | None:
         """The next step, if any can run, and the copies before it: after all steps that were launched, before it is."""
-        if self._tiers is not None:
-            self._tiers.poll()
+        for each in self._movers:
+            each.poll()
         step = scheduler.schedule() if scheduler.has_work and not scheduler.is_paused else None
-        if self._tiers is not None:
-            self._tiers.launch(self._mover)
+        for each in self._movers:
+            each.launch(self._mover)
         if step is not None:
             step.launched = time.monotonic()
         return step
@@ -55,12 +59,23 @@ class Copies:
 
     def longest_wait(self, seconds: float) -> float:
         """How long an idle loop may sleep: `seconds`, or less while copies are under way."""
-        return seconds if self._tiers is None else min(seconds, self._tiers.poll_seconds or seconds)
+        return min((seconds, *(each.poll_seconds or seconds for each in self._movers)))
 
     @property
     def is_loading(self) -> bool:
         """Whether requests may wait for pages under way."""
-        return self._tiers is not None and self._tiers.loads.is_busy
+        return self._memory.is_bringing
+
+    def finish(self, scheduler: Scheduler, request: Request, reason: FinishReason) -> FinishReason:
+        """End a request, and offer its prompt to another engine if that is wanted. Returns why it ended."""
+        scheduler.finish(request, reason)
+        transfers = self._memory.transfers
+        if request.offers_transfer and reason.type != "abort" and transfers is not None and transfers.exports:
+            try:
+                request.offered = transfers.exports.offer(request)
+            except QueueFull as error:
+                return FinishReason("abort", error=error)
+        return reason
 
     def result(self, step: Step, pending: PendingStep) -> StepResult:
         """Wait for a step."""

@@ -75,7 +75,7 @@ class EngineLoop:
         self.timers = Timers()
         """Actions between steps, for the loop's own thread."""
         self._runner = runner
-        self.copies = Copies(scheduler.memory.tiers, runner)
+        self.copies = Copies(scheduler.memory, runner)
         self._deliver = deliver
         self._run_ahead = run_ahead
         self._jump_forward = jump_forward
@@ -349,7 +349,7 @@ class EngineLoop:
         if not submission.has_entered:
             request.phase = Phase.DONE
         else:
-            self.scheduler.finish(request, reason)
+            reason = self.copies.finish(self.scheduler, request, reason)
             self._speculator.ended(request)
             self._num_constrained -= submission.matcher is not None
             self._num_streamed -= submission.stream

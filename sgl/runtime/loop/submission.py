@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sgl.errors import RequestAborted
 from sgl.runtime.batch import Float32Array, Logprobs
@@ -26,6 +26,7 @@ class Detail(NamedTuple):
     queue_seconds: float  # from submission to the first step
     prefill_seconds: float  # from there to the first output token
     embedding: Float32Array | None  # [hidden_size] with the last output, if asked for
+    transfer: dict[str, Any] | None = None  # with the last output, if asked for
 
 
 @dataclass(slots=True)
@@ -106,6 +107,7 @@ class Submission:
                 queue_seconds=max(0.0, self.first_step - self.submitted),
                 prefill_seconds=max(0.0, self.first_token - self.first_step),
                 embedding=None if reason is None or reason.type == "abort" else request.embedding,
+                transfer=request.offered,
             )
             self.emitted_logprobs = len(request.output_logprobs)
         pieces, self.pieces = self.pieces, ""

@@ -287,17 +287,17 @@ class _Store(_c10d.Store):  # type: ignore[misc]  # untyped
             self._get(key)
 
 
-def secret_of(path: str) -> bytes:
+def secret_of(path: str, option: str = "dist_key_file") -> bytes:
     """The contents of a secret's file. Raises ConfigError."""
     try:
         secret = Path(path).read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"the secret cannot be read: {error}", option="dist_key_file") from error
+        raise ConfigError(f"the secret cannot be read: {error}", option=option) from error
     if len(secret) < _LEAST_SECRET:
         raise ConfigError(
             f"{path} has {len(secret)} bytes: a secret needs {_LEAST_SECRET} at least, and random ones, for example "
             f"`openssl rand -hex 32 > {path}`",
-            option="dist_key_file",
+            option=option,
         )
     return secret
 

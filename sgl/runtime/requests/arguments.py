@@ -38,6 +38,10 @@ class GenerateOptions(TypedDict, total=False):
     """Only requests with the same key share cached prefixes."""
     lora_path: str | Sequence[str | None] | None
     """The name of a loaded LoRA adapter. None: the model alone."""
+    return_kv_transfer_params: bool
+    """Of a prefill engine, with max_new_tokens=0: answer what a decode engine takes as kv_transfer_params."""
+    kv_transfer_params: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+    """For a decode engine: what a prefill engine answered for this prompt, whose pages are pulled from there."""
     timeout: float | None
     """Seconds until RequestTimeout; in a list, only the late ones end, with finish_reason "abort"."""
     stream: bool
@@ -74,6 +78,8 @@ class GenerateRequest:
     priority: int = field(default=0, metadata=_one(int))
     extra_key: str | None = field(default=None, metadata=_one(str))
     lora_path: str | None = field(default=None, metadata=_each(str | None))
+    return_kv_transfer_params: bool = field(default=False, metadata=_one(bool))
+    kv_transfer_params: Any = field(default=None, metadata=_each(dict[str, Any]))
     timeout: float | None = field(default=None, metadata=_one(float))
     stream: bool = field(default=False, metadata=_one(bool))
     origin: Hashable | None = None

@@ -29,8 +29,10 @@ from sgl.runtime.media.read import MediaReader
 from sgl.runtime.requests.adapters import Adapters
 from sgl.runtime.requests.arguments import GenerateRequest, Params, is_list, requests_of, too_many
 from sgl.runtime.requests.results import Header, NativeResult
+from sgl.runtime.requests.transfers import offers, pulls
 from sgl.runtime.sampling_params import SamplingParams, checked_seconds, integer
 from sgl.runtime.scheduler.request import Request
+from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.text.output import TextOutput
 from sgl.runtime.text.stop import StopMatcher
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -59,14 +61,17 @@ class RequestBuilder:
         media: MediaConfig | None = None,
         is_launching: Callable[[], bool],
         adapters: Adapters,
+        transfers: Transfers | None = None,
     ) -> None:
-        """media: how the model takes images, if it does. is_launching: see `ModelRunner`."""
+        """media: how the model takes images, if it does. transfers: to or from other engines. is_launching: see
+        `ModelRunner`."""
         assert config.context_length is not None, "options were resolved"
         self._config = config
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._adapters = adapters
+        self._transfers = transfers
         self._context_length = config.context_length
         self._seed = secrets.randbits(63) if config.random_seed is None else config.random_seed
         self._constraints = Constraints(
@@ -142,6 +147,8 @@ class RequestBuilder:
         origin = wanted.owner, namespace, wanted.origin, _kind(wanted, params, prompt_ids)
         now = time.monotonic()
         key = prompt_ids.tobytes() if layout is None else layout.key_ids.tobytes()
+        offered = offers(wanted, params, self._transfers)
+        pulled = pulls(wanted, self._transfers, namespace, key)
         room = self._context_length - len(prompt_ids) - (0 if layout is None else max(0, layout.offset))
         token_text = None
         if wanted.return_text_in_logprobs and self._tokenizer is not None:
@@ -169,6 +176,8 @@ class RequestBuilder:
                 top_logprobs=top_logprobs,
                 token_ids_logprob=given,
                 known=key,
+                transfer=pulled,
+                offers_transfer=offered,
             )
             if wanted.limits_logprobs:
                 check_num_logprobs(params.n * num_logprobs(request, streams=bool(wanted.stream)))

@@ -107,7 +107,9 @@ class NativeResult:
             meta |= {"drafted_tokens": detail.num_drafted, "accepted_tokens": detail.num_accepted}
         if self.header.top_logprobs >= 0:
             meta.update(self._logprobs(first_logprob, with_input=with_input))
-        result = {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
+        result: dict[str, Any] = {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}
+        if detail.transfer is not None:
+            result["kv_transfer_params"] = detail.transfer
         return result if detail.embedding is None else {**result, "embedding": detail.embedding}
 
     def _logprobs(self, first: int, *, with_input: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ page table on the device keeps entries that nothing reads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.rows import RowTable
 from sgl.runtime.scheduler.states import RowStates
 from sgl.runtime.scheduler.tiers import NO_TIERS, Tiers
+from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.scheduler.windows import RowWindows
 
 
@@ -43,6 +45,7 @@ class RowMemory:
         window: int | None = None,
         window_pool: PagePool | None = None,
         tiers: Tiers | None = None,
+        transfers: Transfers | None = None,
         *,
         share: bool,
     ) -> None:
@@ -74,6 +77,11 @@ class RowMemory:
             assert self.states is None, "states have no copies"
             assert self.windows is None, "pages of layers with a window have none"
             tiers.attach(self.cache, self._in_flight, self.leases)
+        self.transfers = transfers
+        """Pages to or from other engines; None: this one is for prompts and outputs alike."""
+        if transfers is not None:
+            assert share and self.states is None and self.windows is None, "only whole pages of all layers go"  # noqa: PT018
+            transfers.attach(self.cache, self._in_flight, self.leases)
 
     @property
     def available_pages(self) -> int:
@@ -152,14 +160,30 @@ class RowMemory:
         key = request.key()[: 4 * request.match_limit]
         pending = self._in_flight.find(request.uid, key, cached_len, request.namespace)
         if pending is None:
-            return (
-                None if self.tiers is None else self.tiers.loads.computes_or_loads(request, cached_len, match.node)
-            )
+            owner = None
+            if self.transfers is not None and self.transfers.imports is not None:
+                owner = self.transfers.imports.computes_or_pulls(request, cached_len, match.node)
+            if owner is None and self.tiers is not None:
+                owner = self.tiers.loads.computes_or_loads(request, cached_len, match.node)
+            return owner
         if self.states is not None:
             self.states.want(pending.owner, pending.length)
         if self.windows is not None:
             self.windows.want(pending.owner, pending.length)
         return pending.owner
+
+    def left_queue(self, request: Request) -> None:
+        """A request has a row, or has ended: nothing more need be brought for it."""
+        if self.tiers is not None:
+            self.tiers.loads.entered(request)
+        if self.transfers is not None:
+            self.transfers.left_queue(request)
+
+    @property
+    def is_bringing(self) -> bool:
+        """Whether requests may wait for pages under way, from a tier or another engine."""
+        tiers, transfers = self.tiers, self.transfers
+        return (tiers is not None and tiers.loads.is_busy) or (transfers is not None and transfers.is_busy)
 
     def is_in_flight(self, uid: int) -> bool:
         """Whether that request will still insert tokens."""
@@ -299,14 +323,15 @@ class RowMemory:
     @property
     def is_busy(self) -> bool:
         """Whether requests run or pages are under way: either gives pages back in the end."""
-        return bool(self.running) or (self.tiers is not None and self.tiers.loads.is_busy)
+        return bool(self.running) or self.is_bringing
 
     @property
     def is_full(self) -> bool:
         """Whether loads left no page, not even of what room was reserved for."""
-        return self.tiers is not None and not self.available_pages and not len(self.leases)
+        brings = self.tiers is not None or self.transfers is not None
+        return brings and not self.available_pages and not len(self.leases)
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> dict[str, Any]:
         """For users: what is cached where, in tokens, and what moved since the start."""
         size, tiers = self.page_size, self.tiers
         state = {
@@ -314,12 +339,15 @@ class RowMemory:
             "kv_evictable_tokens": self.cache.evictable_pages * size,
             "evicted_tokens": self.cache.evicted_pages * size,
         }
+        state |= {} if self.transfers is None else self.transfers.state()
         return state | self.windowed_tokens() | (NO_TIERS if tiers is None else tiers.state())
 
     def flush(self) -> int:
         """Forget all that is cached and that nobody holds. Returns how many pages remain locked."""
         for forget in self.on_flush:
             forget()
+        if self.transfers is not None:
+            self.transfers.clear()
         return self.cache.reset() if self.tiers is None else self.tiers.clear(self.cache.reset)
 
     def outdate(self) -> None:
@@ -347,6 +375,12 @@ class RowMemory:
         while self._obtainable_pages < num_pages and self.leases.drop_oldest():
             pass
 
+    def close(self) -> None:
+        """End what writes files or talks to other engines. After the last step. Idempotent."""
+        for each in (self.tiers, self.transfers):
+            if each is not None:
+                each.close()
+
     def check(self) -> list[str]:
         """Breaches of ownership; empty if every page and every checkpoint has one owner."""
         running = self.running.items()
@@ -357,7 +391,12 @@ class RowMemory:
             private += self.tiers.loads.private()
             locked += [(node, None) for node in self.tiers.loads.locked()]
             problems = self.tiers.check()
-        problems += check(self.pool, self.cache, private, [*locked, *self.leases.nodes()])
+        incoming: list[Int32Array] = []
+        if self.transfers is not None:
+            problems += self.transfers.check()
+            locked += [(node, None) for node in self.transfers.locked()]
+            incoming = self.transfers.incoming()
+        problems += check(self.pool, self.cache, private, [*locked, *self.leases.nodes()], incoming)
         if self.states is not None:
             problems += check_states(self.states.checkpoints, self.cache, self.states.slots())
         return problems if self.windows is None else problems + self.windows.check(self.running, self.leases)

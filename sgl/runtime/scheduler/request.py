@@ -15,6 +15,7 @@ from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.cache.radix import Match, Node
 from sgl.runtime.media.layout import Layout
 from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.transfer.params import TransferParams
 
 Pooling = Literal["last", "mean"]
 """Of a prompt's hidden states: its last token's, or the mean of all tokens'."""
@@ -101,6 +102,9 @@ class Request:
     match: Match | None = None  # of a waiting request, kept current by the policy
     asked_len: int = -1  # cached tokens when the tiers last had nothing to load for it
     loads_left: int = 2  # that may be begun for it, until it is admitted
+    transfer: TransferParams | None = None  # another engine's pages of its prompt, that are not asked for yet
+    offers_transfer: bool = False  # its prompt's pages are wanted by another engine
+    offered: dict[str, Any] | None = None  # what that one is told
     owner: Any = None  # the loop's record
     known: bytes = b""  # last result of `key`; samples of one prompt share it
 

@@ -26,6 +26,7 @@ from sgl.runtime.scheduler.programs import Programs, last_of
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.step import Limits, Step
 from sgl.runtime.scheduler.tiers import Tiers
+from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.scheduler.verification import may_draft, verified
 from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
@@ -48,17 +49,17 @@ class Scheduler:
         window: int | None = None,
         window_pool: PagePool | None = None,
         tiers: Tiers | None = None,
+        transfers: Transfers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """depth: steps that are under way at once, each with other decodes (pipeline parallelism). num_checkpoints,
-        window, window_pool, tiers: see `RowMemory`."""
+        window, window_pool, tiers, transfers: see `RowMemory`."""
         self.limits = limits
         self.counters = Counters()
         self._depth = depth
-        max_pages = -(-limits.context_length // pool.page_size)
-        num_rows = limits.max_running_requests
+        num_rows, max_pages = limits.max_running_requests, -(-limits.context_length // pool.page_size)
         self.memory = RowMemory(
-            *(pool, num_rows, max_pages, num_checkpoints, window, window_pool, tiers), share=share
+            *(pool, num_rows, max_pages, num_checkpoints, window, window_pool, tiers, transfers), share=share
         )
         self.queue = WaitingQueue(limits.schedule_policy, self.memory)
         self.memory.cache.watcher = self.queue

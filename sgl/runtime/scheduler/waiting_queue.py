@@ -78,8 +78,7 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         """Remove a request that is not admitted."""
-        if self._memory.tiers is not None:
-            self._memory.tiers.loads.entered(request)
+        self._memory.left_queue(request)
         oldest = self._round(self._oldest())
         del self._requests[request.order]
         self._num_waiting_for_grammar -= request.waits_for_grammar
@@ -157,8 +156,9 @@ class WaitingQueue:
                 order.end_round()
 
     def look_ahead(self) -> None:
-        """Begin loads for those that come next, for whom there is no room now."""
-        if self._memory.tiers is None or not self._requests:
+        """Begin loads and pulls for those that come next, for whom there is no room now."""
+        memory = self._memory
+        if (memory.tiers is None and memory.transfers is None) or not self._requests:
             return
         with closing(self.candidates()) as candidates:
             for number, request in enumerate(candidates, 1):

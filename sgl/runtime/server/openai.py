@@ -85,7 +85,12 @@ class OpenAIApi(Api):
 
         def reply() -> dict[str, Any]:
             choices = [answers.choice(i).choice(result) for i, result in enumerate(results)]
-            more = {} if answers.prompt_token_ids is None else {"prompt_token_ids": answers.prompt_token_ids}
+            more: dict[str, Any] = {}
+            if answers.prompt_token_ids is not None:
+                more["prompt_token_ids"] = answers.prompt_token_ids
+            transfers = [result["kv_transfer_params"] for result in results if "kv_transfer_params" in result]
+            if transfers:
+                more["kv_transfer_params"] = transfers if len(transfers) > 1 else transfers[0]
             return {**self._head(answers), "choices": choices, "usage": usage(results, answers.num_samples), **more}
 
         return await encoding.answer(reply, sum(map(encoding.size_of_result, results)))

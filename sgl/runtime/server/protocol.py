@@ -85,6 +85,10 @@ class SamplingBody(EngineFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
+    return_kv_transfer_params: bool | None = None
+    """Of a prefill engine, with max_tokens 0: answer what a decode engine takes as kv_transfer_params."""
+    kv_transfer_params: dict[str, Any] | list[dict[str, Any] | None] | None = None
+    """What a prefill engine answered for the prompt; for several prompts a list."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Write tokens of logprobs as token_id:N."""
@@ -106,7 +110,13 @@ class SamplingBody(EngineFields):
             "extra_key": "\0".join(salts) if salts else None,
             "rid": self.rid if self.rid is not None else self.request_id,
             "timeout": self.timeout,
+            "return_kv_transfer_params": self.return_kv_transfer_params,
+            "kv_transfer_params": self.kv_transfer_params,
         }
+        if self.stream and self.return_kv_transfer_params:
+            raise InvalidRequest(
+                "kv_transfer_params are answered whole: leave stream out", param="return_kv_transfer_params"
+            )
         return {name: value for name, value in options.items() if value is not None}
 
     def usage_wanted(self) -> tuple[bool, bool]:

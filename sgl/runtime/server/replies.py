@@ -84,6 +84,7 @@ class Result(TypedDict):
     output_ids: list[int]
     meta_info: MetaInfo
     index: NotRequired[int]
+    kv_transfer_params: NotRequired[dict[str, Any]]
 
 
 class ModelInfo(TypedDict):
@@ -238,6 +239,7 @@ class Completion(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    kv_transfer_params: NotRequired[dict[str, Any] | list[dict[str, Any]]]
 
 
 class TokenLogprob(TypedDict):
@@ -303,6 +305,7 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
+    kv_transfer_params: NotRequired[dict[str, Any] | list[dict[str, Any]]]
 
 
 # ── programs and operation ──────────────────────────────────────────────────────────────────────────────────────

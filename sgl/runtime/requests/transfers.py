@@ -1,0 +1,50 @@
+"""Checks what a request asks of pages on their way between engines."""
+
+from __future__ import annotations
+
+from sgl.errors import InvalidRequest
+from sgl.runtime.cache.keys import Namespace
+from sgl.runtime.requests.arguments import GenerateRequest
+from sgl.runtime.sampling_params import SamplingParams
+from sgl.runtime.scheduler.transfers import Transfers
+from sgl.runtime.transfer.params import PARAM, TransferParams
+
+_RETURN = "return_kv_transfer_params"
+
+
+def offers(wanted: GenerateRequest, params: SamplingParams, transfers: Transfers | None) -> bool:
+    """Whether the request's pages are to be offered. Raises InvalidRequest if they cannot be."""
+    if not isinstance(wanted.return_kv_transfer_params, bool):
+        raise InvalidRequest(f"{_RETURN} must be true or false", param=_RETURN)
+    if not wanted.return_kv_transfer_params:
+        return False
+    if transfers is None or transfers.exports is None:
+        raise InvalidRequest(f"{_RETURN} is not supported without disaggregation_mode='prefill'", param=_RETURN)
+    if params.max_new_tokens or params.n != 1:
+        raise InvalidRequest(
+            f"{_RETURN} goes with max_new_tokens: 0 and n: 1: the decode engine generates", param=_RETURN
+        )
+    _check_prompt(wanted, _RETURN)
+    return True
+
+
+def pulls(
+    wanted: GenerateRequest, transfers: Transfers | None, namespace: Namespace, key: bytes
+) -> TransferParams | None:
+    """The pages of the request's prompt that another engine has. Raises InvalidRequest if they are not its own, or not
+    for this engine."""
+    if wanted.kv_transfer_params in (None, {}):
+        return None
+    if transfers is None or transfers.imports is None:
+        raise InvalidRequest(f"{PARAM} are not supported without disaggregation_mode='decode'", param=PARAM)
+    params = TransferParams.read(wanted.kv_transfer_params, transfers.secret)
+    _check_prompt(wanted, PARAM)
+    params.check(transfers.layout, namespace, key)
+    return params
+
+
+def _check_prompt(wanted: GenerateRequest, param: str) -> None:
+    if wanted.lora_path is not None:
+        raise InvalidRequest(f"{param} is not for LoRA adapters yet", param=param)
+    if wanted.layout is not None or wanted.image_data is not None or wanted.video_data is not None:
+        raise InvalidRequest(f"{param} is not for prompts with images yet", param=param)

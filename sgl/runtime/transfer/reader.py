@@ -1,0 +1,146 @@
+"""A decode engine's end: reads pages that a prefill engine offers into its own buffer.
+
+A read writes to its pages until it `is_quiet`, also after it failed or was cut: they are nobody else's before.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.runtime.transfer.params import TransferParams
+from sgl.runtime.transfer.wire import ANSWER, ASK, CHECKSUM, DONE, MAGIC, OK, PAGES, Line
+
+Memory = npt.NDArray[np.uint8]
+_CONNECT_SECONDS = 3.0
+_SILENT_SECONDS = 5.0
+MOST_READS = 16
+"""At once; others wait, and their time runs."""
+_MOST_SECONDS = 600
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """Pages under way. `num_good`, of the first, arrived, once it `is_done`."""
+
+    params: TransferParams
+    prompt: bytes  # the `prompt_hash` of the reader's own tokens
+    first: int  # page of those on offer
+    pages: list[int]  # rows of the own buffer
+    end: float  # on time.monotonic
+    num_good: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+    is_done: bool = False
+    is_quiet: bool = False
+    is_cut: bool = False
+    line: Line | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cut(self) -> None:
+        """End it early. Idempotent, from any thread."""
+        with self.lock:
+            self.is_cut = True
+            if self.line is not None:
+                self.line.cut()
+
+
+class Reader(Protocol):
+    """Reads pages of other engines into rows of a buffer."""
+
+    def read(self, params: TransferParams, prompt: bytes, first: int, pages: list[int]) -> Read:
+        """Start to read the pages on offer from the `first` on into these rows. With no pages: only end the lease."""
+        ...
+
+    def close(self) -> None:
+        """Cut all reads, and wait until they are quiet. Idempotent."""
+
+
+class TcpReader:
+    """Has the pages sent over TCP to rows of `memory`, uint8 [rows, page_bytes]."""
+
+    kind = PAGES
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._threads = ThreadPoolExecutor(MOST_READS, thread_name_prefix="sgl-read")
+        self._reads: set[Read] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def read(self, params: TransferParams, prompt: bytes, first: int, pages: list[int]) -> Read:
+        """See `Reader`."""
+        read = Read(params, prompt, first, pages, time.monotonic() + min(params.lease_seconds, _MOST_SECONDS))
+        with self._lock:
+            if self._is_closed:
+                read.is_done = read.is_quiet = True
+                return read
+            self._reads.add(read)
+            self._threads.submit(self._run, read)
+        return read
+
+    def close(self) -> None:
+        """See `Reader`."""
+        with self._lock:
+            self._is_closed = True
+            reads = list(self._reads)
+        for read in reads:
+            read.cut()
+        self._threads.shutdown()
+
+    def _run(self, read: Read) -> None:
+        began = time.monotonic()
+        try:
+            self._connect(read)
+        except (OSError, EOFError, ValueError) as error:
+            read.error = read.error or f"{type(error).__name__}: {error}"
+        finally:
+            read.seconds = time.monotonic() - began
+            read.is_done = True
+            self._settle(read)
+            with self._lock:
+                self._reads.discard(read)
+
+    def _connect(self, read: Read) -> None:
+        limit = min(_CONNECT_SECONDS, read.end - time.monotonic())
+        if read.is_cut or limit <= 0:
+            raise TimeoutError("it was cut, or its time was up, before it began")
+        with socket.create_connection((read.params.host, read.params.port), timeout=limit) as sock:
+            line = Line(sock, read.end, _SILENT_SECONDS)
+            with read.lock:
+                read.line = line
+                if read.is_cut:
+                    raise TimeoutError("it was cut")
+            lease = bytes.fromhex(read.params.lease)
+            line.send(ASK.pack(MAGIC, self.kind, lease, read.prompt, read.first, len(read.pages)))
+            status, page_bytes = ANSWER.unpack(line.receive(ANSWER.size))
+            if status != OK:
+                raise ValueError(
+                    "the lease has ended" if status == 1 else "the other engine does not send pages so"
+                )
+            if page_bytes != self.memory.shape[1]:
+                raise ValueError(f"its pages have {page_bytes} bytes, and this engine's {self.memory.shape[1]}")
+            self._receive(read, line)
+            line.send(DONE)
+
+    def _receive(self, read: Read, line: Line) -> None:
+        """Fill the pages, and count the good ones. Raises OSError, EOFError and ValueError."""
+        for page in read.pages:
+            (checksum,) = CHECKSUM.unpack(line.receive(CHECKSUM.size))
+            content = memoryview(self.memory[page])
+            line.receive_into(content)
+            if zlib.crc32(content) != checksum:
+                raise ValueError("a page arrived damaged")
+            read.num_good += 1
+
+    def _settle(self, read: Read) -> None:
+        """Nothing writes to the pages any more: recv_into has returned."""
+        read.is_quiet = True

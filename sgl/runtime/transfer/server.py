@@ -1,0 +1,154 @@
+"""A prefill engine's end: decode engines connect, name a lease, and are sent its pages."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+import zlib
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.errors import ConfigError
+from sgl.runtime.transfer.offers import Offer, Offers
+from sgl.runtime.transfer.wire import (
+    ANSWER,
+    ASK,
+    CHECKSUM,
+    DONE,
+    GONE,
+    LENGTH,
+    MAGIC,
+    NOT_SERVED,
+    OK,
+    PAGES,
+    REMOTE,
+    Line,
+)
+
+logger = logging.getLogger(__name__)
+
+Memory = npt.NDArray[np.uint8]
+_MOST_CONNECTIONS = 64
+_ASK_SECONDS = 5.0  # for a connection to say what it wants
+_SILENT_SECONDS = 5.0
+
+
+class Remote(Protocol):
+    """Lets other engines read the buffer themselves."""
+
+    def describe(self, pages: list[int], checksums: list[int]) -> bytes:
+        """What a reader needs to know for it."""
+        ...
+
+
+class TransferServer:
+    """Sends pages of `memory`, uint8 [rows, page_bytes], that are on offer. Raises ConfigError if it cannot listen."""
+
+    def __init__(self, memory: Memory, offers: Offers, host: str, port: int, remote: Remote | None = None) -> None:
+        self._memory = memory
+        self._offers = offers
+        self._remote = remote
+        self._room = threading.Semaphore(_MOST_CONNECTIONS)
+        self._lines: set[Line] = set()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=_MOST_CONNECTIONS)
+        except OSError as error:
+            raise ConfigError(
+                f"disaggregation_host={host!r}, disaggregation_port={port}: {error.strerror or error}",
+                option="disaggregation_host",
+            ) from error
+        self.host = host
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._accept, name="sgl-transfers", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Cut all connections. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            lines = list(self._lines)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for line in lines:
+            line.cut()
+        self._thread.join()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                if not self._is_closed:
+                    time.sleep(0.05)  # such as too many open files
+                continue
+            if not self._room.acquire(blocking=False):
+                sock.close()  # the reader computes instead
+                continue
+            threading.Thread(target=self._serve, args=(sock,), name="sgl-transfer", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        line = Line(sock, time.monotonic() + _ASK_SECONDS, _ASK_SECONDS)
+        with self._lock:
+            self._lines.add(line)
+        try:
+            if not self._is_closed:
+                self._answer(line)
+        except (OSError, EOFError) as error:
+            logger.debug("a transfer ended: %s", error)
+        finally:
+            with self._lock:
+                self._lines.discard(line)
+            sock.close()
+            self._room.release()
+
+    def _answer(self, line: Line) -> None:
+        magic, kind, lease, prompt, first, count = ASK.unpack(line.receive(ASK.size))
+        if magic != MAGIC or kind not in (PAGES, REMOTE):
+            return
+        cut = line.cut
+        offer = self._offers.begin_read(lease, prompt, cut)
+        if offer is None:
+            line.send(ANSWER.pack(GONE, 0))
+            return
+        num_sent, is_last = 0, False
+        try:
+            if first + count > len(offer.pages):
+                line.send(ANSWER.pack(GONE, 0))
+                return
+            line = Line(line.sock, offer.end, _SILENT_SECONDS)
+            if count and not offer.is_copied.wait(max(0.0, offer.end - time.monotonic())):
+                return
+            if kind == PAGES:
+                self._send(line, offer, first, count)
+            elif self._remote is None:
+                line.send(ANSWER.pack(NOT_SERVED, 0))
+                return
+            else:
+                self._describe(line, self._remote, offer, first, count)
+            is_last = line.receive(1) == DONE
+            num_sent = count if is_last else 0
+        finally:
+            self._offers.end_read(offer, cut, num_sent, is_last=is_last)
+
+    def _send(self, line: Line, offer: Offer, first: int, count: int) -> None:
+        line.send(ANSWER.pack(OK, self._memory.shape[1]))
+        for page in offer.pages[first : first + count]:
+            content = memoryview(self._memory[page])
+            line.send(CHECKSUM.pack(zlib.crc32(content)))
+            line.send(content)
+
+    def _describe(self, line: Line, remote: Remote, offer: Offer, first: int, count: int) -> None:
+        if offer.checksums is None:
+            offer.checksums = [zlib.crc32(memoryview(self._memory[page])) for page in offer.pages]
+        part = slice(first, first + count)
+        described = remote.describe(offer.pages[part], offer.checksums[part])
+        line.send(ANSWER.pack(OK, self._memory.shape[1]) + LENGTH.pack(len(described)) + described)

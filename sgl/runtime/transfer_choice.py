@@ -1,0 +1,167 @@
+"""Decides whether and how an engine gives KV pages to others, or pulls them, and opens that."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from sgl.errors import ConfigError
+from sgl.machine_limits import memory_limit
+from sgl.native_code import private_folder
+from sgl.runtime.cache.pages import PagePool
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.devices import kv_dtype
+from sgl.runtime.memory_plan import KVPlan, gib, token_bytes
+from sgl.runtime.model.base import Model, RecurrentModel
+from sgl.runtime.parallel.tcp import secret_of
+from sgl.runtime.runner.host_pages import HostPages
+from sgl.runtime.scheduler.exports import Exports, Home
+from sgl.runtime.scheduler.imports import Imports
+from sgl.runtime.scheduler.transfers import Transfers
+from sgl.runtime.tier_choice import identity
+from sgl.runtime.transfer.offers import Offers
+from sgl.runtime.transfer.params import PageLayout
+from sgl.runtime.transfer.reader import TcpReader
+from sgl.runtime.transfer.server import TransferServer
+
+logger = logging.getLogger(__name__)
+
+_MB = 10**6
+_BUFFER_SHARE = 0.5  # of the KV pages' memory
+_MOST_BUFFER = 4096 * _MB
+_KEY = "disaggregation.key"
+_NO_HOSTS = ("", "0.0.0.0", "::", "*")
+
+
+def check_transfers(config: EngineConfig) -> None:
+    """Raises ConfigError for options that do not go together."""
+    mode = config.disaggregation_mode
+    if mode in (None, "null"):
+        for option in ("disaggregation_key_file", "disaggregation_buffer_mb"):
+            if getattr(config, option) is not None:
+                raise _wrong(config, option, "is for disaggregation_mode prefill or decode")
+        return
+    if config.disable_radix_cache:
+        raise _wrong(config, "disable_radix_cache", f"leaves no pages for disaggregation_mode={mode!r}")
+    for option in ("tp_size", "pp_size", "dp_size"):
+        if getattr(config, option) > 1:
+            raise _wrong(config, option, f"with disaggregation_mode={mode!r}: such an engine is one process yet")
+    if config.speculative_draft_model_path is not None:
+        raise _wrong(
+            config,
+            "speculative_draft_model_path",
+            f"with disaggregation_mode={mode!r}: the draft model's pages are not sent; look-ups (NGRAM) are fine",
+        )
+    if mode == "prefill" and config.disaggregation_host in _NO_HOSTS:
+        raise _wrong(
+            config,
+            "disaggregation_host",
+            "is no address that decode engines could connect to: name one of this host",
+        )
+
+
+def plan_transfers(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
+    """The plan with pages of host memory that transfers go through, if there are to be any. Raises ConfigError."""
+    mode = config.disaggregation_mode
+    if mode in (None, "null"):
+        return plan
+    name = model.config.architecture
+    if isinstance(model, RecurrentModel):
+        raise _wrong(config, "disaggregation_mode", f"sends no recurrent states, and {name} has layers with some")
+    if plan.num_window_pages:
+        raise _wrong(
+            config,
+            "disaggregation_mode",
+            f"sends pages of all layers, and {name} has layers with windows of their own",
+        )
+    if plan.window is not None:
+        raise _wrong(
+            config, "disaggregation_mode", f"sends whole prompts, and {name} gives up what is behind its window"
+        )
+    assert config.page_size is not None, "it is decided"
+    page_bytes = token_bytes(config, model) * config.page_size
+    limit = memory_limit()
+    if config.disaggregation_buffer_mb is None:
+        num_bytes = min(int(_BUFFER_SHARE * plan.num_pages * page_bytes), _MOST_BUFFER)
+    else:
+        num_bytes = config.disaggregation_buffer_mb * _MB
+        if num_bytes > limit.num_bytes:
+            raise _wrong(config, "disaggregation_buffer_mb", f"is more than {gib(limit.num_bytes)} ({limit.what})")
+        if num_bytes < page_bytes:
+            raise _wrong(config, "disaggregation_buffer_mb", f"holds no page, of which one takes {gib(page_bytes)}")
+    pages = max(1, min(num_bytes // page_bytes, plan.num_pages))
+    logger.info("transfers of KV pages go through %s, %d tokens", gib(pages * page_bytes), pages * config.page_size)
+    return replace(plan, num_transfer_pages=pages + 1)
+
+
+def open_transfers(config: EngineConfig, model: Model, host: HostPages | None, plan: KVPlan) -> Transfers | None:
+    """Of an engine whose runner is ready; None if it is for prompts and outputs alike. Raises ConfigError."""
+    if not plan.num_transfer_pages:
+        return None
+    assert host is not None, "the runner was made with host pages"
+    assert config.page_size is not None, "it is decided"
+    secret, memory = _secret(config), host.memory
+    dtype, kv = str(model.dtype).removeprefix("torch."), str(kv_dtype(config) or model.dtype).removeprefix("torch.")
+    layout = PageLayout(
+        model=identity(replace(config, dtype="auto"), model).hex(),
+        dtype=dtype,
+        kv_cache_dtype=kv,
+        page_size=config.page_size,
+        page_bytes=memory.shape[1],
+        tp_size=config.tp_size,
+    )
+    pool = PagePool(plan.num_transfer_pages, config.page_size)
+    first = plan.num_host_pages
+    if config.disaggregation_mode == "decode":
+        imports = Imports(TcpReader(memory), layout, pool, first, time.monotonic)
+        return Transfers(pool, layout, secret, imports=imports)
+    offers = Offers()
+    server = TransferServer(memory, offers, config.disaggregation_host, config.disaggregation_port)
+    home = Home(secrets.token_hex(16), server.host, server.port)
+    logger.info("decode engines pull KV pages from %s:%d", home.host, home.port)
+    exports = Exports(offers, server, home, layout, secret, pool, first, config.disaggregation_lease)
+    return Transfers(pool, layout, secret, exports=exports)
+
+
+def _secret(config: EngineConfig) -> bytes:
+    """What `kv_transfer_params` are signed with. Raises ConfigError."""
+    option = "disaggregation_key_file"
+    if config.disaggregation_key_file is not None:
+        return secret_of(config.disaggregation_key_file, option)
+    folder = private_folder()
+    if folder is None:
+        raise ConfigError(f"there is no home folder for a key: name a file by {option}", option=option)
+    path = folder / _KEY
+    if not path.exists():
+        _make_key(path)
+    return secret_of(str(path), option)
+
+
+def _make_key(path: Path) -> None:
+    """Make a key file that appears whole, and is the first maker's where there are several."""
+    made = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, secrets.token_hex(32).encode())
+        finally:
+            os.close(file)
+        try:
+            os.link(made, path)
+        except FileExistsError:
+            pass
+        finally:
+            made.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"no key can be made at {path} ({error.strerror}): name a file by disaggregation_key_file",
+            option="disaggregation_key_file",
+        ) from error
+
+
+def _wrong(config: EngineConfig, option: str, why: str) -> ConfigError:
+    return ConfigError(f"{option}={getattr(config, option)!r} {why}", option=option)
