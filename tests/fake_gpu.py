@@ -41,7 +41,6 @@ class Device:
     target: GPUTarget
     processors: int
     shared_memory: int  # bytes, most that a program may have
-    shared_memory_of_processor: int
 
     @property
     def is_amd(self) -> bool:
@@ -53,11 +52,11 @@ class Device:
 
 
 DEVICES = {
-    "sm_80": Device("A100", GPUTarget("cuda", 80, 32), 108, 163 << 10, 164 << 10),
-    "sm_90": Device("H100", GPUTarget("cuda", 90, 32), 132, 227 << 10, 228 << 10),
-    "sm_100": Device("B200", GPUTarget("cuda", 100, 32), 148, 227 << 10, 228 << 10),
-    "gfx942": Device("MI300X", GPUTarget("hip", "gfx942", 64), 304, 64 << 10, 64 << 10),
-    "gfx950": Device("MI355X", GPUTarget("hip", "gfx950", 64), 256, 160 << 10, 160 << 10),
+    "sm_80": Device("A100", GPUTarget("cuda", 80, 32), 108, 163 << 10),
+    "sm_90": Device("H100", GPUTarget("cuda", 90, 32), 132, 227 << 10),
+    "sm_100": Device("B200", GPUTarget("cuda", 100, 32), 148, 227 << 10),
+    "gfx942": Device("MI300X", GPUTarget("hip", "gfx942", 64), 304, 64 << 10),
+    "gfx950": Device("MI355X", GPUTarget("hip", "gfx950", 64), 256, 160 << 10),
 }
 
 
@@ -141,6 +140,7 @@ class FakeGpu:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.launches: dict[tuple[Any, Any], Launch] = {}
+        self.utils = SimpleNamespace(get_device_properties=lambda _: {"max_shared_mem": device.shared_memory})
         driver.set_active(self)
         JITFunction._do_compile = self._note()  # type: ignore[method-assign]
         self._replace_torch()
@@ -198,7 +198,6 @@ class FakeGpu:
             name=device.name,
             multi_processor_count=device.processors,
             total_memory=80 * GIB,
-            shared_memory_per_multiprocessor=device.shared_memory_of_processor,
             major=device.capability[0],
             minor=device.capability[1],
             L2_cache_size=50 << 20,
@@ -206,6 +205,7 @@ class FakeGpu:
         for name, its in {
             "is_available": lambda: True,
             "device_count": lambda: 1,
+            "current_device": lambda: 0,
             "get_device_capability": lambda _=None: device.capability,
             "get_device_properties": lambda _=None: properties,
             "get_device_name": lambda _=None: device.name,

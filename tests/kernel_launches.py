@@ -1,6 +1,7 @@
 """Compiles for one kind of GPU, without one, every Triton kernel that engines launch there: `python -m
 tests.kernel_launches sm_90` starts engines of real models' shapes on a GPU that is not there, and prints as JSON which
-kernels nobody launched, and what each program takes of the device, or why it does not compile.
+kernels nobody launched, and what each program takes of the device, or why it does not compile. With `once` behind the
+device it compiles each kernel as it is launched first, and no other program of it.
 """
 
 from __future__ import annotations
@@ -274,4 +275,7 @@ if __name__ == "__main__":
     for found in sorted((ROOT / "sgl" / "kernels").rglob("*triton.py")):
         import_module(".".join(found.relative_to(ROOT).with_suffix("").parts))
     collect(fake)
-    print(json.dumps(report(fake, list(fake.launches.values()))))
+    launches = list(fake.launches.values())
+    if sys.argv[2:] == ["once"]:
+        launches = list({each.kernel: each for each in reversed(launches)}.values())
+    print(json.dumps(report(fake, launches)))

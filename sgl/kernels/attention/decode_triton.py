@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap, stages_within
+from sgl.kernels import limits
+from sgl.kernels.layers.fused_triton import overlap
 
 _WARPS = 2
 _STAGES = 5  # page numbers, and two tiles of keys and values in flight
@@ -55,7 +56,7 @@ def attend(
     # e4m3 converts to float16 in one instruction, to bfloat16 in many
     halves = key_cache.dtype.itemsize == 1 and query.dtype == torch.bfloat16
     options = overlap(query.device)
-    if query.is_cuda and torch.version.hip is None:
+    if limits.of(query.device).is_nvidia:
         options = {**options, "maxnreg": _REGISTERS}
     _attend[(num_programs, num_kv_heads)](
         query,
@@ -88,7 +89,7 @@ def attend(
         block_dims=max(16, triton.next_power_of_2(head_dim)),
         halves=halves,
         tile=tile,
-        stages=stages_within(query.device, _STAGES, 2 * tile * head_dim * key_cache.element_size()),
+        stages=limits.of(query.device).stages(_STAGES, 2 * tile * head_dim * key_cache.element_size()),
         brings=overlaps and shared is None and queries == 1,
         num_warps=_WARPS,
         **options,

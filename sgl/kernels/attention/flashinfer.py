@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sgl.kernels import flashinfer_version
+from sgl.kernels import flashinfer_version, limits
 from sgl.kernels.attention.base import AttentionShape, AttentionStep, GraphAttention
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan, SharedOutput
 from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
@@ -59,7 +59,7 @@ class CannotCompile(Exception):
 
 def why_not(shape: AttentionShape) -> str | None:
     """Why FlashInfer cannot serve the shape here; None: it can."""
-    if shape.device.type != "cuda" or torch.version.hip is not None:
+    if not limits.is_nvidia(shape.device):
         return f"it needs an NVIDIA GPU, and this is {shape.device}"
     obstacle = flashinfer_version.why_not()
     if obstacle is not None:

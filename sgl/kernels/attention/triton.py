@@ -17,11 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
+from sgl.kernels import limits
 from sgl.kernels.attention.base import AttentionShape, AttentionStep, GraphAttention
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan
 from sgl.kernels.attention.decode_triton import LOG2E, beside_sink, capped
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
-from sgl.kernels.layers.fused_triton import stages_within
 from sgl.kernels.staging import Uploader
 
 _TILE = 64  # query tokens times query heads of a kv head in a program
@@ -147,7 +147,7 @@ class TritonAttention(GraphAttention):
             block_tokens=self._tile_tokens,
             block_keys=block_keys,
             block_dims=max(16, triton.next_power_of_2(head_dim)),
-            stages=stages_within(query.device, _STAGES, num_bytes),
+            stages=limits.of(query.device).stages(_STAGES, num_bytes),
             num_warps=4,
         )
 

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sgl.kernels import limits
 from sgl.kernels.gdn.rows import CHUNK, NORM_EPS, Rows
 
 _VALUES = 32  # columns of a state's program: registers for 4 warps, and enough programs for one sequence
@@ -61,7 +62,7 @@ def delta_rule(
         total = torch.empty(num_chunks, v_heads, CHUNK, dtype=torch.float32, device=qkv.device)
         del sizes["eps"]
         # float32 as tensor cores have it: in three parts on NVIDIA's, as it is on AMD's
-        precision = "tf32x3" if torch.version.hip is None else "ieee"
+        precision = "tf32x3" if limits.of(qkv.device).is_nvidia else "ieee"
         _delta_prepare[(num_chunks, v_heads)](
             qkv,
             unit,

@@ -7,13 +7,12 @@ The row's first numbers, which are the values, too, are read once for both. Impo
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sgl.kernels import limits
 from sgl.kernels.attention.decode_triton import LOG2E
 from sgl.kernels.layers.fused_triton import overlap
 
@@ -22,7 +21,7 @@ _MOST_LANES = 64  # heads, or tokens times heads, of a program: their sums fill 
 _FEW_LANES = 32  # where they would not fit into shared memory. A multiprocessor has room for two programs of so few
 _STAGES = 5, 4  # of few and of many: page numbers, and two tiles in flight
 _KEYS, _FEW_KEYS = 32, 16  # of a program of prompts at a time, by its memory
-_LARGE_MEMORY = 160 << 10  # bytes, shared, of a multiprocessor: more keys may be in flight
+_LARGE_MEMORY = 160 << 10  # bytes, shared: more keys may be in flight
 
 
 def head_groups(num_heads: int, dtype: torch.dtype, device: torch.device) -> int:
@@ -131,14 +130,7 @@ def tile_tokens(num_heads: int, dtype: torch.dtype, device: torch.device) -> int
 
 def _has_room(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether shared memory holds most lanes, and tiles of keys that are loaded while others are multiplied."""
-    return dtype.itemsize == 2 and _memory(device) > _LARGE_MEMORY
-
-
-@lru_cache
-def _memory(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 0
-    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    return dtype.itemsize == 2 and (limits.of(device).shared_memory or 0) > _LARGE_MEMORY
 
 
 @triton.jit

@@ -9,13 +9,14 @@ references round. On Hopper and later, each kernel starts while the previous one
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from sgl.kernels import limits
 
 _ACTIVATION_BLOCK = 1024
 _HEADS = 16  # of one token, in a program of rotate_and_store
@@ -153,22 +154,9 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values, scales
 
 
-@lru_cache
 def overlap(device: torch.device) -> dict[str, Any]:
     """Launch options: whether a kernel may start while the previous one runs."""
-    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (9, 0):
-        return {"overlaps": False}
-    return {"overlaps": True, "launch_pdl": True}
-
-
-@lru_cache
-def stages_within(device: torch.device, most: int, num_bytes: int) -> int:
-    """At most so many stages of a loop whose tiles take num_bytes, of which a program's shared memory holds all."""
-    if device.type != "cuda":
-        return most
-    memory = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
-    kept = 0 if torch.version.hip is not None else 1024  # of each program, by the system
-    return max(1, min(most, (memory - kept) // num_bytes))
+    return {"overlaps": True, "launch_pdl": True} if limits.of(device).overlaps else {"overlaps": False}
 
 
 def _norm(

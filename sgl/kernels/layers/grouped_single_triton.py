@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sgl.kernels import limits
 from sgl.kernels.layers.fused_triton import activated, overlap
 from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.kernels.layers.grouped_triton import SIXTEEN, numbers, parts
@@ -76,7 +77,7 @@ def project(
         rows=rows,
         units=units,
         lanes=lanes,
-        num_warps=max(1, units // 32),
+        num_warps=max(1, units // limits.of(x.device).warp),
         **overlap(x.device),
     )
 

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap, stages_within
+from sgl.kernels import limits
+from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.layers.grouped import GroupedMatrix
 
 SIXTEEN = 0x41800000  # the bits of 16.0
@@ -74,7 +75,7 @@ def _multiplied(x: torch.Tensor, matrix: GroupedMatrix, bias: torch.Tensor | Non
         block_rows=_TILE_ROWS,
         block_columns=columns,
         num_warps=4,
-        num_stages=stages_within(x.device, _STAGES[tokens], num_bytes),
+        num_stages=limits.of(x.device).stages(_STAGES[tokens], num_bytes),
         **overlap(x.device),
     )
     return out

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap, stages_within
+from sgl.kernels import limits
+from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.lora.rows import SMALL, AdapterRows
 
 _WHOLE_RANK = 64  # columns of A x that a program works out at once
@@ -51,7 +52,7 @@ def shrink(x: torch.Tensor, a: torch.Tensor, rows: AdapterRows, num_parts: int) 
         block=_WIDTH,
         precision=_precision(x),
         num_warps=4,
-        num_stages=stages_within(x.device, _SHRINK_STAGES, (rows.block + rank) * _WIDTH * x.element_size()),
+        num_stages=limits.of(x.device).stages(_SHRINK_STAGES, (rows.block + rank) * _WIDTH * x.element_size()),
         **overlap(x.device),
     )
     return shrunk
@@ -127,7 +128,8 @@ def _columns(width: int, rows: AdapterRows) -> int:
 
 
 def _precision(x: torch.Tensor) -> str:
-    return "ieee" if x.dtype == torch.float32 else "tf32"
+    """Of sums, whose inputs a product of 16 bits has rounded; AMD's tensor cores have no tf32."""
+    return "tf32" if x.dtype != torch.float32 and limits.of(x.device).is_nvidia else "ieee"
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

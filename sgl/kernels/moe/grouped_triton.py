@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap, stages_within
+from sgl.kernels import limits
+from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.moe import packed_triton
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
@@ -151,7 +152,7 @@ def multiply(
             block_rows=tiles.rows,
             block_columns=tiles.columns,
             num_warps=tiles.warps,
-            num_stages=stages_within(x.device, tiles.stages, num_bytes),
+            num_stages=limits.of(x.device).stages(tiles.stages, num_bytes),
             **options,
         )
 
@@ -190,7 +191,7 @@ def _scores(
         block_rows=tiles.rows,
         block_columns=tiles.columns,
         num_warps=tiles.warps,
-        num_stages=stages_within(x.device, tiles.stages, num_bytes),
+        num_stages=limits.of(x.device).stages(tiles.stages, num_bytes),
         **overlap(x.device),
     )
     return logits, counts

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sgl.kernels import limits
 from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.layers.grouped_triton import SIXTEEN, numbers, zeros_of
 from sgl.kernels.moe.experts import Experts
@@ -89,7 +90,7 @@ def _cut(
     rows = max(1, _TILE // (num_matrices * units))
     while rows > 1 and size // rows * times < _LEAST_PROGRAMS:
         rows //= 2
-    num_warps = min(max(1, num_inputs * units // 32), _MOST_WARPS)
+    num_warps = min(max(1, num_inputs * units // limits.of(matrices.values.device).warp), _MOST_WARPS)
     return rows, {"units": units, "lanes": lanes, "num_warps": num_warps}
 
 

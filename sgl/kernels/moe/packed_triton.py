@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sgl.kernels.layers.fused_triton import overlap, stages_within
+from sgl.kernels import limits
+from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.layers.grouped_triton import columns_of, zeros_of
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
@@ -71,7 +72,7 @@ def multiply(
         block_rows=_ROWS,
         block_columns=columns,
         num_warps=4,
-        num_stages=stages_within(x.device, _STAGES[tokens], num_bytes),
+        num_stages=limits.of(x.device).stages(_STAGES[tokens], num_bytes),
         **overlap(x.device),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sgl.kernels.limits import is_nvidia
 from sgl.runtime.platform.base import Platform
 
 _TILE_TOKENS = 64  # for each multiprocessor: most products then fill whole waves of tiles
@@ -47,8 +48,8 @@ class Cuda(Platform):
 
     def why_no_fp8(self, device: torch.device) -> str | None:
         """e4m3 products are NVIDIA's, from compute capability 8.9 on."""
-        if torch.version.hip is not None:
-            return f"needs an NVIDIA GPU, and this is {device}"
+        if not is_nvidia(device):
+            return f"needs an NVIDIA GPU, and this is {self.device_name(device)}"
         if torch.cuda.get_device_capability(device) < (8, 9):
             return "needs a GPU of compute capability 8.9 or above"
         return None
