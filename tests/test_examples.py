@@ -39,6 +39,7 @@ EXPECTED = {
 
 
 OWN = {
+    "rl": r"step +1 +reward 0\.\d+\nstep +2 +reward 0\.\d+\nreward .* -> .*; logprobs differ by \d\.\de-0[5-9] at most",
     "lora": r"adapters: noise\nthe model alone: '.*'\nnoise: '.*'\nin a program: '.*'",
     "memory": r"first engine: \d+ prompt tokens, \d+ cached,(.|\n)*second engine: \d+ prompt tokens",
     "speculation": r"off +\d+ steps(.|\n)*auto +\d+ steps, \d+ of \d+ drafts stood\nthe outputs are the same\n",

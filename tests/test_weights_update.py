@@ -289,3 +289,18 @@ def test_a_program_goes_on_under_the_new_weights(engine: Engine, tied: Path, tmp
     usage = client.of(ir.NodeDone)[-1].meta["usage"]
     assert usage["cached_tokens"] == 0, "its prefix was of the old weights"
     assert engine.check_ledger() == []
+
+
+def test_logprobs_of_samples_are_those_of_a_training_forward_pass(engine: Engine, tied: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
+    model.model.norm.weight.data.mul_(0.5)
+    engine.update_weights(model.named_parameters())
+    params = {"n": 4, "temperature": 0.7, "top_p": 0.9, "max_new_tokens": 12, "ignore_eos": True, "seed": 1}
+    group = engine.generate(input_ids=PROMPT, sampling_params=params, return_logprob=True)
+    ids = torch.tensor([PROMPT + each["output_ids"] for each in group])
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits[:, len(PROMPT) - 1 : -1].log_softmax(-1)
+    for each, its in zip(group, wanted, strict=True):
+        found = [entry[0] for entry in each["meta_info"]["output_token_logprobs"]]
+        picked = its.gather(1, torch.tensor(each["output_ids"])[:, None])[:, 0]
+        assert found == pytest.approx(picked.tolist(), abs=1e-5)

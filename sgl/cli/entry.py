@@ -241,6 +241,16 @@ def _engine() -> Parameters:
 
 
 def _run() -> Parameters:
+    record = "Write to this file what the programs sent and were answered, for --replay."
+    again = "FILE is such a trace: run it again, and say where the first difference is."
+    return [
+        Option(["--record"], metavar="TRACE", type=click.Path(), help=record),
+        Option(["--replay"], is_flag=True, help=again),
+        *_ran(),
+    ]
+
+
+def _ran() -> Parameters:
     model = (
         "Instead: an engine of its own, on a Hugging Face folder, hub id or GGUF file. [default: the embedded one]"
     )
@@ -257,7 +267,7 @@ def _run() -> Parameters:
 
 def _trace() -> Parameters:
     text = "Where to write it. [default: trace.html]"
-    return [Option(["--output"], default="trace.html", type=click.Path(), metavar="PAGE", help=text), *_run()]
+    return [Option(["--output"], default="trace.html", type=click.Path(), metavar="PAGE", help=text), *_ran()]
 
 
 def _chat() -> Parameters:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from sgl.cli import replay
 from sgl.cli.options import check_output
 from sgl.cli.saved import Saved
 from sgl.errors import ConfigError, InvalidRequest, ProgramError, needs_extra
@@ -26,7 +27,9 @@ from sgl.lang.view.html import trace_page
 
 
 def run(options: SimpleNamespace) -> int:
-    """Run the file; without --url and --model, on its own backend."""
+    """Run the file; without --url and --model, on its own backend. Or record it, or replay what was recorded."""
+    if options.replay or options.record is not None:
+        return _record_or_replay(options)
     _check(options)
     if options.url is None and options.model is None:
         _execute(options)
@@ -43,6 +46,35 @@ def run(options: SimpleNamespace) -> int:
     _execute(options, backend)
     if not programs.number:
         _say(f"sgl: {_elsewhere(options, backend)}")
+    return 0
+
+
+def _record_or_replay(options: SimpleNamespace) -> int:
+    """On an engine of its own: its weights decide what comes out."""
+    if options.url is not None or (options.replay and options.record is not None):
+        raise ConfigError("--record and --replay are for an engine of their own, and not for both", option="record")
+    if options.replay:
+        replay.read(options.file)
+    else:
+        _check(options)
+        check_output(options.record)
+    with needs_extra("engine", "--record and --replay", option="record"):
+        from sgl.runtime.engine import Engine
+
+    engine = Engine(options.model or fallback_model())
+    backend = backend_of(engine)
+    if options.replay:
+        try:
+            replay.replay(options.file, engine, backend, _say)
+        finally:
+            engine.shutdown()
+        return 0
+    recorder = replay.Recorder(backend, engine)
+    try:
+        _execute(options, backend)
+    finally:
+        number = recorder.write(options.record)
+    _say(f"{number} programs in {options.record}" if number else f"sgl: {_elsewhere(options, backend)}")
     return 0
 
 

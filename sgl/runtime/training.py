@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from sgl.errors import InvalidRequest
+from sgl.errors import InvalidRequest, WeightsError
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.home import Home
@@ -18,6 +18,7 @@ from sgl.runtime.model.update.shipped import FLATTENED, check_load_format, shipp
 from sgl.runtime.parallel.wire import Write
 from sgl.runtime.requests.changes import WeightsUpdate
 from sgl.runtime.sampling_params import checked_seconds
+from sgl.runtime.tier_choice import weights_hash
 from sgl.runtime.weights import NamedTensors, WeightUpdates
 
 
@@ -144,6 +145,14 @@ class Trainable:
         """Go on after `pause_generation`. Idempotent. Raises EngineDead."""
         self._home.check()
         go_on(self._loop)
+
+    def weights_hash(self) -> str:
+        """Of the numbers of all weights (of rank 0), as hexadecimal digits. Raises WeightsError where torch does not
+        hold them."""
+        self._home.check()
+        if (model := self._started.model) is None:
+            raise WeightsError("weights that torch does not hold have no hash here")
+        return self._loop.call(lambda: weights_hash(model.weights.tensors())).hex()
 
     @property
     def weight_version(self) -> str:
