@@ -95,9 +95,9 @@ def test_what_a_platform_leaves_out_is_what_any_device_has() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("nosuch", "device must be cpu, cuda or cuda:N, gone or gone:N, mirror or mirror:N"),
+        ("nosuch", "device must be cpu, cuda or cuda:N, jax or jax:N, gone or gone:N, mirror or mirror:N"),
         ("cuda", "there is no cuda device on this machine"),
-        ("--help", "usage: python -m sgl.platforms.check NAME, of cuda, cpu, gone, mirror, wrong"),
+        ("--help", "usage: python -m sgl.platforms.check NAME, of cuda, cpu, jax, gone, mirror, wrong"),
     ],
 )
 def test_what_cannot_be_checked_is_said_once(
