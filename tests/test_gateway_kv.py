@@ -252,6 +252,26 @@ def test_who_sends_what_is_no_event_is_followed_no_longer(frames: tuple[bytes, .
     run(test)
 
 
+def test_a_worker_that_lies_and_falls_silent_keeps_no_other_from_being_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_follower, "REPLAY_SECONDS", 0.1)
+
+    async def test() -> None:
+        async with followed() as (publisher, index, follower):
+            liar = Publisher()  # which answers nothing
+            follower.follow("liar", [liar.source])
+            await until(lambda: "liar" in follower.workers)
+            while "liar" in follower.workers:
+                liar.out.send_multipart((b"", (1 << 60).to_bytes(8, "big"), b"\xc1"))
+                await asyncio.sleep(0.02)
+            publisher.send(stored(1, IDS[1]))
+            await until(lambda: has(index, 1) == 4)
+            liar.close()
+
+    run(test)
+
+
 def test_what_is_kept_of_a_worker_is_bounded_whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_follower, "MOST_PAGES", 100)
 

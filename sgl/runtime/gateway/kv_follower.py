@@ -149,10 +149,10 @@ class KvFollower:
                 ready = poller.poll(int(_PAUSE_SECONDS * 1000))
                 began = time.monotonic()
                 for socket, _ in ready:
-                    self._receive(context, polled[socket], socket)
+                    self._safely(polled[socket], self._receive, context, polled[socket], socket)
                 for engine in [each for each in self._engines if each.replay is not None]:
                     if time.monotonic() - engine.since > REPLAY_SECONDS:
-                        self._filled(engine)
+                        self._safely(engine, self._filled, engine)
                 self._stop.wait(min(time.monotonic() - began, _MOST_PAUSE))
             for engine in self._engines:
                 _close(engine)
@@ -181,23 +181,27 @@ class KvFollower:
             if self._of(worker):
                 self._soon(lambda worker=worker: self.workers.setdefault(worker, Followed()))
 
-    def _receive(self, context: Any, engine: _Engine, socket: Any) -> None:
+    def _safely(self, engine: _Engine, function: Any, *arguments: Any) -> None:
+        """Call it, unless the engine was dropped meanwhile. Drop it if it sends no events."""
         if engine not in self._engines:
-            return  # it was dropped meanwhile
-        try:
-            frames = socket.recv_multipart(zmq.DONTWAIT)
-            number, data = frames[-2], frames[-1]
-            if len(frames) != 3 or len(number) != 8:
-                raise ValueError(f"{len(frames)} frames, where there should be three")
-            if socket is engine.replay:
-                self._replayed(engine, number, data)
-            else:
-                self._published(context, engine, int.from_bytes(number, "big"), data)
-        except zmq.ZMQError:
             return
-        except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, IndexError) as error:
+        try:
+            function(*arguments)
+        except zmq.Again:  # nothing has come after all
+            return
+        except (zmq.ZMQError, msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
             logger.warning("worker %s: what it sends are no KV events: %s", engine.worker, error)
             self._drop(engine.worker)
+
+    def _receive(self, context: Any, engine: _Engine, socket: Any) -> None:
+        frames = socket.recv_multipart(zmq.DONTWAIT)
+        if len(frames) != 3 or len(frames[1]) != 8:
+            raise ValueError(f"{len(frames)} frames, where there should be three")
+        _, number, data = frames
+        if socket is engine.replay:
+            self._replayed(engine, number, data)
+        else:
+            self._published(context, engine, int.from_bytes(number, "big"), data)
 
     def _published(self, context: Any, engine: _Engine, number: int, data: bytes) -> None:
         if number <= engine.seen:  # it was started again
