@@ -263,6 +263,30 @@ def test_what_a_silent_or_removed_worker_has_not_begun_to_answer_is_answered_els
     run(test)
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_worker_that_a_cluster_misses_finishes_what_it_has_unless_it_is_silent(
+    is_silent: bool, impatient: None
+) -> None:
+    async def slow(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        await asyncio.sleep(60 if is_silent else 1.0)
+        return await echo(request, worker)
+
+    async def test() -> None:
+        async with gateway_of(slow, echo) as (gateway, workers, client), asyncio.timeout(20):
+            asked = [asyncio.ensure_future(client.post("/generate", json={"text": "x"})) for _ in range(2)]
+            await until(lambda: len(workers[0].requests) == 1)
+            workers[0].is_silent = is_silent
+            await gateway.remove_worker(workers[0].url, now=False)
+            assert (await client.post("/generate", json={"text": "x"})).headers["X-Sgl-Worker"] == workers[1].url
+            answers = [await each for each in asked]
+            assert {answer.status for answer in answers} == {200}
+            named = {answer.headers["X-Sgl-Worker"] for answer in answers}
+            assert named == ({workers[1].url} if is_silent else {worker.url for worker in workers})
+            await until(lambda: not gateway.servers._leaving)
+
+    run(test)
+
+
 @pytest.mark.parametrize("path", ["/generate", "/api/chat"])
 def test_a_stream_of_a_worker_that_falls_silent_ends_in_an_error_or_a_closed_connection(
     path: str, impatient: None
@@ -316,13 +340,38 @@ def test_a_worker_that_answers_its_probes_keeps_what_it_has_however_long_it_take
     run(test)
 
 
+def test_a_worker_that_never_ends_an_event_or_a_refusal_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless(response: web.StreamResponse) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b"x" * (1 << 20))
+
+    async def refuses_for_ever(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        response = web.StreamResponse(status=503)
+        await response.prepare(request)
+        await endless(response)
+        return response
+
+    async def test() -> None:
+        monkeypatch.setattr(programs, "MOST_EVENT_BYTES", 3 << 20)
+        monkeypatch.setattr(programs, "MOST_FAILURES", 1)
+        async with gateway_of(program_of(endless), retries=0) as (gateway, _, client), asyncio.timeout(20):
+            async with client.post("/v1/programs", json={"program": {"v": 1, "name": "p", "seed": 1}}) as events:
+                assert "more than 3145728 bytes" in await events.text()
+            assert value(gateway, "reopened_programs_total") == 1
+        async with gateway_of(refuses_for_ever, retries=0) as (_, _, client), asyncio.timeout(4):
+            assert (await client.post("/generate", json={})).status == 503
+
+    run(test)
+
+
 def test_a_program_whose_worker_was_removed_is_forgotten_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         monkeypatch.setattr(programs, "GRACE_SECONDS", 0.1)
         async with gateway_of(program_of(stays)) as (gateway, workers, client):
             async with opened(client, {}):
                 await gateway.remove_worker(workers[0].url)
-            await until(lambda: not gateway._programs._open)
+            await until(lambda: not gateway._programs.open)
             assert gateway._programs.held == 0
 
     run(test)

@@ -89,7 +89,7 @@ class Publisher:
 
     def __init__(self) -> None:
         self.context = zmq.Context()
-        self.out, self.replay = self.context.socket(zmq.PUB), self.context.socket(zmq.ROUTER)
+        self.out, self.replay = self.context.socket(zmq.XPUB), self.context.socket(zmq.ROUTER)
         for socket in (self.out, self.replay):
             socket.setsockopt(zmq.LINGER, 0)
             socket.bind("tcp://127.0.0.1:0")
@@ -132,14 +132,14 @@ async def followed(answers: bool = True) -> AsyncIterator[tuple[Publisher, Prefi
     publisher, index = Publisher(), PrefixIndex()
     follower = KvFollower(index)
     task = asyncio.ensure_future(publisher.answer() if answers else asyncio.sleep(60))
-    publisher.send(stored(0, IDS[0]))
+    if answers:
+        publisher.send(stored(0, IDS[0]))
     follower.follow("w", [publisher.source])
     try:
-        if answers:
-            await until(lambda: has(index, 0) == 4)
-        while not (its := follower.workers.get("w")) or not its.batches:  # subscriptions are not acknowledged
-            await asyncio.sleep(0.02)
-            publisher.out.send_multipart((b"", (0).to_bytes(8, "big"), publisher.kept[0][1]))
+        await until(lambda: bool(publisher.out.poll(0)))  # it has subscribed
+        if not answers:
+            publisher.send(stored(0, IDS[0]))
+        await until(lambda: has(index, 0) == 4)
         yield publisher, index, follower
     finally:
         task.cancel()

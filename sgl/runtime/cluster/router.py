@@ -110,9 +110,9 @@ async def _follow(gateway: Gateway, control: str, token: str) -> None:
                 if name in news["draining"]:
                     await gateway.drain_worker(name)
                 elif workers.get(name) != url:  # gone, or another server is in its place
-                    await gateway.remove_worker(name)
+                    await gateway.remove_worker(name, now=False)
             for name in draining.difference(news["draining"]):  # it has finished
-                await gateway.remove_worker(name)
+                await gateway.remove_worker(name, now=False)
             for name, url in workers.items():
                 if known.get(name) != url:
                     await gateway.add_worker(url, name)

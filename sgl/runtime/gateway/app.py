@@ -107,9 +107,9 @@ class Gateway:
         """Give it no more; what runs goes on."""
         self.fleet.drain(worker_id)
 
-    async def remove_worker(self, worker_id: str) -> None:
-        """It is gone. Idempotent."""
-        self.servers.remove(worker_id)
+    async def remove_worker(self, worker_id: str, *, now: bool = True) -> None:
+        """It is gone; see `Servers.remove`. Idempotent."""
+        self.servers.remove(worker_id, now=now)
 
     def _session(self) -> aiohttp.ClientSession:
         assert self._client is not None, "the application runs"

@@ -46,6 +46,7 @@ _HOP |= {"trailer", "transfer-encoding", "upgrade"}
 _AGAIN = (429, 502, 503, 504)  # of a worker: another one may answer
 _LONGEST_PAUSE = 2.0
 _PIECE_BYTES = 256 << 10
+_REFUSAL_BYTES = 1 << 20
 REFUSAL_SECONDS = 5.0
 """For a worker to say why it takes no request."""
 WRITE_SECONDS = 60.0
@@ -280,7 +281,10 @@ class Passing:
             self._servers.failed(self._servers[worker])
         with contextlib.suppress(aiohttp.ClientError, OSError):
             async with asyncio.timeout(REFUSAL_SECONDS):
-                first += await theirs.content.read()
+                while len(first) <= _REFUSAL_BYTES and (part := await theirs.content.readany()):
+                    first += part
+        if len(first) > _REFUSAL_BYTES:
+            return NotBegunError(f"status {theirs.status}")
         answer = web.Response(status=theirs.status, body=first, headers=headers_for(theirs.headers))
         return NotBegunError(f"status {theirs.status}", answer)
 

@@ -39,6 +39,7 @@ MAX_BYTES = 256_000_000
 GRACE_SECONDS = 30.0
 """A program without a listener for so long is cancelled."""
 _LIMIT = aiohttp.ClientTimeout(total=30.0)  # of a call about a program that is open at a worker
+MOST_EVENT_BYTES = 64 << 20
 MOST_FAILURES = 10  # of workers in a row, without news for the client
 
 _LOST = ("EngineDead", "ServerUnreachable")  # failures of a worker, not of the program
@@ -76,10 +77,10 @@ class Programs:
 
     async def create(self, request: web.Request, body: bytearray, workers: int) -> web.StreamResponse:
         """Open a program and stream its events. workers: how many take requests."""
-        self._check_number()
+        if len(self.open) >= MAX_PROGRAMS:
+            raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
         self.check_room(len(body))
         parts = await self.reader.read(parts_of, body, session_of(request.headers), workers)
-        self._check_number()
         size = sum(len(body if part.body is None else part.body) for part in parts)
         self.check_room(size)
         program = Program(self, request, body, parts)
@@ -118,10 +119,6 @@ class Programs:
             passed = Passed("GET", path, request.headers, b"", Ask(), only=part.worker)
             return await self.passing.answer(request, passed)
         raise web.HTTPNotFound
-
-    def _check_number(self) -> None:
-        if len(self.open) >= MAX_PROGRAMS:
-            raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
 
     def check_room(self, size: int) -> None:
         """Whether that many bytes more may be kept. Raises QueueFull."""
@@ -343,16 +340,19 @@ class Part:
                 await asyncio.gather(reading, sending, return_exceptions=True)
 
     async def _read(self, theirs: aiohttp.ClientResponse, first: bytes) -> None:
-        buffer = first
+        buffer, searched = bytearray(first), 0
         self._counted = {}
         while True:
-            *events, buffer = buffer.split(b"\n\n")
-            for event in events:
-                data = event.partition(b"data: ")[2]
-                if data:
+            while (end := buffer.find(b"\n\n", searched)) >= 0:
+                if data := bytes(buffer[:end]).partition(b"data: ")[2]:
                     self._take(json.loads(data))
+                del buffer[: end + 2]
+                searched = 0
             if self.is_done:
                 return
+            searched = max(0, len(buffer) - 1)
+            if searched > MOST_EVENT_BYTES:
+                raise Lost(f"an event has more than {MOST_EVENT_BYTES} bytes")
             part = await theirs.content.readany()
             if not part:
                 raise Lost("its events ended")

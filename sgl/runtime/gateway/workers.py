@@ -66,6 +66,7 @@ class Server:
     missed: int = 0  # looks without an answer, in a row
     missed_since: float = 0.0
     calls: set[Call] = field(default_factory=set)
+    is_leaving: bool = False  # it has been removed
     checks_keys: bool | None = None  # None: not known
     is_understood: bool = True  # what it says of itself
     load: Load = field(default_factory=Load)
@@ -95,6 +96,7 @@ class Servers:
         self._fleet = fleet
         self._servers: dict[str, Server] = {}
         self._looking: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()  # that look at those that were removed
         self._session: aiohttp.ClientSession | None = None
         self._headers: dict[str, str] = {"User-Agent": PROBE}
         if config.worker_api_key is not None:
@@ -131,16 +133,21 @@ class Servers:
         if self._session is not None:
             self._looking[worker_id] = asyncio.ensure_future(self._look(server))
 
-    def remove(self, worker_id: str) -> None:
-        """It is gone, with what it has under way. Idempotent."""
-        if (server := self._servers.pop(worker_id, None)) is not None:
+    def remove(self, worker_id: str, *, now: bool = True) -> None:
+        """It is gone. now: with what it has under way; otherwise that is cut when the worker is silent. Idempotent."""
+        server, task = self._servers.pop(worker_id, None), self._looking.pop(worker_id, None)
+        if server is not None and server.again is not None:
+            server.again.cancel()
+        if server is not None and task is not None and server.calls and not now:
+            server.is_leaving = True
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+        elif server is not None:
             server.cut()
-            if server.again is not None:
-                server.again.cancel()
+            if task is not None:
+                task.cancel()
         self.kv.follow(worker_id, [])
         self._fleet.remove(worker_id)
-        if (task := self._looking.pop(worker_id, None)) is not None:
-            task.cancel()
         self.tell()
 
     def start(self, session: aiohttp.ClientSession) -> None:
@@ -155,7 +162,7 @@ class Servers:
         for server in self.all():
             if server.again is not None:
                 server.again.cancel()
-        tasks = list(self._looking.values())
+        tasks = [*self._looking.values(), *self._leaving]
         self._looking.clear()
         for task in tasks:
             task.cancel()
@@ -240,10 +247,10 @@ class Servers:
         return {worker: said for worker, said in found if said is not None}
 
     async def _look(self, server: Server) -> None:
-        while True:
+        while server.calls or not server.is_leaving:
             async with asyncio.TaskGroup() as looks:
                 looks.create_task(self._look_once(server))
-                if server.is_up:
+                if server.is_up and not server.is_leaving:
                     looks.create_task(self._ask(server))
             await asyncio.sleep(self._config.probe_seconds)
 
@@ -289,6 +296,8 @@ class Servers:
                 server.missed = 0  # it may finish what it has
             else:
                 server.miss(began)
+        if server.is_leaving:
+            return
         if was_up != server.is_up:
             logger.warning("worker %s at %s is %s", server.id, server.url, "up" if server.is_up else "down")
         if was_up and not server.is_up:
