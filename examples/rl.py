@@ -41,7 +41,8 @@ def reward(answer: str, record: dict[str, Any]) -> float:
         return 0.0
     if not isinstance(found, dict):
         return 0.0
-    return 0.1 + 0.3 * sum(found.get(key) == value for key, value in record.items()) + 0.3 * (found == record)
+    num_right = sum(bool(found.get(key) == value) for key, value in record.items())
+    return 0.1 + 0.3 * num_right + 0.3 * int(found == record)
 
 
 def rollouts(engine: sgl.Engine, prompts: list[str], seed: int) -> list[dict[str, Any]]:
@@ -103,7 +104,7 @@ def train(
                 ratio = (its - old).exp()
                 gain = torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage)
                 loss = loss - gain.mean() / (GROUP * MESSAGES)
-            loss.backward()
+            torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
