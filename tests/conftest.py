@@ -31,6 +31,7 @@ for name, value in {
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
+    "JAX_PLATFORMS": "cpu",  # it would take most of a GPU that other tests need
 }.items():
     os.environ.setdefault(name, value)
 if not Path("/dev/nvidiactl").exists():  # without a GPU, Triton's kernels run in its interpreter
