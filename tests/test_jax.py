@@ -85,7 +85,8 @@ def test_one_engine_answers_as_transformers_and_as_ours_in_torch(llama: Path) ->
         again = engine.generate(input_ids=[PROMPTS[3]], sampling_params=GREEDY)[0]
         assert again["meta_info"]["cached_tokens"] > 0
         info = engine.get_server_info()
-        assert (info["device"], info["device_name"], info["dtype"]) == ("jax", registry.platform_of("jax").names()[0], "float32")
+        name = registry.platform_of("jax").names()[0]
+        assert (info["device"], info["device_name"], info["dtype"]) == ("jax", name, "float32")
         answers.append(answered(engine))
         with pytest.raises(WeightsError, match="device='jax' take no new weights"):
             engine.update_weights({"model.norm.weight": torch.ones(64)})
@@ -154,6 +155,7 @@ def test_draws_are_those_of_torch() -> None:
         ({"quantization": "int4"}, "quantization"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype"),
         ({"lora_paths": "a=/nowhere"}, "lora_paths"),
+        ({"deterministic": True}, "deterministic"),
         ({"enable_lora": True}, "enable_lora"),
         ({"speculative_algorithm": "NGRAM"}, "speculative_algorithm"),
         ({"enable_hierarchical_cache": True}, "enable_hierarchical_cache"),

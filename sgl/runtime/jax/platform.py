@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 _CPU_FRACTION = 0.3  # of the machine's memory
 _WITHOUT = {
     "quantization": "weights are not quantised there",
+    "deterministic": "sums depend on how many tokens a step has there",
     "enable_lora": "LoRA adapters are not served there",
     "lora_paths": "LoRA adapters are not served there",
     "speculative_draft_model_path": "nobody drafts tokens there",
