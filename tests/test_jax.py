@@ -156,6 +156,7 @@ def test_draws_are_those_of_torch() -> None:
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype"),
         ({"lora_paths": "a=/nowhere"}, "lora_paths"),
         ({"deterministic": True}, "deterministic"),
+        ({"disaggregation_mode": "decode"}, "disaggregation_mode"),
         ({"enable_lora": True}, "enable_lora"),
         ({"speculative_algorithm": "NGRAM"}, "speculative_algorithm"),
         ({"enable_hierarchical_cache": True}, "enable_hierarchical_cache"),
