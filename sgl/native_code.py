@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _FLAGS = ("-O3", "-shared", "-fPIC", "-Wl,--as-needed")
-_SECONDS = 120.0  # for the compiler
+_SECONDS = 600.0  # for the compiler, on a busy machine, too
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "": None}
 
 

@@ -88,12 +88,12 @@ def test_weights_come_from_a_folder(server: LiveServer, engine: Engine, folder: 
         assert reply.json()["success"], reply.text
         torch.testing.assert_close(norm(engine), tensors_of(path)[NORM])
     reply = post(server, "/update_weights_from_disk", model_path=str(tmp_path / "none"))
-    assert reply.status_code >= 400
+    assert reply.status_code == 400
     assert reply.json()["success"] is False
     assert "neither a checkpoint folder" in reply.json()["message"]
     rows = post(server, "/get_weights_by_name", name=NORM, truncate_size=3).json()
     assert rows == pytest.approx(norm(engine)[:3].tolist())
-    assert post(server, "/get_weights_by_name", name="other").status_code >= 400
+    assert post(server, "/get_weights_by_name", name="other").status_code == 400
 
 
 @dataclass
@@ -137,7 +137,7 @@ def test_weights_come_from_another_processs_memory(server: LiveServer, engine: E
         torch.testing.assert_close(norm(engine), wanted)
     assert engine.weight_version == "7"
     reply = post(server, "/update_weights_from_tensor", serialized_named_tensors=[shared([("other", value)])])
-    assert (reply.status_code >= 400, reply.json()["success"]) == (True, False)
+    assert (reply.status_code == 400, reply.json()["success"]) == (True, False)
     engine.update_weights({NORM: before})
 
 

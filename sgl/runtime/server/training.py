@@ -151,7 +151,12 @@ class TrainingApi(Api):
     )
     async def read(self, request: web.Request, body: WeightBody) -> web.Response:
         """The first rows of a tensor. 400 for an unknown one."""
-        return json_response(await self._service.engine.call("get_weights_by_name", body.name, body.truncate_size))
+        try:
+            return json_response(
+                await self._service.engine.call("get_weights_by_name", body.name, body.truncate_size)
+            )
+        except ModelError as error:
+            raise InvalidRequest(str(error), param="name") from error
 
     async def _changed(self, body: _Update | None, method: Any, *arguments: Any) -> web.Response:
         """Call an engine's method; the last of the arguments are its keywords."""
@@ -161,7 +166,12 @@ class TrainingApi(Api):
                 await engine.call("abort", None)
             found = await engine.call(method, *arguments)
         except (InvalidRequest, ModelError) as error:
-            return json_response({**error_body(error), "success": False, "message": str(error)}, error.http_status)
+            refused = (
+                error if isinstance(error, InvalidRequest) else InvalidRequest(str(error))
+            )  # the caller's checkpoint
+            return json_response(
+                {**error_body(refused), "success": False, "message": str(refused)}, refused.http_status
+            )
         if isinstance(body, DiskBody):
             engine.note_model(body.model_path)
         said = found[1] if found else "Succeeded."
