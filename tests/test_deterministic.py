@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(cpu.why_not() is not None, reason=f"cannot be co
 FAMILIES = "llama", "qwen3", "qwen3-moe"
 OTHERS = "gemma2", "gpt-oss", "qwen2-moe", "olmo2", "phi3", "glm4"
 SMALL = Requests(6, 500, 80, 6)
-MANY = Requests(40, 500, 150, 12)
+MANY = Requests(12, 500, 150, 8)
 
 
 def started(folder: Path, **options: Any) -> Engine:
@@ -65,7 +65,7 @@ def test_bits_do_not_depend_on_others(folders: dict[str, Path], family: str) -> 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits_do_not_depend_on_anything(folders: dict[str, Path], family: str, backend: str) -> None:
-    requests = MANY if backend == "cpu" else SMALL
+    requests = MANY if backend == "cpu" else Requests(4, 500, 60, 4)
     expected = reference(folders[family], requests, attention_backend=backend)
     for options in CELLS.values():
         check(folders[family], requests, expected, attention_backend=backend, **options)
@@ -76,6 +76,16 @@ def test_bits_do_not_depend_on_anything(folders: dict[str, Path], family: str, b
 def test_other_families(folders: dict[str, Path], family: str) -> None:
     expected = reference(folders[family], MANY)
     check(folders[family], MANY, expected, chunked_prefill_size=7, page_size=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma2", "gpt-oss"])
+def test_windows_that_give_pages_up(folders: dict[str, Path], family: str) -> None:
+    """Beyond a window, a row's pages begin elsewhere in each step."""
+    for backend in ("cpu", "torch"):
+        requests = Requests(6, 500, 230, 20, seed=1)
+        expected = reference(folders[family], requests, attention_backend=backend)
+        check(folders[family], requests, expected, attention_backend=backend, chunked_prefill_size=50, page_size=4)
 
 
 @pytest.mark.slow

@@ -307,22 +307,28 @@ INLINE void transpose(const float *const *rows, int64_t column, float *to)
     }
 }
 
-/* Load a row's keys of a kv head from `position`, up to `stop` or a full tile. */
-static void gather(const Step *step, const Layer *layer, int64_t row, int64_t kv_head, int64_t position, int64_t stop,
-                   Tile *tile)
+/* Load a row's keys of a kv head from `position`, up to `stop` or a full tile; in the place of those before `first`,
+ * which nobody sees and others may write, the first. */
+static void gather(const Step *step, const Layer *layer, int64_t row, int64_t kv_head, int64_t position, int64_t first,
+                   int64_t stop, Tile *tile)
 {
     const int32_t *pages = step->pages + row * step->table_width;
-    int64_t page = position / step->page_size, offset = position % step->page_size;
+    int64_t unseen = first > position ? first - position : 0;
+    int64_t page = (position + unseen) / step->page_size, offset = (position + unseen) % step->page_size;
     const float *keys[TILE];
     tile->position = position;
     tile->count = stop - position < TILE ? stop - position : TILE;
-    for (int64_t i = 0; i < tile->count; i++) {
+    for (int64_t i = unseen; i < tile->count; i++) {
         int64_t slot = pages[page] * step->page_size + offset;
         int64_t at = (slot * step->num_kv_heads + kv_head) * step->head_dim;
         keys[i] = layer->keys + at;
         tile->values[i] = layer->values + at;
         if (++offset == step->page_size)
             page++, offset = 0;
+    }
+    for (int64_t i = 0; i < unseen; i++) {
+        keys[i] = keys[unseen];
+        tile->values[i] = tile->values[unseen];
     }
     for (int64_t i = tile->count; i % 8; i++) { /* pad to multiples of eight with unseen keys */
         keys[i] = keys[0];
@@ -482,7 +488,7 @@ static void attend_shared(const Step *step, const Layer *layer, int64_t group, i
     Tile tile;
     Query queries[MAX_QUERIES];
     for (int64_t position = 0; position < stop; position += TILE) {
-        gather(step, layer, members[0], kv_head, position, stop, &tile);
+        gather(step, layer, members[0], kv_head, position, 0, stop, &tile);
         /* blocks of queries, a row's after another's: a full one, and the last, attend to the tile */
         for (int64_t i = 0, from = 0, count = 0; i < num_members;) {
             int64_t before = count;
@@ -507,15 +513,15 @@ static void attend_block(const Step *step, const Layer *layer, const int32_t *bl
     Tile tile;
     Query queries[MAX_QUERIES];
     int64_t row = block[0], count = append(step, layer, row, kv_head, block[1], queries, 0);
-    int64_t position = step->shared_keys[row], stop = queries[count - 1].last + 1;
+    int64_t position = step->shared_keys[row], first = position, stop = queries[count - 1].last + 1;
     if (position == 0) {
         int64_t group = step->num_heads / step->num_kv_heads;
         begin(step, queries, count);
-        position = first_seen(layer, step->kv_lens[row] - step->q_lens[row] + block[1] / group);
-        position -= position % TILE; /* whoever else is in the block */
+        first = first_seen(layer, step->kv_lens[row] - step->q_lens[row] + block[1] / group);
+        position = first - first % TILE; /* whoever else is in the block */
     }
     for (; position < stop; position += TILE) {
-        gather(step, layer, row, kv_head, position, stop, &tile);
+        gather(step, layer, row, kv_head, position, first, stop, &tile);
         attend(step, &tile, queries, count);
     }
     for (int64_t i = 0; i < count; i++)

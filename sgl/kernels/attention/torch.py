@@ -51,7 +51,8 @@ class TorchAttention(AttentionBackend):
                 if self._one_by_one:
                     token, seen = start + first, kv_len - q_len + first + 1
                     one = query[token : token + 1].clone()  # lies like any other
-                    out[token] = self._attend(one, keys[:seen], values[:seen], seen - 1, window, sinks)[0]
+                    its = slice(0 if window is None else max(0, seen - window), seen)
+                    out[token] = self._attend(one, keys[its], values[its], seen - 1, None, sinks)[0]
                     continue
                 tokens = slice(start + first, start + min(first + size, q_len))
                 out[tokens] = self._attend(query[tokens], keys, values, kv_len - q_len + first, window, sinks)

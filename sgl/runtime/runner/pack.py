@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -31,10 +32,11 @@ def pack_places(batch: Batch, positions: Int64Array) -> Int64Array:
     return places
 
 
-def windowed_step(batch: Batch, table: Int32Array, window: int, page_size: int) -> AttentionStep:
+def windowed_step(batch: Batch, table: Int32Array, window: int, page_size: int, multiple: int = 1) -> AttentionStep:
     """The step in layers with a window, without pages that it hides from all of a row's query tokens. table: int32
-    [max_rows, max_pages], of all request rows."""
-    first_seen = np.maximum(batch.kv_lens - batch.q_lens - window + 1, 0) // page_size
+    [max_rows, max_pages], of all request rows. multiple: of tokens that are left out, at least, besides pages."""
+    unit = math.lcm(page_size, multiple)
+    first_seen = np.maximum(batch.kv_lens - batch.q_lens - window + 1, 0) // unit * (unit // page_size)
     kv_lens = batch.kv_lens - first_seen * page_size
     columns = first_seen[:, None] + np.arange(-(-int(kv_lens.max()) // page_size))
     pages = table[batch.rows[:, None], np.minimum(columns, table.shape[1] - 1)]

@@ -17,6 +17,7 @@ import torch
 from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
+from sgl.kernels.cpu import TILE
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int32Array, PageMoves, PendingMoves, TokenMask, TokenMasks
 from sgl.runtime.batch import PendingStep as AnyStep
@@ -107,7 +108,7 @@ class ModelRunner:
     ) -> None:
         """num_checkpoints: of a RecurrentModel's states. host_pages: of host memory for copies. observer: one with
         layers is for a Decoder. deterministic: rows do not depend on others."""
-        self._model, self._observer = model, observer
+        self._model, self._observer, self._multiple = model, observer, TILE if deterministic else 1
         if observer is not None and observer.layers:
             assert isinstance(model, Decoder), "startup refuses others"
             most_tokens, hidden_size = max(max_rows * MAX_QUERIES, max_graph_tokens), model.config.hidden_size
@@ -260,7 +261,7 @@ class ModelRunner:
                 table[writes[:, 0], writes[:, 1]] = writes[:, 2]
         kv, windowed = self._kv, None
         if kv.windowed is not None:
-            windowed = windowed_step(batch, self._window_table, kv.windowed.window, kv.page_size)
+            windowed = windowed_step(batch, self._window_table, kv.windowed.window, kv.page_size, self._multiple)
         num_pages = -(-int(batch.kv_lens.max()) // kv.page_size)
         return AttentionStep(batch.q_lens, batch.kv_lens, self._page_table[batch.rows, :num_pages], windowed)
 
