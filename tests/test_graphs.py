@@ -15,9 +15,9 @@ from sgl.kernels.attention.base import MAX_INPUTS, AttentionStep
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import WindowedLayers
 from sgl.runtime.runner.graphs import DecodeGraphs, buckets
+from sgl.runtime.runner.idle import idle_batch
 from sgl.runtime.runner.pack import pack, windowed_step
 from sgl.runtime.runner.prompt_graphs import PromptGraphs, that_fit, token_buckets
-from sgl.runtime.runner.runner import _idle_batch
 from sgl.runtime.runner.verify_graphs import VerifyGraphs
 from tests.tiny_models import edit_json, tiny_checkpoint
 
@@ -109,7 +109,7 @@ def test_replayed_steps_write_where_launched_ones_would(has_pools: bool) -> None
     tokens = torch.zeros(4, dtype=torch.int64)
     table, window_table = rng.permutation(48).reshape(3, 16) + 1, rng.permutation(48).reshape(3, 16) + 1
     for q_lens in ([1, 1, 1], [3, 1, 2]):
-        batch: Any = _idle_batch(q_lens, 0.0)
+        batch: Any = idle_batch(q_lens, 0.0)
         batch.kv_lens = np.array([40, 5, 23], np.int32)
         windowed = windowed_step(batch, window_table, 9, 4) if has_pools else None
         step = AttentionStep(batch.q_lens, batch.kv_lens, table[batch.rows, :10], windowed)
