@@ -112,6 +112,7 @@ def engines(device: Device) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     yield GEMMA2, attention
     yield GPT_OSS, attention
     yield QWEN3_MOE, attention
+    yield LLAMA, {"deterministic": True}
     yield LLAMA, {**attention, "quantization": "int4"}
     yield QWEN3_MOE, {**attention, "quantization": "int4"}
     yield DEEPSEEK_V3, attention
@@ -125,6 +126,8 @@ def engines(device: Device) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     yield LLAMA, {**attention, "dtype": "float16"}
     yield QWEN2_MOE, {**attention, "dtype": "float16"}
     yield DEEPSEEK_LITE, attention
+    yield QWEN3_MOE, {"deterministic": True}
+    yield GEMMA2, {"deterministic": True}
     if not is_amd:
         yield GEMMA2, {}
         yield GPT_OSS, {}

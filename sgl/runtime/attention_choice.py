@@ -66,6 +66,8 @@ def _name_and_reason(config: EngineConfig, shape: AttentionShape) -> tuple[_Back
         if obstacle is not None:
             raise ConfigError(f"attention_backend={name!r}: {obstacle}", option="attention_backend")
         return name, "as asked for"
+    if config.deterministic and shape.device.type == "cuda":
+        return "triton", "the only one that is deterministic"
     obstacles = {best: _OBSTACLES[best](shape) for best in _BEST}
     for best, obstacle in obstacles.items():
         if obstacle is None:
@@ -97,8 +99,12 @@ def _triton_attention(config: EngineConfig, shape: AttentionShape, reason: str) 
         backend = LatentAttention(shape, TritonPrompts(shape), **bounds)
     else:
         # a CPU may have no Triton
-        from sgl.kernels.attention.triton import TritonAttention
+        from sgl.kernels.attention.triton import InvariantAttention, TritonAttention
 
+        if config.deterministic:
+            backend = for_pools(shape, lambda its: InvariantAttention(its, **bounds))
+            logger.info("attention: triton, deterministic (%s); %s", reason, _shown(graph_rows))
+            return replace(config, attention_backend="triton", cuda_graph_max_bs=graph_rows or None), backend
         backend = for_pools(shape, lambda its: TritonAttention(its, max_queries=queries, **bounds))
     logger.info("attention: triton (%s); %s", reason, _shown(graph_rows))
     return replace(config, attention_backend="triton", cuda_graph_max_bs=graph_rows or None), backend

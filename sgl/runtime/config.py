@@ -242,7 +242,7 @@ class EngineConfig:
     speculative_num_steps: Annotated[int, Field(ge=1, le=63)] | None = None
     """Tokens that a draft model or head drafts at most, one after another. None: 5."""
     deterministic: bool = False
-    """A request's tokens and log-probabilities have the same bits alone and among others. On a CPU so far."""
+    """A request's tokens and log-probabilities have the same bits alone and among others. For sgl's own layers."""
     random_seed: NonNegativeInt | None = None
     """Seeds requests that bring no seed of their own. None: another one each start."""
     check_ledger: bool = False

@@ -15,7 +15,7 @@ from sgl.runtime.model.families import FAMILIES
 
 def check_deterministic(config: EngineConfig, model_config: Config, device: torch.device) -> None:
     """Raise ConfigError for a model, an option or a device whose sums depend on others."""
-    obstacle = _of_model(config, model_config) or _of_device(config, device)
+    obstacle = _of_model(config, model_config) or _of_device(config, model_config, device)
     if obstacle is not None:
         raise ConfigError(f"deterministic=True: {obstacle}", option="deterministic")
 
@@ -33,10 +33,20 @@ def _of_model(config: EngineConfig, model_config: Config) -> str | None:
     return None
 
 
-def _of_device(config: EngineConfig, device: torch.device) -> str | None:
-    if device.type != "cpu":
-        return f"it is for CPUs so far, and this is {device}"
-    if config.dtype not in ("auto", "float32"):
-        return f"it computes in float32, and dtype is {config.dtype!r}: leave it out"
-    why_not = cpu.why_not()
-    return None if why_not is None else f"it needs compiled products: {why_not}"
+def _of_device(config: EngineConfig, model_config: Config, device: torch.device) -> str | None:
+    if device.type not in ("cpu", "cuda"):
+        return f"it is for CPUs and CUDA GPUs, and this is {device}"
+    if device.type == "cpu":
+        if config.dtype not in ("auto", "float32"):
+            return f"on a CPU it computes in float32, and dtype is {config.dtype!r}: leave it out"
+        why_not = cpu.why_not()
+        return None if why_not is None else f"on a CPU it needs compiled products: {why_not}"
+    if config.quantization is not None or getattr(model_config, "scheme", None) is not None:
+        return (
+            "products with quantised matrices depend on the number of rows on a GPU: take a checkpoint in 16 bits"
+        )
+    if config.tp_size > 1 or config.pp_size > 1:
+        return f"on GPUs not with tp_size={config.tp_size} and pp_size={config.pp_size} yet: dp_size serves copies"
+    if config.attention_backend == "flashinfer":
+        return "attention_backend='flashinfer' cuts keys by what a step holds: leave it out, or take 'triton'"
+    return None

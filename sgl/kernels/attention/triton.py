@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
 from sgl.kernels import limits
-from sgl.kernels.attention.base import AttentionShape, AttentionStep, GraphAttention
+from sgl.kernels.attention.base import MAX_INPUTS, AttentionShape, AttentionStep, GraphAttention
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan
 from sgl.kernels.attention.decode_triton import LOG2E, beside_sink, capped
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
-from sgl.kernels.staging import Uploader
+from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 
 _TILE = 64  # query tokens times query heads of a kv head in a program
 _KEYS = 64  # in a program at a time,
@@ -154,6 +156,37 @@ class TritonAttention(GraphAttention):
     @property
     def _tile_tokens(self) -> int:
         return max(1, _TILE // self._group)
+
+
+class InvariantAttention(TritonAttention):
+    """Rows of one query token and of more by the same kernel, which walks keys in tiles that begin at multiples of
+    their size: a query token's result has the same bits in any step."""
+
+    def __init__(self, shape: AttentionShape, *, max_graph_rows: int = 0, max_pages: int = 0) -> None:
+        super().__init__(shape)
+        num_integers = max_graph_rows * (max_pages + 2 * MAX_INPUTS + 5) + 2
+        num_bytes = 4 * num_integers + ALIGNMENT * (MAX_INPUTS + 6)
+        self._graph_inputs = torch.zeros(num_bytes, dtype=torch.uint8).to(shape.device)
+        self._graph_plans: dict[tuple[int, int], tuple[_Prompts, list[torch.Tensor]]] = {}
+
+    def plan(self, step: AttentionStep) -> None:
+        self._prompts = _Prompts(*self._uploader.upload(*self._host(step)))
+
+    def plan_decode(self, step: AttentionStep, variant: int, inputs: Sequence[Int64Array]) -> list[torch.Tensor]:
+        assert len(inputs) <= MAX_INPUTS, "there is room for so many"
+        arrays: tuple[npt.NDArray[Any], ...] = (*inputs, *self._host(step))
+        self._uploader.upload_into(self._graph_inputs, *arrays)
+        key = len(step.q_lens), len(inputs)
+        if key not in self._graph_plans:  # pages come last, so all arrays keep their addresses
+            views = views_into(self._graph_inputs, arrays)
+            self._graph_plans[key] = _Prompts(*views[len(inputs) :]), views[: len(inputs)]
+        self._prompts, placed = self._graph_plans[key]
+        return placed
+
+    def _host(self, step: AttentionStep) -> tuple[Int32Array, ...]:
+        rows = RaggedRows.of(step, slice(None), self._shape.page_size)
+        cut = tiles(step.q_lens, self._tile_tokens)
+        return (*cut, rows.query_starts, rows.page_starts, rows.kv_lens, rows.pages)
 
 
 def tiles(q_lens: Int32Array, tile_tokens: int) -> tuple[Int32Array, Int32Array]:

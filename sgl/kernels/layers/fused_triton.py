@@ -23,10 +23,10 @@ _HEADS = 16  # of one token, in a program of rotate_and_store
 _MANY_ROWS = 1024  # of a norm: more are bound by bandwidth, fewer by latency
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, is_invariant: bool = False) -> torch.Tensor:
     """`norm.rms_norm` for contiguous rows and weight [n]."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _norm(x, x, weight, out, eps, has_residual=False)
+    _norm(x, x, weight, out, eps, has_residual=False, is_invariant=is_invariant)
     return out
 
 
@@ -36,10 +36,12 @@ def add_rms_norm(
     weight: torch.Tensor | None,
     eps: float,
     before: torch.Tensor | None = None,
+    *,
+    is_invariant: bool = False,
 ) -> torch.Tensor:
     """`norm.add_rms_norm` for contiguous x and residual."""
     out = residual if weight is None else torch.empty_like(residual)
-    _norm(x, residual, weight, out, eps, has_residual=True, before=before)
+    _norm(x, residual, weight, out, eps, has_residual=True, before=before, is_invariant=is_invariant)
     return out
 
 
@@ -168,11 +170,12 @@ def _norm(
     *,
     has_residual: bool,
     before: torch.Tensor | None = None,
+    is_invariant: bool,
 ) -> None:
     width = x.shape[-1]
     block = triton.next_power_of_2(width)
     num_rows = out.numel() // width
-    num_warps = min(4 if num_rows > _MANY_ROWS else 16, max(1, block // 128))
+    num_warps = min(4 if num_rows > _MANY_ROWS or is_invariant else 16, max(1, block // 128))
     _rms_norm[(num_rows,)](
         x,
         residual,

@@ -1,7 +1,7 @@
 """Matrices whose products have the same bits for a row of inputs alone and among any others.
 
-Libraries choose a kernel, and with it the order of sums, by the number of rows. Here each number is one chain of
-multiply-adds in the order of the columns, by cpu.c: for float32, on a CPU that can be compiled for.
+Libraries choose a kernel, and with it the order of sums, by the number of rows. Here it follows from the matrix alone:
+on a CPU each number is one chain of multiply-adds in the order of the columns, by cpu.c; a GPU has invariant_triton.py.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from sgl.kernels import cpu
 class InvariantMatrix:
     """A matrix [n, k]."""
 
-    values: torch.Tensor  # `cpu.panels`
+    values: torch.Tensor  # [n, k]; on a CPU `cpu.panels` of float32
     num_rows: int  # n
 
     @staticmethod
     def of(matrix: torch.Tensor) -> InvariantMatrix:
-        """Of a copy."""
-        return InvariantMatrix(cpu.panels(matrix), len(matrix))
+        """On a GPU of the matrix itself, on a CPU of a copy."""
+        return InvariantMatrix(cpu.panels(matrix) if matrix.is_cpu else matrix, len(matrix))
 
     def plain(self) -> torch.Tensor:
-        """A copy, [n, k]."""
+        """[n, k]: on a GPU the matrix itself, on a CPU a copy."""
+        if not self.values.is_cpu:
+            return self.values
         return self.values.transpose(1, 2).flatten(0, 1)[: self.num_rows].clone()
 
     @property
@@ -41,9 +43,15 @@ class InvariantMatrix:
         """Its elements, filled up."""
         return self.values.numel()
 
-    def times(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [T, k] times the matrix, plus the bias [n]: [T, n]."""
-        return cpu.multiply(x, self.values, self.num_rows, bias)
+    def times(self, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, k] times the matrix, plus the bias [n]: [T, n], rounded once, in `out` if given."""
+        if x.is_cpu:
+            product = cpu.multiply(x, self.values, self.num_rows, bias)
+            return product if out is None else out.copy_(product)
+        from sgl.kernels.layers import invariant_triton
+
+        out = x.new_empty(len(x), self.num_rows) if out is None else out
+        return invariant_triton.multiply(x, self.values, bias, out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,16 @@ from torch.nn import functional
 from sgl.kernels import cpu
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, is_invariant: bool = False) -> torch.Tensor:
     """Normalise the last dimension of x [..., n] to a root mean square of 1, then scale by weight.
 
     weight: [n], or anything that broadcasts against x, such as [heads, n]. The mean is in float32; x is rounded to the
-    weight's dtype before scaling. Returns a new tensor of x's shape and dtype.
+    weight's dtype before scaling. is_invariant: see `add_rms_norm`. Returns a new tensor of x's shape and dtype.
     """
     if x.is_cuda and weight.dim() == 1 and x.is_contiguous():
         from sgl.kernels.layers import fused_triton
 
-        return fused_triton.rms_norm(x, weight, eps)
+        return fused_triton.rms_norm(x, weight, eps, is_invariant=is_invariant)
     if weight.dim() == 1 and cpu.takes(x, weight):
         return cpu.rms_norm(x, weight, eps)
     if x.dtype == torch.float32:
@@ -40,18 +40,21 @@ def add_rms_norm(
     weight: torch.Tensor | None,
     eps: float,
     before: torch.Tensor | None = None,
+    *,
+    is_invariant: bool = False,
 ) -> torch.Tensor:
     """Add x to residual in place, and return the normalised sum; x, residual: [..., n], contiguous.
 
     x may also be [parts, ..., n] to sum, as float32 of `linear.linear_add`, or None. weight: None returns the residual.
-    before: the weight of a norm of x, [..., n], before it is added.
+    before: the weight of a norm of x, [..., n], before it is added. is_invariant: a row's sums have the same order
+    among any others; on a CPU they always do.
     """
     if x is None:
-        return residual if weight is None else rms_norm(residual, weight, eps)
+        return residual if weight is None else rms_norm(residual, weight, eps, is_invariant=is_invariant)
     if x.is_cuda:
         from sgl.kernels.layers import fused_triton
 
-        return fused_triton.add_rms_norm(x, residual, weight, eps, before)
+        return fused_triton.add_rms_norm(x, residual, weight, eps, before, is_invariant=is_invariant)
     if before is not None:
         x = rms_norm(x, before, eps)
     if weight is None:

@@ -65,12 +65,14 @@ class Experts(_Counter):
         """The same experts, so."""
         if self.is_invariant:
             return self
+        if self.router.device.type == "cuda":
+            return replace(self, is_invariant=True)
         gate_up, down = map(InvariantExperts.of, self.unpacked)
         router = InvariantMatrix.of(self.plain_router)
         return replace(self, router=router, gate_up=gate_up, down=down, is_invariant=True)
 
     def plain(self) -> Experts:
-        """The same experts, with copies of their matrices as tensors."""
+        """The same experts, whose matrices are tensors: on a GPU these themselves, on a CPU copies."""
         router = self.router.plain() if isinstance(self.router, InvariantMatrix) else self.router
         gate_up, down = (
             its.plain() if isinstance(its, InvariantExperts) else its for its in (self.gate_up, self.down)

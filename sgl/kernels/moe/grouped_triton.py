@@ -58,6 +58,8 @@ PLANS = {
     24: Plan(Tiles(32, 64, 128, 4, 3), Tiles(32, 128, 128, 4, 3)),
     64: Plan(Tiles(64, 64, 64, 4, 4), Tiles(64, 128, 64, 4, 4)),
 }
+INVARIANT = PLANS[64]
+"""For any number of tokens."""
 MANY = Plan(Tiles(128, 128, 64, 8, 3), Tiles(128, 256, 64, 8, 3))
 _WIDE = Plan(Tiles(16, 32, 32, 4, 2), Tiles(16, 32, 32, 4, 2))  # in float32, which only tests are
 _FEW_TOKENS = 256  # of the router's product
@@ -74,7 +76,10 @@ def mixture(
     num_tokens, hidden = x.shape
     num_all, top_k = len(experts.down), experts.num_used
     out = x.new_empty(top_k + (shared is not None), num_tokens, hidden)
-    logits, counts = _scores(x, experts.plain_router, experts.router_bias, num_all)
+    if experts.is_invariant and x.dtype.itemsize < 4:
+        plan = INVARIANT
+    router = experts.plain_router, experts.router_bias
+    logits, counts = _scores(x, *router, num_all, is_invariant=experts.is_invariant)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=x.device)
     lists = torch.empty(num_all, num_tokens, dtype=torch.int32, device=x.device)
     num_padded = triton.next_power_of_2(num_all)
@@ -165,13 +170,13 @@ def choose(pairs_per_expert: float, itemsize: int) -> Plan:
 
 
 def _scores(
-    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, num_experts: int
+    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, num_experts: int, *, is_invariant: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Float32 logits [T, rows of the router], and int32 zeros [num_experts]."""
     num_tokens, width = x.shape
     logits = torch.empty(num_tokens, len(router), dtype=torch.float32, device=x.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
-    tiles = _ROUTER_FEW if num_tokens <= _FEW_TOKENS else _ROUTER_MANY
+    tiles = _ROUTER_FEW if num_tokens <= _FEW_TOKENS and not is_invariant else _ROUTER_MANY
     if x.dtype.itemsize == 4:
         tiles = _ROUTER_WIDE
     num_bytes = (tiles.tokens + tiles.rows) * tiles.columns * x.element_size()

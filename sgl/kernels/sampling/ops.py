@@ -8,6 +8,7 @@ a row's result depends only on that row. Comparisons use integer views, on a CPU
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 CHUNK_BYTES = 1 << 27
 CHUNK_BYTES_CPU = 1 << 22
@@ -221,7 +222,10 @@ def logprobs(
     num_top = min(top_k, logits.shape[1])
     chosen, top_values, top_ids, of_given = [], [], [], []
     for rows in _chunks(logits):
-        values = logits[rows].log_softmax(-1)
+        some = logits[rows]
+        if some.is_cuda and some.shape[1] % 4:  # torch rounds by where a row begins, in units of 16 bytes
+            some = functional.pad(some, (0, -some.shape[1] % 4), value=-torch.inf)
+        values = some.log_softmax(-1)[:, : logits.shape[1]]
         chosen.append(values.gather(1, token_ids[rows, None]).squeeze(1))
         if num_top:
             ids = _likeliest(values, num_top)

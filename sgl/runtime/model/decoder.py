@@ -11,6 +11,7 @@ from torch.nn import functional
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, GraphAttention
 from sgl.kernels.layers.activation import cap_, gelu_and_mul, silu_and_mul
 from sgl.kernels.layers.embedding import embedding_part
+from sgl.kernels.layers.invariant import InvariantMatrix
 from sgl.kernels.layers.linear import Matrix, launches_overlap, linear, linear_add, linear_overlapped
 from sgl.kernels.layers.norm import add_rms_norm, norm_parts_, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
@@ -116,7 +117,8 @@ class Decoder:
         else:
             state = self.embed(input_ids, positions, slots)
         state.lora = lora
-        if len(input_ids) == 1 and self.device.type == "cuda" and seen is None and lora is None:
+        is_single = len(input_ids) == 1 and self.device.type == "cuda" and not self.weights.is_invariant
+        if is_single and seen is None and lora is None:
             state.overlaps = captured and launches_overlap(self.device)
             return self._forward_single(state, kv, attention)
         return self._last_layers(state, kv, attention, wanted, captured=captured)
@@ -287,7 +289,7 @@ class Decoder:
         """`norm.add_rms_norm` of what `_added` left."""
         eps, ranks = self.config.rms_norm_eps, self.collectives
         if rest is None or ranks is None:
-            return add_rms_norm(rest, residual, weight, eps, before)
+            return add_rms_norm(rest, residual, weight, eps, before, is_invariant=self.weights.is_invariant)
         if weight is None or before is not None:
             return add_rms_norm(ranks.sum(rest), residual, weight, eps, before)
         return ranks.add_rms_norm(rest, residual, weight, eps)
@@ -379,7 +381,10 @@ class Decoder:
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """float32 [n, len(vocabulary)] of hidden states [n, hidden], in `out` if given."""
         head, cap = self.weights.lm_head, self.config.logit_cap
-        if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
+        if isinstance(head, InvariantMatrix):
+            logits = hidden.new_empty(len(hidden), len(head), dtype=torch.float32) if out is None else out
+            head.times(hidden, None, logits)
+        elif hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
             # neither rounded to the weights' dtype nor written twice
             logits = torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
         else:

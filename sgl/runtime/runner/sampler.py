@@ -36,6 +36,7 @@ from sgl.runtime.runner.row_settings import (
 
 _NUM_MASKS = 2048
 _MASKS_A_ROW = 16
+_GROUP = 16  # rows that a GPU draws from at once, where their number may not matter
 """Cached token masks, at least, and for each request row; 16 KB each for 128,000 tokens. Real schemas have about
 twenty."""
 
@@ -67,9 +68,10 @@ class Sampler:
         one_by_one: bool = False,
     ) -> None:
         """eos_ids: not sampled before min_new_tokens, unless a request ignores them. cut: if this rank sees only the
-        logits of a part of the vocabulary. one_by_one: on a CPU, row by row: torch rounds a tensor's last numbers
-        differently."""
+        logits of a part of the vocabulary. one_by_one: on a CPU row by row, since torch rounds a tensor's last
+        numbers differently, on a GPU always as many rows at once, since torch sums by their number."""
         self._one_by_one = one_by_one and device.type == "cpu"
+        self._group = _GROUP if one_by_one and not self._one_by_one else 1 if one_by_one else 0
         self._cut = cut
         self._own = range(vocab_size) if cut is None else cut.own
         self.next_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
@@ -232,9 +234,8 @@ class Sampler:
     ) -> torch.Tensor:
         if not self._settings.is_drawn[rows].any():
             return sampling.greedy(logits)
-        if self._one_by_one and len(rows) > 1:
-            each = (slice(i, i + 1) for i in range(len(rows)))
-            return torch.cat([self._choose(logits[i], rows[i], index[i], positions[i]) for i in each])
+        if self._group and len(rows) != self._group:
+            return self._choose_in_groups(logits, rows, index, positions)
         floats = self._floats.index_select(0, index)
         ints = self._ints.index_select(0, index)
         max_top_k = int(self._settings.top_k[rows].max())
@@ -248,6 +249,19 @@ class Sampler:
             min_p=floats[:, MIN_P] if self._settings.has_min_p[rows].any() else None,
             max_top_k=max_top_k,
         )
+
+    def _choose_in_groups(
+        self, logits: torch.Tensor, rows: Int64Array, index: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """`_choose` for so many rows at a time, the last one repeated where there are fewer."""
+        chosen, size = [], self._group
+        for start in range(0, len(rows), size):
+            some = np.minimum(np.arange(start, start + size), len(rows) - 1)
+            (at,) = self._uploader.upload(some)
+            group = (its.index_select(0, at) for its in (logits, index, positions))
+            some_logits, some_index, places = group
+            chosen.append(self._choose(some_logits, rows[some], some_index, places))
+        return torch.cat(chosen)[: len(rows)]
 
     def _choose_in_one_pass(
         self,

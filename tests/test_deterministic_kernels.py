@@ -1,0 +1,96 @@
+"""Kernels of the deterministic mode for GPUs, in the interpreter and on a GPU: the same bits for a row in any step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tests.interpreter  # noqa: F401
+from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from tests.bits import CELLS, Requests, differing
+from tests.test_deterministic import started
+from tests.tiny_models import tiny_checkpoint
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
+
+
+@needs_triton
+@pytest.mark.parametrize(("n", "k"), [(40, 70), (96, 512)])
+def test_a_product_is_the_same_for_any_rows(n: int, k: int) -> None:
+    from sgl.kernels.layers.invariant_triton import multiply
+
+    x, matrix, bias = draw(40, k), draw(n, k), draw(n)
+    whole = multiply(x, matrix, bias, x.new_empty(len(x), n))
+    torch.testing.assert_close(whole, torch.nn.functional.linear(x, matrix, bias), rtol=1e-4, atol=1e-4)
+    for start, stop in ((0, 1), (3, 20), (39, 40)):
+        some = multiply(x[start:stop], matrix, bias, x.new_empty(stop - start, n))
+        assert torch.equal(some, whole[start:stop])
+
+
+@needs_triton
+@pytest.mark.parametrize("window", [None, 40])
+def test_attention_is_the_same_in_any_step(window: int | None) -> None:
+    from sgl.kernels.attention.triton import InvariantAttention
+
+    size, page = 150, 8
+    num_pages = -(-size // page)
+    shape = AttentionShape(8, 2, 24, page, 0.2, torch.float32, DEVICE, windows=(window,))
+    keys, values, query = draw(40, page, 2, 24), draw(41, page, 2, 24)[1:], draw(size, 8, 24)
+    table = np.random.default_rng(0).permutation(40).astype(np.int32)[:num_pages]
+    attention = InvariantAttention(shape, max_graph_rows=8, max_pages=num_pages)
+
+    def run(q_lens: Sequence[int], kv_lens: Sequence[int], *, is_graph: bool = False) -> list[torch.Tensor]:
+        tables = np.stack([table] * len(q_lens))
+        step = AttentionStep(np.array(q_lens, np.int32), np.array(kv_lens, np.int32), tables)
+        if is_graph:
+            (placed,) = attention.plan_decode(step, 0, [np.arange(len(q_lens), dtype=np.int64)])
+            assert placed.tolist() == list(range(len(q_lens)))
+        else:
+            attention.plan(step)
+        tokens = torch.cat([query[end - count : end] for count, end in zip(q_lens, kv_lens, strict=True)])
+        return list(attention.run(tokens, keys, values, window).split(list(q_lens)))
+
+    (whole,) = run([size], [size])
+    ends = [1, 64, 65, size]
+    for is_graph in (False, True):
+        for end, one in zip(ends, run([1] * 4, ends, is_graph=is_graph), strict=True):
+            assert torch.equal(one, whole[end - 1 : end])
+    for end, some in zip((70, 149), run([3, 64], [70, 149]), strict=True):
+        assert torch.equal(some, whole[end - len(some) : end])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_engines_on_a_gpu(tmp_path: Path, family: str, dtype: str) -> None:
+    """200 prompts in every cell: 0 numbers differ."""
+    sizes: dict[str, Any] = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512}
+    sizes |= {"max_position_embeddings": 2048, "head_dim": 64} if family != "llama" else {}
+    folder = tiny_checkpoint(tmp_path / family, family, **sizes | {"max_position_embeddings": 2048})
+    requests = Requests(200, 1000, 900, 16)
+    options: dict[str, Any] = {"dtype": dtype, "device": "cuda", "check_ledger": False}
+    with started(folder, disable_radix_cache=True, disable_cuda_graph=True, **options) as engine:
+        expected = requests.alone(engine)
+    cells = {
+        **{name: cell for name, cell in CELLS.items() if cell.get("chunked_prefill_size") != 1},
+        "no graphs": {"disable_cuda_graph": True},
+        "retracted": {"max_total_tokens": 8192},
+        "host memory": {"max_total_tokens": 8192, "enable_hierarchical_cache": True},
+    }
+    found: dict[tuple[str, str], int] = {}
+    for name, cell in cells.items():
+        with started(folder, **options, **cell) as engine:
+            for way, bits in requests.among_others(engine):
+                found[name, way] = differing(expected, bits)
+    assert not any(found.values()), {cell: number for cell, number in found.items() if number}
