@@ -60,6 +60,7 @@ def launched(device: str, cache: Path, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(6 * PATIENCE)
 @pytest.mark.parametrize("device", MOST_SHARED)
 def test_every_kernel_compiles_as_engines_launch_it(device: str, tmp_path: Path) -> None:
     report = launched(device, tmp_path, *(() if device in WHOLE else ("once",)))

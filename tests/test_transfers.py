@@ -398,6 +398,6 @@ def test_many_kills_lose_nothing() -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=400, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=150, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
