@@ -132,7 +132,9 @@ def test_mistakes_are_explained_in_a_line(shown: Any, line: str, words: str) -> 
 
 def test_what_follows_the_file_is_its_own(called: Any) -> None:
     given = called("run", "--url", "u", "file.py", "--url", "v", "-h", "--", "--nowhere")
-    assert given == {"url": "u", "file": "file.py", "arguments": ("--url", "v", "-h", "--", "--nowhere")}
+    assert given == {
+        "url": "u", "file": "file.py", "arguments": ("--url", "v", "-h", "--", "--nowhere"), "replay": False,
+    }  # fmt: skip
     assert called("trace", "file.py") == {"output": "trace.html", "file": "file.py", "arguments": ()}
 
 

@@ -39,6 +39,7 @@ EXPECTED = {
 
 
 OWN = {
+    "deterministic": r"False: \d+ log-probabilities differ between .*\n.*True: 0 log-probabilities differ",
     "rl": r"step +1 +reward 0\.\d+\nstep +2 +reward 0\.\d+\nreward .* -> .*; logprobs differ by \d\.\de-0[5-9] at most",
     "lora": r"adapters: noise\nthe model alone: '.*'\nnoise: '.*'\nin a program: '.*'",
     "memory": r"first engine: \d+ prompt tokens, \d+ cached,(.|\n)*second engine: \d+ prompt tokens",

@@ -165,7 +165,7 @@ def test_a_retracted_request_keeps_its_rank(monkeypatch: pytest.MonkeyPatch) -> 
     driver.step()
     first = requests[0]
     assert first.phase is not Phase.WAITING
-    driver.scheduler._retract(first)
+    driver.scheduler.retract(first)
     assert order(driver.scheduler)[0] is first
     driver.run()
     driver.check()

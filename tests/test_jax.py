@@ -57,14 +57,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected_of(path: Path) -> list[tuple[list[int], torch.Tensor]]:
     """transformers' greedy tokens of each prompt, and the prompt's logprobs."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # it is a token like others
     found = []
     for ids in PROMPTS:
         given, length = torch.tensor([ids]), GREEDY["max_new_tokens"]
         with torch.inference_mode():
             out = model.generate(
-                given, attention_mask=torch.ones_like(given), max_new_tokens=length, min_new_tokens=length,
-                do_sample=False, pad_token_id=0,
-            )  # fmt: skip
+                given, attention_mask=torch.ones_like(given), max_new_tokens=length, do_sample=False, pad_token_id=0
+            )
             logprobs = model(given).logits[0, :-1].float().log_softmax(-1)
         found.append((out[0, len(ids) :].tolist(), logprobs.gather(1, given[0, 1:, None]).squeeze(1)))
     return found

@@ -231,10 +231,12 @@ def _engine() -> Parameters:
         "page_size": "Memory",
         "max_running_requests": "Batches",
         "enable_hierarchical_cache": "Memory beyond the device",
-        "request_timeout": "Time limits and streams",
+        "disaggregation_mode": "Prompts and outputs by different engines",
+        "disable_overlap_schedule": "Time limits and streams",
         "image_urls": "Images",
         "disable_jump_forward": "Constrained outputs",
         "enable_lora": "LoRA adapters",
+        "speculative_algorithm": "Speculation",
         "deterministic": "Reproducing and debugging",
     }
     return field_options(EngineConfig, groups)

@@ -183,7 +183,7 @@ class NativeApi(Api):
         """The release that serves."""
         return json_response({"version": VERSION})
 
-    @endpoint("POST /flush_cache", "GET /flush_cache", content_type="text/plain", for_admin=True)
+    @endpoint("POST /flush_cache", content_type="text/plain", for_admin=True)
     async def flush_cache(self, request: web.Request) -> web.Response:
         """Drop cached prefixes. 400 if running requests hold some; the others are dropped."""
         if await self._service.engine.call("flush_cache"):
