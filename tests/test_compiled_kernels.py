@@ -30,6 +30,7 @@ SPILLING = {
     ("sgl.kernels.layers.grouped_triton._linear", "fp32"),
     ("sgl.kernels.gdn.delta_triton._delta_prepare", "bf16"),  # 1,600 bytes on sm_80 alone
     ("sgl.kernels.latent.attend_triton._decodes", "bf16"),  # 728 bytes on sm_100 alone
+    ("sgl.kernels.layers.invariant_triton._multiply", "bf16"),  # two sums: up to 2,024 bytes on sm_80
     ("sgl.kernels.moe.single_triton._down", "bf16"),  # 664 to 784 bytes where a token has nine experts or more
 }
 """Kernels that may spill more, with the dtype of their inputs."""
