@@ -32,9 +32,10 @@ from tests.house import REPOSITORY
 from tests.live_server import LiveServer, served
 from tests.page_blocks import blocks
 from tests.patience import PATIENCE
+from tests.test_examples import OWN
 
 FOLDER = REPOSITORY / "clients" / "typescript"
-ELSEWHERE = {"image", "lora", "memory", "speculation"}
+ELSEWHERE = {"image", *OWN}
 """Examples that need a model that sees, or an engine in their own process."""
 
 pytestmark = [
