@@ -17,6 +17,7 @@ from sgl.kernels import cpu
 from sgl.kernels.layers import activation
 from sgl.kernels.layers.invariant import InvariantMatrix
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.tier_choice import identity
 from tests.bits import CELLS, Bits, Requests, differing
 from tests.tiny_models import tiny_checkpoint
 
@@ -93,8 +94,22 @@ def test_copies_in_host_memory_and_files(folders: dict[str, Path], tmp_path: Pat
     expected = reference(folders["llama"], MANY)
     options: dict[str, Any] = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file", "page_size": 4}
     options |= {"hicache_storage_dir": str(tmp_path), "max_total_tokens": 400, "hicache_ratio": 16.0}
+    with started(folders["llama"], **{**options, "deterministic": False}) as engine:
+        MANY.alone(engine)  # whose files are of no use
     for _ in range(2):  # the second finds files
         check(folders["llama"], MANY, expected, **options)
+
+
+def test_pages_of_other_bits_are_another_models(folders: dict[str, Path]) -> None:
+    """So neither files nor another engine's pages bring them."""
+    found = []
+    for options in ({"deterministic": False}, {}, {}, {"attention_backend": "torch"}):
+        with started(folders["llama"], **{"attention_backend": "cpu", **options}) as engine:
+            model = engine._started.model
+            assert model is not None
+            found.append(identity(engine.config, model))
+    assert found[1] == found[2]
+    assert len(set(found)) == 3
 
 
 @pytest.mark.slow

@@ -144,13 +144,16 @@ def open_tiers(config: EngineConfig, model: Model, runner: Measurable, num_pages
 
 
 def identity(config: EngineConfig, model: Model) -> bytes:
-    """32 bytes that differ for models, weights, dtypes and page sizes whose pages differ. The checkpoint's folder
-    does not matter."""
+    """32 bytes that differ for models, weights, dtypes and page sizes whose pages differ: by bits, in deterministic
+    mode. The checkpoint's folder does not matter."""
     described: Any = model.config
     if dataclasses.is_dataclass(described) and not isinstance(described, type):
         fields = dataclasses.fields(described)
         described = {field.name: repr(getattr(described, field.name)) for field in fields if field.name != "path"}
-    options = (config.dtype, config.kv_cache_dtype, config.quantization, config.page_size, config.model_impl)
+    options: Any = (config.dtype, config.kv_cache_dtype, config.quantization, config.page_size, config.model_impl)
+    if config.deterministic:  # to the bit
+        threads = torch.get_num_threads() if model.device.type == "cpu" else 0
+        options = (*options, torch.__version__, model.device.type, config.attention_backend, threads)
     whole = hashlib.blake2b(repr((described, options)).encode(), digest_size=32)
     whole.update(weights_hash(model.weights.tensors()))
     return whole.digest()
