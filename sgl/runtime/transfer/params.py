@@ -112,7 +112,7 @@ def mismatch(theirs: PageLayout, own: PageLayout) -> str | None:
         if its != ours:
             return f"is of an engine with {name}={its!r}, and this one has {name}={ours!r}"
     if theirs != own:
-        return "is of another model, other weights or another quantisation of it, or of an engine with other deterministic bits"
+        return "is of another model, other weights or another quantisation of it, or deterministic differs"
     return None
 
 
