@@ -10,7 +10,7 @@ import torch
 
 from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
-from sgl.runtime.batch import Batch, PageMoves, PendingStep, Runner, TokenMasks
+from sgl.runtime.batch import PageMoves, Runner
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.base import Config, SizedModel
 from sgl.runtime.platform.base import Platform
@@ -44,17 +44,10 @@ class EngineRunner(Runner, Protocol):
 
 
 class PlainRunner:
-    """An EngineRunner without what its platform's `check` refuses: images, LoRA, host memory for copies."""
+    """An EngineRunner but for `forward` and `sample`, where its platform's `check` refuses images, LoRA and host memory
+    for copies."""
 
     num_encoded = 0
-
-    def forward(self, batch: Batch) -> Any:
-        """See `batch.Runner`."""
-        raise NotImplementedError
-
-    def sample(self, launched: Any, masks: TokenMasks | None = None) -> PendingStep:
-        """See `batch.Runner`."""
-        raise NotImplementedError
 
     def is_launching(self) -> bool:
         """A step is one call."""
