@@ -26,6 +26,7 @@ from tests.live_server import served
 from tests.patience import PATIENCE, wait_until
 from tests.test_gdn_models import tiny_hybrid
 from tests.tiny_models import tiny_checkpoint
+from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
 
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
@@ -121,6 +122,33 @@ def test_tokens_and_logprobs_are_those_of_one_engine(prefill: Engine, decode: En
         assert found["meta_info"]["cached_tokens"] == 88
     assert_all_is_back(prefill)
     assert_all_is_back(decode)
+
+
+@pytest.mark.parametrize("kind", ["latent", "experts", "tiers"])
+def test_other_models_and_caches_answer_like_one_engine(kind: str, tmp_path: Path, key: str) -> None:
+    options: dict[str, Any] = {**OPTIONS, "skip_tokenizer_init": True}
+    plainly = {name: value for name, value in options.items() if name != "disaggregation_key_file"}
+    if kind == "latent":
+        tiny_transformer(tmp_path, "DeepseekV3ForCausalLM", **ARCHITECTURES["DeepseekV3ForCausalLM"])
+    else:
+        tiny_checkpoint(tmp_path, "qwen3-moe" if kind == "experts" else "llama")
+    if kind == "tiers":
+        options |= {"enable_hierarchical_cache": True, "max_total_tokens": 256}  # two prompts fill it
+    with Engine(tmp_path, **plainly) as engine:
+        wanted = [each["output_ids"] for each in engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)]
+    with (
+        Engine(tmp_path, **options, **ROOMY, disaggregation_mode="prefill") as first,
+        Engine(tmp_path, **options, disaggregation_mode="decode") as second,
+    ):
+        for _ in range(2):  # the second time, copies may be loaded instead
+            for prompt, ids in zip(PROMPTS, wanted, strict=True):
+                params = offer(first, prompt)
+                found = second.generate(input_ids=prompt, sampling_params=GREEDY, kv_transfer_params=params)
+                assert found["output_ids"] == ids
+                assert found["meta_info"]["cached_tokens"] == 88
+        for engine in (first, second):
+            wait_until(lambda engine=engine: not state(engine)["transfer_used_tokens"])  # type: ignore[misc]
+            assert engine.check_ledger() == []
 
 
 @pytest.mark.parametrize(
