@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,8 +22,9 @@ from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
 from sgl.runtime.cluster.running import Running, began, found, sweep
-from sgl.runtime.cluster.scaling import Load, Scaler
+from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
+from sgl.runtime.gateway.reports import Load
 from tests.house import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "cluster.yaml"
@@ -151,6 +153,16 @@ def test_what_does_not_fit_is_refused(
 
 def report(name: str, state: Any = "ready", **about: Any) -> Report:
     return Report(name, 1, state, url=f"http://{name}", **{"capabilities": CAPABILITIES, **about})
+
+
+def test_a_beat_brings_all_that_is_known_of_a_load() -> None:
+    load = Load(3, 2, 0.25, 0.5)
+    sent = msgspec.json.encode(msgspec.to_builtins(report("a", load=load)))
+    registry = Registry()
+    registry.hear(msgspec.json.decode(sent, type=Report), 0.0)
+    assert registry.loads(0.0) == [load]
+    [row] = registry.table(0.0)
+    assert [row[name] for name in ("running", "waiting", "kv_usage", "hit_rate")] == [3, 2, 0.25, 0.5]
 
 
 def test_a_worker_serves_from_its_first_beat_until_it_drains() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from sgl.runtime.cluster.scaling import Load
+from sgl.runtime.gateway.reports import Load
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +52,7 @@ class Report(msgspec.Struct, frozen=True):
     url: str | None = None
     pids: tuple[int, ...] = ()  # the replica's, then its servers'
     capabilities: Capabilities | None = None
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
+    load: Load = Load()
     reason: str = ""  # of a failure
 
 
@@ -125,8 +123,7 @@ class Registry:
 
     def loads(self, now: float) -> list[Load]:
         """Of those that take requests."""
-        reports = [self.workers[name].report for name in self.serving(now)]
-        return [Load(report.running, report.waiting, report.kv_usage) for report in reports]
+        return [self.workers[name].report.load for name in self.serving(now)]
 
     def failure(self) -> str | None:
         """Why a worker did not start."""
@@ -137,7 +134,8 @@ class Registry:
         """All that is known, as plain data."""
         return [
             {
-                **msgspec.to_builtins(worker.report),
+                **msgspec.to_builtins(worker.report.load),
+                **{name: its for name, its in msgspec.to_builtins(worker.report).items() if name != "load"},
                 "state": worker.state,
                 "silent_seconds": round(now - worker.heard, 1),
                 "reason": worker.refused or worker.report.reason,

@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -24,7 +23,7 @@ from sgl.runtime.cluster.link import Link
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.registry import Capabilities, Report
 from sgl.runtime.cluster.serve_app import token
-from sgl.runtime.gateway.reports import load_of
+from sgl.runtime.gateway.reports import Load, load_of
 from sgl.runtime.server.app import PROBE
 
 logger = logging.getLogger(__name__)
@@ -164,7 +163,7 @@ class Replica:
             self._tell()
 
     def _tell(self) -> None:
-        load = {}
+        load = Load()
         if self._url is not None and self._member.ended() is None and self._state in ("ready", "restarting"):
             load = self._probed()
         report = Report(
@@ -176,14 +175,14 @@ class Replica:
             pids=(os.getpid(), self._member.pid, *self._of_followers()),
             capabilities=self._capabilities,
             reason=self._reason,
-            **load,
+            load=load,
         )
         try:
             self._link.post("/beat", msgspec.to_builtins(report))
         except SglError:  # it may be back later; meanwhile the server serves
             return
 
-    def _probed(self) -> dict[str, Any]:
+    def _probed(self) -> Load:
         """The server's load. Notes whether it is well: it answers while it is busy, and says when its engine is
         dead."""
         try:
@@ -191,11 +190,11 @@ class Replica:
         except requests.RequestException:
             if self._state == "ready":
                 self._state = "restarting"
-            return {}
+            return Load()
         self._up = time.monotonic()
         if self._state == "restarting":
             self._state = "ready"
-        return asdict(load_of(info))
+        return load_of(info)
 
     def _look(self, seconds: float) -> dict[str, Any]:
         """What the server says of itself. Notes what it serves. Raises RequestException."""

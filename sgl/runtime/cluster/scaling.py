@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sgl.runtime.cluster.config import ClusterConfig
+from sgl.runtime.gateway.reports import Load
 
 _UP_SECONDS = 5.0  # of load before a replica is started
 _DOWN_SECONDS = 120.0  # without load before one is stopped
 _LOW = 0.5  # of what is bearable: less is no load
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A replica's. kv_usage: 0 to 1, of what nothing else could take the place of."""
-
-    running: int
-    waiting: int
-    kv_usage: float
 
 
 class Scaler:
