@@ -10,6 +10,7 @@ import pickle
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import requests
 import torch
 import torch.multiprocessing
+from torch.distributed import TCPStore
 
 from sgl import Engine
 from sgl.errors import InvalidRequest
@@ -28,6 +30,8 @@ from tests.test_weights_update import shaken, tensors_of
 from tests.tiny_models import tiny_checkpoint
 
 NORM = "model.norm.weight"
+SECONDS = 240
+"""Of patience with a process beside others on few cores."""
 ASKED = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}}
 
 
@@ -49,7 +53,7 @@ def server(engine: Engine) -> Iterator[LiveServer]:
 
 
 def post(server: LiveServer, path: str, key: str = "boss", **body: Any) -> requests.Response:
-    return requests.post(server.url + path, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60)
+    return requests.post(server.url + path, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=SECONDS)
 
 
 def shared(tensors: Any) -> str:
@@ -182,20 +186,25 @@ def free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def trainer(port: int, values: list[torch.Tensor]) -> None:
-    """A trainer's process: it makes the group, broadcasts, and is gone."""
-    group = join(f"tcp://127.0.0.1:{port}", 0, 2, "g", "gloo", datetime.timedelta(seconds=60))
+def trainer(told: Connection, values: list[torch.Tensor]) -> None:
+    """A trainer's process: it tells its port, makes the group, broadcasts, and is gone."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True)  # the group's, too
+    told.send(store.port)
+    group = join(f"tcp://127.0.0.1:{store.port}", 0, 2, "g", "gloo", datetime.timedelta(seconds=SECONDS))
     for value in values:
         torch.distributed.broadcast(value, src=0, group=group)
 
 
 @pytest.mark.slow
 def test_a_trainer_broadcasts_weights_and_its_death_holds_nobody(server: LiveServer, engine: Engine) -> None:
-    before, port = norm(engine), free_port()
+    before = norm(engine)
     values = [before + 2, torch.rand(259, 64)]
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=trainer, args=(port, values), daemon=True)
+    hears, tells = context.Pipe(duplex=False)
+    process = context.Process(target=trainer, args=(tells, values), daemon=True)
     process.start()
+    assert hears.poll(SECONDS), "the trainer did not start"
+    port = hears.recv()
     place = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
     reply = post(server, "/init_weights_update_group", **place, group_name="g", backend="gloo")
     assert reply.json()["success"], reply.text
@@ -209,7 +218,7 @@ def test_a_trainer_broadcasts_weights_and_its_death_holds_nobody(server: LiveSer
     reply = post(server, "/update_weights_from_distributed", **names, shapes=[[64], [259, 64]])
     assert reply.json()["success"], reply.text
     torch.testing.assert_close(norm(engine), before + 2)
-    process.join(60)
+    process.join(SECONDS)
     reply = post(server, "/update_weights_from_distributed", **names, shapes=[[64], [259, 64]])
     assert "did not arrive" in reply.json()["message"]
     assert "there is no group" in post(server, "/destroy_weights_update_group", group_name="g").json()["message"]
