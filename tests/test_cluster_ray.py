@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,3 +99,17 @@ def test_ranks_of_a_replica_lie_on_two_nodes(tmp_path: Path) -> None:
         assert running.process.returncode == 0
     finally:
         nodes.shutdown()
+
+
+def test_what_ray_serve_gave_up_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sgl.runtime.cluster import serve_app
+
+    deployment = {"status": "DEPLOY_FAILED", "message": "Traceback:\n  here\nTypeError: planted", "replicas": []}
+    details = {"applications": {"a": {"deployments": {"worker": deployment}}}}
+    monkeypatch.setattr(serve_app, "_client", lambda: SimpleNamespace(get_serve_details=lambda: details))
+    app = serve_app.ServeApp("a")
+    app.states()
+    assert app.failure == "TypeError: planted"
+    deployment["status"] = "UPDATING"
+    app.states()
+    assert app.failure is None

@@ -193,7 +193,7 @@ class Cluster:
         """Wait for them; False: `stop` came first."""
         end = time.monotonic() + self._options.cluster.start_timeout
         while len(self._registry.serving(time.monotonic())) < self._replicas:
-            if (why := self._registry.failure()) is not None:
+            if (why := self._registry.failure() or self._app.failure) is not None:
                 raise EngineDead(f"a replica did not start: {why}")
             if time.monotonic() > end:
                 raise EngineDead(f"the replicas were not ready within {self._options.cluster.start_timeout:g} s")

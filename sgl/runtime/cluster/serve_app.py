@@ -99,6 +99,8 @@ class ServeApp:
         """name: of the application, one for each cluster of replicas on a Ray cluster."""
         self.name = name
         self._applied: dict[str, Any] = {}
+        self.failure: str | None = None
+        """Why Ray Serve gave up starting replicas, when `states` was last asked for."""
 
     def deploy(
         self, options: Options, placement: Placement, replicas: int, arguments: dict[str, Any], *, surge: bool
@@ -133,8 +135,11 @@ class ServeApp:
         except Exception as error:  # any of Ray's: its controller is being started again
             raise BackendError(f"Ray Serve's controller does not answer: {error}", retryable=True) from error
         deployments = details["applications"].get(self.name, {}).get("deployments", {})
-        replicas = deployments.get(_DEPLOYMENT, {}).get("replicas", [])
-        return {each["replica_id"]: getattr(each["state"], "value", each["state"]) for each in replicas}
+        deployment = deployments.get(_DEPLOYMENT, {})
+        has_failed = _text(deployment.get("status")) == "DEPLOY_FAILED"
+        lines = deployment.get("message", "").split("\n")  # of a traceback, mostly
+        self.failure = lines[-1] if has_failed else None
+        return {each["replica_id"]: _text(each["state"]) for each in deployment.get("replicas", [])}
 
     def controller_pid(self) -> int | None:
         """The process of Ray Serve's controller."""
@@ -163,3 +168,8 @@ class ServeApp:
 
 def _client() -> Any:
     return _get_global_client()
+
+
+def _text(value: Any) -> str:
+    """Of what may be an enum's member."""
+    return str(getattr(value, "value", value))
