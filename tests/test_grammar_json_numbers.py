@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -78,6 +80,39 @@ def test_every_member_has_its_plain_text(numbers: NumberSet, number: Fraction) -
     text = json.dumps(int(number) if number.denominator == 1 else float(number))
     for any_spelling in (False, True):
         assert matches(number_text(numbers, any_spelling=any_spelling), text.encode()) == (number in numbers)
+
+
+@given(RANGES, st.booleans(), st.lists(st.integers(0, 10**6), min_size=30, max_size=60))
+@example(Range(Fraction(0), low_open=True), True, [0] * 60)
+@example(Range(Fraction(0), Fraction(1, 10**7), low_open=True), False, [0] * 60)
+@example(Range(Fraction(1, 10), Fraction(1, 5), True, True), False, [1, 0, *[9] * 50])
+def test_readers_that_use_doubles_find_no_open_bound(part: Range, any_spelling: bool, choices: list[int]) -> None:
+    numbers = make_set([replace(part, multiple_of=None, not_multiples_of=frozenset())])
+    expr, text = number_text(numbers, any_spelling=any_spelling), ""
+    for choice in choices:
+        if is_empty(expr):
+            break
+        if expr.nullable and math.isfinite(float(text)):
+            assert Fraction(float(text)) in numbers or not (part.low_open or part.high_open)
+        after = [(chr(byte), to) for mask, to in expr.arcs() for byte in range(256) if mask >> byte & 1]
+        alive = sorted((char, to) for char, to in after if not is_empty(to))
+        if not alive:
+            break
+        byte, expr = alive[choice % len(alive)]
+        text += byte
+
+
+@pytest.mark.parametrize(
+    ("part", "texts"),
+    [
+        (Range(Fraction(0), low_open=True), ["0." + "0" * 400 + "1", "1e-324"]),
+        (Range(Fraction(1, 10), Fraction(1, 5), True, True), ["0." + "1" + "0" * 20 + "1", "0.1" + "9" * 20]),
+    ],
+)
+def test_what_doubles_round_to_an_open_bound_is_no_text(part: Range, texts: list[str]) -> None:
+    for text in texts:
+        assert not matches(number_text(make_set([part]), any_spelling=True), text.encode())
+    assert matches(number_text(make_set([part]), any_spelling=True), b"0.15")
 
 
 @given(RANGES, st.booleans(), st.text("0123456789.-", max_size=7))

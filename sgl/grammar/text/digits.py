@@ -26,6 +26,8 @@ SETTLED: Final = 2
 _DEAD: Final = 3
 MAX_EXPONENT: Final = 308
 MIN_EXPONENT: Final = -324
+_LEAST_NORMAL: Final = -307
+"""Doubles tell MOST_DIGITS digits apart from this exponent on."""
 MOST_REMAINDERS: Final = 1000
 """The most remainders of a multiple that must be searched."""
 _MOST_DECIMALS: Final = 20
@@ -194,11 +196,11 @@ class Multiple(NamedTuple):
 class Plain(Form):
     """Texts without an exponent.
 
-    With multiples, the number of digits is limited: readers that use doubles would round a longer fraction to a
-    multiple, or from one.
+    With multiples, and if `is_strict` (a bound is no number itself), the number of digits is limited: readers that use
+    doubles would round a longer fraction to a multiple or to the bound, or from one.
     """
 
-    def __init__(self, part: Range, *, any_spelling: bool) -> None:
+    def __init__(self, part: Range, *, any_spelling: bool, is_strict: bool) -> None:
         super().__init__(part)
         steps = [] if part.multiple_of is None else [(part.multiple_of, True)]
         steps += [(other, False) for other in sorted(part.not_multiples_of)]
@@ -215,8 +217,9 @@ class Plain(Form):
             check_size(self.multiples[0].step, most, what)
         is_short = part.multiple_of is not None and not any_spelling
         self.max_decimals = self.multiples[0].decimals if is_short else None
-        self.counts_digits = any(multiple != (1, 0, True) for multiple in self.multiples)
+        self.counts_digits = is_strict or any(multiple != (1, 0, True) for multiple in self.multiples)
         low, high = self.bounds
+        self.most_digits = MOST_DIGITS + (max(0, -high.exponent) if high.value and not self.multiples else 0)
         is_trivial = (not low.value and not low.is_open, high.value is None)
         against = tuple(SETTLED if trivial else 0 for trivial in is_trivial)
         self.start = self.node(State(START, 0, against, 0, (0,) * len(steps)))
@@ -296,7 +299,7 @@ class Plain(Form):
         """Whether more digits behind the point, within the limit, lead to a multiple."""
         step, decimals, _ = self.multiples[0]
         left = max(decimals - place, 0)
-        free = min(left, MOST_DIGITS - digits) if self.counts_digits else left
+        free = min(left, self.most_digits - digits) if self.counts_digits else left
         # free digits y, then zeros: remainder * 10**left + y * 10**(left - free) = 0 modulo the step
         target, factor = -remainder * 10**left % step, 10 ** (left - free)
         divisor = gcd(factor, step)
@@ -318,7 +321,7 @@ class Plain(Form):
 
     def _digit(self, state: State, digit: int) -> Expr:
         phase, place, before, digits, remainders = state
-        digits += self.counts_digits and digits <= MOST_DIGITS
+        digits += self.counts_digits and digits <= self.most_digits
         left = []
         if phase in (START, INTEGER):
             after = ZERO if phase == START and digit == 0 else INTEGER
@@ -328,7 +331,7 @@ class Plain(Form):
             for old, (step, _, _) in zip(remainders, self.multiples, strict=True):
                 left.append((10 * old + digit) % step)
             place = 0 if against == [SETTLED, SETTLED] else place + 1
-        elif digits > MOST_DIGITS:
+        elif digits > self.most_digits:
             return EMPTY
         else:
             after = FRACTION
@@ -352,7 +355,7 @@ class Plain(Form):
         return max(limits)
 
     def _point(self, state: State) -> Expr:
-        if state.digits >= MOST_DIGITS:
+        if state.digits >= self.most_digits:
             return EMPTY
         against = [
             bound.after_point(seen, state.place) for bound, seen in zip(self.bounds, state.against, strict=True)
@@ -363,14 +366,18 @@ class Plain(Form):
 class Scientific(Form):
     """Texts d.ddde±x with one digit other than 0 before the point. `exponents` gives the texts of a range of exponents.
 
-    If `is_whole`, no more decimals than the exponent shifts away. Comparisons are of significant digits, and `digits`
-    counts decimals.
+    If `is_whole`, no more decimals than the exponent shifts away; if `is_strict`, no more than doubles tell apart.
+    Comparisons are of significant digits, and `digits` counts decimals.
     """
 
-    def __init__(self, part: Range, exponents: Callable[[int, int], Expr], *, is_whole: bool) -> None:
+    def __init__(
+        self, part: Range, exponents: Callable[[int, int], Expr], *, is_whole: bool, is_strict: bool
+    ) -> None:
         super().__init__(part)
         self.exponents = exponents
         self.is_whole = is_whole
+        self.least_exponent = _LEAST_NORMAL if is_strict else MIN_EXPONENT
+        self.most_decimals = _MOST_DECIMALS if is_whole else MOST_DIGITS - 1 if is_strict else None
         against = tuple(0 if bound.value else SETTLED for bound in self.bounds)
         self.start = self.node(State(START, 0, against, 0, ()))
 
@@ -388,8 +395,8 @@ class Scientific(Form):
 
     def _digit(self, state: State, digit: int) -> Expr:
         phase, place, before, decimals, _ = state
-        decimals += phase != START and self.is_whole
-        if decimals > _MOST_DECIMALS:
+        decimals += phase != START and self.most_decimals is not None
+        if self.most_decimals is not None and decimals > self.most_decimals:
             return EMPTY
         against = tuple(
             seen or compare(digit, bound.significant[place : place + 1])
@@ -400,7 +407,7 @@ class Scientific(Form):
         return self.node(State(after, min(place + 1, max(lengths, default=0)), against, decimals, ()))
 
     def _exponent(self, state: State) -> Expr:
-        limits = [state.digits if self.is_whole else MIN_EXPONENT, MAX_EXPONENT]
+        limits = [state.digits if self.is_whole else self.least_exponent, MAX_EXPONENT]
         for i, (bound, seen) in enumerate(zip(self.bounds, state.against, strict=True)):
             if seen != SETTLED:
                 order = -1 if seen == 0 and state.place < len(bound.significant) else seen

@@ -81,25 +81,26 @@ def _range_text(part: Range, any_spelling: bool) -> Expr:
     if not any_spelling and part in (INTEGERS.ranges[0], PLAIN_INTEGERS.ranges[0]):
         return JSON_INTEGER
     texts = []
+    is_strict = (part.low_open or part.high_open) and part.multiple_of != 1
     above = meet(part, Range(Fraction(0)))
     if above is not None:
-        texts.append(_magnitude_text(above, any_spelling))
+        texts.append(_magnitude_text(above, any_spelling, is_strict))
     if part.low is None or part.low < 0:
         low, high = (None if bound is None else -bound for bound in (part.high, part.low))
         mirrored = replace(part, low=low, high=high, low_open=part.high_open, high_open=part.low_open)
         below = meet(mirrored, Range(Fraction(0), low_open=not any_spelling))
         if below is not None:
-            texts.append(concat(_MINUS, _magnitude_text(below, any_spelling)))
+            texts.append(concat(_MINUS, _magnitude_text(below, any_spelling, is_strict)))
     return union(*texts)
 
 
-def _magnitude_text(part: Range, any_spelling: bool) -> Expr:
-    plain = Plain(part, any_spelling=any_spelling).start
+def _magnitude_text(part: Range, any_spelling: bool, is_strict: bool = False) -> Expr:
+    plain = Plain(part, any_spelling=any_spelling, is_strict=is_strict).start
     is_whole = part.multiple_of == 1 and not part.not_multiples_of
     has_exponents = is_whole or (part.multiple_of is None and not part.not_multiples_of)
     if not any_spelling or not has_exponents or part.high == 0:
         return plain
-    return union(plain, Scientific(part, _exponent_text, is_whole=is_whole).start)
+    return union(plain, Scientific(part, _exponent_text, is_whole=is_whole, is_strict=is_strict).start)
 
 
 @lru_cache(maxsize=1024)
