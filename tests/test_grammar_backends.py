@@ -253,6 +253,7 @@ VALID: list[Any] = [
     {"type": "array", "items": {"type": "string", "pattern": "b|[c-e]$"}, "maxItems": 2},
     {"allOf": [{"type": "integer"}], "title": "A number"},
     {"enum": [1.5, 2.0, "a", None, True, 1], "type": ["integer", "string"]},
+    {"$ref": "#/$defs/a~1b%25%20c", "$defs": {"a/b% c": {"enum": [2**53, -0.1, 1e-7, 1e20, 123456.789]}}},
 ]
 
 
@@ -323,6 +324,7 @@ def test_structural_tags_mean_the_same(backend: str, at_least_one: bool, stop_af
 DEEP: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False}
 ONE = {"type": "object", "properties": {"k": {"const": 1}}, "required": ["k"], "additionalProperties": False}
 TWO = {**ONE, "properties": {"k": {"const": 2}}}
+ROUNDED = [2**53 + 1, -(2**63), 2**64, 123456789.12345679, 1.7976931348623157e308]
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("outlines", {"ebnf": 'root ::= "a"'}, "ebnf"),
     ("outlines", {"structural_tag": tagged()}, "structural_tag"),
@@ -360,6 +362,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llguidance", {"json_schema": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "oneOf"),
     ("llguidance", {"json_schema": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
     ("llguidance", {"json_schema": False}, "match nothing"),
+    ("llguidance", {"json_schema": {"type": "object", "minProperties": 2}}, "minProperties of more than one key"),
+    ("llguidance", {"json_schema": {"not": {}}}, 'grammar_backend "llguidance" cannot enforce this json_schema'),
+    *(("llguidance", {"json_schema": {"const": [number]}}, f"the number {number!r}") for number in ROUNDED),
+    *(("outlines", {"json_schema": {"enum": ["a", number]}}, f"the number {number!r}") for number in ROUNDED),
+    ("llguidance", {"json_schema": {"type": "integer", "minimum": -(2**63)}}, f"the number -{2**63}"),
     ("llguidance", {"structural_tag": {"type": "structural_tag", "format": {"type": "any_text"}}}, "format"),
     *((backend, {"choices": []}, "at least one string") for backend in BACKENDS),
     *((backend, {"choices": ["a", "\ud800"]}, "not valid Unicode") for backend in BACKENDS),

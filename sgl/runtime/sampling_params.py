@@ -192,7 +192,8 @@ class SamplingParams:
             if name in _JSON_CONSTRAINTS and isinstance(value, Mapping):
                 object.__setattr__(self, name, _json_text(name, value))
             elif not isinstance(value, str):
-                raise InvalidRequest(f"{name} must be a string, not {_kind(value)}", param=name)
+                kinds = "a dict or its JSON as a string" if name in _JSON_CONSTRAINTS else "a string"
+                raise InvalidRequest(f"{name} must be {kinds}, not {_kind(value)}", param=name)
             else:
                 _utf8(name, value)
 

@@ -8,7 +8,14 @@ from typing import Any
 
 from sgl.errors import GrammarError
 from sgl.grammar.automaton.structural_tag import Structure, read_structural_tag
-from sgl.grammar.backends.plain_regex import NOTHING, literal, plain_regex, refusal, regex_of_choices
+from sgl.grammar.backends.plain_regex import (
+    NOTHING,
+    literal,
+    plain_regex,
+    refusal,
+    regex_of_choices,
+    would_be_rounded,
+)
 from sgl.grammar.ebnf.cfg import Cfg
 from sgl.grammar.regular.charset import CharSet
 from sgl.time_limit import check_time
@@ -53,6 +60,7 @@ def lark_of_constraint(kind: str, source: Any, whitespace: str, *, closes_object
         if schema is False:
             raise GrammarError("the schema can match nothing at all")
         schema = {} if schema is True else schema
+        _check(schema)
         schema = _closed(schema) if closes_objects and not _merges(schema) else schema
         return f"%json {json.dumps({**schema, 'x-guidance': _WHITESPACE[whitespace]})}"
 
@@ -89,6 +97,21 @@ def _structure(structure: Structure, trigger: str, value: Any) -> str:
     if structure.regex is not None:
         return f"{before}/{plain_regex(structure.regex, 'llguidance')}{literal(structure.end)}/"
     return f"{before}{value(structure.schema)} {json.dumps(structure.end) if structure.end else ''}"
+
+
+def _check(schema: Any) -> None:
+    """Refuse what llguidance gets wrong: large integers end its process, and a key that repeats counts twice."""
+    check_time()
+    if would_be_rounded(schema):
+        raise refusal("llguidance", f"the number {schema!r:.60}, which it would round")
+    if isinstance(schema, dict):
+        least, required = schema.get("minProperties"), schema.get("required")
+        if isinstance(least, int) and least > 1 + len(required if isinstance(required, list) else []):
+            raise refusal("llguidance", "minProperties of more than one key beyond those required")
+        schema = [value for key, value in schema.items() if key not in ("default", "example", "examples")]
+    if isinstance(schema, list):
+        for item in schema:
+            _check(item)
 
 
 def _closed(schema: Any) -> Any:

@@ -161,7 +161,13 @@ def compile_llguidance(
     """As `compile_ebnf`, of any constraint; source: as of `compile`, choices checked."""
     if kind == "ebnf":
         return compile_ebnf(source, vocabulary)
-    return _compile(lark_of_constraint(kind, source, whitespace, closes_objects=closes_objects), vocabulary)
+    lark = lark_of_constraint(kind, source, whitespace, closes_objects=closes_objects)
+    try:
+        return _compile(lark, vocabulary)
+    except GrammarTooLarge:
+        raise
+    except GrammarError as error:
+        raise GrammarError(f'grammar_backend "llguidance" cannot enforce this {kind}: {error}') from error
 
 
 def _compile(lark: str, vocabulary: Vocabulary) -> LlguidanceMatcher:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import unquote
 
 import interegular
 from outlines_core.json_schema import build_regex_from_schema
 
 from sgl.errors import GrammarError, GrammarTooLarge
-from sgl.grammar.backends.plain_regex import plain_regex, refusal
+from sgl.grammar.backends.plain_regex import plain_regex, refusal, would_be_rounded
 from sgl.time_limit import check_time
 
 _WHITESPACE = {"compact": "", "flexible": r"( |\r?\n[ \t]{0,64})?"}
@@ -255,6 +256,8 @@ def _values(known: dict[str, Any]) -> dict[str, Any]:
             raise _refusal("objects and arrays in enum or const")
         if isinstance(value, str):
             _check_text(value, "enum or const")
+        if would_be_rounded(value):
+            raise _refusal(f"the number {value!r:.60}, which it would round")
     # As other numbers of the same value are written.
     return {"enum": [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]}
 
@@ -289,7 +292,7 @@ def _at(root: Any, reference: Any) -> Any:
         raise _refusal(f"the reference {reference!r}: it reads those that begin with #/")
     found = root
     for part in reference.split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
             found = found[int(name)]
         elif isinstance(found, dict) and name in found:

@@ -24,6 +24,13 @@ def refusal(backend: str, feature: str) -> GrammarError:
     return GrammarError(f'grammar_backend "{backend}" cannot enforce {feature}; grammar_backend "sgl" may')
 
 
+def would_be_rounded(value: object) -> bool:
+    """Whether libraries that read a number as a double, or its last digits carelessly, would change it."""
+    if type(value) is int or (isinstance(value, float) and value.is_integer()):
+        return abs(value) > 2**53 and (type(value) is int or abs(value) > 1e22)
+    return isinstance(value, float) and len(repr(value).split("e")[0].strip("-0.").replace(".", "")) > 15
+
+
 def plain_regex(
     pattern: str, backend: str, dialect: Dialect = "python", *, search: bool = False, json: bool = False
 ) -> str:
