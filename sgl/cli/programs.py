@@ -53,15 +53,17 @@ def _record_or_replay(options: SimpleNamespace) -> int:
     """On an engine of its own: its weights decide what comes out."""
     if options.url is not None or (options.replay and options.record is not None):
         raise ConfigError("--record and --replay are for an engine of their own, and not for both", option="record")
+    given: Any = {}
     if options.replay:
-        replay.read(options.file)
+        if replay.read(options.file)["options"].get("deterministic"):
+            given["deterministic"] = True
     else:
         _check(options)
         check_output(options.record)
     with needs_extra("engine", "--record and --replay", option="record"):
         from sgl.runtime.engine import Engine
 
-    engine = Engine(options.model or fallback_model())
+    engine = Engine(options.model or fallback_model(), **given)
     backend = backend_of(engine)
     if options.replay:
         try:

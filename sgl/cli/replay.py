@@ -18,11 +18,14 @@ from sgl.lang.backends.base import Backend, Session
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.check import Checker, Limits, program_from_wire
 
-FORMAT, VERSION = "sgl trace", 1
+FORMAT, VERSION = "sgl trace", 2
 MOST_BYTES = 1 << 28
 """Of a trace."""
-_OPTIONS = "dtype", "kv_cache_dtype", "quantization", "attention_backend", "model_impl", "tp_size", "pp_size"
-"""Of the engine, that decide which bits come out."""
+_OPTIONS = (
+    *("deterministic", "dtype", "kv_cache_dtype", "quantization", "attention_backend", "model_impl", "tp_size"),
+    *("pp_size", "device_name", "torch_version"),
+)
+"""Of the engine's info, that decide which bits come out."""
 _PATIENCE = 600.0  # seconds for an answer
 
 
@@ -89,9 +92,9 @@ class _Noted:
 
 def about(engine: Any) -> dict[str, Any]:
     """What decides an engine's answers."""
-    config = engine.config
-    options = {name: getattr(config, name) for name in _OPTIONS}
-    return {"model": config.model_name, "weights": engine.weights_hash(), "options": options}
+    info = engine.get_server_info()
+    options = {name: info[name] for name in _OPTIONS}
+    return {"model": engine.config.model_name, "weights": engine.weights_hash(), "options": options}
 
 
 def read(path: str) -> dict[str, Any]:
@@ -111,6 +114,8 @@ def read(path: str) -> dict[str, Any]:
         raise ConfigError(
             f"{path} is a trace of version {found.get('v')!r}, and this sgl reads {VERSION}", option="file"
         )
+    if not isinstance(found.get("options"), dict):
+        raise ConfigError(f"{path} does not say what engine it is of", option="file")
     return found
 
 
@@ -119,14 +124,19 @@ def replay(path: str, engine: Any, backend: Backend, say: Callable[[str], None])
     first difference."""
     trace = read(path)
     here = about(engine)
+    there = trace["options"]
+    pairs = [(name, there.get(name), its) for name, its in here["options"].items()]
+    others = "; ".join(f"{name} was {old!r} and is {new!r}" for name, old, new in pairs if old != new)
     if trace.get("weights") != here["weights"]:
         raise ConfigError(
             f"{path} is of {trace.get('model')!r} with other weights ({str(trace.get('weights'))[:12]}…) than "
-            f"{here['model']!r} has here ({here['weights'][:12]}…)",
+            f"{here['model']!r} has here ({here['weights'][:12]}…){others and '; ' + others}",
             option="model",
         )
-    if trace.get("options") != here["options"]:
-        say(f"sgl: the engine's options differ: {trace.get('options')} there, {here['options']} here")
+    if others:
+        say(f"sgl: the engine is another, so logprobs, and with them texts, may differ: {others}")
+    elif not there.get("deterministic"):
+        say("sgl: recorded without deterministic=True, so the last digits of logprobs may differ")
     num_nodes = 0
     for number, recorded in enumerate(trace["programs"], 1):
         try:
@@ -188,9 +198,7 @@ class _Replayed:
         if found.get("value") != expected.get("value") or found.get("text") != expected.get("text"):
             raise ProgramError(f"{self._place(expected)}, {self._difference(expected, found)}")
         if (its := _first(expected.get("logprobs"), found.get("logprobs"))) is not None:
-            raise ProgramError(
-                f"{self._place(expected)}, token {its[0]}: expected logprob {its[1]}, found {its[2]}"
-            )
+            raise ProgramError(f"{self._place(expected)}, {its[0]}: expected {its[1]}, found {its[2]}")
         return "text" in found
 
     def _place(self, note: Mapping[str, Any]) -> str:
@@ -213,7 +221,9 @@ def _note(event: ir.Event) -> dict[str, Any] | None:
     if isinstance(event, ir.NodeDone):
         its: dict[str, Any] = {"kind": "done", "stream": event.stream, "index": event.index, "text": event.text}
         its["value"] = event.value
-        if (logprobs := event.meta.get("output_token_logprobs")) is not None:
+        samples = event.meta.get("samples", [event.meta])
+        logprobs = [{name: of for name, of in meta.items() if name.endswith("logprobs")} for meta in samples]
+        if any(logprobs):
             its["logprobs"] = json.loads(json.dumps(logprobs))
         return its
     if isinstance(event, ir.Need):
@@ -236,8 +246,13 @@ def _short(note: Mapping[str, Any]) -> str:
     return repr(_text(note)[:80]) if "text" in note else str(note.get("error", "a question for tools"))
 
 
-def _first(expected: Any, found: Any) -> tuple[int, Any, Any] | None:
-    for i, (a, b) in enumerate(zip(expected or (), found or (), strict=False)):
-        if a != b:
-            return i, a, b
-    return None
+def _first(expected: Any, found: Any, where: str = "logprobs") -> tuple[str, Any, Any] | None:
+    """Where two of JSON begin to differ, and what is there."""
+    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
+        pairs = [(f"{where}.{key}", expected[key], found[key]) for key in expected]
+    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        pairs = [(f"{where}[{i}]", *both) for i, both in enumerate(zip(expected, found, strict=True))]
+    else:
+        return None if expected == found else (where, expected, found)
+    firsts = (_first(a, b, its) for its, a, b in pairs)
+    return next((first for first in firsts if first is not None), None)

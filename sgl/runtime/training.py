@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from sgl.errors import InvalidRequest, WeightsError
+from sgl.errors import InvalidRequest
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.home import Home
@@ -18,7 +18,6 @@ from sgl.runtime.model.update.shipped import FLATTENED, check_load_format, shipp
 from sgl.runtime.parallel.wire import Write
 from sgl.runtime.requests.changes import WeightsUpdate
 from sgl.runtime.sampling_params import checked_seconds
-from sgl.runtime.tier_choice import weights_hash
 from sgl.runtime.weights import NamedTensors, WeightUpdates
 
 
@@ -147,12 +146,11 @@ class Trainable:
         go_on(self._loop)
 
     def weights_hash(self) -> str:
-        """Of the numbers of all weights (of rank 0), as hexadecimal digits. Raises WeightsError where torch does not
-        hold them."""
+        """Of the numbers of all weights (of rank 0's parts), as hexadecimal digits, however they are laid out; unless
+        they are quantised or of several ranks, where the layout counts. Raises WeightsError where torch does not hold
+        them."""
         self._home.check()
-        if (model := self._started.model) is None:
-            raise WeightsError("weights that torch does not hold have no hash here")
-        return self._loop.call(lambda: weights_hash(model.weights.tensors())).hex()
+        return self._loop.call(self._weights.hash).hex()
 
     @property
     def weight_version(self) -> str:

@@ -25,6 +25,7 @@ from sgl.runtime.model.update.ranks import Told, write
 from sgl.runtime.model.update.writer import FLOATS, Given, Writer, check, check_aliases
 from sgl.runtime.requests.changes import WeightsUpdate
 from sgl.runtime.scheduler.scheduler import Scheduler
+from sgl.runtime.tier_choice import weights_hash
 
 FIRST_VERSION = "default"
 MAX_TENSORS = 1 << 20
@@ -154,6 +155,15 @@ class WeightUpdates:
             return rows
 
         return self._loop.call(read)
+
+    def hash(self) -> bytes:
+        """Of all numbers (rank 0's), whatever their layout if they can be read. Raises WeightsError. On the loop's
+        thread."""
+        try:
+            writer = self.writer
+            return weights_hash(map(writer.read, sorted(writer.shapes)))
+        except WeightsError:
+            return weights_hash(self._model.weights.tensors())
 
     @property
     def _model(self) -> Model:
