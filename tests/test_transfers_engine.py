@@ -351,6 +351,24 @@ def test_damaged_pages_are_computed_instead(
     assert_all_is_back(decode)
 
 
+def test_a_lease_that_nobody_needs_is_ended_before_its_time(prefill: Engine, decode: Engine, plain: Engine) -> None:
+    params = [offer(prefill, prompt) for prompt in PROMPTS[:3]]
+    assert state(prefill)["num_transfer_leases"] == 3
+    assert prefill.end_kv_transfer(params[0]) == 1
+    with served(prefill) as server:
+        ended = server.post("/end_kv_transfer", {"kv_transfer_params": params})
+        assert (ended.status_code, ended.json()) == (200, {"ended": 2})
+        for wrong in ({**params[0], "port": 1}, {"lease": 5}, [5]):
+            assert server.post("/end_kv_transfer", {"kv_transfer_params": wrong}).status_code == 400
+    with pytest.raises(InvalidRequest, match="disaggregation_mode='prefill'"):
+        decode.end_kv_transfer(params[0])
+    assert_all_is_back(prefill)
+    found = decode.generate(input_ids=PROMPTS[0], sampling_params=GREEDY, kv_transfer_params=params[0])
+    assert found["output_ids"] == plain.generate(input_ids=PROMPTS[0], sampling_params=GREEDY)["output_ids"]
+    assert found["meta_info"]["cached_tokens"] == 0
+    assert_all_is_back(decode)
+
+
 _PREFILL = """
     import json, os, signal, sys
     from sgl.runtime.engine import Engine

@@ -41,6 +41,7 @@ from sgl.runtime.requests.events import Events
 from sgl.runtime.requests.images import pool_for
 from sgl.runtime.requests.results import PreparedCall, Rid
 from sgl.runtime.requests.router import AsyncSink, OutputRouter, Sink, ThreadSink
+from sgl.runtime.requests.transfers import end
 from sgl.runtime.requests.waiting import check, settled
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.leases import HeldPrefixes
@@ -191,10 +192,8 @@ class Engine(Trainable):
         self._home.check()
         full, start = candidate_ids(self._builder.encode, prefix, candidates)
         params = SamplingParams(max_new_tokens=0, temperature=0.0)
-        logprob_start_len = max(start - 1, 0)
-        results = self.generate(
-            input_ids=full, sampling_params=params, return_logprob=True, logprob_start_len=logprob_start_len
-        )
+        options: GenerateOptions = {"return_logprob": True, "logprob_start_len": max(start - 1, 0)}
+        results = self.generate(input_ids=full, sampling_params=params, **options)
         scores = []
         for ids, result in zip(full, results, strict=True):
             logprobs = [entry[0] for entry in result["meta_info"]["input_token_logprobs"]]
@@ -224,9 +223,8 @@ class Engine(Trainable):
         prompts = {"prompt": prompt, "input_ids": input_ids, "timeout": timeout, "priority": priority}
         arguments = embedding_arguments(pooling, prompts | {"lora_path": lora_path})
         results = self._collected(self.prepare(**arguments))
-        found = embeddings(
-            results if isinstance(results, list) else [results], normalize=normalize, dimensions=width
-        )
+        listed = results if isinstance(results, list) else [results]
+        found = embeddings(listed, normalize=normalize, dimensions=width)
         return found if isinstance(results, list) else found[0]
 
     def abort(self, rid: str | None, owner: str | None = None) -> None:
@@ -238,9 +236,8 @@ class Engine(Trainable):
             self._loop.abort_and_wait(None)
             return
         with self._rids_lock:
-            found = [
-                its for (whose, name), its in self._rids.items() if rid in (None, name) and owner in (None, whose)
-            ]
+            known = self._rids.items()
+            found = [its for (whose, name), its in known if rid in (None, name) and owner in (None, whose)]
         if found:
             self._loop.abort_and_wait(list({uid for its in found for uid in its}))
 
@@ -301,6 +298,10 @@ class Engine(Trainable):
     def release_prefix(self, name: str) -> None:
         """Let a name's prefix be evicted again."""
         self._loop.post(lambda: self._prefixes.release(name))
+
+    def end_kv_transfer(self, kv_transfer_params: Any) -> int:
+        """Offer these pages, or a list's, no longer; how many still were. Raises InvalidRequest."""
+        return end(kv_transfer_params, self._scheduler.memory.transfers)
 
     @cached_property
     def _prefixes(self) -> HeldPrefixes:
@@ -388,8 +389,7 @@ class Engine(Trainable):
         return call
 
     def submit(self, call: PreparedCall, sink: Sink) -> None:
-        """Queue the requests; outputs go to the sink. Always call `abandon` in the end. Raises InvalidRequest and
-        EngineDead."""
+        """Queue requests; outputs go to the sink. Always `abandon` it in the end. Raises InvalidRequest, EngineDead."""
         with self._rids_lock:
             for _, rid in self._rids.keys() & call.rids.keys():
                 raise InvalidRequest(f"rid {rid!r} is in use by another unfinished request", param="rid")

@@ -27,6 +27,7 @@ from sgl.runtime.gateway.config import GatewayConfig, checked_url
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.limits import Limits, key_of
 from sgl.runtime.gateway.metrics import GatewayMetrics, text_of
+from sgl.runtime.gateway.pairs import Pairs
 from sgl.runtime.gateway.passing import Passed, Passing, in_pieces
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.gateway.programs import Programs
@@ -84,6 +85,14 @@ class Gateway:
             self.config, self.fleet, self.servers, self.metrics, self._limits, self._session, self._note
         )
         self._programs = Programs(self._passing, self._reader, self._session, self.metrics.reopened.inc)
+        self._pairs = Pairs(
+            self._passing,
+            self.servers,
+            self._reader,
+            self._session,
+            self.metrics.pairs,
+            self.config.min_prefill_tokens,
+        )
         self._merging = asyncio.Lock()
         self._started = time.time()
         self._stored: OrderedDict[str, str] = OrderedDict()  # workers by response id
@@ -125,6 +134,7 @@ class Gateway:
             self.servers.start(self._client)
             yield
             await self._programs.close()
+            await self._pairs.close()
             await self.servers.stop()
             self._reader.close()
 
@@ -179,7 +189,7 @@ class Gateway:
         passed.only = home if home in self.servers else None  # gone: another says that there is no such response
         if request.method != "POST":
             return await self._passing.answer(request, passed)
-        async with self._limits.place():
+        async with self._limits.place(), self._pairs.of(passed, request.path, facts.pages):
             return await self._passing.answer(request, passed)
 
     async def _facts(self, request: web.Request, body: bytearray) -> Facts:

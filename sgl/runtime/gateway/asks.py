@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,13 @@ _NAME_CHARACTERS = 200
 _MOST_SAMPLES = 128
 
 
+Pages = Literal["none", "could", "wanted"]
+"""Of a request's prompt, between a prefill and a decode worker: its client arranges that or it cannot be, they could
+be asked of a prefill worker, or they are what the client wants of one."""
+PAIRED = ("/generate", "/v1/chat/completions", "/v1/completions")
+_UNPAIRED = ("kv_transfer_params", "lora_path", "image_data", "video_data", "echo")
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a gateway needs to know of a body."""
@@ -28,6 +35,7 @@ class Facts:
     timeout: float | None = None  # seconds, unchecked
     previous: str | None = None
     """The stored response that it goes on from."""
+    pages: Pages = "none"
 
 
 def session_of(headers: Mapping[str, str]) -> str | None:
@@ -48,7 +56,22 @@ def facts_of(data: bytes | bytearray, path: str, session: str | None) -> Facts:
         ask_of(path, body, session),
         timeout if isinstance(timeout, (int, float)) else None,
         previous if isinstance(previous, str) else None,
+        _pages(path, body),
     )
+
+
+def _pages(path: str, body: Mapping[str, Any]) -> Pages:
+    if path not in PAIRED or any(body.get(name) for name in _UNPAIRED) or "kv_transfer_params" in body:
+        return "none"
+    if body.get("return_kv_transfer_params"):
+        return "wanted"
+    messages, start = body.get("messages"), body.get("logprob_start_len")
+    messages = messages if isinstance(messages, list) else []
+    contents = [each.get("content") for each in messages if isinstance(each, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    has_images = any(isinstance(part, dict) and part.get("type") != "text" for part in parts)
+    has_prompt_logprobs = start is not None and start != -1  # which are computed where they are answered
+    return "none" if has_images or has_prompt_logprobs else "could"
 
 
 def unread(data: bytes | bytearray, session: str | None) -> Facts:

@@ -56,6 +56,8 @@ class GatewayConfig:
     """Seconds until it gets one again; twice as many if that fails, up to 30."""
     probe_seconds: PositiveFloat = 1.0
     """Seconds between two looks at each worker."""
+    min_prefill_tokens: PositiveInt = 512
+    """Tokens of a prompt that a decode worker has not computed, from which on a prefill worker computes them."""
     worker_api_key: str | None = None
     """The key with which workers are asked what they have to do, if they check keys."""
 

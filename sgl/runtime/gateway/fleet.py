@@ -51,6 +51,11 @@ class Ticket:
             self.worker.work -= self._prompt
             self._prompt = 0.0
 
+    def computed_elsewhere(self) -> None:
+        """Its prompt is not for this worker to compute. Idempotent."""
+        self.worker.work -= self._prompt
+        self._prompt = 0.0
+
     def end(self) -> None:
         """It has ended, for any reason. Idempotent."""
         if self._fleet is not None:
@@ -126,7 +131,9 @@ class Fleet:
         if not workers:
             raise EngineDead("no worker takes requests: they are starting, draining, or gone")
         home = None if ask.session is None else self._workers.get(self._homes.get(ask.session, ""))
-        found = self.index.found(ask.blocks)
+        found = {
+            its: blocks for its, blocks in self.index.found(ask.blocks).items() if among is None or its in among
+        }
         if len(workers) == 1:
             chosen = workers[0]
         else:

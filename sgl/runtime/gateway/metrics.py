@@ -23,6 +23,7 @@ class GatewayMetrics:
         self.refused = Counter("refused", "Requests refused by the gateway.", ["reason"], **own)  # type: ignore[arg-type]
         self.cut = Counter("cut_streams", "Answers whose worker failed after their first byte.", **own)  # type: ignore[arg-type]
         self.reopened = Counter("reopened_programs", "Programs opened again at another worker.", **own)  # type: ignore[arg-type]
+        self.pairs = Counter("pairs", "Prompts that a prefill worker was to compute.", ["outcome"], **own)  # type: ignore[arg-type]
         self.open = Gauge("open_requests", "Requests that are being answered.", **own)  # type: ignore[arg-type]
         self.waiting = Gauge("waiting_requests", "Requests that wait for others to end, or for a worker.", **own)  # type: ignore[arg-type]
         self.workers = Gauge("workers", "Workers by state.", ["state"], **own)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -62,6 +62,17 @@ class NotBegunError(Exception):
         self.answer = answer  # the worker's own, if it gave one
 
 
+class Pairing(Protocol):
+    """What a request brings from a prefill worker to the one that answers it."""
+
+    async def body(self, ticket: Ticket) -> bytes | bytearray:
+        """What the ticket's worker gets."""
+        ...
+
+    def answered(self, status: int, first: bytes) -> None:
+        """It answers so. Raises NotBegunError where the request is to be sent again, without what it brought."""
+
+
 @dataclass(slots=True)
 class Passed:
     """One request on its way."""
@@ -73,6 +84,8 @@ class Passed:
     ask: Ask
     due: float | None = None  # on the loop's clock
     only: str | None = None  # the worker that it is for
+    mode: str | None = None  # of the workers that it is for; None: those that generate
+    pairing: Pairing | None = None
     is_begun: bool = False  # its client had a part of the answer: it waits, however many do
     waited: float = 0.0  # seconds, for a worker
     tried: list[str] = field(default_factory=list)
@@ -208,12 +221,16 @@ class Passing:
         passed.tried.append(worker)
         is_try = server.breaker.began()
         self._metrics.sent.labels(worker).inc()
-        headers = headers_to_worker(passed.headers)
-        left = None if passed.due is None else max(passed.due - time.monotonic(), 0.001)  # workers refuse 0
-        if left is not None:
-            headers[DEADLINE_HEADER] = f"{left:.3f}"
-        call = Call(min((each for each in (left, self._config.worker_timeout) if each is not None), default=None))
+        call: Call | None = None
         try:
+            body = passed.body if passed.pairing is None else await passed.pairing.body(ticket)
+            headers = headers_to_worker(passed.headers)
+            left = None if passed.due is None else max(passed.due - time.monotonic(), 0.001)  # workers refuse 0
+            if left is not None:
+                headers[DEADLINE_HEADER] = f"{left:.3f}"
+            call = Call(
+                min((each for each in (left, self._config.worker_timeout) if each is not None), default=None)
+            )
             async with contextlib.AsyncExitStack() as stack:
                 try:
                     async with call.limit:
@@ -222,7 +239,7 @@ class Passing:
                             self._session().request(
                                 passed.method,
                                 server.url + passed.path,
-                                data=in_pieces(passed.body, headers),
+                                data=in_pieces(body, headers),
                                 headers=headers,
                                 allow_redirects=False,
                             )
@@ -239,12 +256,15 @@ class Passing:
                 if theirs.status in _AGAIN:
                     raise await self._refusal(theirs, first, worker)
                 self._servers.answered(worker)
+                if passed.pairing is not None:
+                    passed.pairing.answered(theirs.status, first)
                 if server.checks_keys and passed.method == "POST" and theirs.status < 400:
                     self._limits.accepted(key_of(passed.headers))
                 ticket.first_byte()
                 yield theirs, first, ticket
         finally:
-            server.calls.discard(call)
+            if call is not None:
+                server.calls.discard(call)
             if is_try:
                 server.breaker.left()
                 self._servers.tell()
@@ -270,7 +290,7 @@ class Passing:
 
     def _ready(self, passed: Passed) -> list[str]:
         if passed.only is None:
-            return self._servers.ready(passed.tried)
+            return self._servers.ready_for(passed.mode, passed.tried)
         if passed.only not in self._servers:
             raise EngineDead(f"the worker that this is for, {passed.only}, is gone")
         return [passed.only] if passed.only in self._servers.ready() else []

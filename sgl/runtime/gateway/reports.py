@@ -50,6 +50,12 @@ def tokens_of(info: Mapping[str, Any]) -> int:
     return int(len(info["internal_states"]) * _number(info["max_total_tokens"]))
 
 
+def mode_of(info: Mapping[str, Any]) -> str | None:
+    """Its disaggregation_mode: prefill or decode; None: neither."""
+    mode = info.get("disaggregation_mode")
+    return mode if mode in ("prefill", "decode") else None
+
+
 async def info_of(answer: aiohttp.ClientResponse) -> dict[str, Any] | None:
     """A JSON object that a worker answers, if it is one and not too long."""
     data = bytearray()

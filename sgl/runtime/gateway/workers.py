@@ -22,7 +22,7 @@ from sgl.runtime.gateway.breaker import Breaker
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.kv_follower import KvFollower, Source, sources_of
-from sgl.runtime.gateway.reports import Load, info_of, load_of, tokens_of
+from sgl.runtime.gateway.reports import Load, info_of, load_of, mode_of, tokens_of
 from sgl.runtime.server.app import PROBE
 from sgl.runtime.server.placement import BLOCK_IDS
 
@@ -62,6 +62,7 @@ class Server:
     id: str
     url: str
     breaker: Breaker
+    mode: str | None = None  # prefill or decode; None: neither, or not known
     is_up: bool = True
     missed: int = 0  # looks without an answer, in a row
     missed_since: float = 0.0
@@ -117,11 +118,17 @@ class Servers:
         """Every server."""
         return self._servers.values()
 
-    def ready(self, without: Collection[str] = ()) -> list[str]:
-        """Those that take requests now; without some, unless no other does."""
+    def ready(self) -> list[str]:
+        """Those that take requests now."""
         draining = {worker.id for worker in self._fleet.workers if worker.is_draining}
-        found = [its.id for its in self.all() if its.is_up and its.breaker.lets_pass and its.id not in draining]
-        return [each for each in found if each not in without] or found
+        return [its.id for its in self.all() if its.is_up and its.breaker.lets_pass and its.id not in draining]
+
+    def ready_for(self, mode: str | None, without: Collection[str] = ()) -> list[str]:
+        """Those of that mode that take requests now; None: of any, of prefill workers only if there are no others.
+        without: some, unless no other does."""
+        found = [each for each in self.ready() if mode in (None, self[each].mode)]
+        left = [each for each in found if each not in without]
+        return [each for each in left if self[each].mode != "prefill"] or left or found
 
     def add(self, worker_id: str, url: str) -> None:
         """One more, or another server in its place."""
@@ -281,6 +288,7 @@ class Servers:
             if info is not None:
                 self.kv.follow(server.id, sources)
                 self._fleet.index.set_room(server.id, room // BLOCK_IDS)
+                server.mode = mode_of(info)
 
     async def _look_once(self, server: Server) -> None:
         was_up, began = server.is_up, time.monotonic()
@@ -325,6 +333,7 @@ class Servers:
             {
                 "id": its.id,
                 "url": its.url,
+                "mode": its.mode,
                 "is_up": its.is_up,
                 "breaker": "open" if its.breaker.is_open else "closed",
                 "is_draining": known[its.id].is_draining,

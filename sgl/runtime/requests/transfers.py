@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sgl.errors import InvalidRequest
 from sgl.runtime.cache.keys import Namespace
-from sgl.runtime.requests.arguments import GenerateRequest
+from sgl.runtime.requests.arguments import GenerateRequest, is_list
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.transfer.params import PARAM, TransferParams
@@ -41,6 +43,17 @@ def pulls(
     _check_prompt(wanted, PARAM)
     params.check(transfers.layout, namespace, key)
     return params
+
+
+def end(given: Any, transfers: Transfers | None) -> int:
+    """End the leases that these `kv_transfer_params`, or a list of them, name; how many went on. Raises
+    InvalidRequest."""
+    if transfers is None or transfers.exports is None:
+        raise InvalidRequest(
+            f"no pages are offered without disaggregation_mode='prefill' (by {PARAM})", param=PARAM
+        )
+    read = [TransferParams.read(each, transfers.secret) for each in (given if is_list(given) else [given])]
+    return sum(transfers.exports.offers.end(bytes.fromhex(each.lease)) for each in read)
 
 
 def _check_prompt(wanted: GenerateRequest, param: str) -> None:

@@ -9,6 +9,7 @@ Method = Literal[
     "flush_cache",
     "hold_prefix",
     "release_prefix",
+    "end_kv_transfer",
     "get_server_info",
     "check_ledger",
     "start_profile",

@@ -23,7 +23,7 @@ from sgl.runtime.server.errors import described
 from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.identity import caller
 from sgl.runtime.server.images import all_located
-from sgl.runtime.server.replies import Done, ModelInfo, Profile, Result, ServerInfo, Texts, Tokens, Version
+from sgl.runtime.server.replies import Done, Ended, ModelInfo, Profile, Result, ServerInfo, Texts, Tokens, Version
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import VERSION
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -60,6 +60,12 @@ class AbortBody(Lenient):
 
     rid: str | None = None
     abort_all: bool = False
+
+
+class TransferBody(Lenient):
+    """What a prefill engine answered, of one prompt or of several."""
+
+    kv_transfer_params: dict[str, Any] | list[dict[str, Any]]
 
 
 class TokenizeBody(Lenient):
@@ -198,6 +204,12 @@ class NativeApi(Api):
             raise InvalidRequest("rid or abort_all is needed", param="rid")
         await self._service.abort(None if body.abort_all else body.rid, caller.get())
         return json_response({"status": "ok"})
+
+    @endpoint("POST /end_kv_transfer", body=TransferBody, example={"kv_transfer_params": []}, answer=Ended)
+    async def end_kv_transfer(self, request: web.Request, body: TransferBody) -> web.Response:
+        """Offer a prompt's pages no longer: no decode engine will pull them."""
+        ended = await self._service.engine.call("end_kv_transfer", body.kv_transfer_params)
+        return json_response({"ended": ended})
 
     @endpoint("POST /start_profile", answer=Done, for_admin=True)
     async def start_profile(self, request: web.Request) -> web.Response:

@@ -115,6 +115,12 @@ class ServerInfo(TypedDict):
     internal_states: list[dict[str, Any]]
 
 
+class Ended(TypedDict):
+    """How many of the leases named went on."""
+
+    ended: int
+
+
 class Said(TypedDict):
     """A change was made."""
 

@@ -77,6 +77,14 @@ class Offers:
             self._over = [offer for offer in self._over if offer not in free]
             return free
 
+    def end(self, lease: bytes) -> bool:
+        """End a lease before its time is up; whether there was one."""
+        with self._lock:
+            offer = self._offers.get(lease)
+            if offer is not None:
+                self._end(offer)
+            return offer is not None
+
     def clear(self) -> None:
         """End all leases."""
         with self._lock:
