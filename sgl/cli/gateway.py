@@ -7,7 +7,6 @@ import signal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from aiohttp import web
 from rich.console import Console
 
 from sgl.cli.logs import configure_logging
@@ -19,7 +18,6 @@ from sgl.runtime.server.serve import listen
 if TYPE_CHECKING:  # needs an extra
     from sgl.runtime.gateway.app import Gateway
 
-_BACKLOG = 2048
 _DRAIN_SECONDS = 30.0
 
 
@@ -42,20 +40,13 @@ def gateway(options: SimpleNamespace) -> int:
     return 0
 
 
-async def _run(serving: Gateway, host: str, port: int) -> None:
+async def _run(gateway: Gateway, host: str, port: int) -> None:
     bound = listen(host, port)
-    from sgl.runtime.gateway.app import RUNNING
+    from sgl.runtime.gateway.running import serving
 
-    runner = web.AppRunner(serving.app, shutdown_timeout=_DRAIN_SECONDS, **RUNNING)
-    await runner.setup()
-    await web.SockSite(runner, bound, backlog=_BACKLOG).start()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    name, number = bound.getsockname()[:2]
-    text = f"sgl routes to {len(serving.servers)} workers at http://{name}:{number}"
-    Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
-    try:
+    async with serving(gateway, bound, _DRAIN_SECONDS) as stop:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+        name, number = bound.getsockname()[:2]
+        text = f"sgl routes to {len(gateway.servers)} workers at http://{name}:{number}"
+        Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
         await stop.wait()
-    finally:
-        await runner.cleanup()

@@ -6,24 +6,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 import socket
 import subprocess
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from sgl.child import command
 from sgl.runtime.cluster.link import TOKEN_HEADER
-from sgl.runtime.gateway.app import RUNNING, Gateway
+from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.config import GatewayConfig
+from sgl.runtime.gateway.running import BACKLOG, serving
 
 logger = logging.getLogger(__name__)
 
 _CODE = "from sgl.cli.router import main; main()"
 _PAUSE_SECONDS = 0.5
-_BACKLOG = 2048
 _AGAIN_SECONDS = 1.0  # a router that lived shorter is not started again at once
 
 
@@ -32,7 +30,7 @@ class RouterProcess:
 
     def __init__(self, bound: socket.socket, options: dict[str, Any]) -> None:
         """options: of `route`."""
-        bound.listen(_BACKLOG)
+        bound.listen(BACKLOG)
         self._bound = bound
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -76,19 +74,12 @@ async def route(options: dict[str, Any]) -> None:
     """Route until SIGTERM, then finish what runs. options: fd (the socket), control, token, gateway (of GatewayConfig),
     drain_timeout."""
     gateway = Gateway(GatewayConfig(**options["gateway"]))
-    runner = web.AppRunner(gateway.app, shutdown_timeout=options["drain_timeout"], **RUNNING)
-    await runner.setup()
-    bound = socket.socket(fileno=options["fd"])
-    await web.SockSite(runner, bound, backlog=_BACKLOG).start()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    following = asyncio.ensure_future(_follow(gateway, options["control"], options["token"]))
-    try:
-        await stop.wait()
-    finally:
-        following.cancel()
-        await runner.cleanup()
+    async with serving(gateway, socket.socket(fileno=options["fd"]), options["drain_timeout"]) as stop:
+        following = asyncio.ensure_future(_follow(gateway, options["control"], options["token"]))
+        try:
+            await stop.wait()
+        finally:
+            following.cancel()
 
 
 async def _follow(gateway: Gateway, control: str, token: str) -> None:

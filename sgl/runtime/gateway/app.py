@@ -13,7 +13,7 @@ import re
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -42,13 +42,6 @@ from sgl.runtime.server.serve import notice_silence
 
 logger = logging.getLogger(__name__)
 
-RUNNING: Mapping[str, Any] = {
-    "handler_cancellation": True,
-    "access_log": None,
-    "keepalive_timeout": 60.0,
-    "lingering_time": 2.0,
-}
-"""How an AppRunner runs a gateway: connections that are unused, or send no whole head, are closed after a minute."""
 PROGRAM_BYTES = 32 << 20  # of one body, which is kept
 READ_BYTES = 32 << 20  # of another body; of a longer one, only its length is used
 MOST_READ = 16  # large bodies that wait to be read, before others are passed on unread

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +19,6 @@ from typing import Any, Protocol
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from sgl.errors import EngineDead, RequestTimeout, SglError
 from sgl.runtime.gateway.config import GatewayConfig
@@ -53,11 +54,11 @@ WRITE_SECONDS = 60.0
 """For a client that does not read."""
 
 
-class NotBegunError(Exception):
+class NotBegunError(EngineDead):
     """A worker failed before the first byte of its answer."""
 
     def __init__(self, reason: str, answer: web.Response | None = None) -> None:
-        super().__init__(reason)
+        super().__init__(f"no worker answered: {reason}")
         self.reason = reason
         self.answer = answer  # the worker's own, if it gave one
 
@@ -109,8 +110,8 @@ def headers_to_worker(headers: Mapping[str, str]) -> CIMultiDict[str]:
 
 def headers_for(headers: Mapping[str, str]) -> CIMultiDict[str]:
     """Those of an answer that are passed on."""
-    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP | named)
+    left = _HOP.union(name.strip().lower() for name in headers.get("Connection", "").split(","))
+    return CIMultiDict([(name, value) for name, value in headers.items() if name.lower() not in left])
 
 
 def in_pieces(
@@ -154,28 +155,29 @@ class Passing:
         """The answer, sent. Raises EngineDead and RequestTimeout before it has begun."""
         began = time.monotonic()
         try:
-            async for attempt in self._attempts(passed):
-                with attempt:
-                    async with self.sent(passed) as (theirs, first, ticket):
-                        self._metrics.first_byte.observe(time.monotonic() - began)
-                        return await self._relay(request, theirs, first, ticket.worker.id)
+            async with self.opened(passed) as (theirs, first, ticket):
+                self._metrics.first_byte.observe(time.monotonic() - began)
+                return await self._relay(request, theirs, first, ticket.worker.id)
         except NotBegunError as error:
-            if error.answer is not None:
-                return error.answer
-            raise EngineDead(f"no worker answered: {error.reason}") from error
-        raise AssertionError("the last attempt returns or raises")
+            if error.answer is None:
+                raise
+            return error.answer
 
     @contextlib.asynccontextmanager
     async def opened(self, passed: Passed) -> Any:
-        """What `sent` gives, from the first worker that answers. Raises EngineDead before that."""
-        async with contextlib.AsyncExitStack() as stack:
+        """What `sent` gives, from the first worker that answers. Raises what `sent` does for the last try."""
+        for number in itertools.count():
             try:
-                async for attempt in self._attempts(passed):
-                    with attempt:
-                        found = await stack.enter_async_context(self.sent(passed))
+                async with self.sent(passed) as found:
+                    yield found
+                return
             except NotBegunError as error:
-                raise EngineDead(f"no worker answered: {error.reason}") from error
-            yield found
+                if number >= self._config.retries:
+                    raise
+                self._metrics.retries.labels(error.reason).inc()
+            left = passed.left()
+            longest = min(self._config.retry_pause * 2.0**number, _LONGEST_PAUSE)
+            await asyncio.sleep(random.uniform(0, longest if left is None else min(longest, left)))
 
     def heard(self, worker: str | None) -> None:
         """A part of an answer came from there."""
@@ -192,25 +194,6 @@ class Passing:
             raise EngineDead(f"the worker {worker} is gone")
         return self._servers[worker].url
 
-    def _attempts(self, passed: Passed) -> AsyncRetrying:
-        """As many as there may be."""
-
-        def is_over(state: RetryCallState) -> bool:
-            if state.attempt_number > self._config.retries:
-                return True
-            error = state.outcome.exception() if state.outcome is not None else None
-            assert isinstance(error, NotBegunError), "no other is tried again"
-            self._metrics.retries.labels(error.reason).inc()
-            return False
-
-        growing = wait_random_exponential(multiplier=self._config.retry_pause, max=_LONGEST_PAUSE)
-
-        def pause(state: RetryCallState) -> float:
-            left = passed.left()
-            return min(growing(state), left if left is not None else _LONGEST_PAUSE)
-
-        return AsyncRetrying(stop=is_over, wait=pause, retry=retry_if_exception_type(NotBegunError), reraise=True)
-
     @contextlib.asynccontextmanager
     async def sent(self, passed: Passed) -> Any:
         """Send it to a worker: its answer, the first bytes of it, and the request's ticket. Raises NotBegunError,
@@ -222,6 +205,7 @@ class Passing:
         is_try = server.breaker.began()
         self._metrics.sent.labels(worker).inc()
         call: Call | None = None
+        theirs: aiohttp.ClientResponse | None = None
         try:
             body = passed.body if passed.pairing is None else await passed.pairing.body(ticket)
             headers = headers_to_worker(passed.headers)
@@ -231,38 +215,37 @@ class Passing:
             call = Call(
                 min((each for each in (left, self._config.worker_timeout) if each is not None), default=None)
             )
-            async with contextlib.AsyncExitStack() as stack:
-                try:
-                    async with call.limit:
-                        server.calls.add(call)
-                        theirs = await stack.enter_async_context(
-                            self._session().request(
-                                passed.method,
-                                server.url + passed.path,
-                                data=in_pieces(body, headers),
-                                headers=headers,
-                                allow_redirects=False,
-                            )
-                        )
-                        first = await theirs.content.readany()
-                    call.theirs = theirs
-                except TimeoutError:
-                    passed.left()
-                    self._servers.failed(server)
-                    raise NotBegunError("silent" if call.is_cut else "timeout") from None
-                except (aiohttp.ClientError, OSError) as error:
-                    self._servers.failed(server)
-                    raise NotBegunError(_reason(error)) from error
-                if theirs.status in _AGAIN:
-                    raise await self._refusal(theirs, first, worker)
-                self._servers.answered(worker)
-                if passed.pairing is not None:
-                    passed.pairing.answered(theirs.status, first)
-                if server.checks_keys and passed.method == "POST" and theirs.status < 400:
-                    self._limits.accepted(key_of(passed.headers))
-                ticket.first_byte()
-                yield theirs, first, ticket
+            try:
+                async with call.limit:
+                    server.calls.add(call)
+                    theirs = await self._session().request(
+                        passed.method,
+                        server.url + passed.path,
+                        data=in_pieces(body, headers),
+                        headers=headers,
+                        allow_redirects=False,
+                    )
+                    first = await theirs.content.readany()
+                call.theirs = theirs
+            except TimeoutError:
+                passed.left()
+                self._servers.failed(server)
+                raise NotBegunError("silent" if call.is_cut else "timeout") from None
+            except (aiohttp.ClientError, OSError) as error:
+                self._servers.failed(server)
+                raise NotBegunError(_reason(error)) from error
+            if theirs.status in _AGAIN:
+                raise await self._refusal(theirs, first, worker)
+            self._servers.answered(worker)
+            if passed.pairing is not None:
+                passed.pairing.answered(theirs.status, first)
+            if server.checks_keys and passed.method == "POST" and theirs.status < 400:
+                self._limits.accepted(key_of(passed.headers))
+            ticket.first_byte()
+            yield theirs, first, ticket
         finally:
+            if theirs is not None:
+                theirs.release()  # closes the connection, unless the answer has ended
             if call is not None:
                 server.calls.discard(call)
             if is_try:
@@ -311,28 +294,28 @@ class Passing:
     async def _relay(
         self, request: web.Request, theirs: aiohttp.ClientResponse, first: bytes, worker: str
     ) -> web.StreamResponse:
-        ours = web.StreamResponse(status=theirs.status)
+        ours = sse.EventStream(status=theirs.status)
         ours.headers.extend(headers_for(theirs.headers))
         if "Content-Length" in theirs.headers and "Content-Encoding" not in theirs.headers:
             ours.content_length = theirs.content_length
         ours.headers[WORKER_HEADER] = worker
         self._noted(request.path, first, worker)
         await ours.prepare(request)
-        await sse.write(request, ours, first, WRITE_SECONDS)
-        last = first
-        while True:
+        part, content = first, theirs.content
+        while part:
+            last = part
+            if content.at_eof():  # known at once: its end goes with it
+                await sse.write(request, ours, part, WRITE_SECONDS, is_last=True)
+                break
+            await sse.write(request, ours, part, WRITE_SECONDS)
             try:
-                part = await theirs.content.readany()
+                part = await content.readany()
             except (aiohttp.ClientError, OSError) as error:  # too late for another worker
                 self._metrics.cut.inc()
                 self.lost(worker)
                 await self._cut(request, ours, last, error)
                 return ours
-            if not part:
-                break
-            last = part
             self._servers.heard(worker)
-            await sse.write(request, ours, part, WRITE_SECONDS)
         return ours
 
     async def _cut(self, request: web.Request, ours: web.StreamResponse, last: bytes, error: Exception) -> None:

@@ -37,7 +37,7 @@ def named(events: Iterable[dict[str, Any]]) -> bytes:
     return b"".join([event(each, name=each["type"]) for each in events])
 
 
-class _EventStream(web.StreamResponse):
+class EventStream(web.StreamResponse):
     """Sends headers with the first event, saving the client a wake-up. (Older aiohttps send them at once.)"""
 
     _send_headers_immediately = False
@@ -62,7 +62,7 @@ async def send_events(
         if request.method == "HEAD":
             return web.Response(headers=headers)
         first = await anext(events, None)
-        response = _EventStream(headers=headers)
+        response = EventStream(headers=headers)
         await response.prepare(request)
         try:
             if first is not None:
@@ -80,17 +80,21 @@ async def send_events(
     return response
 
 
-async def write(request: web.Request, response: web.StreamResponse, data: bytes, timeout: float) -> None:
-    """Send data. Raises ConnectionError if the client is gone or stopped reading."""
+async def write(
+    request: web.Request, response: web.StreamResponse, data: bytes, timeout: float, *, is_last: bool = False
+) -> None:
+    """Send data, and the end of the response with it. Raises ConnectionError if the client is gone or stopped
+    reading."""
+    send = response.write_eof if is_last else response.write
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client is gone")
     if not transport.get_write_buffer_size() and len(data) < _SMALL:
-        await response.write(data)
+        await send(data)
         return
     try:
         async with asyncio.timeout(timeout):
-            await response.write(data)
+            await send(data)
     except TimeoutError:
         transport.abort()
         raise ConnectionAbortedError(f"the client left the stream unread for {timeout:g} s") from None
