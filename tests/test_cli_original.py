@@ -16,7 +16,7 @@ from sgl.cli.options import configs
 from sgl.errors import ConfigError
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.lora_options import LORA_TARGETS, LoraPath
+from sgl.runtime.lora_options import LoraPath
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
 
@@ -90,7 +90,10 @@ def launched(line: str) -> tuple[EngineConfig, ServerConfig]:
         ),
         (
             '--lora-paths /x {"lora_name":"b","lora_path":"/y","pinned":true} --lora-target-modules all',
-            {"lora_paths": (LoraPath("/x", "/x"), LoraPath("b", "/y", True)), "lora_target_modules": LORA_TARGETS},
+            {
+                "lora_paths": (LoraPath("/x", "/x"), LoraPath("b", "/y", True)),
+                "lora_target_modules": ("all-linear",),
+            },
         ),
     ],
 )

@@ -15,6 +15,7 @@ from sgl.errors import AdapterError
 from sgl.runtime.model.adapter import LoraConfig, read_adapter
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.lora import LoraSlots
+from sgl.runtime.model.lora_products import decoder_modules, decoder_products
 from sgl.runtime.model.shard import WHOLE, Shard
 from tests.tiny_adapters import ALL, tiny_adapter
 from tests.tiny_models import tiny_checkpoint
@@ -29,7 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def slots_for(model: Path, shard: Shard = WHOLE, rank: int = 8) -> LoraSlots:
     config = ModelConfig.from_pretrained(model)
-    return LoraSlots(config, shard, num_slots=1, rank=rank, targets=ALL, dtype=torch.float32, device=CPU)
+    known, layers = decoder_modules(config), decoder_products(config, shard)
+    return LoraSlots(known, layers, num_slots=1, rank=rank, targets=ALL, dtype=torch.float32, device=CPU)
 
 
 def refused(model: Path, folder: Path, words: str) -> AdapterError:
@@ -45,7 +47,6 @@ def refused(model: Path, folder: Path, words: str) -> AdapterError:
         ({"use_dora": True}, "use_dora is true"),
         ({"bias": "lora_only"}, 'bias is "lora_only"'),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"lora_bias": True}, "lora_bias"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"target_parameters": ["experts.gate_up_proj"]}, "target_parameters"),
@@ -55,7 +56,7 @@ def refused(model: Path, folder: Path, words: str) -> AdapterError:
         ({"target_modules": ["q_proj", "embed_tokens"]}, "target_modules has model.embed_tokens"),
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules has lm_head"),
         ({"target_modules": ".*"}, "target_modules has model.embed_tokens"),
-        ({"target_modules": ["c_attn"]}, "in none of 2 layers"),
+        ({"target_modules": ["c_attn"]}, "in none of the model"),
         ({"target_modules": "(q_proj"}, "no regular expression"),
         ({"target_modules": 7}, "must be a list of names"),
         ({"r": 0}, "r=0"),
@@ -110,7 +111,7 @@ def test_damaged_folders(model: Path, tmp_path: Path, change: Callable[[Path], A
         ("model.layers.0.self_attn.q_proj.lora_A", torch.full((4, 64), torch.nan), "not finite"),
         ("model.layers.0.self_attn.q_proj.lora_A", None, "lacks"),
         ("model.layers.9.self_attn.q_proj.lora_A", torch.zeros(4, 64), "no matrix of a module"),
-        ("model.embed_tokens.lora_embedding_A", torch.zeros(4, 64), "no matrix of a module"),
+        ("model.embed_tokens.lora_embedding_A", torch.zeros(4, 64), "adapters of embedding and head"),
     ],
 )
 def test_wrong_tensors(model: Path, tmp_path: Path, name: str, value: torch.Tensor | None, words: str) -> None:
@@ -129,10 +130,13 @@ def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> 
 
 def test_experts_are_refused_and_attention_beside_them_is_not(tmp_path: Path) -> None:
     mixture = tiny_checkpoint(tmp_path / "mixture", "qwen3-moe", num_hidden_layers=2)
-    refused(mixture, tiny_adapter(tmp_path / "experts", mixture, targets=("q_proj", "up_proj")), "experts are not")
+    file = tiny_adapter(tmp_path / "experts", mixture, targets=("q_proj", "up_proj")) / "adapter_model.safetensors"
     slots = slots_for(mixture)
-    read_adapter(str(tiny_adapter(tmp_path / "q", mixture, targets=("q_proj", "o_proj"))), slots)
+    read_adapter(str(file.parent), slots)  # the names of experts alone change nothing
     assert slots.product(0, "down") is None
+    matrix = {"base_model.model.model.layers.0.mlp.experts.1.up_proj.lora_A.weight": torch.zeros(4, 64)}
+    save_file({**load_file(file), **matrix}, file)
+    refused(mixture, file.parent, "adapters of experts are not supported, of attention")
 
 
 def test_ranks_and_scales_by_module(model: Path, tmp_path: Path) -> None:
@@ -147,8 +151,8 @@ def test_ranks_and_scales_by_module(model: Path, tmp_path: Path) -> None:
         layers_to_transform=1,
     )
     lora = LoraConfig.read(str(folder))
-    config = ModelConfig.from_pretrained(model)
-    assert lora.modules(config) == {"model.layers.1.self_attn.q_proj": 2, "model.layers.1.mlp.up_proj": 4}
+    known = decoder_modules(ModelConfig.from_pretrained(model))
+    assert lora.modules(known) == {"model.layers.1.self_attn.q_proj": 2, "model.layers.1.mlp.up_proj": 4}
     assert lora.scale("model.layers.1.self_attn.q_proj", 2) == 4.0
     assert lora.scale("model.layers.1.mlp.up_proj", 4) == 0.25
     given = json.loads((folder / "adapter_config.json").read_text())
@@ -156,7 +160,7 @@ def test_ranks_and_scales_by_module(model: Path, tmp_path: Path) -> None:
         json.dumps({**given, "use_rslora": True, "exclude_modules": ["up_proj"]})
     )
     lora = LoraConfig.read(str(folder))
-    assert list(lora.modules(config)) == ["model.layers.1.self_attn.q_proj"]
+    assert list(lora.modules(known)) == ["model.layers.1.self_attn.q_proj"]
     assert lora.scale("model.layers.1.self_attn.q_proj", 4) == 4.0
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig
+from transformers.pytorch_utils import Conv1D
 
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 ALL = (*ATTENTION, *MLP)
@@ -32,8 +34,10 @@ def tiny_adapter(
     generator = torch.Generator().manual_seed(1000 + seed)
     tensors = {}
     for name, (wide, deep) in modules.items():
-        if name.rpartition(".")[2] not in targets:
+        if not f".{name}".endswith(tuple(f".{its}" for its in targets)):
             continue
+        if any(part in name and not any(part in its for its in targets) for part in ("shared_experts.", "visual.")):
+            continue  # only asked for by more than their last names
         own = next((its for key, its in (ranks or {}).items() if name.endswith(key)), rank)
         for which, shape, size in (("A", (own, deep), deep**-0.5), ("B", (wide, own), own**-0.5)):
             drawn = torch.randn(shape, generator=generator) * size
@@ -47,7 +51,7 @@ def tiny_adapter(
 
 def merged(checkpoint: Path, adapter: Path | None) -> Any:
     """transformers' model with an adapter's weights added to its own, float32."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = _class(checkpoint).from_pretrained(checkpoint, dtype=torch.float32)
     if adapter is None:
         return model.eval()
     config = json.loads((adapter / "adapter_config.json").read_text())
@@ -60,7 +64,8 @@ def merged(checkpoint: Path, adapter: Path | None) -> Any:
             alphas = config.get("alpha_pattern", {}).items()
             alpha = next((its for key, its in alphas if module[1].endswith(key)), config["lora_alpha"])
             scale = alpha / (len(a) ** 0.5 if config.get("use_rslora") else len(a))
-            model.get_submodule(module[1]).weight += scale * b @ a
+            its = model.get_submodule(module[1])
+            its.weight += scale * (b @ a if isinstance(its, torch.nn.Linear) else (b @ a).T)
     return model.eval()
 
 
@@ -82,11 +87,15 @@ def logprobs(model: Any, ids: list[int]) -> list[float]:
 
 def _linears(checkpoint: Path) -> dict[str, tuple[int, int]]:
     with torch.device("meta"):
-        from transformers import AutoConfig
-
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
+        model = _class(checkpoint)._from_config(AutoConfig.from_pretrained(checkpoint))
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
             found[name] = tuple(module.weight.shape)
+        elif isinstance(module, Conv1D):
+            found[name] = tuple(module.weight.T.shape)
     return found
+
+
+def _class(checkpoint: Path) -> Any:
+    return getattr(transformers, json.loads((checkpoint / "config.json").read_text())["architectures"][0])

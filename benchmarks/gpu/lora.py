@@ -31,13 +31,13 @@ from safetensors.torch import save_file
 
 from sgl import Engine
 from sgl.kernels.lora.rows import AdapterRows, block_of, most_tiles, tiled
+from sgl.runtime.lora_options import LORA_TARGETS
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.lora import TARGETS
 from sgl.runtime.runner import graphs
 
 _PROMPT, _OUTPUT = 512, 256
 _RANK = 16
-_ALL = ",".join(TARGETS)
+_ALL = ",".join(LORA_TARGETS)
 
 
 def main() -> None:
@@ -138,7 +138,9 @@ def _adapter(folder: Path, config: ModelConfig, targets: list[str]) -> str:
     tensors = {}
     for layer, name in product(range(config.num_layers), targets):
         wide, deep = shapes[name]
-        module = f"base_model.model.model.layers.{layer}.{TARGETS[name]}.{name}"
+        module = (
+            f"base_model.model.model.layers.{layer}.{'self_attn' if name in LORA_TARGETS[:4] else 'mlp'}.{name}"
+        )
         tensors[f"{module}.lora_A.weight"] = (torch.randn(_RANK, deep) * 1e-3).bfloat16()
         tensors[f"{module}.lora_B.weight"] = (torch.randn(wide, _RANK) * 1e-3).bfloat16()
     save_file(tensors, folder / "adapter_model.safetensors")

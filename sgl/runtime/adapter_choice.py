@@ -9,13 +9,11 @@ import torch
 
 from sgl.errors import ConfigError
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.lora_options import LORA_TARGETS
-from sgl.runtime.model.adapter import LoraConfig, check_room, parts_of
+from sgl.runtime.lora_options import ALL_LINEAR
+from sgl.runtime.model.adapter import LoraConfig, check_room
 from sgl.runtime.model.base import Config, Model, SizedModel
-from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.decoder import Decoder
-from sgl.runtime.model.families import FAMILIES
-from sgl.runtime.model.lora import LoraSlots
+from sgl.runtime.model.lora import LoraSlots, parts_of
+from sgl.runtime.model.lora_products import lora_modules, lora_products
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +30,6 @@ def choose_adapters(config: EngineConfig, model_config: Config) -> EngineConfig:
                 "enable_lora=False, and lora_paths names adapters: leave one out", option="enable_lora"
             )
         return replace(config, enable_lora=False)
-    if not isinstance(model_config, ModelConfig):
-        raise ConfigError(
-            f"LoRA adapters are for {', '.join(FAMILIES)}, and this is {model_config.architecture}",
-            option="enable_lora",
-        )
     if config.nnodes > 1:
         raise ConfigError(f"LoRA adapters are served on one host, and nnodes={config.nnodes}", option="enable_lora")
     num_pinned = sum(path.pinned for path in paths)
@@ -47,12 +40,19 @@ def choose_adapters(config: EngineConfig, model_config: Config) -> EngineConfig:
             option="max_loras_per_batch",
         )
     found = [LoraConfig.read(path.lora_path) for path in paths]
-    modules = [lora.modules(model_config) for lora in found]
+    known = lora_modules(model_config)
+    modules = [lora.modules(known) for lora in found]
     rank = config.max_lora_rank or max((max(its.values()) for its in modules), default=_DEFAULT_RANK)
     used = {part for its in modules for module in its for part in parts_of(module)}
-    targets = config.lora_target_modules or tuple(name for name in LORA_TARGETS if name in used or not used)
+    asked = config.lora_target_modules or tuple(used)
+    if unknown := [name for name in asked if name not in (*known.parts, ALL_LINEAR)]:
+        raise ConfigError(
+            f"lora_target_modules has {unknown[0]!r}, and {model_config.architecture} has {', '.join(known.parts)}",
+            option="lora_target_modules",
+        )
+    targets = tuple(name for name in known.parts if name in asked or not asked or ALL_LINEAR in asked)
     for lora in found:
-        check_room(lora, model_config, rank, targets)
+        check_room(lora, known, rank, targets)
     return replace(config, enable_lora=True, max_lora_rank=rank, lora_target_modules=targets)
 
 
@@ -60,12 +60,10 @@ def slot_bytes(config: EngineConfig, model: SizedModel) -> int:
     """That the slots of adapters take beside the weights."""
     if not config.enable_lora:
         return 0
-    assert isinstance(model, Decoder), "others have no adapters"
     assert config.max_lora_rank is not None, "options were resolved"
     assert config.lora_target_modules is not None, "options were resolved"
     return LoraSlots.num_bytes(
-        model.whole_config,
-        model.shard,
+        lora_products(model),
         num_slots=config.max_loras_per_batch,
         rank=config.max_lora_rank,
         targets=config.lora_target_modules,
@@ -78,7 +76,6 @@ def adapter_slots(config: EngineConfig, model: Model) -> LoraSlots | None:
     """The slots, unless there are none. Raises ConfigError if they do not fit."""
     if not config.enable_lora:
         return None
-    assert isinstance(model, Decoder), "others have no adapters"
     assert config.max_lora_rank is not None, "options were resolved"
     assert config.lora_target_modules is not None, "options were resolved"
     logger.info(
@@ -90,8 +87,8 @@ def adapter_slots(config: EngineConfig, model: Model) -> LoraSlots | None:
     )
     try:
         return LoraSlots(
-            model.whole_config,
-            model.shard,
+            lora_modules(getattr(model, "whole_config", model.config)),
+            lora_products(model),
             num_slots=config.max_loras_per_batch,
             rank=config.max_lora_rank,
             targets=config.lora_target_modules,

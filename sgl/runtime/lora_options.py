@@ -59,9 +59,11 @@ def read_lora_paths(given: Any) -> Any:
 
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The products that LoRA adapters may have matrices for."""
+"""The products of a layer of most models that LoRA adapters may have matrices for."""
 LORA_FUSED = {"qkv_proj": LORA_TARGETS[:3], "gate_up_proj": LORA_TARGETS[4:6]}
 """Of models that compute several of them at once."""
+ALL_LINEAR = "all-linear"
+"""Every product."""
 
 
 def read_lora_targets(given: Any) -> Any:
@@ -72,11 +74,8 @@ def read_lora_targets(given: Any) -> Any:
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise ValueError("targets are names")
     names = [part for name in names for part in re.split(r"[\s,]+", name) if part]
-    if {"all", "all-linear"} & set(names):
-        return LORA_TARGETS
-    names = [part for name in names for part in LORA_FUSED.get(name, (name,))]
-    if unknown := [name for name in names if name not in LORA_TARGETS]:
-        raise ValueError(f"there is no {unknown[0]!r}; there are {', '.join(LORA_TARGETS)}, and all")
+    if {"all", ALL_LINEAR} & set(names):
+        return (ALL_LINEAR,)
     if not names:
         raise ValueError("no target is named")
-    return tuple(name for name in LORA_TARGETS if name in names)
+    return tuple(dict.fromkeys(part for name in names for part in LORA_FUSED.get(name, (name,))))

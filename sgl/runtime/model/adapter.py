@@ -8,31 +8,23 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sgl.errors import AdapterError, ModelError
-from sgl.runtime.lora_options import LORA_FUSED
 from sgl.runtime.model.checkpoint import checkpoint_folder
-from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.loader import FLOAT_DTYPES, opened, read
-from sgl.runtime.model.lora import TARGETS, Adapter, LoraSlots, Pair
-from sgl.runtime.model.shard import Shard
+from sgl.runtime.model.lora import Adapter, LoraSlots, Modules, Pair, parts_of
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_OTHERS = ("model.embed_tokens", "lm_head")
 _ALL_LINEAR = "all-linear"
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False,),
     "bias": ("none",),
     "modules_to_save": ([],),
-    "fan_in_fan_out": (False,),
     "lora_bias": (False,),
     "layer_replication": ([],),
     "target_parameters": ([],),
@@ -48,6 +40,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 _OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that changed the base's weights, too."""
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
+_LAYER = re.compile(r".*\.[^.]*\.(\d+)\.")
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _MOST_BYTES = 1 << 20  # of a config
 
@@ -112,37 +105,18 @@ class LoraConfig:
             None if not layers else frozenset(layers),
         )
 
-    def modules(self, config: ModelConfig) -> dict[str, int]:
+    def modules(self, known: Modules) -> dict[str, int]:
         """The model's modules that it changes, as `model.layers.0.self_attn.q_proj`, with their ranks. Raises
-        AdapterError for none, or others than the layers' products."""
-        found: dict[str, int] = {}
-        wanted = self.layers or range(config.num_layers)
-        names = _module_names(config)
-        for layer in (its for its in range(config.num_layers) if its in wanted):
-            for name in names:
-                inside = TARGETS[parts_of(name)[0]]
-                module = f"{_body(config)}.layers.{layer}.{inside}.{name}"
-                if inside == "mlp" and config.has_experts(layer):
-                    self._refuse_experts(module.removesuffix(f".{name}"), name)
-                elif self._is_target(module):
-                    found[module] = self._of(self.rank_pattern, module, self.rank)
+        AdapterError for none, or others than those known."""
+        wanted = [module for module in known.shapes if self._is_target(module)]
         if self.targets != _ALL_LINEAR:
-            for module in _OTHERS:
-                if self._is_target(module):
-                    raise _wrong(
-                        self.folder, f"target_modules has {module}, and only {', '.join(names)} are supported"
-                    )
-        if not found:
-            raise _wrong(
-                self.folder,
-                f"{_shown(self.targets)} is in none of {config.num_layers} layers: they have {', '.join(names)}",
-            )
-        return found
-
-    def _refuse_experts(self, mlp: str, name: str) -> None:
-        for module in (f"{mlp}.experts.0.{name}", f"{mlp}.shared_expert.{name}"):
-            if self.targets != _ALL_LINEAR and self._is_target(module):
-                raise _wrong(self.folder, f"target_modules has {module}, and experts are not supported")
+            for place, why in known.ends.items():
+                if self._is_target(place):
+                    raise _wrong(self.folder, f"target_modules has {place}: {why}")
+        if not wanted:
+            names = ", ".join(known.names)
+            raise _wrong(self.folder, f"{_shown(self.targets)} is in none of the model's layers: they have {names}")
+        return {module: self._of(self.rank_pattern, module, self.rank) for module in wanted}
 
     def scale(self, module: str, rank: int) -> float:
         """What B A x is multiplied with."""
@@ -151,6 +125,9 @@ class LoraConfig:
 
     def _is_target(self, module: str) -> bool:
         if _names(self.excluded, module, self.folder):
+            return False
+        layer = _LAYER.match(module)
+        if self.layers is not None and (layer is None or int(layer[1]) not in self.layers):
             return False
         return self.targets == _ALL_LINEAR or _names(self.targets, module, self.folder)
 
@@ -161,23 +138,17 @@ class LoraConfig:
         return default
 
 
-def parts_of(module: str) -> tuple[str, ...]:
-    """The products that a module computes, of `TARGETS`."""
-    name = module.rpartition(".")[2]
-    return LORA_FUSED.get(name, (name,))
-
-
 def read_adapter(path: str, slots: LoraSlots) -> Adapter:
     """An adapter's folder, for these slots. Raises AdapterError, also for what has no room in them. Safe from any
     thread."""
     lora = LoraConfig.read(path)
-    check_room(lora, slots.config, slots.most_rank, slots.targets)
-    return slots.packed(path, read_pairs(lora, slots.config, slots.shard))
+    check_room(lora, slots.known, slots.most_rank, slots.targets)
+    return slots.packed(path, read_pairs(lora, slots.known, slots.modules))
 
 
-def check_room(lora: LoraConfig, config: ModelConfig, rank: int, targets: Collection[str]) -> None:
+def check_room(lora: LoraConfig, known: Modules, rank: int, targets: Collection[str]) -> None:
     """Raise AdapterError for an adapter of a higher rank or with other targets."""
-    modules = lora.modules(config)
+    modules = lora.modules(known)
     highest = max(modules.values())
     if highest > rank:
         raise AdapterError(
@@ -193,23 +164,20 @@ def check_room(lora: LoraConfig, config: ModelConfig, rank: int, targets: Collec
         )
 
 
-def read_pairs(lora: LoraConfig, config: ModelConfig, shard: Shard) -> dict[str, Pair]:
-    """The matrices of a part of the model, float32 on the CPU, by module. config: the whole model's. Raises
-    AdapterError."""
-    modules = lora.modules(config)
+def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str]) -> dict[str, Pair]:
+    """The matrices of the wanted modules, whole, float32 on the CPU. Raises AdapterError, also for wrong ones of
+    others."""
+    modules = lora.modules(known)
     file = lora.folder / WEIGHTS
     if not file.is_file():
         others = sorted(path.name for path in lora.folder.glob("adapter_model*"))
         hint = f"; only safetensors are read, not {', '.join(others)}" if others else ""
         raise AdapterError(f"{file} is missing{hint}", path=str(file))
     with _as_adapters(file), opened(file) as tensors:
-        names = _found(tensors, modules, file)
-        layers = shard.layers(config)
+        names = _found(tensors, modules, known, file)
         pairs = {}
         for module, rank in modules.items():
-            parts = parts_of(module)
-            shapes = [_shape(part, config) for part in parts]
-            wide, deep = sum(rows for rows, _ in shapes), shapes[0][1]
+            wide, deep = known.shapes[module]
             for which, shape in (("A", (rank, deep)), ("B", (wide, rank))):
                 header = tensors.get_slice(names[module, which])
                 shape_there, dtype = tuple(header.get_shape()), str(header.get_dtype())
@@ -221,31 +189,24 @@ def read_pairs(lora: LoraConfig, config: ModelConfig, shard: Shard) -> dict[str,
                     )
                 if dtype not in FLOAT_DTYPES:
                     raise _wrong_tensor(file, names[module, which], f"of {dtype}, and floats are expected")
-            layer = int(module.split(".")[-3])
-            if layer not in layers:
-                continue
-            a, b = (read(tensors, names[module, which], file).float() for which in "AB")
-            if not (a.isfinite().all() and b.isfinite().all()):
-                raise _wrong_tensor(file, names[module, "A"], "not finite, or its B is not")
-            scaled = torch.split(b * lora.scale(module, rank), [rows for rows, _ in shapes])
-            for part, its in zip(parts, scaled, strict=True):
-                name = f"model.layers.{layer}.{TARGETS[part]}.{part}"
-                rows, columns = (*shard.part(f"{name}.weight", config), slice(None), slice(None))[:2]
-                pairs[name] = Pair(a[:, columns], its[rows])
+            if module in wanted:
+                a, b = (read(tensors, names[module, which], file).float() for which in "AB")
+                if not (a.isfinite().all() and b.isfinite().all()):
+                    raise _wrong_tensor(file, names[module, "A"], "not finite, or its B is not")
+                pairs[module] = Pair(a, b * lora.scale(module, rank))
     return pairs
 
 
-def _found(tensors: Any, modules: Mapping[str, int], file: Path) -> dict[tuple[str, str], str]:
+def _found(tensors: Any, modules: Mapping[str, int], known: Modules, file: Path) -> dict[tuple[str, str], str]:
     """The names of the file's tensors by module, and A or B. Raises AdapterError unless these are all."""
     names: dict[tuple[str, str], str] = {}
     for name in tensors.keys():  # noqa: SIM118 - not a mapping
         match = _NAME.fullmatch(name)
         if match is None or match["module"] not in modules:
-            raise AdapterError(
-                f"{file} has the tensor {name}, which is no matrix of a module that its config targets",
-                path=str(file),
-                tensor=name,
-            )
+            if (why := known.reason(name)) == "":
+                continue
+            why = why or "it is no matrix of a module that its config targets"
+            raise AdapterError(f"{file} has the tensor {name}: {why}", path=str(file), tensor=name)
         names[match["module"], match["which"]] = name
     for module in modules:
         for which in "AB":
@@ -253,33 +214,6 @@ def _found(tensors: Any, modules: Mapping[str, int], file: Path) -> dict[tuple[s
                 name = f"base_model.model.{module}.lora_{which}.weight"
                 raise AdapterError(f"{file} lacks {name}, which its config calls for", path=str(file), tensor=name)
     return names
-
-
-def _module_names(config: ModelConfig) -> list[str]:
-    """What transformers calls the products of a layer, some of them together."""
-    fused = FAMILIES[config.architecture].fused_modules
-    within = {part for name in fused for part in LORA_FUSED[name]}
-    return [*fused, *(name for name in TARGETS if name not in within)]
-
-
-def _body(config: ModelConfig) -> str:
-    """Where transformers has the layers."""
-    return "model" if FAMILIES[config.architecture].vision is None else "model.language_model"
-
-
-def _shape(product: str, config: ModelConfig) -> tuple[int, int]:
-    """[out, in] of a product's matrix."""
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    return {
-        "q_proj": (heads, hidden),
-        "k_proj": (kv_heads, hidden),
-        "v_proj": (kv_heads, hidden),
-        "o_proj": (hidden, heads),
-        "gate_proj": (intermediate, hidden),
-        "up_proj": (intermediate, hidden),
-        "down_proj": (hidden, intermediate),
-    }[product]
 
 
 @contextmanager

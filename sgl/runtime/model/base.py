@@ -16,6 +16,7 @@ from sgl.kernels.collectives import Collectives, Links
 from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.gdn.states import StateCache, StateStep
 from sgl.runtime.model.kv_cache import KVCache, KVLayout
+from sgl.runtime.model.lora import LoraStep
 
 
 class Config(KVLayout, Protocol):
@@ -150,12 +151,14 @@ class Model(SizedModel, Protocol):
         attention: AttentionBackend,
         wanted: torch.Tensor | None = None,
         captured: bool = False,
+        *,
+        lora: LoraStep | None = None,
     ) -> torch.Tensor:
         """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
 
         input_ids, positions, slots (of their keys and values, see `KVCache.slots_of`): int64 [T] on the device.
         attention: planned for this step. wanted: int64 [N], the tokens to return, [N, hidden]; None: all. captured:
-        for a CUDA graph.
+        for a CUDA graph. lora: of tokens with adapters.
         """
         ...
 
@@ -196,6 +199,7 @@ class RecurrentModel(Model, Protocol):
         wanted: torch.Tensor | None = None,
         captured: bool = False,
         states: StateStep | None = None,
+        lora: LoraStep | None = None,
     ) -> torch.Tensor:
         """`Model.forward`. states: those that the tokens change; never None."""
         ...

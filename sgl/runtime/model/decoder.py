@@ -23,7 +23,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.layer_state import LayerState
-from sgl.runtime.model.lora import LoraStep
+from sgl.runtime.model.lora import LoraStep, fed, gated, sum_of
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.seen import Eyes, Seen
@@ -238,29 +238,29 @@ class Decoder:
             x.flatten(1), layer.output, layer.output_bias, layer.output_norm, state, captured=captured
         )
         if lora is not None and shrunk is not None:
-            lora.expand_(index, "output", shrunk, _sum_of(rest, state.residual))
+            lora.expand_(index, "output", shrunk, sum_of(rest, state.residual))
         x = self._normed(rest, state.residual, layer.post_attention_norm, layer.output_norm)
         if layer.experts is not None:
-            state.rest = self._mixture(x, layer, layer.experts)
+            state.rest = self._mixture(index, x, layer, layer.experts, lora)
         else:
             assert layer.gate_up is not None
             assert layer.down is not None
-            shrunk = None if lora is None else lora.shrink(index, "gate_up", x)
-            x = linear(x, layer.gate_up, layer.gate_up_bias)
-            x = self._gate(x) if lora is None or shrunk is None else lora.gated(index, shrunk, x, self._gate)
+            x = gated(x, layer.gate_up, layer.gate_up_bias, self._gate, index, lora)
             shrunk = None if lora is None else lora.shrink(index, "down", x)
             state.rest = self._added(x, layer.down, layer.down_bias, layer.down_norm, state, captured=captured)
             if lora is not None and shrunk is not None:
-                lora.expand_(index, "down", shrunk, _sum_of(state.rest, state.residual))
+                lora.expand_(index, "down", shrunk, sum_of(state.rest, state.residual))
         state.rest_norm = layer.down_norm
         if state.seen is not None:
             state.seen.add(index, state.residual)
 
-    def _mixture(self, x: torch.Tensor, layer: LayerWeights, experts: Experts) -> torch.Tensor:
+    def _mixture(
+        self, index: int, x: torch.Tensor, layer: LayerWeights, experts: Experts, lora: LoraStep | None
+    ) -> torch.Tensor:
         """What experts make of x; of several ranks, this one's part, [T, hidden]."""
         shared = None
         if layer.gate_up is not None and layer.down is not None:
-            shared = linear(silu_and_mul(linear(x, layer.gate_up, None)), layer.down, None)
+            shared = fed(x, layer.gate_up, layer.down, index, lora)
         parts = mixture(x, experts, shared)
         return parts if self.collectives is None or parts.dim() == x.dim() else parts.sum(0)
 
@@ -440,8 +440,3 @@ class Decoder:
             return torch.cat((layer.q_norm, layer.k_norm))
         q_rows = layer.q_norm.expand(self.config.num_heads, -1)
         return torch.cat((q_rows, layer.k_norm.expand(self.config.num_kv_heads, -1)))
-
-
-def _sum_of(rest: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
-    """Where to add to a product: what `linear_add` left of it, unless that is parts to sum, or the residual."""
-    return rest if rest is not None and rest.dim() == 2 else residual

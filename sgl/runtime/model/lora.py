@@ -6,31 +6,67 @@ A slot is one run of memory, so that an adapter comes in by one copy. Ranks belo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.layers.linear import Matrix, linear, linear_add
 from sgl.kernels.lora.ops import Shrunk, expand_, expand_silu_and_mul, shrink
 from sgl.kernels.lora.rows import AdapterRows
-from sgl.runtime.lora_options import LORA_TARGETS
-from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.rotary import rotary_order
-from sgl.runtime.model.shard import Shard
+from sgl.runtime.lora_options import LORA_FUSED
 
-_MLP = ("gate_proj", "up_proj", "down_proj")
-TARGETS = {name: "mlp" if name in _MLP else "self_attn" for name in LORA_TARGETS}
-"""The products that adapters may have matrices for, and the module that each is in."""
-_PRODUCTS = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "output": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
 _LEAST_RANK = 16  # of a tensor core's tile
 _ALIGNED = 64  # elements
+
+
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """Of a whole model, by transformers' names."""
+
+    shapes: Mapping[str, Shape]  # [out, in] of the products that adapters may change
+    refused: Mapping[str, str]  # the reason by what the names of others contain; empty: they never run
+    ends: Mapping[str, str]  # the same of embedding and head, by their names
+
+    @property
+    def names(self) -> list[str]:
+        """The last parts of their names, each once."""
+        return list(dict.fromkeys(name.rpartition(".")[2] for name in self.shapes))
+
+    @property
+    def parts(self) -> list[str]:
+        """As `names`, for those that compute several products these."""
+        return list(dict.fromkeys(part for name in self.names for part in parts_of(name)))
+
+    def reason(self, module: str) -> str | None:
+        """Why an adapter may not change a module."""
+        return next((why for part, why in {**self.refused, **self.ends}.items() if part in f"{module}."), None)
+
+
+def parts_of(module: str) -> tuple[str, ...]:
+    """The products that a module computes."""
+    name = module.rpartition(".")[2]
+    return LORA_FUSED.get(name, (name,))
+
+
+class Source(NamedTuple):
+    """What a part of a product has of a module's matrices."""
+
+    module: str  # by transformers' name
+    rows: torch.Tensor  # int64 [width]: of its B, in our order
+    columns: slice = slice(None)  # of its A
+
+
+class Product(NamedTuple):
+    """Of a layer: the modules that it computes side by side, each with rows of its own."""
+
+    sources: tuple[Source, ...]
+    depth: int  # columns
 
 
 class _Stacked(NamedTuple):
@@ -43,7 +79,7 @@ class _Stacked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A module's two matrices, of one rank's part of the model. B is scaled."""
+    """A module's two matrices. B is scaled."""
 
     a: torch.Tensor  # [rank, in]
     b: torch.Tensor  # [out, rank]
@@ -61,8 +97,7 @@ class Adapter:
 class _Place:
     """Where a product's matrices are in a slot."""
 
-    modules: tuple[str, ...]
-    parts: tuple[int, ...]
+    sources: tuple[Source, ...]
     depth: int
     first_a: int
     first_b: int
@@ -73,8 +108,8 @@ class LoraSlots:
 
     def __init__(
         self,
-        config: ModelConfig,
-        shard: Shard,
+        known: Modules,
+        layers: Sequence[Mapping[str, Product]],
         *,
         num_slots: int,
         rank: int,
@@ -82,13 +117,13 @@ class LoraSlots:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """config: the whole model's. rank: an adapter's at most. targets: of `TARGETS`, which adapters may have."""
-        self.config, self.shard = config, shard
-        self.most_rank, self.targets = rank, frozenset(targets)
-        self._order = rotary_order(config)  # in which the decoder computes queries and keys
+        """known: of the whole model. layers: their products by name. rank: an adapter's at most. targets: of
+        `Modules.parts`, which adapters may change."""
+        layers = wanted(layers, targets)
+        self.known, self.most_rank, self.targets = known, rank, frozenset(targets)
         self.num_slots = num_slots
         self.rank = padded_rank(rank, device)
-        self._places, self._size = _places(shard.local(config), self.rank, self.targets)
+        self._places, self._size = _places(layers, self.rank)
         self._buffer = torch.zeros(num_slots, self._size, dtype=dtype, device=device)
         self._layers = [
             {name: self._stacked(self._buffer, place) for name, place in places.items()} for places in self._places
@@ -96,8 +131,7 @@ class LoraSlots:
 
     @staticmethod
     def num_bytes(
-        config: ModelConfig,
-        shard: Shard,
+        layers: Sequence[Mapping[str, Product]],
         *,
         num_slots: int,
         rank: int,
@@ -106,7 +140,13 @@ class LoraSlots:
         device: torch.device,
     ) -> int:
         """That they take; arguments as of the class."""
-        return num_slots * dtype.itemsize * _places(shard.local(config), padded_rank(rank, device), targets)[1]
+        return num_slots * dtype.itemsize * _places(wanted(layers, targets), padded_rank(rank, device))[1]
+
+    @property
+    def modules(self) -> set[str]:
+        """Whose matrices have a place."""
+        every = (place for places in self._places for place in places.values())
+        return {source.module for place in every for source in place.sources}
 
     @property
     def is_on_cpu(self) -> bool:
@@ -116,10 +156,9 @@ class LoraSlots:
     def packed(self, path: str, pairs: Mapping[str, Pair]) -> Adapter:
         """An adapter's matrices by module, as a slot holds them."""
         flat = torch.zeros(self._size, dtype=self._buffer.dtype, pin_memory=self._buffer.is_cuda)
-        first = self.shard.layers(self.config).start
-        for layer, places in enumerate(self._places, first):
+        for places in self._places:
             for place in places.values():
-                self._fill(flat, place, layer, pairs)
+                self._fill(flat, place, pairs)
         return Adapter(path, flat)
 
     def place(self, slot: int, adapter: Adapter) -> None:
@@ -130,26 +169,23 @@ class LoraSlots:
         """The stacked matrices of a layer's product (a field of LayerWeights); None: no adapter has any."""
         return self._layers[layer].get(name)
 
-    def _fill(self, flat: torch.Tensor, place: _Place, layer: int, pairs: Mapping[str, Pair]) -> None:
-        a, b, _ = self._stacked(flat.unsqueeze(0), place)
+    def _fill(self, flat: torch.Tensor, place: _Place, pairs: Mapping[str, Pair]) -> None:
+        a, b, parts = self._stacked(flat.unsqueeze(0), place)
         start = 0
-        for number, (name, width) in enumerate(zip(place.modules, place.parts, strict=True)):
-            pair = pairs.get(f"model.layers.{layer}.{TARGETS[name]}.{name}")
+        for number, (source, width) in enumerate(zip(place.sources, parts, strict=True)):
+            pair = pairs.get(source.module)
             if pair is not None:
                 own = pair.a.shape[0]
-                a[0, number * self.rank : number * self.rank + own] = pair.a
-                its = pair.b
-                if name in ("q_proj", "k_proj") and self._order is not None:
-                    its = its.view(-1, self.config.head_dim, own)[:, self._order].flatten(0, 1)
-                b[0, start : start + width, :own] = its
+                a[0, number * self.rank : number * self.rank + own] = pair.a[:, source.columns]
+                b[0, start : start + width, :own] = pair.b[source.rows]
             start += width
 
     def _stacked(self, buffer: torch.Tensor, place: _Place) -> _Stacked:
-        rank, out = self.rank, sum(place.parts)
-        a = buffer[:, place.first_a : place.first_a + len(place.parts) * rank * place.depth]
+        parts = tuple(len(source.rows) for source in place.sources)
+        rank, out = self.rank, sum(parts)
+        a = buffer[:, place.first_a : place.first_a + len(parts) * rank * place.depth]
         b = buffer[:, place.first_b : place.first_b + out * rank]
-        shape = len(buffer), len(place.parts) * rank, place.depth
-        return _Stacked(a.view(shape), b.view(len(buffer), out, rank), place.parts)
+        return _Stacked(a.view(len(buffer), len(parts) * rank, place.depth), b.view(len(buffer), out, rank), parts)
 
 
 class LoraStep:
@@ -205,30 +241,85 @@ class LoraStep:
             torch.cuda.current_stream().wait_stream(self._aside)
 
 
+def adapted(
+    x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, index: int, name: str, lora: LoraStep | None
+) -> torch.Tensor:
+    """`linear` of a layer's product, with what adapters add."""
+    shrunk = None if lora is None else lora.shrink(index, name, x)
+    out = linear(x, matrix, bias)
+    if lora is not None and shrunk is not None:
+        lora.expand_(index, name, shrunk, out)
+    return out
+
+
+def added(
+    x: torch.Tensor,
+    matrix: Matrix,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor,
+    index: int,
+    name: str,
+    lora: LoraStep | None,
+    *,
+    captured: bool,
+) -> torch.Tensor | None:
+    """`linear_add` of a layer's product, with what adapters add."""
+    shrunk = None if lora is None else lora.shrink(index, name, x)
+    rest = linear_add(x, matrix, bias, residual, captured=captured)
+    if lora is not None and shrunk is not None:
+        lora.expand_(index, name, shrunk, sum_of(rest, residual))
+    return rest
+
+
+def gated(
+    x: torch.Tensor,
+    matrix: Matrix,
+    bias: torch.Tensor | None,
+    gate: Callable[[torch.Tensor], torch.Tensor],
+    index: int,
+    lora: LoraStep | None,
+) -> torch.Tensor:
+    """`gate` of activation.py of a layer's gates and ups."""
+    shrunk = None if lora is None else lora.shrink(index, "gate_up", x)
+    x = linear(x, matrix, bias)
+    return gate(x) if lora is None or shrunk is None else lora.gated(index, shrunk, x, gate)
+
+
+def fed(x: torch.Tensor, gate_up: Matrix, down: Matrix, index: int, lora: LoraStep | None) -> torch.Tensor:
+    """A layer's whole SwiGLU MLP."""
+    return adapted(gated(x, gate_up, None, silu_and_mul, index, lora), down, None, index, "down", lora)
+
+
+def sum_of(rest: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+    """Where to add to a product: what `linear_add` left of it, unless that is parts to sum, or the residual."""
+    return rest if rest is not None and rest.dim() == 2 else residual
+
+
+def wanted(layers: Sequence[Mapping[str, Product]], targets: Collection[str]) -> list[dict[str, Product]]:
+    """The products that have a target."""
+    return [
+        {
+            name: product
+            for name, product in products.items()
+            if any({*parts_of(source.module)} & {*targets} for source in product.sources)
+        }
+        for products in layers
+    ]
+
+
 def padded_rank(rank: int, device: torch.device) -> int:
     """The rank that slots have: as it is on a CPU, a power of two for kernels."""
     return rank if device.type == "cpu" else max(_LEAST_RANK, 1 << (rank - 1).bit_length())
 
 
-def _places(config: ModelConfig, rank: int, targets: Collection[str]) -> tuple[list[dict[str, _Place]], int]:
-    """By layer and product, and the elements of a slot. config: of this part."""
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    shapes = {
-        "qkv": ((heads, kv_heads, kv_heads), hidden),
-        "output": ((hidden,), heads),
-        "gate_up": ((intermediate, intermediate), hidden),
-        "down": ((hidden,), intermediate),
-    }
-    size, layers = 0, []
-    for layer in range(config.num_layers):
+def _places(layers: Sequence[Mapping[str, Product]], rank: int) -> tuple[list[dict[str, _Place]], int]:
+    """By layer and product, and the elements of a slot."""
+    size, found = 0, []
+    for products in layers:
         places = {}
-        for name, modules in _PRODUCTS.items():
-            is_mixture = config.has_experts(layer) and TARGETS[modules[0]] == "mlp"
-            if set(modules) & set(targets) and not is_mixture:
-                parts, depth = shapes[name]
-                first_b = size + math.ceil(len(parts) * rank * depth / _ALIGNED) * _ALIGNED
-                places[name] = _Place(modules, parts, depth, size, first_b)
-                size = first_b + math.ceil(sum(parts) * rank / _ALIGNED) * _ALIGNED
-        layers.append(places)
-    return layers, size
+        for name, (sources, depth) in products.items():
+            first_b = size + math.ceil(len(sources) * rank * depth / _ALIGNED) * _ALIGNED
+            places[name] = _Place(sources, depth, size, first_b)
+            size = first_b + math.ceil(sum(len(its.rows) for its in sources) * rank / _ALIGNED) * _ALIGNED
+        found.append(places)
+    return found, size

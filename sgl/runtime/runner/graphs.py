@@ -18,7 +18,6 @@ from sgl.kernels.lora.rows import NO_ADAPTER, AdapterRows, block_of, most_tiles,
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array
 from sgl.runtime.model.base import Model, RecurrentModel
-from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import LoraSlots, LoraStep
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
@@ -150,11 +149,8 @@ class DecodeGraphs:
         tensors = token_ids, positions, self._kv, slots, self._attention
         if self._states is not None:
             states = self._states.decodes(rows)
-            hidden = cast(RecurrentModel, self._model).forward(*tensors, captured=True, states=states)
-        elif lora is None:
-            hidden = self._model.forward(*tensors, captured=True)
+            hidden = cast(RecurrentModel, self._model).forward(*tensors, captured=True, states=states, lora=lora)
         else:
-            assert isinstance(self._model, Decoder), "other models have no adapters"
             hidden = self._model.forward(*tensors, captured=True, lora=lora)
         self._model.logits(hidden, out=self._logits[: len(hidden)])
 

@@ -389,11 +389,11 @@ class ModelRunner:
         tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
         if self._states is not None:
             states = self._states.step(batch)
-            hidden = cast(RecurrentModel, self._model).forward(inputs.token_ids, *tensors, states=states)
+            model = cast(RecurrentModel, self._model)
+            hidden = model.forward(inputs.token_ids, *tensors, states=states, lora=inputs.lora)
         elif graphs is None:
-            more: dict[str, Any] = {"seen": inputs.seen, "lora": inputs.lora}  # only the decoder's
-            more = {name: its for name, its in more.items() if its is not None}
-            hidden = self._model.forward(inputs.token_ids, *tensors, **more)
+            more: dict[str, Any] = {} if inputs.seen is None else {"seen": inputs.seen}  # only the decoder's
+            hidden = self._model.forward(inputs.token_ids, *tensors, lora=inputs.lora, **more)
         else:
             hidden = graphs.run(num_tokens, inputs.wanted)
         if self._observer is not None:

@@ -12,7 +12,7 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.collectives import Collectives, Links
 from sgl.kernels.gdn.ops import convolve, delta_rule, gated_norm, sigmoid_gated
 from sgl.kernels.layers.activation import silu_and_mul
-from sgl.kernels.layers.linear import linear, linear_add
+from sgl.kernels.layers.linear import Matrix, linear
 from sgl.kernels.layers.norm import add_rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows
@@ -30,6 +30,7 @@ from sgl.runtime.model.gdn.weights import (
 )
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
+from sgl.runtime.model.lora import LoraStep, added, fed, gated
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.weights import matrix_tensors
 
@@ -107,6 +108,7 @@ class Hybrid:
         wanted: torch.Tensor | None = None,
         captured: bool = False,
         states: StateStep | None = None,
+        lora: LoraStep | None = None,
     ) -> torch.Tensor:
         """See `RecurrentModel`."""
         assert states is not None, "its runner has states"
@@ -119,21 +121,22 @@ class Hybrid:
             place = self._places[index]
             if isinstance(layer.mixer, AttentionWeights):
                 cache = kv.keys[place], kv.values[place]
-                x = self._attend(layer.mixer, x, rotary, cache, slots, attention)
+                x = self._attend(layer.mixer, x, rotary, cache, slots, attention, index, lora)
             else:
-                x = self._mix(layer.mixer, x, index - place, states)
+                x = self._mix(layer.mixer, x, index - place, states, index, lora)
             if wanted is not None and index == len(config.attends) - 1:
                 if not len(wanted):  # states, keys and values are written
                     return residual[:0]
                 residual, x = residual.index_select(0, wanted), x.index_select(0, wanted)
+                lora = None if lora is None else lora.for_wanted()
             output, bias = layer.mixer.output, _output_bias(layer.mixer)
-            x = add_rms_norm(
-                linear_add(x, output, bias, residual, captured=captured), residual, layer.post_norm, eps
-            )
+            rest = added(x, output, bias, residual, index, "output", lora, captured=captured)
+            x = add_rms_norm(rest, residual, layer.post_norm, eps)
             if isinstance(layer.mlp, DenseWeights):
-                rest = linear_add(_gated(layer.mlp, x), layer.mlp.down, None, residual, captured=captured)
+                x = gated(x, layer.mlp.gate_up, None, silu_and_mul, index, lora)
+                rest = added(x, layer.mlp.down, None, residual, index, "down", lora, captured=captured)
             else:
-                shared = linear(_gated(layer.mlp.shared, x), layer.mlp.shared.down, None)
+                shared = fed(x, layer.mlp.shared.gate_up, layer.mlp.shared.down, index, lora)
                 rest = mixture(x, layer.mlp.experts, shared)
         return add_rms_norm(rest, residual, self.weights.norm, eps)
 
@@ -145,25 +148,38 @@ class Hybrid:
         cache: tuple[torch.Tensor, torch.Tensor],
         slots: torch.Tensor,
         attention: AttentionBackend,
+        index: int,
+        lora: LoraStep | None,
     ) -> torch.Tensor:
         """Attention before its output projection, [T, num_heads * head_dim]."""
         config = self.config
         width = config.num_heads * config.head_dim
-        qkvg = linear(x, layer.qkvg, layer.qkvg_bias)
+        names = {"qkv": slice(-width), "gate": slice(-width, None)}
+        qkvg = _adapted(x, layer.qkvg, layer.qkvg_bias, names, index, lora)
         qkv = torch.unflatten(qkvg[:, :-width], 1, (-1, config.head_dim))
         if not qkv.is_cuda:
             qkv = qkv.contiguous()
         query = rotate_and_store(qkv, config.num_heads, rotary, layer.norm, config.rms_norm_eps, *cache, slots)
         return sigmoid_gated(attention.run(query, *cache).flatten(1), qkvg[:, -width:])
 
-    def _mix(self, layer: DeltaWeights, x: torch.Tensor, index: int, states: StateStep) -> torch.Tensor:
+    def _mix(
+        self,
+        layer: DeltaWeights,
+        x: torch.Tensor,
+        place: int,
+        states: StateStep,
+        index: int,
+        lora: LoraStep | None,
+    ) -> torch.Tensor:
         """A delta net before its output projection, [T, value_heads * value_dim]."""
         config, cache, rows = self.config, states.cache, states.rows
         heads = config.value_heads
         sizes = [config.conv_channels, heads * config.value_dim, heads, heads]
-        qkv, gate, beta, decay = torch.split(linear(x, layer.inputs, None), sizes, 1)
-        qkv = convolve(qkv, layer.convolution, cache.of_convolution[index], rows)
-        read = delta_rule(qkv, (beta, decay), layer.a_log, layer.dt_bias, cache.of_rule[index], rows)
+        names = {"inputs": slice(-2 * heads), "gates": slice(-2 * heads, None)}
+        inputs = _adapted(x, layer.inputs, None, names, index, lora)
+        qkv, gate, beta, decay = torch.split(inputs, sizes, 1)
+        qkv = convolve(qkv, layer.convolution, cache.of_convolution[place], rows)
+        read = delta_rule(qkv, (beta, decay), layer.a_log, layer.dt_bias, cache.of_rule[place], rows)
         return gated_norm(read, gate, layer.norm, config.rms_norm_eps)
 
     @torch.inference_mode()
@@ -203,8 +219,21 @@ def _state_bytes(config: HybridConfig, dtype: torch.dtype) -> int:
     return (len(config.attends) - config.num_layers) * (rule + inputs)
 
 
-def _gated(layer: DenseWeights, x: torch.Tensor) -> torch.Tensor:
-    return silu_and_mul(linear(x, layer.gate_up, None))
+def _adapted(
+    x: torch.Tensor,
+    matrix: Matrix,
+    bias: torch.Tensor | None,
+    names: dict[str, slice],
+    index: int,
+    lora: LoraStep | None,
+) -> torch.Tensor:
+    """`lora.adapted`, of several products in the same matrix, by their columns."""
+    shrunk = {} if lora is None else {name: lora.shrink(index, name, x) for name in names}
+    out = linear(x, matrix, bias)
+    if lora is not None:
+        for name, its in shrunk.items():
+            lora.expand_(index, name, its, out[:, names[name]])
+    return out
 
 
 def _output_bias(mixer: AttentionWeights | DeltaWeights) -> torch.Tensor | None:

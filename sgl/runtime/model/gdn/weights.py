@@ -17,6 +17,7 @@ from sgl.errors import WeightsError
 from sgl.kernels.layers.linear import Matrix, prepare
 from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.gdn.config import ExpertsConfig, HybridConfig
+from sgl.runtime.model.gdn.order import grouped_order, query_order, rotary_order
 from sgl.runtime.model.loader import (
     Entry,
     check_dtype,
@@ -290,12 +291,6 @@ def allocate(
     return HybridWeights(embedding, layers, tensor(hidden, wide=True), lm_head)
 
 
-def rotary_order(head_dim: int, rotary_dim: int) -> list[int]:
-    """The dimensions of a head so that those that rotate together lie half a head apart."""
-    half, rest = rotary_dim // 2, (head_dim + rotary_dim) // 2
-    return [*range(half), *range(rotary_dim, rest), *range(half, rotary_dim), *range(rest, head_dim)]
-
-
 def slots(config: HybridConfig, weights: HybridWeights, *, fused: bool) -> dict[str, Slot]:
     """Every tensor of a checkpoint. fused: experts are stored together."""
     slots = {f"{config.prefix}embed_tokens.weight": _into(weights.embedding)}
@@ -332,9 +327,8 @@ def _attention_slots(config: HybridConfig, its: AttentionWeights) -> dict[str, S
         queries, keys, values, gates = (torch.unflatten(part, 0, (-1, dim)) for part in torch.split(whole, sizes))
 
         def put_queries(given: torch.Tensor, queries: torch.Tensor = queries, gates: torch.Tensor = gates) -> None:
-            query, gate = torch.unflatten(given, 0, (heads, 2, dim)).unbind(1)
-            queries.copy_(query[:, order])
-            gates.copy_(gate)
+            for target, rows in zip((queries, gates), query_order(config), strict=True):
+                target.copy_(given[rows].view_as(target))
 
         def put_keys(given: torch.Tensor, keys: torch.Tensor = keys) -> None:
             keys.copy_(torch.unflatten(given, 0, (-1, dim))[:, order])
@@ -350,7 +344,7 @@ def _attention_slots(config: HybridConfig, its: AttentionWeights) -> dict[str, S
 
 
 def _delta_slots(config: HybridConfig, its: DeltaWeights) -> dict[str, Slot]:
-    keys, shared = config.key_heads * config.key_dim, config.value_heads // config.key_heads
+    keys = config.key_heads * config.key_dim
     values, heads = config.value_heads * config.value_dim, config.value_heads
     whole = _plain(its.inputs)
     hidden = whole.shape[1]
@@ -364,16 +358,13 @@ def _delta_slots(config: HybridConfig, its: DeltaWeights) -> dict[str, Slot]:
         "linear_attn.out_proj.weight": _into(_plain(its.output)),
     }
     if config.is_grouped:
+        main, gates = grouped_order(config)
 
         def put_main(given: torch.Tensor) -> None:
-            """Of one key head after the other: its query, key, values and gates."""
-            sizes = [config.key_dim, config.key_dim, shared * config.value_dim, shared * config.value_dim]
-            parts = torch.split(torch.unflatten(given, 0, (config.key_heads, -1)), sizes, 1)
-            torch.cat([part.flatten(0, 1).to(whole) for part in parts], out=whole[: config.conv_channels + values])
+            whole[: len(main)].copy_(given[main])
 
         def put_gates(given: torch.Tensor) -> None:
-            parts = torch.split(torch.unflatten(given, 0, (config.key_heads, -1)), [shared, shared], 1)
-            whole[-2 * heads :].copy_(torch.cat([part.flatten(0, 1) for part in parts]))
+            whole[len(main) :].copy_(given[gates])
 
         slots["linear_attn.in_proj_qkvz.weight"] = Slot((2 * keys + 2 * values, hidden), put_main)
         slots["linear_attn.in_proj_ba.weight"] = Slot((2 * heads, hidden), put_gates)

@@ -11,10 +11,12 @@ from typing import Any, cast, get_args
 
 import torch
 import transformers
+from torch import nn
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
+from transformers.pytorch_utils import Conv1D
 
 from sgl.errors import ModelError, UnsupportedModel
 from sgl.runtime.model.checkpoint import checkpoint_folder
@@ -50,6 +52,7 @@ class TransformersConfig:
     body: str  # see `Probed`
     output_class: type[Any]
     num_weights: int
+    linears: Mapping[str, tuple[int, int]]  # [out, in] of the linear modules of the body
     cached_head_dim: int = 0
     """Numbers of a cached key or value, if more than the layers'."""
     checkpoint_format: str = "safetensors"
@@ -116,6 +119,11 @@ class TransformersConfig:
             body=probed.body,
             output_class=probed.output_class,
             num_weights=sum(its.numel() for its in {id(its): its for its in module.parameters()}.values()),
+            linears={
+                f"{probed.body}.{name}": tuple(its.weight.t().shape if type(its) is Conv1D else its.weight.shape)
+                for name, its in module.get_submodule(probed.body).named_modules()
+                if type(its) in (nn.Linear, Conv1D)
+            },
             checkpoint_format="safetensors" if scheme is None else scheme.checkpoint_format,
             scheme=scheme,
         )

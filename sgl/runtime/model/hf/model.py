@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +21,12 @@ from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.hf import weights
 from sgl.runtime.model.hf.attention import NAME, LayerAttention, Step
 from sgl.runtime.model.hf.config import TransformersConfig, empty_module, plain_config
-from sgl.runtime.model.hf.fuse import Logits, Product, fuse
+from sgl.runtime.model.hf.fuse import Logits, Part, Product, fuse
 from sgl.runtime.model.hf.rotary import fix_frequencies
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
+from sgl.runtime.model.lora import LoraStep, Source
+from sgl.runtime.model.lora import Product as LoraProduct
 from sgl.runtime.model.weights import matrix_tensors
 
 _FEW = 4  # tokens to compare replaced parts with
@@ -125,6 +128,8 @@ class TransformersModel:
         fix_frequencies(module, self.max_positions)
         self.module = module
         self._step: list[Step] = []
+        self._lora: LoraStep | None = None
+        self._is_hooked = False
         self._scale = config.layers[0].scale
         self.windows = tuple(
             None if layer.window is None or layer.window >= self.max_positions else layer.window
@@ -180,14 +185,51 @@ class TransformersModel:
         attention: AttentionBackend,
         wanted: torch.Tensor | None = None,
         captured: bool = False,
+        *,
+        lora: LoraStep | None = None,
     ) -> torch.Tensor:
         """See `Model`."""
         self._step[:] = [Step(slots, kv, attention)]
+        self._lora = lora
+        if lora is not None and not self._is_hooked:
+            self._hook()
         out = self._body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
         for product in self._shared:
             product.forget()
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden if wanted is None else hidden.index_select(0, wanted)
+
+    @cached_property
+    def lora_products(self) -> dict[str, LoraProduct]:
+        """Its linear modules, those that are one product together, by the name of the first."""
+        shapes = self.config.linears
+        return {
+            names[0]: LoraProduct(
+                tuple(Source(its, torch.arange(shapes[its][0])) for its in names), shapes[names[0]][1]
+            )
+            for _, names in self._linears()
+        }
+
+    def _linears(self) -> list[tuple[Any, list[str]]]:
+        """What computes linear modules, and their names."""
+        found: dict[int, tuple[Any, list[str]]] = {}
+        for path, its in self._body.named_modules():
+            if (name := f"{self.config.body}.{path}") in self.config.linears:
+                product = its.product if isinstance(its, Part) else its
+                found.setdefault(id(product), (product, []))[1].append(name)
+        return list(found.values())
+
+    def _hook(self) -> None:
+        """Add what adapters do behind the modules that they change."""
+        self._is_hooked = True
+        for module, names in self._linears():
+
+            def add(_: Any, inputs: tuple[torch.Tensor], out: torch.Tensor, name: str = names[0]) -> None:
+                if self._lora is not None:
+                    shrunk = self._lora.shrink(0, name, inputs[0].reshape(-1, inputs[0].shape[-1]))
+                    self._lora.expand_(0, name, shrunk, out.view(-1, out.shape[-1]))
+
+            module.register_forward_hook(add)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -98,7 +98,7 @@ def _fill(name: str, target: torch.Tensor, value: torch.Tensor, config: LatentCo
 
 def fill_part(name: str, target: torch.Tensor, value: torch.Tensor, config: LatentConfig, shard: Shard) -> None:
     """Copy a rank's part of a checkpoint's tensor to where `checkpoint_tensors` says. config: the whole model's."""
-    _fill(name, target, _paired_by_halves(name, value[part(name, config, shard)], config), config, shard)
+    _fill(name, target, paired_by_halves(name, value[part(name, config, shard)], config), config, shard)
 
 
 def is_used(name: str, config: LatentConfig) -> bool:
@@ -142,7 +142,7 @@ def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device
                         value = quantized.dequantized(name)[its]
                     else:
                         value = read(tensors, name, file, its)
-                    _fill(name, target, _paired_by_halves(name, value, config), config, shard)
+                    _fill(name, target, paired_by_halves(name, value, config), config, shard)
     num_packed = sum(layer.experts is not None and layer.experts.is_packed for layer in weights.layers)
     say_dequantized(
         quantized, config.scheme, dtype, but=f", but the experts of {num_packed} layers" * (num_packed > 0)
@@ -199,7 +199,7 @@ def _packed(
     return pack_both(meta, gate_up, down, quantized, device)
 
 
-def _paired_by_halves(name: str, tensor: torch.Tensor, config: LatentConfig) -> torch.Tensor:
+def paired_by_halves(name: str, tensor: torch.Tensor, config: LatentConfig) -> torch.Tensor:
     """A projection's rows in the order in which we rotate what they compute. Products of queries and keys, reordered
     alike, stay the same."""
     module = name.split(".")[-2]

@@ -18,12 +18,13 @@ from sgl.kernels.latent.attention import LatentAttention
 from sgl.kernels.latent.products import enter, expand
 from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.layers.embedding import embedding_part
-from sgl.kernels.layers.linear import Matrix, linear, linear_add
+from sgl.kernels.layers.linear import Matrix, linear
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.rope import rotary_rows
 from sgl.kernels.moe.mixture import mixture
 from sgl.runtime.model.decoder import warm_up_sizes
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.lora import LoraStep, adapted, added, gated
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.parts import local
 from sgl.runtime.model.mla.weights import LatentLayer, LatentWeights
@@ -42,6 +43,7 @@ class _State:
     rotary: tuple[torch.Tensor, torch.Tensor]  # of their positions
     slots: torch.Tensor  # int64 [T]
     rest: torch.Tensor | None = None  # not yet added to the residual
+    lora: LoraStep | None = None  # of tokens with adapters
 
 
 class LatentDecoder:
@@ -98,21 +100,28 @@ class LatentDecoder:
         attention: AttentionBackend,
         wanted: torch.Tensor | None = None,
         captured: bool = False,
+        lora: LoraStep | None = None,
     ) -> torch.Tensor:
         """See `Model.forward`. The last layer computes only what is cached of tokens that are not wanted."""
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
-        state = _State(self._embedded(input_ids), rotary, slots)
-        if len(input_ids) == 1 and self.collectives is None and isinstance(attention, LatentAttention):
+        state = _State(self._embedded(input_ids), rotary, slots, lora=lora)
+        if (
+            len(input_ids) == 1
+            and lora is None
+            and self.collectives is None
+            and isinstance(attention, LatentAttention)
+        ):
             return self._forward_single(state, kv, attention)
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
-            query = self._before_attention(layer, state, kv.keys[index])
+            query = self._before_attention(index, layer, state, kv.keys[index])
             if index == last and wanted is not None and not len(wanted):
                 return state.residual[:0]
             attended = attention.run(query, kv.keys[index], kv.values[index])
             if index == last and wanted is not None:
                 state.residual, attended = (its.index_select(0, wanted) for its in (state.residual, attended))
-            self._after_attention(layer, state, attended, captured=captured)
+                state.lora = None if lora is None else lora.for_wanted()
+            self._after_attention(index, layer, state, attended, captured=captured)
         return self._normed(state.rest, state.residual, self.weights.norm)
 
     def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -122,12 +131,20 @@ class LatentDecoder:
         return self.collectives.sum(embedding_part(input_ids, embedding, self.vocabulary.start))
 
     def _added(
-        self, x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
+        self,
+        x: torch.Tensor,
+        matrix: Matrix,
+        bias: torch.Tensor | None,
+        state: _State,
+        index: int,
+        name: str,
+        *,
+        captured: bool,
     ) -> torch.Tensor | None:
         """`linear_add`; of several ranks, this one's part, all of which is left."""
         if self.collectives is None:
-            return linear_add(x, matrix, bias, residual, captured=captured)
-        return linear(x, matrix, bias)
+            return added(x, matrix, bias, state.residual, index, name, state.lora, captured=captured)
+        return adapted(x, matrix, bias, index, name, state.lora)
 
     def _normed(self, rest: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """`norm.add_rms_norm` of what `_added`, or experts, left."""
@@ -136,14 +153,15 @@ class LatentDecoder:
             return add_rms_norm(rest, residual, weight, eps)
         return self.collectives.add_rms_norm(rest if rest.dim() == 2 else rest.sum(0), residual, weight, eps)
 
-    def _before_attention(self, layer: LatentLayer, state: _State, cache: torch.Tensor) -> torch.Tensor:
+    def _before_attention(self, index: int, layer: LatentLayer, state: _State, cache: torch.Tensor) -> torch.Tensor:
         """A layer up to its attention: what is cached, and the queries [T, num_heads, head_dim]."""
         config = self.config
         x = self._normed(state.rest, state.residual, layer.input_norm)
-        qkv = linear(x, layer.qkv, layer.qkv_bias)
+        qkv = adapted(x, layer.qkv, layer.qkv_bias, index, "qkv", state.lora)
         query, latents = torch.split(qkv, [qkv.shape[1] - config.head_dim, config.head_dim], 1)
         if layer.query_up is not None and layer.query_norm is not None:
-            query = linear(rms_norm(query.contiguous(), layer.query_norm, _LATENT_EPS), layer.query_up, None)
+            query = rms_norm(query.contiguous(), layer.query_norm, _LATENT_EPS)
+            query = adapted(query, layer.query_up, None, index, "query_up", state.lora)
         return self._enter(layer, state, query, latents, cache)
 
     def _enter(
@@ -154,18 +172,18 @@ class LatentDecoder:
         return enter(query, latents, layer.latent_up, norm, eps, state.rotary, cache, state.slots)
 
     def _after_attention(
-        self, layer: LatentLayer, state: _State, attended: torch.Tensor, *, captured: bool
+        self, index: int, layer: LatentLayer, state: _State, attended: torch.Tensor, *, captured: bool
     ) -> None:
         """A layer from the latents [T, num_heads, kv_rank] that it attended to."""
         x = expand(attended, layer.latent_up, self.config.nope_dim)
-        rest = self._added(x, layer.output, layer.output_bias, state.residual, captured=captured)
+        rest = self._added(x, layer.output, layer.output_bias, state, index, "output", captured=captured)
         x = self._normed(rest, state.residual, layer.post_attention_norm)
         if layer.experts is not None:
             state.rest = mixture(x, layer.experts)
         else:
             gate_up, down = _dense(layer)
-            x = silu_and_mul(linear(x, gate_up, None))
-            state.rest = self._added(x, down, None, state.residual, captured=captured)
+            x = gated(x, gate_up, None, silu_and_mul, index, state.lora)
+            state.rest = self._added(x, down, None, state, index, "down", captured=captured)
 
     def _forward_single(self, state: _State, kv: KVCache, attention: LatentAttention) -> torch.Tensor:
         """`forward` of one token on a GPU, whose products only stream their weights."""
@@ -224,8 +242,8 @@ class LatentDecoder:
             nowhere = torch.zeros(num_tokens, dtype=torch.int64, device=self.device)
             state = _State(hidden, rotary_rows(self._rotary_table, nowhere, self.dtype), nowhere)
             for layer in layers:
-                query = self._before_attention(layer, state, cache)
-                self._after_attention(layer, state, query[..., : config.kv_rank].contiguous(), captured=False)
+                query = self._before_attention(0, layer, state, cache)
+                self._after_attention(0, layer, state, query[..., : config.kv_rank].contiguous(), captured=False)
             if num_tokens <= most_rows:
                 self.logits(hidden)
 
