@@ -201,7 +201,7 @@ MOST_LINES = {
     "runtime.model.gdn": 990,
     "runtime.model.hf": 1_400,
     "runtime.model.mla": 1_040,
-    "runtime.model.quantized": 840,
+    "runtime.model.quantized": 850,
     "runtime.model.update": 1_100,
     "runtime.parallel": 1_110,
     "runtime.server": 10_880,

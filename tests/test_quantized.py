@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
+from sgl.kernels import limits
 from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.runtime.engine import Engine
 from sgl.runtime.model import loader, weights
@@ -79,6 +80,27 @@ def test_matrices_stay_packed_where_kernels_multiply_with_them(
             elif shard.size == 1:
                 assert name == "fp8-block", "blocks of 40 columns have no whole units"
             assert torch.equal(packed, expected)
+
+
+@pytest.mark.parametrize("name", ["float8-block", "fp8-tensor", "packed"])
+def test_e4m3_is_dequantized_where_kernels_cannot_read_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on an A100; four bits stay."""
+    folder, dense = tiny_quantized(tmp_path, name, num_hidden_layers=1, intermediate_size=192)
+    monkeypatch.setattr(loader, "keeps_groups", lambda device: True)
+    monkeypatch.setattr(limits, "is_nvidia", lambda device: True)
+    capability = (8, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    config, plain = (ModelConfig.from_pretrained(path) for path in (folder, dense))
+    ours, theirs = (loader.load_decoder(its, dtype="float32").weights.layers[0] for its in (config, plain))
+    for matrix in weights.MATRICES:
+        found = getattr(ours, matrix)
+        assert isinstance(found, torch.Tensor) == (name != "packed")
+        assert name == "packed" or torch.equal(found, getattr(theirs, matrix))
+    assert ("compute capability 8.9 and above" in caplog.text) == (name != "packed")
+    capability = (8, 9)
+    assert not isinstance(loader.load_decoder(config, dtype="float32").weights.layers[0].qkv, torch.Tensor)
 
 
 @pytest.mark.gpu

@@ -30,6 +30,11 @@ def is_nvidia(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None
 
 
+def reads_e4m3(device: torch.device) -> bool:
+    """Whether Triton's kernels there can read it: NVIDIA's from compute capability 8.9 on, and an interpreter's."""
+    return not is_nvidia(device) or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 @lru_cache
 def of(device: torch.device) -> Limits:
     """Of the device that Triton's kernels run on for tensors there."""

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sgl.errors import ConfigError, WeightsError
+from sgl.kernels import limits
 from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.kernels.moe.packed import PackedExperts
 from sgl.runtime.gguf import is_gguf
@@ -358,6 +359,11 @@ def read_quantized(
         return read(files[file], entries[name].name, file).to(device)
 
     quantized = QuantizedCheckpoint(scheme, entries, read_whole)
+    if scheme is not None and any(its.kind == "fp8" for its in scheme.layouts) and not limits.reads_e4m3(device):
+        message = (
+            "%s: kernels read e4m3 on GPUs of compute capability 8.9 and above: here it takes twice the memory"
+        )
+        logger.warning(message, scheme)
     dense = {name: entry for name, entry in entries.items() if name not in quantized.others}
     return dense | {
         name: Entry(quantized.file(name), name, shape, "F32") for name, shape in quantized.shapes.items()

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
+from sgl.kernels import limits
 from sgl.kernels.layers.grouped import UNIT, GroupedMatrix
 from sgl.runtime.model.quantized.codes import Codes
 
 
 def grouped(parts: Sequence[Codes]) -> GroupedMatrix | None:
-    """The rows of several matrices as one. None: they have codes of different kinds, or groups of columns that no
-    kernel reads.
+    """The rows of several matrices as one. None: they have codes of different kinds, or that no kernel of their device
+    reads, or such groups of columns.
 
     Where the columns of a group are apart (activation order), columns are sorted by group. Where a rank has a part of a
     group, or matrices have different groups, smaller ones have the same scales.
@@ -21,6 +22,8 @@ def grouped(parts: Sequence[Codes]) -> GroupedMatrix | None:
     first = parts[0]
     k = first.codes.shape[1]
     if len({(its.codes.dtype, its.bits, its.codes.shape[1]) for its in parts}) > 1:
+        return None
+    if first.codes.dtype == torch.float8_e4m3fn and not limits.reads_e4m3(first.codes.device):
         return None
     order, size = None, k
     if any((its.groups.diff() < 0).any() for its in parts):
