@@ -204,7 +204,7 @@ MOST_LINES = {
     "runtime.model.quantized": 850,
     "runtime.model.update": 1_100,
     "runtime.parallel": 1_110,
-    "runtime.server": 10_880,
+    "runtime.server": 10_920,
     "runtime.speculate": 1_200,
     "runtime.transfer": 640,
     "cli": 2_690,

@@ -145,14 +145,23 @@ def test_names_are_checked_on_a_loopback_address_without_a_key(options: dict[str
 def test_a_get_changes_nothing(served: Callable[..., LiveServer]) -> None:
     """Any page may have a browser send one, without an Origin."""
     server = served()
-    for path in ("/flush_cache", "/start_profile", "/stop_profile", "/abort_request", "/generate"):
+    for path in ("/start_profile", "/stop_profile", "/abort_request", "/generate"):
         answer = server.get(path)
         assert answer.status_code == 405, path
         assert "POST" in answer.headers["Allow"]
         assert answer.json()["error"]["type"] == "invalid_request_error"
     for path, methods in server.get("/openapi.json").json()["paths"].items():
         if "get" in methods:
-            assert not {"post", "put"} & set(methods) or path == "/v1/programs", path
+            assert not {"post", "put"} & set(methods) or path in ("/v1/programs", "/flush_cache"), path
+
+
+def test_a_browser_empties_no_cache_by_a_get(served: Callable[..., LiveServer]) -> None:
+    """Trainers do; a page's image would, too, without an Origin."""
+    server = served()
+    assert server.get("/flush_cache").text == "Cache flushed.\n"
+    for headers in ({"Sec-Fetch-Site": "same-origin"}, {"User-Agent": "Mozilla/5.0 (X11)"}, {"Origin": "http://a"}):
+        answer = requests.get(server.url + "/flush_cache", headers=headers, timeout=PATIENCE)
+        assert answer.status_code == 403, headers
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "nonsense"])

@@ -100,6 +100,33 @@ def test_weights_come_from_a_folder(server: LiveServer, engine: Engine, folder: 
     assert post(server, "/get_weights_by_name", name="other").status_code == 400
 
 
+def test_weights_have_a_version_that_every_answer_names(server: LiveServer, engine: Engine) -> None:
+    def named() -> list[str]:
+        about = [
+            requests.get(server.url + path, headers={"Authorization": "Bearer guest"}, timeout=60).json()
+            for path in ("/get_model_info", "/model_info", "/get_weight_version", "/weight_version")
+        ]
+        return [
+            post(server, "/generate", **ASKED).json()["meta_info"]["weight_version"],
+            *(its["weight_version"] for its in about),
+        ]
+
+    before = norm(engine)
+    engine.update_weights({NORM: before}, weight_version="a")
+    assert named() == ["a"] * 5
+    reply = post(server, "/update_weight_version", new_version="b", abort_all_requests=False)
+    assert (reply.status_code, reply.json()["success"], reply.json()["new_version"]) == (200, True, "b")
+    assert named() == ["b"] * 5
+    assert post(server, "/update_weight_version", new_version="").status_code == 400
+    assert post(server, "/update_weight_version").status_code == 400
+    assert named() == ["b"] * 5
+    engine.pause_generation("in_place")
+    sink = engine.generate("abc", {**ASKED["sampling_params"]}, stream=True)
+    engine.update_weight_version("c")
+    engine.continue_generation()
+    assert list(sink)[-1]["meta_info"]["weight_version"] == "c"  # the latest that it was sampled by
+
+
 @dataclass
 class FlattenedTensorMetadata:
     name: str
@@ -175,7 +202,7 @@ def test_only_the_admin_changes_weights(server: LiveServer) -> None:
     for path in (
         *("/pause_generation", "/continue_generation", "/get_weights_by_name", "/init_weights_update_group"),
         *("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed"),
-        "/destroy_weights_update_group",
+        *("/destroy_weights_update_group", "/update_weight_version"),
     ):
         assert post(server, path, key="guest").status_code == 403
 

@@ -152,6 +152,11 @@ class Trainable:
         self._home.check()
         return self._loop.call(self._weights.hash).hex()
 
+    def update_weight_version(self, new_version: str) -> None:
+        """Call the present weights so. Raises InvalidRequest and EngineDead."""
+        self._home.check()
+        self._weights.rename(new_version)
+
     @property
     def weight_version(self) -> str:
         """What the last update called its weights, or "default"."""

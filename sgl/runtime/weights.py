@@ -27,7 +27,6 @@ from sgl.runtime.requests.changes import WeightsUpdate
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.tier_choice import weights_hash
 
-FIRST_VERSION = "default"
 MAX_TENSORS = 1 << 20
 """Of one update."""
 _MOST_CHARACTERS = 1024  # of a version or name
@@ -55,7 +54,6 @@ class WeightUpdates:
         self._writer: Writer | None = None
         self._groups: dict[str, TrainerGroup | None] = {}  # None: being joined
         self._lock = threading.Lock()
-        self.version = FIRST_VERSION
         self.num_updates = 0
 
     def from_tensors(self, given: NamedTensors, *, version: str | None, source: str) -> WeightsUpdate:
@@ -215,8 +213,24 @@ class WeightUpdates:
             raise dead from error
         self._scheduler.memory.outdate()
         self.num_updates += 1
-        self.version = version if version is not None else self.version
+        self._loop.weight_version = version if version is not None else self.version
         return WeightsUpdate(True, f"{len(used)} tensors are new; weight_version is {self.version!r}")
+
+    @property
+    def version(self) -> str:
+        """What the last update called its weights, or "default"."""
+        return self._loop.weight_version
+
+    def rename(self, version: Any) -> None:
+        """Call the present weights so. Raises InvalidRequest."""
+        if version is None:
+            raise InvalidRequest("new_version is needed", param="new_version")
+        check_version(version)
+
+        def rename() -> None:
+            self._loop.weight_version = version
+
+        self._loop.call(rename)
 
 
 def _check_group(address: Any, port: Any, rank: Any, size: Any, name: Any, backend: Any) -> None:

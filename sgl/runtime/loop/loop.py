@@ -72,7 +72,7 @@ class EngineLoop:
     ) -> None:
         """depth: steps under way at once. jump_cost: by how many steps a row of several tokens prolongs its step."""
         self.scheduler = scheduler
-        self.timers = Timers()
+        self.timers, self.weight_version = Timers(), "default"
         """Actions between steps, for the loop's own thread."""
         self._runner = runner
         self.copies = Copies(scheduler.memory, runner)
@@ -306,7 +306,7 @@ class EngineLoop:
             return
         num_new = len(submission.request.output_ids) - submission.emitted
         if submission.stream and num_new >= self._stream_interval:
-            self._outputs.append(submission.take(None))
+            self._outputs.append(submission.take(None, self.weight_version))
 
     def _may_jump(self, request: Request) -> bool:
         """Not if the sampler must score or count every token."""
@@ -353,7 +353,7 @@ class EngineLoop:
             self._speculator.ended(request)
             self._num_constrained -= submission.matcher is not None
             self._num_streamed -= submission.stream
-        self._outputs.append(submission.take(reason))
+        self._outputs.append(submission.take(reason, self.weight_version))
 
     def _flush(self) -> None:
         if self._outputs:
@@ -440,7 +440,7 @@ class EngineLoop:
         error = EngineDead(self._note())
         error.__cause__ = self._death
         for submission in list(self._live.values()):
-            self._outputs.append(submission.take(FinishReason("abort", error=error)))
+            self._outputs.append(submission.take(FinishReason("abort", error=error), self.weight_version))
         self._live.clear()
         self._flush()
 

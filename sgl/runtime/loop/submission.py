@@ -25,6 +25,7 @@ class Detail(NamedTuple):
     num_accepted: int  # and that stood
     queue_seconds: float  # from submission to the first step
     prefill_seconds: float  # from there to the first output token
+    weight_version: str
     embedding: Float32Array | None  # [hidden_size] with the last output, if asked for
     transfer: dict[str, Any] | None = None  # with the last output, if asked for
 
@@ -88,7 +89,7 @@ class Submission:
                 return FinishReason("stop", text.matched, stop=text.stop)
         return None
 
-    def take(self, reason: FinishReason | None) -> Output:
+    def take(self, reason: FinishReason | None, weight_version: str) -> Output:
         """What came since the last output; with a reason, the last one."""
         request = self.request
         if reason is not None and (reason.type != "abort" or isinstance(reason.error, RequestAborted)):
@@ -106,6 +107,7 @@ class Submission:
                 num_accepted=request.num_accepted,
                 queue_seconds=max(0.0, self.first_step - self.submitted),
                 prefill_seconds=max(0.0, self.first_token - self.first_step),
+                weight_version=weight_version,
                 embedding=None if reason is None or reason.type == "abort" else request.embedding,
                 transfer=request.offered,
             )

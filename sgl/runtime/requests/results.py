@@ -102,6 +102,7 @@ class NativeResult:
             "queue_time": detail.queue_seconds,
             "prefill_time": detail.prefill_seconds,
             "e2e_latency": time.monotonic() - self.started,
+            "weight_version": detail.weight_version,
         }
         if detail.num_drafted:
             meta |= {"drafted_tokens": detail.num_drafted, "accepted_tokens": detail.num_accepted}

@@ -19,6 +19,7 @@ Method = Literal[
     "pause_generation",
     "continue_generation",
     "get_weights_by_name",
+    "update_weight_version",
     "update_weights_from_disk",
     "update_weights_from_tensor",
     "update_weights_from_distributed",

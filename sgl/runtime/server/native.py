@@ -23,6 +23,7 @@ from sgl.runtime.server.errors import described
 from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.identity import caller
 from sgl.runtime.server.images import all_located
+from sgl.runtime.server.origins import check_no_browser
 from sgl.runtime.server.replies import Done, Ended, ModelInfo, Profile, Result, ServerInfo, Texts, Tokens, Version
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import VERSION
@@ -144,6 +145,7 @@ class NativeApi(Api):
         if template is None and tokenizer is not None and tokenizer.has_chat_template:
             template = str(tokenizer.hf.chat_template)
         special = {} if tokenizer is None else tokenizer.hf.special_tokens_map
+        info = await service.engine.call("get_server_info")
         return json_response(
             {
                 "model_path": config.model_path,
@@ -152,7 +154,8 @@ class NativeApi(Api):
                 "is_generation": True,
                 "preferred_sampling_params": None,
                 "context_length": config.context_length,
-                "has_image_understanding": await service.takes_images(),
+                "has_image_understanding": info["has_image_understanding"],
+                "weight_version": info["weight_version"],
                 "reasoning_parser": service.config.reasoning_parser,
                 "chat_template": template,
                 "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
@@ -189,9 +192,12 @@ class NativeApi(Api):
         """The release that serves."""
         return json_response({"version": VERSION})
 
-    @endpoint("POST /flush_cache", content_type="text/plain", for_admin=True)
+    @endpoint("POST /flush_cache", "GET /flush_cache", content_type="text/plain", for_admin=True)
     async def flush_cache(self, request: web.Request) -> web.Response:
-        """Drop cached prefixes. 400 if running requests hold some; the others are dropped."""
+        """Drop cached prefixes. 400 if running requests hold some; the others are dropped. GET is for trainers: what a
+        browser sends by it is refused, since any page may have it do so."""
+        if request.method == "GET":
+            check_no_browser(request)
         if await self._service.engine.call("flush_cache"):
             return web.Response(text="Cache flushed.\n")
         message = "running requests hold some cached prefixes; the others were forgotten"

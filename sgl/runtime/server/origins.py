@@ -48,6 +48,13 @@ class Origins:
         return name in self._hosts or name.endswith(".localhost") or _address(name) is not None
 
 
+def check_no_browser(request: web.Request) -> None:
+    """Raise Forbidden for what a browser sends. A page's image needs no leave and brings no Origin, and over HTTP no
+    Sec-Fetch-Site from another machine; but browsers name themselves, and such a page cannot change that."""
+    if "Sec-Fetch-Site" in request.headers or "Mozilla/" in request.headers.get("User-Agent", ""):
+        raise Forbidden("browsers call this by POST: any page may have one GET it", param="User-Agent")
+
+
 def _listed(text: str) -> set[str]:
     return {item.strip() for item in text.split(",") if item.strip()}
 

@@ -65,6 +65,7 @@ class MetaInfo(TypedDict):
     queue_time: float | None
     prefill_time: float | None
     e2e_latency: float
+    weight_version: str
     drafted_tokens: NotRequired[int]
     accepted_tokens: NotRequired[int]
     matched_regex: NotRequired[str]
@@ -98,6 +99,7 @@ class ModelInfo(TypedDict):
     context_length: int
     has_image_understanding: bool
     reasoning_parser: str | None
+    weight_version: str
     chat_template: str | None
     special_tokens: dict[str, str]
     engine: str
@@ -134,6 +136,13 @@ class Changed(TypedDict):
     success: bool
     message: str
     num_paused_requests: int
+    new_version: NotRequired[str]
+
+
+class WeightVersion(TypedDict):
+    """What the last update called its weights, or "default"."""
+
+    weight_version: str
 
 
 class LoraUpdate(TypedDict):

@@ -10,7 +10,7 @@ from sgl.errors import InvalidRequest, ModelError
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import error_body
 from sgl.runtime.server.fields import Lenient
-from sgl.runtime.server.replies import Changed, Said
+from sgl.runtime.server.replies import Changed, Said, WeightVersion
 from sgl.runtime.server.routes import Api, endpoint
 
 
@@ -63,6 +63,14 @@ class GroupNameBody(Lenient):
     """A group that was entered."""
 
     group_name: str = "weight_update_group"
+
+
+class VersionBody(Lenient):
+    """What the present weights are called from now on."""
+
+    new_version: str
+    abort_all_requests: bool = True
+    """End all generations first."""
 
 
 class WeightBody(Lenient):
@@ -158,7 +166,24 @@ class TrainingApi(Api):
         except ModelError as error:
             raise InvalidRequest(str(error), param="name") from error
 
-    async def _changed(self, body: _Update | None, method: Any, *arguments: Any) -> web.Response:
+    @endpoint(
+        "POST /update_weight_version",
+        body=VersionBody,
+        example={"new_version": "step-2"},
+        answer=Changed,
+        for_admin=True,
+    )
+    async def rename(self, request: web.Request, body: VersionBody) -> web.Response:
+        """Give the present weights another name."""
+        return await self._changed(body, "update_weight_version", body.new_version)
+
+    @endpoint("GET /get_weight_version", "GET /weight_version", answer=WeightVersion)
+    async def version(self, request: web.Request) -> web.Response:
+        """What the present weights are called."""
+        info = await self._service.engine.call("get_server_info")
+        return json_response({"weight_version": info["weight_version"]})
+
+    async def _changed(self, body: _Update | VersionBody | None, method: Any, *arguments: Any) -> web.Response:
         """Call an engine's method; the last of the arguments are its keywords."""
         engine = self._service.engine
         try:
@@ -174,5 +199,7 @@ class TrainingApi(Api):
             )
         if isinstance(body, DiskBody):
             engine.note_model(body.model_path)
-        said = found[1] if found else "Succeeded."
-        return json_response({"success": True, "message": said, "num_paused_requests": 0})
+        said, also = found[1] if found else "Succeeded.", {}
+        if isinstance(body, VersionBody):
+            said, also = f"Weight version updated to {body.new_version}", {"new_version": body.new_version}
+        return json_response({"success": True, "message": said, "num_paused_requests": 0, **also})
