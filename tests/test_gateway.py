@@ -152,6 +152,22 @@ def test_requests_pass_unchanged_and_come_back_with_their_workers_name() -> None
     run(test)
 
 
+def test_a_workers_cookie_goes_to_its_client_and_into_no_other_request() -> None:
+    async def sets_one(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        return web.json_response({}, headers={"Set-Cookie": "whose=mine"})
+
+    async def test() -> None:
+        async with gateway_of(sets_one) as (gateway, workers, client):
+            await gateway.remove_worker(workers[0].url)
+            await gateway.add_worker(workers[0].url.replace("127.0.0.1", "localhost"))
+            for _ in range(2):
+                async with client.post("/generate", json={"text": "x"}) as answer:
+                    assert answer.headers["Set-Cookie"] == "whose=mine"
+            assert not any("cookie" in headers for _, _, headers in workers[0].requests)
+
+    run(test)
+
+
 @pytest.mark.parametrize("failing", [refuses, breaks])
 def test_what_fails_before_its_first_byte_is_tried_at_another_worker(failing: Answer) -> None:
     async def test() -> None:
@@ -258,6 +274,19 @@ def test_a_killed_worker_costs_no_request_and_comes_back() -> None:
             assert {await one() for _ in range(4)} == {200}
             assert again.requests
             await again.stop()
+
+    run(test)
+
+
+def test_a_worker_is_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with gateway_of(echo) as (gateway, workers, _):
+            url = workers[0].url
+            await gateway.add_worker(url, "second")
+            await workers[0].stop()
+            await until(lambda: not any(server.is_up for server in gateway.servers.all()))
+            assert f"worker {url} is down" in caplog.messages
+            assert f"worker second at {url} is down" in caplog.messages
 
     run(test)
 

@@ -122,7 +122,11 @@ class Gateway:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=10.0, socket_factory=_to_worker)
         of_clients = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # theirs, or none
         async with aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False, skip_auto_headers=of_clients
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),  # cookies are the clients'
+            timeout=timeout,
+            auto_decompress=False,
+            skip_auto_headers=of_clients,
         ) as self._client:
             self.servers.start(self._client)
             yield

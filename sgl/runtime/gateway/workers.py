@@ -73,6 +73,11 @@ class Server:
     load: Load = field(default_factory=Load)
     again: asyncio.TimerHandle | None = None  # when its breaker lets a request pass
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.url if self.id.rstrip("/") == self.url else f"{self.id} at {self.url}"
+
     def miss(self, began: float) -> bool:
         """A look that began then got no answer. Whether the worker is silent: its calls are cut."""
         if not self.missed:
@@ -278,9 +283,7 @@ class Servers:
         except (KeyError, TypeError, ValueError, AttributeError):
             is_understood, info = False, None
         if server.is_understood and not is_understood:
-            logger.warning(
-                "worker %s at %s does not say what it has to do: see worker_api_key", server.id, server.url
-            )
+            logger.warning("worker %s does not say what it has to do: see worker_api_key", server.name)
         server.is_understood = is_understood
         server.load = load
         if self._servers.get(server.id) is server and server.is_up:
@@ -307,7 +310,7 @@ class Servers:
         if server.is_leaving:
             return
         if was_up != server.is_up:
-            logger.warning("worker %s at %s is %s", server.id, server.url, "up" if server.is_up else "down")
+            logger.warning("worker %s is %s", server.name, "up" if server.is_up else "down")
         if was_up and not server.is_up:
             server.checks_keys = None
             self.kv.follow(server.id, [])
