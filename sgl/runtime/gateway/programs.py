@@ -12,8 +12,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -94,7 +93,7 @@ class Programs:
         except BaseException:
             program.end()
             raise
-        return await self._send(request, program, 0)
+        return await program.stream(request, 0, WRITE_SECONDS)
 
     async def of_one(self, request: web.Request, body: bytearray) -> web.StreamResponse:
         """What clients do with an open program, by its path."""
@@ -109,10 +108,7 @@ class Programs:
         if request.method == "POST" and rest == ["segments"]:
             return await program.add(body)
         if request.method == "GET" and rest == ["events"]:
-            last = request.headers.get("Last-Event-ID", "0")
-            if not (last.isascii() and last.isdigit()) or int(last[:12]) > len(program.log):
-                raise InvalidRequest(f"Last-Event-ID is none of this program's: {last!r}", param="Last-Event-ID")
-            return await self._send(request, program, int(last[:12]))
+            return await program.stream(request, program.last_seen(request), WRITE_SECONDS)
         if request.method == "GET" and rest in (["timeline"], ["view"]):
             part = program.parts[0]
             path = f"/v1/programs/{part.remote}/{rest[0]}"
@@ -134,30 +130,20 @@ class Programs:
         for program in list(self.open.values()):
             program.end()
 
-    async def _send(self, request: web.Request, program: Program, last: int) -> web.StreamResponse:
-        async with aclosing(program.listen(last)) as events:
-            return await sse.send_events(request, events, WRITE_SECONDS, done=b"")
 
-
-class Program:
+class Program(sse.EventLog):
     """One program, or rows of one, as its client sees it."""
 
     def __init__(self, programs: Programs, request: web.Request, body: bytearray, parts: list[PartBody]) -> None:
-        self.id = secrets.token_hex(16)
+        super().__init__(GRACE_SECONDS)
         self.key = key_of(request.headers).encode("utf-8", "surrogateescape")
-        self.log: list[bytes] = []  # event n is at n - 1
         self.segments: list[bytes] = []  # beside the opening one
         self.headers = headers_to_worker(request.headers)
         self.programs = programs
-        self.is_over = False
         self.parts = [Part(self, body if part.body is None else part.body, part) for part in parts]
         self._opened = time.monotonic()
-        self._num_listeners = 0
         self._size = 0
-        self._changed = asyncio.Event()
         self._adding = asyncio.Lock()
-        self._timer: asyncio.TimerHandle | None = None
-        self._await_listener()
 
     async def begin(self) -> None:
         """Open it at its workers. Raises Refused, and what finding a worker raises."""
@@ -189,53 +175,30 @@ class Program:
 
     def note(self, data: dict[str, Any]) -> None:
         """An event for the client."""
-        self.log.append(sse.event(data, len(self.log) + 1))
+        super().note(data)
         self.count(len(self.log[-1]))
-        self._changed.set()
 
     def part_ended(self) -> None:
         """A part has: the program, too, if all have."""
         self._changed.set()
 
-    async def listen(self, last: int) -> AsyncGenerator[bytes, None]:
-        """Events after number `last`, until the program ends."""
-        self._num_listeners += 1
-        if self._timer is not None:
-            self._timer.cancel()
-        try:
-            while True:
-                news = self.log[last:]
-                if news:
-                    last += len(news)
-                    yield b"".join(news)
-                elif self.is_over or all(part.is_done for part in self.parts):
-                    return
-                else:
-                    self._changed.clear()
-                    await self._changed.wait()
-        finally:
-            self._num_listeners -= 1
-            if not self._num_listeners and not self.is_over:
-                self._await_listener()
+    @property
+    def has_run(self) -> bool:
+        """See `sse.EventLog`."""
+        return all(part.is_done for part in self.parts)
 
     def end(self) -> None:
         """Cancel and forget it. Idempotent."""
-        self.is_over = True
+        super().end()
         for part in self.parts:
             part.stop()
-        if self._timer is not None:
-            self._timer.cancel()
         self.count(-self._size)
-        self._changed.set()
         self.programs.forget(self)
 
     def count(self, size: int) -> None:
         """So many bytes more are kept of it."""
         self._size += size
         self.programs.held += size
-
-    def _await_listener(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(GRACE_SECONDS, self.end)
 
 
 class Part:

@@ -14,12 +14,9 @@ import asyncio
 import contextvars
 import dataclasses
 import json
-import re
-import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -114,7 +111,7 @@ class ProgramsApi(Api):
         except BaseException:
             opened.end()
             raise
-        return await self._send(request, opened, 0)
+        return await opened.stream(request, 0, self._service.config.write_timeout)
 
     async def _checked(self, check: Callable[[Any], T], data: Any) -> T:
         """Check part of a body; in a thread if the body is large."""
@@ -163,10 +160,7 @@ class ProgramsApi(Api):
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Resume a program's events after Last-Event-ID."""
         opened = self._find(request)
-        last = request.headers.get("Last-Event-ID", "0")
-        if not re.fullmatch(r"[0-9]{1,12}", last) or int(last) > len(opened.log):
-            raise InvalidRequest(f"Last-Event-ID is none of this program's: {last!r}", param="Last-Event-ID")
-        return await self._send(request, opened, int(last))
+        return await opened.stream(request, opened.last_seen(request), self._service.config.write_timeout)
 
     @endpoint("DELETE /v1/programs/{id}", answer=ProgramId)
     async def cancel(self, request: web.Request) -> web.Response:
@@ -180,10 +174,6 @@ class ProgramsApi(Api):
         for opened in list(self._programs.values()):
             if asks.name == opened.owner:
                 opened.abort()
-
-    async def _send(self, request: web.Request, opened: _Program, last: int) -> web.StreamResponse:
-        async with aclosing(opened.listen(last)) as events:
-            return await sse.send_events(request, events, self._service.config.write_timeout, done=b"")
 
     def _find(self, request: web.Request) -> _Program:
         opened = self._programs.get(request.match_info["id"])
@@ -231,14 +221,14 @@ class _OpenPrograms(dict[str, "_Program"]):
             raise QueueFull(f"{what}; try again later", limit=MAX_HELD)
 
 
-class _Program:
+class _Program(sse.EventLog):
     """A program, or one per row, with its events so far."""
 
     def __init__(
         self, service: Service, program: ir.Program, others: _OpenPrograms, *, num_rows: int | None
     ) -> None:
         """`others`: the open programs, which it leaves at its end. `num_rows`: of a batch."""
-        self.id = secrets.token_hex(16)
+        super().__init__(service.config.reconnect_grace)
         self.owner = caller.get().name
         self.tenant = caller.get().tenant
         self._context = contextvars.copy_context()  # of the opening request
@@ -248,7 +238,6 @@ class _Program:
         self.checker = Checker(program, limits, rows=num_rows or 1)
         self.num_segments = 0  # beside the opening one
         self.checking = asyncio.Lock()  # held while a segment is checked
-        self.log: list[bytes] = []  # event n is at n - 1
         self.nodes: list[dict[str, Any]] = []  # in order of arrival
         self._name = program.name
         self._started = time.time()
@@ -257,7 +246,6 @@ class _Program:
         self._num_counted = 0  # size already charged
         self._service = service
         self._parent = None if service.tracer is None else service.tracer.here()
-        self._grace = service.config.reconnect_grace
         self._others = others
         self._is_batch = num_rows is not None
         self._num_rows = num_rows or 1
@@ -267,15 +255,10 @@ class _Program:
         self._filling: asyncio.Handle | None = None
         self._num_running = 0  # rows not ended
         self._ended: set[int] = set()  # rows
-        self._num_listeners = 0
-        self._is_over = False  # ended and forgotten
-        self._timer: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Event()
-        self._await_listener()
 
     def start(self, programs: list[ir.Program], segment: ir.Segment | None) -> None:
         """Open a session per row; some wait until others end. Raises their errors."""
-        self._note({"type": "opened", "id": self.id})
+        self.note({"type": "opened", "id": self.id})
         self._waiting.extend(enumerate(programs))
         self._num_running, self._first = len(programs), segment
         self._fill()
@@ -322,7 +305,7 @@ class _Program:
 
     def count(self) -> None:
         """Charge its size to the shared limit, until it ends."""
-        size = 0 if self._is_over else self.size
+        size = 0 if self.is_over else self.size
         self._others.held.take(size - self._num_counted, self.tenant)
         self._num_counted = size
 
@@ -332,7 +315,7 @@ class _Program:
             "id": self.id,
             "name": self._name,
             "started": self._started,
-            "is_running": self._num_running > 0 and not self._is_over,
+            "is_running": self._num_running > 0 and not self.is_over,
             "num_nodes": len(self.nodes),
         }
 
@@ -357,45 +340,23 @@ class _Program:
 
     def end(self) -> None:
         """Cancel and forget it. Idempotent."""
-        self._is_over = True
+        super().end()
         self._stop_filling()
         if self._num_running:
             for session in self._sessions.values():
                 session.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._changed.set()
         self._others.forget(self)
         self.count()
         kept = [i for i, data in enumerate(self.log) if b'"type":"delta"' not in data[:40]]
         self.log, self._times = [self.log[i] for i in kept], [self._times[i] for i in kept]  # for the timeline
 
-    async def listen(self, last: int) -> AsyncGenerator[bytes, None]:
-        """Events after number `last`, until the program ends."""
-        self._num_listeners += 1
-        if self._timer is not None:
-            self._timer.cancel()
-        try:
-            while True:
-                news = self.log[last:]
-                if news:
-                    last += len(news)
-                    yield b"".join(news)
-                elif self._is_over or not self._num_running:
-                    return
-                else:
-                    self._changed.clear()
-                    await self._changed.wait()
-        finally:
-            self._num_listeners -= 1
-            if not self._num_listeners and not self._is_over:
-                self._await_listener()  # even after the last event, which may be lost
-
-    def _await_listener(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._grace, self.end)
+    @property
+    def has_run(self) -> bool:
+        """See `sse.EventLog`."""
+        return not self._num_running
 
     def _take(self, row: int, event: ir.Event) -> None:
-        if self._is_over or row in self._ended:
+        if self.is_over or row in self._ended:
             return
         if isinstance(event, ir.Done):
             self._num_running -= 1
@@ -415,14 +376,14 @@ class _Program:
                     self._service.finished(meta, name=f"node {event.stream}/{event.index}", parent=self._parent)
                     if self._request is not None:
                         self._request.finished({**meta.get("usage", {}), **meta})
-        self._note(data)
+        self.note(data)
 
-    def _note(self, data: dict[str, Any]) -> None:
-        self.log.append(sse.event(data, len(self.log) + 1))
+    def note(self, data: dict[str, Any]) -> None:
+        """See `sse.EventLog`."""
+        super().note(data)
         self._num_bytes += len(self.log[-1])
         self.count()
         self._times.append(time.time())
-        self._changed.set()
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
+import secrets
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any
 
 from aiohttp import web
 
-from sgl.errors import SglError
+from sgl.errors import InvalidRequest, SglError
 from sgl.runtime.server.encoding import json_bytes
 from sgl.runtime.server.errors import error_body
 
@@ -98,3 +101,65 @@ async def write(
     except TimeoutError:
         transport.abort()
         raise ConnectionAbortedError(f"the client left the stream unread for {timeout:g} s") from None
+
+
+class EventLog(ABC):
+    """A program's events, kept so that a connection that breaks loses none. Without a listener for a while, the program
+    is cancelled. Needs a running event loop."""
+
+    def __init__(self, grace: float) -> None:
+        """grace: seconds without a listener."""
+        self.id = secrets.token_hex(16)
+        self.log: list[bytes] = []  # event n is at n - 1
+        self.is_over = False  # ended and forgotten
+        self._grace = grace
+        self._num_listeners = 0
+        self._changed = asyncio.Event()
+        self._timer = asyncio.get_running_loop().call_later(grace, self.end)
+
+    @property
+    @abstractmethod
+    def has_run(self) -> bool:
+        """Whether no further event comes."""
+
+    def end(self) -> None:
+        """Cancel and forget it. Idempotent."""
+        self.is_over = True
+        self._timer.cancel()
+        self._changed.set()
+
+    def note(self, data: dict[str, Any]) -> None:
+        """One more event."""
+        self.log.append(event(data, len(self.log) + 1))
+        self._changed.set()
+
+    def last_seen(self, request: web.Request) -> int:
+        """The number of the event that a client had last. Raises InvalidRequest."""
+        last = request.headers.get("Last-Event-ID", "0")
+        if not re.fullmatch(r"[0-9]{1,12}", last) or int(last) > len(self.log):
+            raise InvalidRequest(f"Last-Event-ID is none of this program's: {last!r}", param="Last-Event-ID")
+        return int(last)
+
+    async def stream(self, request: web.Request, last: int, write_timeout: float) -> web.StreamResponse:
+        """Stream the events after number `last`."""
+        return await send_events(request, self.listen(last), write_timeout, done=b"")
+
+    async def listen(self, last: int) -> AsyncGenerator[bytes, None]:
+        """Events after number `last`, until the program ends."""
+        self._num_listeners += 1
+        self._timer.cancel()
+        try:
+            while True:
+                news = self.log[last:]
+                if news:
+                    last += len(news)
+                    yield b"".join(news)
+                elif self.is_over or self.has_run:
+                    return
+                else:
+                    self._changed.clear()
+                    await self._changed.wait()
+        finally:
+            self._num_listeners -= 1
+            if not self._num_listeners and not self.is_over:  # even after the last event, which may be lost
+                self._timer = asyncio.get_running_loop().call_later(self._grace, self.end)
