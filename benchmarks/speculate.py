@@ -1,11 +1,12 @@
 """Speculation on a CPU: tokens a step and tokens a second of drafters without a model, beside jump-forward alone.
 
-    python benchmarks/speculate.py [MODEL] [--data WORKLOADS] [--count 30] [--only replay,records,tools]
+    python benchmarks/speculate.py [MODEL] [--data WORKLOADS] [--count 30] [--only replay,records,tools,plain]
 
     replay   without a model: recorded outputs of ReAct traces are what a model would say. Tokens a step of look-ups in
              the trace so far and in outputs of other traces, never in the one replayed beyond its present position.
     records  JSON extraction by MODEL (the embedded one unless named) from sentences that it was never trained on
     tools    tool calls by the same, likewise
+    plain    text without constraints, 1 to 64 requests at a time: CPU seconds with drafts of those without
 
 WORKLOADS is the folder that has sglang_bench/react. Outputs with and without drafts are compared.
 """
@@ -39,6 +40,7 @@ from tools.train_embedded.records import record_example  # noqa: E402
 from tools.train_embedded.values import Values  # noqa: E402
 
 _MOST = 7  # drafts of a row
+_BEGINNINGS = "Once upon a time", "The capital of France is", "def main():\n    ", "Q: What is 2 + 2? A:"
 
 
 def main() -> None:
@@ -47,7 +49,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="embedded")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--only", default="replay,records,tools")
+    parser.add_argument("--only", default="replay,records,tools,plain")
     arguments = parser.parse_args()
     only = arguments.only.split(",")
     if "replay" in only:
@@ -65,6 +67,8 @@ def main() -> None:
             }
         for name in cases.keys() & set(only):
             _measure(name, arguments.model, cases[name])
+    if "plain" in only:
+        _plain(arguments.model)
 
 
 def _replay(path: Path, model: str) -> None:
@@ -120,6 +124,33 @@ def _steps(lookup: Lookup, uid: int, prompt: list[int], output: list[int], secon
     request.finish_reason = FinishReason("stop")
     lookup.leave(request)
     return steps
+
+
+def _plain(model: str) -> None:
+    """Five interleaved pairs for each number of requests."""
+    engines = [Engine(model, speculative_algorithm=algorithm) for algorithm in ("off", "auto")]
+    for rows, tokens in ((1, 256), (8, 128), (32, 128), (64, 64)):
+        for temperature in (0.0, 0.8):
+            params = {"temperature": temperature, "seed": 3, "max_new_tokens": tokens, "ignore_eos": True}
+            prompts = [f"{number} {_BEGINNINGS[number % len(_BEGINNINGS)]}" for number in range(rows)]
+            ratios, texts = [], []
+            for turn in range(6):  # the first warms up
+                seconds = []
+                for engine in engines:
+                    engine.flush_cache()
+                    began = time.process_time()
+                    texts.append([output["text"] for output in engine.generate(prompts, params)])
+                    seconds.append(time.process_time() - began)
+                if turn:
+                    ratios.append(seconds[1] / seconds[0])
+            same = all(text == texts[0] for text in texts)
+            print(
+                f"plain, {rows:2} at a time, temperature {temperature:3}: CPU seconds with drafts "
+                f"{statistics.median(ratios):.2f}x those without  outputs equal: {same}",
+                flush=True,
+            )
+    for engine in engines:
+        engine.shutdown()
 
 
 def _measure(name: str, model: str, cases: list[Case]) -> None:

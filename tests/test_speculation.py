@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from sgl import Engine
 from sgl.errors import ConfigError
 from sgl.runtime.scheduler.request import Request
+from sgl.runtime.speculate.budget import Budget
 from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft, Drafter
 from sgl.runtime.speculate.lookup import Lookup
 from sgl.runtime.speculate.pools import Pools
@@ -354,6 +355,31 @@ def test_each_algorithm_changes_no_token_of_constrained_outputs(folder: Path, pl
         )  # so that all drafts are tried
         assert told(engine.generate(prompt=prompts, sampling_params=params)) == expected
         assert engine._scheduler.counters.verified_tokens
+
+
+def test_an_engine_drafts_no_more_where_nothing_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Draft([7] * 7)
+    monkeypatch.setattr(Lookup, "propose", lambda self, asks: [wrong] * len(asks))
+    params = {"max_new_tokens": 200, "ignore_eos": True, "logit_bias": {"7": -100}}
+    with Engine(folder, dtype="float32", speculative_algorithm="NGRAM") as engine:
+        found = engine.generate(prompt="abc", sampling_params=params)["meta_info"]
+    assert (found["completion_tokens"], found["accepted_tokens"]) == (200, 0)
+    assert 0 < found["drafted_tokens"] <= 7 * 30  # until the share that stands is known to be small
+
+
+@pytest.mark.parametrize("is_on_host", [False, True])
+def test_looks_that_find_nothing_are_rare_where_they_cost(is_on_host: bool) -> None:
+    speculator = Speculator(cast(Any, None), budget=Budget(), is_on_host=is_on_host)
+    costs = cast(Budget, speculator._budget).costs
+    costs.saw(4, 0, 1, 0.01)
+    looks = steps = 0
+    while looks < 50:
+        steps += 1
+        if speculator._until_look <= 0:
+            looks += 1
+            speculator._rest_from_looks(4, 0.0005, has_guesses=True)
+        speculator._until_look -= 1
+    assert steps == pytest.approx(50 * (5 if is_on_host else 128), rel=0.2)
 
 
 def test_options_that_cannot_be_are_refused_by_name(folder: Path) -> None:

@@ -72,9 +72,9 @@ class StepCosts:
             before = cost.extra.get(key, extra)
             cost.extra[key] = before + _NEW * (min(extra, max(before, 0) + most) - before)
 
-    def knows(self, num_rows: int) -> bool:
-        """Whether a plain step of so many rows was seen."""
-        return _size(num_rows) in self._costs and self._costs[_size(num_rows)].plain > 0
+    def plain(self, num_rows: int) -> float:
+        """Seconds of a step of so many rows without drafts; 0: never seen."""
+        return self._costs[_size(num_rows)].plain if _size(num_rows) in self._costs else 0.0
 
     def ratio(self, num_rows: int, num_drafts: int, longest: int) -> float:
         """How many plain steps such a step takes."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sgl.errors import ConfigError
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.scheduler.scheduler import Scheduler
+from sgl.runtime.speculate.budget import Budget
 from sgl.runtime.speculate.drafter import Drafter
 from sgl.runtime.speculate.grammar import GrammarDrafter
 from sgl.runtime.speculate.lookup import Lookup
@@ -89,4 +90,6 @@ def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Draf
         [*drafters, *models],
         most=row_tokens - 1,
         jumps=not config.disable_jump_forward,
+        budget=Budget(is_padded=bool(config.cuda_graph_max_bs)),
+        is_on_host=config.device == "cpu",
     )

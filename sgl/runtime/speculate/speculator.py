@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import NamedTuple
 
 from sgl.runtime.batch import Batch, Int32Array
@@ -14,6 +15,7 @@ from sgl.runtime.speculate.budget import Budget
 from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft, Drafter
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128  # steps without a look, after looks that found no gain
+_LOOKING = 0.01  # of a step's time, for looks that find no gain, where a look costs nothing else
 _PLAIN = 128  # steps with drafts, after which one without is measured anew
 
 
@@ -38,14 +40,18 @@ class Speculator:
         most: int = 0,
         jumps: bool = True,
         budget: Budget | None = None,
+        is_on_host: bool = False,
     ) -> None:
         """most: drafts of a row, at most. jumps: whether certain tokens are appended. budget: None: each row has as
-        many drafts as are proposed."""
+        many drafts as are proposed. is_on_host: whether steps are computed by this thread, so that its time is theirs,
+        whoever else has the processor, and a look costs nothing but its own."""
         self._scheduler = scheduler
         self._drafters = list(drafters)
         self._most = most
         self._jumps = jumps
         self._budget = budget
+        self._is_on_host = is_on_host
+        self._clock = thread_time if is_on_host else perf_counter
         self._entered: dict[int, tuple[Request, int]] = {}  # by uid: what drafters were told of, and its row
         self._guesses: dict[int, _Guess] = {}  # the latest, by uid
         self._pause = _FIRST_PAUSE
@@ -75,11 +81,15 @@ class Speculator:
                 self._scheduler.draft(request, ())
         if self._is_plain_due(len(running)):
             return
+        began = self._clock()
         asks = [self._ask(request, most) for request in requests if (most := self._room(request)) > 0]
         guesses = self._propose(asks, len(running))
         for guess in guesses:
             self._guesses[guess.request.uid] = guess
-        self._divide(guesses, len(running))
+        if self._divide(guesses, len(running)):
+            self._pause = _FIRST_PAUSE
+        else:
+            self._rest_from_looks(len(running), self._clock() - began, has_guesses=bool(guesses))
         for request in hinted:
             if not request.drafts:
                 self._give(request, NO_DRAFT, 1)
@@ -89,7 +99,7 @@ class Speculator:
         if self._budget is None or not self._drafters:
             return
         self._until_look -= 1
-        before, self._handled = self._handled, perf_counter()
+        before, self._handled = self._handled, self._clock()
         num_rows, longest = len(batch), int(batch.q_lens.max())
         if before is None or batch.setups or longest > self._most + 1 or not batch.samples.all():
             return
@@ -112,7 +122,7 @@ class Speculator:
         if self._budget is None:
             return False
         self._since_plain += 1
-        if self._since_plain >= _PLAIN or not self._budget.costs.knows(num_rows):
+        if self._since_plain >= _PLAIN or not self._budget.costs.plain(num_rows):
             self._since_plain = 0
             return True
         return False
@@ -177,19 +187,26 @@ class Speculator:
                     best[ask.request.uid] = _Guess(ask.request, drafter, draft, share, len(ask.request.output_ids))
         return list(best.values())
 
-    def _divide(self, guesses: list[_Guess], num_rows: int) -> None:
-        """Give the guesses out, as many as pay."""
+    def _divide(self, guesses: list[_Guess], num_rows: int) -> bool:
+        """Give the guesses out, as many as pay. False: none does."""
         numbers = [len(guess.draft.token_ids) for guess in guesses]
         if self._budget is not None:
             numbers = self._budget.divide(num_rows, [(g.share, n) for g, n in zip(guesses, numbers, strict=True)])
-            if any(numbers):
-                self._pause = _FIRST_PAUSE
-            elif guesses:
-                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-                self._until_look = self._pause
         for guess, number in zip(guesses, numbers, strict=True):
             if number:
                 self._give(guess.request, guess.draft, number)
+        return any(numbers)
+
+    def _rest_from_looks(self, num_rows: int, seconds: float, *, has_guesses: bool) -> None:
+        """A look found no gain, and took so long."""
+        if self._budget is None:
+            return
+        costs = self._budget.costs
+        if self._is_on_host:
+            self._until_look = min(math.ceil(seconds / (_LOOKING * costs.plain(num_rows))), _LONGEST_PAUSE)
+        elif has_guesses:  # no step was begun meanwhile
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            self._until_look = self._pause
 
     def _give(self, request: Request, draft: Draft, most: int) -> None:
         most = min(most, request.max_new_tokens - len(request.output_ids) - 1)
