@@ -205,7 +205,7 @@ MOST_LINES = {
     "runtime.model.update": 1_100,
     "runtime.parallel": 1_110,
     "runtime.server": 10_920,
-    "runtime.speculate": 1_200,
+    "runtime.speculate": 1_240,
     "runtime.transfer": 640,
     "cli": 2_690,
     "bench": 900,
