@@ -29,6 +29,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCluster]:
     with cluster({**OPTIONS, "replicas": 2}, tmp_path_factory.mktemp("cluster"), ENVIRONMENT) as running:
         yield running
     assert running.process.returncode == 0
+    assert b"graceful_shutdown" not in running.process.stdout.read()  # of which Ray would tell that it failed
 
 
 @pytest.fixture(scope="module")

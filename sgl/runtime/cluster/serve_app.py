@@ -32,6 +32,7 @@ _OWN_CPUS = 256  # of a Ray on one machine: a replica counts its processes, and 
 _IMPORT = "sgl.runtime.cluster.replica:app"
 _PREFIX = "sgl-token-"
 _DEPLOYMENT = "worker"
+_ENDING_SECONDS = 30.0  # of Ray Serve
 _HEALTH_SECONDS = 1.0
 _MARGIN_SECONDS = 30.0
 
@@ -150,7 +151,10 @@ class ServeApp:
     def delete(self) -> None:
         """Drain and end all replicas, and Ray Serve if nobody else uses it."""
         if set(serve.status().applications) <= {self.name}:
-            serve.shutdown()
+            # as serve.shutdown(), but not to be tried again once it has ended: Ray would print that
+            ending = _client()._controller.graceful_shutdown.options(max_task_retries=0)
+            with contextlib.suppress(ray.exceptions.RayActorError, TimeoutError):
+                ray.get(ending.remote(), timeout=_ENDING_SECONDS)
         else:
             serve.delete(self.name)
 
