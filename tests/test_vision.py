@@ -90,6 +90,29 @@ def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_pa
             assert [result["output_ids"] for result in forked] == [expected[3]] * 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "architecture", ["Qwen2_5_VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"]
+)
+def test_ranks_see_what_one_process_sees(architecture: str, tmp_path: Path) -> None:
+    """The first one alone has the tower."""
+    path = tiny_vision(tmp_path, architecture)
+    oracle, prompts = Oracle(path, architecture), made_prompts()
+    with Engine(str(path), **{**OPTIONS, "tp_size": 2, "chunked_prefill_size": 7, "page_size": 4}) as engine:
+        results = engine.generate(
+            input_ids=[ids for ids, _ in prompts],
+            image_data=[images for _, images in prompts],
+            sampling_params=GREEDY,
+            return_logprob=True,
+            logprob_start_len=0,
+        )
+        assert engine.get_server_info()["internal_states"][0]["encoded_images"] == 3
+    for prompt, result in zip(prompts, results, strict=True):
+        assert result["output_ids"] == oracle.greedy(*prompt, MAX_NEW)
+        given = torch.tensor([each[0] for each in result["meta_info"]["input_token_logprobs"][1:]])
+        torch.testing.assert_close(given, oracle.logprobs(*prompt), atol=1e-4, rtol=0)
+
+
 QWEN3 = "Qwen3VLForConditionalGeneration"
 
 

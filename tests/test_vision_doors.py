@@ -222,8 +222,8 @@ def test_images_are_counted_against_the_context(folder: Path) -> None:
             engine.generate(input_ids=[*PROMPT, *range(5, 20)], image_data=picture(1), sampling_params=GREEDY)
         with pytest.raises(ContextTooLong):
             engine.generate(input_ids=[*place(), *place()], image_data=[picture(1)] * 2, sampling_params=GREEDY)
-    with pytest.raises(ConfigError, match="tp_size"):
-        Engine(str(folder), device="cpu", tp_size=2)
+    with pytest.raises(ConfigError, match="pp_size"):
+        Engine(str(folder), device="cpu", pp_size=2)
 
 
 def test_a_model_for_texts_refuses_images() -> None:

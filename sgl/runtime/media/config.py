@@ -16,6 +16,7 @@ Color = tuple[float, float, float]
 _CLIP_MEAN: Color = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD: Color = (0.26862954, 0.26130258, 0.27577711)
 _SIZES = {"image": (56 * 56, 28 * 28 * 1280), "video": (128 * 28 * 28, 28 * 28 * 768)}  # pixels; of transformers
+_DEEP = (8, 16, 24)  # layers of Qwen3-VL's tower, by default
 _BICUBIC = 3
 
 
@@ -46,6 +47,8 @@ class MediaConfig:
     video_token_id: int
     vision_start_token_id: int
     vision_end_token_id: int
+    num_deep: int = 0
+    """Embeddings of a token beside its own, which are added behind the first layers."""
 
     @property
     def splits_videos(self) -> bool:
@@ -89,6 +92,7 @@ class MediaConfig:
             video_token_id=token("video_token_id"),
             vision_start_token_id=token("vision_start_token_id"),
             vision_end_token_id=token("vision_end_token_id"),
+            num_deep=len(vision.get("deepstack_visual_indexes", _DEEP)) if family == "qwen3_vl" else 0,
         )
 
 

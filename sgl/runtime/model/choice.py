@@ -18,7 +18,7 @@ from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gdn.config import HYBRIDS, HybridConfig
 from sgl.runtime.model.gdn.model import load_hybrid
 from sgl.runtime.model.gdn.weights import num_weights as num_hybrid_weights
-from sgl.runtime.model.loader import LoadFormat, load_decoder, num_weights
+from sgl.runtime.model.loader import LoadFormat, load_decoder, num_weights, resolve_dtype
 from sgl.runtime.model.mla.config import LatentConfig, is_latent
 from sgl.runtime.model.mla.loader import load_latent, num_latent_weights
 from sgl.runtime.model.ranks import Ranks
@@ -73,13 +73,19 @@ def load_model(
     """See `load_decoder`; only its families know quantization, ranks and deterministic. image_cache_bytes: of
     embeddings that a vision tower keeps."""
     if isinstance(config, ModelConfig):
-        eyes = None
+        eyes: Eyes | None = None
         if config.media is not None:
-            from sgl.runtime.model.vision import load_tower  # imported only where it serves, as below
+            from sgl.runtime.model.vision import SharedTower, load_tower  # imported only where it serves, as below
 
-            eyes = load_tower(
-                config, device=device, dtype=dtype, load_format=load_format, max_bytes=image_cache_bytes
-            )
+            tower = None
+            if ranks is None or ranks.shard.rank == 0:
+                tower = load_tower(
+                    config, device=device, dtype=dtype, load_format=load_format, max_bytes=image_cache_bytes
+                )
+            eyes = tower
+            if ranks is not None and ranks.stage is not None:
+                like = torch.empty(0, dtype=resolve_dtype(config, dtype, device), device=device)
+                eyes = SharedTower(tower, config, ranks.stage, like)
         return load_decoder(
             config,
             device=device,

@@ -212,16 +212,17 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                     target.zero_()
                 elif entries[name].file == file:
                     entry = entries[name]
-                    cuts: list[Any] = (
-                        [()] if name in transposed else [entry.part(its) for its in shard.parts(name, config)]
-                    )
+                    cuts: list[Any] = [entry.part(its) for its in shard.parts(name, config)]
+                    if name in transposed:
+                        padded = ((*its, slice(None), slice(None))[:3] for its in cuts)
+                        cuts = [(experts, columns, rows) for experts, rows, columns in padded]
                     parts = [
                         quantized.dequantized(entry.name, part)
                         if entry.name in quantized.shapes
                         else read(tensors, entry.name, file, part)
                         for part in cuts
                     ]
-                    target.copy_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+                    target.copy_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1 + (name in transposed)))
     if quantized.shapes:
         _say_packed(weights, config.scheme, dtype)
     if config.tie_word_embeddings and not tied and torch.equal(targets[LM_HEAD], weights.embedding):

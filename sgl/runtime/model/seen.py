@@ -44,8 +44,9 @@ class Seen:
 class Eyes(Protocol):
     """A model's vision tower."""
 
-    num_runs: int
-    """Images that were embedded, since the start."""
+    @property
+    def num_runs(self) -> int:
+        """Images that were embedded, since the start."""
 
     @property
     def num_bytes(self) -> int:

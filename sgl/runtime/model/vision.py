@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 import transformers
 
+from sgl.kernels.collectives import Collectives
 from sgl.runtime.media.config import MediaConfig
 from sgl.runtime.media.item import MediaItem, MediaRun
 from sgl.runtime.model.config import DtypeName, ModelConfig
@@ -90,6 +91,45 @@ class VisionTower:
         pixels = (frames.float() * how.scale - mean) / std  # [frames, height, width, 3]
         shape = moments, depth, height // merge, merge, size, width // merge, merge, size, 3
         return pixels.view(shape).permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(moments * height * width, -1)
+
+
+class SharedTower:
+    """The vision tower of the first of several ranks, which sends the others what it gives."""
+
+    def __init__(
+        self, tower: VisionTower | None, config: ModelConfig, ranks: Collectives, like: torch.Tensor
+    ) -> None:
+        """tower: only the first rank has it. like: a tensor with the embeddings' dtype and device."""
+        assert config.media is not None, "it has a tower"
+        self._tower, self._ranks, self._like = tower, ranks, like
+        self._depth, self._width = 1 + config.media.num_deep, config.hidden_size
+
+    @property
+    def num_runs(self) -> int:
+        """See `Eyes`; of the first rank."""
+        return 0 if self._tower is None else self._tower.num_runs
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Eyes`; of the first rank."""
+        return 0 if self._tower is None else self._tower.num_bytes
+
+    @property
+    def num_weights(self) -> int:
+        """See `Eyes`; of the first rank."""
+        return 0 if self._tower is None else self._tower.num_weights
+
+    def see(self, places: torch.Tensor, runs: list[MediaRun]) -> Seen:
+        """See `Eyes`, with all ranks."""
+        given = None if self._tower is None else self._tower.see(places, runs).runs
+        found = []
+        for number, run in enumerate(runs):
+            tokens = slice(run.start, run.start + run.count)
+            features = self._like.new_empty(self._depth, run.count, self._width)
+            if given is not None:
+                features.copy_(given[number][1])
+            found.append((tokens, self._ranks.broadcast_(features)))
+        return Seen(places, found)
 
 
 def load_tower(

@@ -15,17 +15,19 @@ A frame is one of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from sgl.runtime.batch import Batch, Int32Array, RowSetup
+from sgl.runtime.media.item import MediaItem, MediaRun
 from sgl.runtime.sampling_params import SamplingParams
 
 _DTYPES = {0: np.dtype(np.int32), 1: np.dtype(np.bool_)}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_ELSEWHERE = MediaItem("image", np.zeros((0, 0, 0, 3), np.uint8), (0, 0, 0), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,11 @@ _KINDS: dict[str, type[Frame]] = {
 
 def packed(frame: Frame) -> bytes:
     """The bytes of a frame."""
-    return _encoder.encode((type(frame).__name__, [getattr(frame, field.name) for field in fields(frame)]))
+    values: list[Any] = [getattr(frame, field.name) for field in fields(frame)]
+    if isinstance(frame, Forward):  # images stay here: who holds the vision tower sees them
+        plain: Any = [(run.start, run.first, run.count) for run in frame.batch.media]
+        values = [replace(frame.batch, media=plain)]
+    return _encoder.encode((type(frame).__name__, values))
 
 
 def unpacked(data: bytes) -> Frame:
@@ -119,6 +125,8 @@ def _batch(values: dict[str, Any]) -> Batch:
     values["setups"] = [
         RowSetup(**{**setup, "params": SamplingParams(**setup["params"])}) for setup in values["setups"]
     ]
+    values["media"] = [MediaRun(start, _ELSEWHERE, first, count) for start, first, count in values["media"]]
+    values["places"] = {b: its.reshape(3, -1) for b, its in values["places"].items()}
     values["page_writes"] = values["page_writes"].reshape(-1, 3)
     if values["window_writes"] is not None:
         values["window_writes"] = values["window_writes"].reshape(-1, 3)
