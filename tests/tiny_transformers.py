@@ -48,6 +48,15 @@ LATENT = {
 }
 GRANITE = {"attention_multiplier": 0.2, "logits_scaling": 3.0, "embedding_multiplier": 2.0}
 PER_LAYER = {"vocab_size_per_layer_input": 384, "hidden_size_per_layer_input": 8}
+SCALED_QUERIES = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 EYES = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -115,7 +124,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"mlp_bias": True, "attention_bias": True},
     "MiniCPM3ForCausalLM": LATENT,
     "MiniMaxM2ForCausalLM": {**EXPERTS, **HEADS},
-    "Ministral3ForCausalLM": HEADS,
+    "Ministral3ForCausalLM": {**HEADS, "rope_parameters": SCALED_QUERIES},
     "Mistral3ForConditionalGeneration": {
         "text_config": {"model_type": "mistral", **HEADS},
         "vision_config": {"model_type": "pixtral", **EYES},

@@ -150,9 +150,10 @@ class TransformersModel:
         length, pages = np.array([_FEW], np.int32), np.ones((1, 1), np.int32)
         attention.plan(AttentionStep(length, length, pages))
         places = torch.arange(_FEW, device=self.device)
+        late = places + max(0, self.max_positions - _FEW)  # where queries may be scaled by position
         ids = places % self.config.vocab_size
         with torch.inference_mode():
-            fuse(self._body, lambda: self.forward(ids, places, kv, places + _FEW, attention))
+            fuse(self._body, lambda: self.forward(ids, late, kv, places + _FEW, attention))
         self.weights.products = [each for each in self.module.modules() if isinstance(each, (Product, Logits))]
         self._shared = [each for each in self._body.modules() if isinstance(each, Product) and len(each.sizes) > 1]
         if self.device.type == "cuda":
