@@ -110,6 +110,9 @@ _GAUGES = {
     "hicache_host_total_tokens": "Tokens of KV that host memory has room for.",
     "hicache_host_used_tokens": "Tokens of KV of which host memory has copies.",
     "hicache_file_used_bytes": "Bytes of files with copies of KV.",
+    "transfer_total_tokens": "Tokens of KV that the buffer for transfers between engines has room for.",
+    "transfer_used_tokens": "Tokens of KV in that buffer.",
+    "num_transfer_leases": "Prompts whose pages wait there for a decode engine.",
     "cache_hit_rate": "Share of all prompts' tokens that were found in the prefix cache, 0 to 1.",
 }
 _COUNTERS = {
@@ -132,6 +135,20 @@ _COUNTERS = {
     "hicache_read_tokens_total": ("file_read_tokens", "Tokens of KV that were read from files."),
     "hicache_loads_total": ("num_loads", "Prefixes that were loaded."),
     "hicache_declined_loads_total": ("num_declined_loads", "Prompts whose copies it was faster to compute again."),
+    "transfers_offered_total": ("num_transfers_offered", "Prompts whose pages were offered to decode engines."),
+    "transfers_refused_total": ("num_transfers_refused", "Prompts that the buffer had no room for."),
+    "transfers_expired_total": ("num_transfers_expired", "Offers whose time was up."),
+    "transfer_offered_tokens_total": ("transfer_offered_tokens", "Tokens of KV that were offered."),
+    "transfer_sent_tokens_total": ("transfer_sent_tokens", "Tokens of KV that decode engines took."),
+    "transfer_sent_bytes_total": ("transfer_sent_bytes", "Bytes of these."),
+    "transfers_pulled_total": ("num_transfers_pulled", "Pulls of prompts' pages from prefill engines."),
+    "transfers_failed_total": (
+        "num_transfers_failed",
+        "Pulls of which nothing arrived: the prompts were computed.",
+    ),
+    "transfer_pulled_tokens_total": ("transfer_pulled_tokens", "Tokens of KV that arrived."),
+    "transfer_pulled_bytes_total": ("transfer_pulled_bytes", "Bytes of these."),
+    "transfer_pull_seconds_total": ("transfer_pull_seconds", "Seconds that they were under way, added up."),
 }
 # SGLang's servers have these, too.
 _SGLANG = """time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds queue_time_seconds

@@ -27,7 +27,7 @@ from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.rows import RowTable
 from sgl.runtime.scheduler.states import RowStates
 from sgl.runtime.scheduler.tiers import NO_TIERS, Tiers
-from sgl.runtime.scheduler.transfers import Transfers
+from sgl.runtime.scheduler.transfers import NO_TRANSFERS, Transfers
 from sgl.runtime.scheduler.windows import RowWindows
 
 
@@ -339,7 +339,7 @@ class RowMemory:
             "kv_evictable_tokens": self.cache.evictable_pages * size,
             "evicted_tokens": self.cache.evicted_pages * size,
         }
-        state |= {} if self.transfers is None else self.transfers.state()
+        state |= NO_TRANSFERS if self.transfers is None else self.transfers.state()
         return state | self.windowed_tokens() | (NO_TIERS if tiers is None else tiers.state())
 
     def flush(self) -> int:

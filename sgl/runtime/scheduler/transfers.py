@@ -17,6 +17,17 @@ from sgl.runtime.scheduler.leases import Leases
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.transfer.params import PageLayout
 
+NO_TRANSFERS = dict.fromkeys(
+    (
+        *("transfer_total_tokens", "transfer_used_tokens", "num_transfer_leases", "num_transfers_offered"),
+        *("num_transfers_refused", "num_transfers_expired", "transfer_offered_tokens", "transfer_sent_tokens"),
+        *("transfer_sent_bytes", "num_transfers_pulled", "num_transfers_failed", "transfer_pulled_tokens"),
+        *("transfer_pulled_bytes", "transfer_pull_seconds"),
+    ),
+    0,
+)
+"""`Transfers.state` without any."""
+
 
 class Transfers:
     """Of one scheduler. Single-threaded. A prefill engine has `exports`, a decode engine `imports`."""
@@ -87,6 +98,7 @@ class Transfers:
         """For users: what moved since the start, and what is under way."""
         size, exports, imports = self._pool.page_size, self.exports, self.imports
         state: dict[str, Any] = {
+            **NO_TRANSFERS,
             "transfer_total_tokens": (self._pool.num_pages - 1) * size,
             "transfer_used_tokens": (self._pool.num_pages - 1 - self._pool.num_free) * size,
         }
@@ -98,6 +110,7 @@ class Transfers:
                 "num_transfers_expired": exports.num_expired,
                 "transfer_offered_tokens": exports.offered_pages * size,
                 "transfer_sent_tokens": exports.offers.num_read_pages * size,
+                "transfer_sent_bytes": exports.offers.num_read_pages * self.layout.page_bytes,
             }
         if imports is not None:
             counts = imports.counts
@@ -105,6 +118,7 @@ class Transfers:
                 "num_transfers_pulled": counts.num_pulls,
                 "num_transfers_failed": counts.num_failed,
                 "transfer_pulled_tokens": counts.pages * size,
+                "transfer_pulled_bytes": counts.pages * self.layout.page_bytes,
                 "transfer_pull_seconds": counts.seconds,
             }
         return state

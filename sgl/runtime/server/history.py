@@ -31,6 +31,9 @@ _NAMES = (
     "host_total_tokens",
     "host_used_tokens",
     "host_loaded_tokens",
+    "transfer_total_tokens",
+    "transfer_pulled_tokens",
+    "transfer_sent_tokens",
     "generated_tokens",
     "finished",
 )
