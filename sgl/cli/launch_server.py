@@ -52,8 +52,8 @@ _NEUTRAL = neutral_values(
     offload-prefetch-step=1 offload-mode=cpu lora-eviction-policy=lru lora-backend=csgmv
     max-lora-chunk-size=16 radix-eviction-policy=lru hicache-host-memory-mode=cache
     hicache-host-memory-fraction=0.8 hicache-write-policy=write_through hicache-io-backend=kernel
-    hicache-mem-layout=page_first hicache-storage-prefetch-policy=timeout disaggregation-mode=null
-    disaggregation-transfer-backend=mooncake disaggregation-bootstrap-port=8998 num-reserved-decode-tokens=512
+    hicache-mem-layout=page_first hicache-storage-prefetch-policy=timeout
+    disaggregation-transfer-backend=mooncake num-reserved-decode-tokens=512
     disaggregation-decode-polling-interval=1 encoder-transfer-backend=auto encoder-bootstrap-port=8997
     mm-processor-worker-num=0 mm-io-worker-num=0 image-processor-backend=auto model-loader-extra-config={}
     model-impl=auto json-model-override-args={} fp8-gemm-backend=auto fp4-gemm-backend=auto bf16-gemm-backend=auto
@@ -84,6 +84,10 @@ _TRANSLATED: dict[str, Callable[[list[str]], list[str]]] = {
     "base-gpu-id": lambda values: [] if values == ["0"] else ["--device", f"cuda:{one('base-gpu-id', values)}"],
     "enable-deterministic-inference": lambda values: ["--deterministic"],
     "enable-priority-scheduling": lambda values: ["--schedule-policy", "priority"],
+    "disaggregation-bootstrap-port": lambda values: [
+        "--disaggregation-port",
+        one("disaggregation-bootstrap-port", values),
+    ],
     "disable-hybrid-swa-memory": lambda values: ["--swa-full-tokens-ratio", "1"],
     "constrained-json-disable-any-whitespace": lambda values: ["--json-whitespace", "compact"],
     "tool-call-parser": lambda values: (
