@@ -141,6 +141,9 @@ class RequestBuilder:
                 raise InvalidRequest(f"{name} must be a string, not {value!r}", param=name)
             if value is not None and len(value) > MAX_NAME_CHARACTERS:
                 raise InvalidRequest(f"{name} may have {MAX_NAME_CHARACTERS} characters at most", param=name)
+        if wanted.pooling == "mean" and self._config.deterministic:
+            message = "deterministic=True: means over tokens depend on how prompts are cut: take pooling='last'"
+            raise InvalidRequest(message, param="pooling")
         adapter = self._adapters.number_of(wanted.lora_path)
         matchers = self._constraints.matchers(params)
         namespace = (adapter, wanted.extra_key) if adapter else wanted.extra_key
