@@ -284,7 +284,7 @@ def check_version(version: Any) -> None:
 
 def _named(given: Any) -> dict[str, torch.Tensor]:
     """Checked pairs. Raises InvalidRequest."""
-    pairs = list(given.items() if isinstance(given, Mapping) else given)
+    pairs = list(given.items() if isinstance(given, Mapping) else given or ())
     if not pairs or len(pairs) > MAX_TENSORS:
         raise InvalidRequest(f"an update needs 1 to {MAX_TENSORS} tensors, not {len(pairs)}", param="named_tensors")
     found: dict[str, torch.Tensor] = {}
@@ -294,5 +294,14 @@ def _named(given: Any) -> dict[str, torch.Tensor]:
             raise InvalidRequest("named_tensors must be pairs of a name and a tensor", param="named_tensors")
         if name in found:
             raise InvalidRequest(f"{name} is given twice", param="named_tensors")
+        if (
+            type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+            or tensor.layout != torch.strided
+            or tensor.is_meta
+        ):
+            what = f"a {type(tensor).__name__} on {tensor.device} of layout {tensor.layout}"
+            raise WeightsError(
+                f"{name:.200} is {what}: give a plain, dense tensor with data (of a sharded one, its full_tensor())"
+            )
         found[name] = tensor
     return found
