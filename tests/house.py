@@ -204,7 +204,7 @@ MOST_LINES = {
     "runtime.model.quantized": 850,
     "runtime.model.update": 1_100,
     "runtime.parallel": 1_130,
-    "runtime.server": 10_940,
+    "runtime.server": 10_950,
     "runtime.speculate": 1_240,
     "runtime.transfer": 640,
     "cli": 2_690,

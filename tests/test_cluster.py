@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,16 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl.cli import main
+from sgl.cli.cluster import scale, status
 from sgl.cli.options import options_of_file
 from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.cluster.config import ClusterConfig, Options
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
+from sgl.runtime.cluster.router import RouterProcess
 from sgl.runtime.cluster.running import Running, began, found, sweep
 from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.gateway.reports import Load
+from sgl.runtime.server.serve import listen
 from tests.house import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "cluster.yaml"
@@ -60,6 +64,7 @@ def test_no_default_port_is_one_of_ray_serve() -> None:
         ("target_queue", 2.0, "target_queue=2.0 needs max_replicas, which is not given"),
         ("target_kv_usage", 0.5, "target_kv_usage=0.5 needs max_replicas"),
         ("key_burst", 5, "key_burst=5 needs key_rate"),
+        ("control_port", 30000, "control_port=30000 is port=30000 as well"),
         ("device", "cuda:1", "device='cuda:1': Ray gives each replica its GPUs"),
         ("grpc_port", 30001, "grpc_port=30001: several replicas may share a host"),
         ("nnodes", 3, "nnodes=3: tp_size=2 times pp_size=1 is no multiple"),
@@ -274,6 +279,21 @@ def test_a_process_that_got_a_killed_clusters_number_is_not_taken_for_it() -> No
     facts = (os.getpid(), 30000, "http://x", "http://y", "secret", None, "sgl", None)
     assert Running(*facts, began=mine).is_alive()
     assert not Running(*facts, began=(mine or 0) + 1).is_alive(), "or `sgl cluster down` would kill it"
+
+
+def test_a_port_that_another_socket_listens_on_by_now_is_refused() -> None:
+    with listen("127.0.0.1", 0) as one, listen("127.0.0.1", one.getsockname()[1]) as other:
+        one.listen()
+        with pytest.raises(ConfigError, match=r"cannot listen on .*: give --port another, or 0"):
+            RouterProcess(other, {})
+
+
+def test_a_killed_cluster_is_not_scaled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    Running(2**30, 30000, "http://x", "http://127.0.0.1:1", "secret", None, "sgl", None).write()
+    for command in (scale, status):
+        with pytest.raises(EngineDead, match="port 30000 was killed: `sgl cluster down` clears up"):
+            command(SimpleNamespace(port=None, replicas=2, json=False))
 
 
 def test_a_running_cluster_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

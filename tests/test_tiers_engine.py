@@ -174,7 +174,7 @@ def test_an_idle_engine_finishes_its_copies(path: str) -> None:
         ({**TIERED, "disable_radix_cache": True}, "leaves nothing for enable_hierarchical_cache to keep"),
         ({**TIERED, "speculative_draft_model_path": "x"}, "keeps pages of the model alone"),
         ({**TIERED, "hicache_size": 1 << 20}, "hicache_size=1048576 is more than"),
-        ({**TIERED, "hicache_ratio": 1e-6}, "holds no page"),
+        ({**TIERED, "hicache_ratio": 1e-6}, "hicache_ratio=1e-06 holds no page"),
         ({"hicache_ratio": 0.0}, "hicache_ratio"),
         ({"hicache_size": -1}, "hicache_size"),
         ({"hicache_storage_size": 0}, "hicache_storage_size"),

@@ -238,8 +238,11 @@ def test_options_that_cannot_go_together_are_refused(path: str, tmp_path: Path) 
     ):
         with pytest.raises(ConfigError, match=match):
             Engine(path, **{**OPTIONS, **options}, disaggregation_mode="prefill")
-    with pytest.raises(ConfigError, match="disaggregation_mode"):
-        Engine(path, **OPTIONS)
+    plain = {name: value for name, value in OPTIONS.items() if not name.startswith("disaggregation_")}
+    for option, value in {**OPTIONS, "disaggregation_port": 3, "disaggregation_lease": 5}.items():
+        if option not in plain:
+            with pytest.raises(ConfigError, match=f"{option}=.* is for disaggregation_mode prefill or decode"):
+                Engine(path, **plain, **{option: value})
     hybrid, _ = tiny_hybrid(tmp_path, "next")
     with pytest.raises(ConfigError, match="recurrent"):
         Engine(str(hybrid), **OPTIONS, disaggregation_mode="decode")

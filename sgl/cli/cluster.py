@@ -42,8 +42,7 @@ def up(options: SimpleNamespace) -> int:
 
     def on_ready(url: str) -> None:
         seconds = time.monotonic() - began
-        what = f"{given.engine.model_name} by {given.cluster.replicas} replicas"
-        text = f"sgl serves {what} at {url} (ready in {seconds:.1f} s)"
+        text = f"sgl serves {given.engine.model_name} at {url} (ready in {seconds:.1f} s)"
         console.print(text, style="bold", markup=False)
 
     async def run(ray: RayCluster) -> None:
@@ -61,13 +60,18 @@ def up(options: SimpleNamespace) -> int:
     return 0
 
 
-def status(options: SimpleNamespace) -> int:
-    """Show what runs."""
-    known = found(options.port)
+def _alive(port: int | None) -> Running:
+    known = found(port)
     if not known.is_alive():
         raise EngineDead(
             f"the process of the cluster on port {known.port} was killed: `sgl cluster down` clears up"
         )
+    return known
+
+
+def status(options: SimpleNamespace) -> int:
+    """Show what runs."""
+    known = _alive(options.port)
     facts = known.link().get("/status")
     console = Console(soft_wrap=True, highlight=False)
     if options.json:
@@ -94,7 +98,7 @@ def status(options: SimpleNamespace) -> int:
 
 def scale(options: SimpleNamespace) -> int:
     """Have so many replicas; returns once they serve."""
-    known = found(options.port)
+    known = _alive(options.port)
     known.link().post("/scale", {"replicas": options.replicas}, seconds=_COMMAND_SECONDS)
     return _until(known, lambda facts: facts["serving"] == facts["replicas"] == len(facts["workers"]))
 
@@ -102,7 +106,7 @@ def scale(options: SimpleNamespace) -> int:
 def update(options: SimpleNamespace) -> int:
     """Replace the replicas one by one by ones with a file's options; returns once they serve."""
     given = options_of_file(Path(options.file))
-    known = found(options.port)
+    known = _alive(options.port)
     known.link().post("/update", {"options": given, "source": options.file}, seconds=_COMMAND_SECONDS)
 
     def is_done(facts: dict[str, Any]) -> bool:

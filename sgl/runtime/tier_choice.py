@@ -109,7 +109,8 @@ def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> int:
             num_bytes = most
     pages = num_bytes // page_bytes
     if pages < 1:
-        raise _wrong(config, "hicache_size", f"holds no page, of which one takes {gib(page_bytes)}")
+        option = "hicache_size" if config.hicache_size else "hicache_ratio"
+        raise _wrong(config, option, f"holds no page, of which one takes {gib(page_bytes)}")
     logger.info("copies of KV pages: %s of host memory, %d tokens", gib(pages * page_bytes), pages * page_size)
     return pages + 1
 

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from sgl.errors import ConfigError
@@ -41,9 +41,10 @@ def check_transfers(config: EngineConfig) -> None:
     """Raises ConfigError for options that do not go together."""
     mode = config.disaggregation_mode
     if mode in (None, "null"):
-        for option in ("disaggregation_key_file", "disaggregation_buffer_mb"):
-            if getattr(config, option) is not None:
-                raise _wrong(config, option, "is for disaggregation_mode prefill or decode")
+        for each in fields(config):
+            name, is_mode = each.name, each.name == "disaggregation_mode"
+            if name.startswith("disaggregation_") and not is_mode and getattr(config, name) != each.default:
+                raise _wrong(config, name, "is for disaggregation_mode prefill or decode")
         return
     if config.disable_radix_cache:
         raise _wrong(config, "disable_radix_cache", f"leaves no pages for disaggregation_mode={mode!r}")

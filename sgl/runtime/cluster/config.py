@@ -115,6 +115,11 @@ class Options:
                 "cuda",
                 option="device",
             )
+        port, control = options.server.port, options.cluster.control_port
+        if control and control == port:
+            raise ConfigError(
+                f"control_port={control} is port={port} as well: give one that is free, or 0", option="control_port"
+            )
         if options.server.grpc_port and options.cluster.most > 1:
             raise ConfigError(
                 f"grpc_port={options.server.grpc_port}: several replicas may share a host, so each takes a free port: "

@@ -17,6 +17,7 @@ from sgl.runtime.cluster.link import TOKEN_HEADER
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.running import BACKLOG, serving
+from sgl.runtime.server.serve import cannot_listen
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,10 @@ class RouterProcess:
 
     def __init__(self, bound: socket.socket, options: dict[str, Any]) -> None:
         """options: of `route`."""
-        bound.listen(BACKLOG)
+        try:
+            bound.listen(BACKLOG)
+        except OSError as error:
+            raise cannot_listen(bound.getsockname(), error) from error
         self._bound = bound
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None

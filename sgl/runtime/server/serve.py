@@ -40,9 +40,14 @@ def listen(host: str, port: int) -> socket.socket:
         notice_silence(bound)
         bound.bind(address)
     except OSError as error:
-        hint = ": give --port another, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
-        raise ConfigError(f"cannot listen on {host}:{port}: {error}{hint}", option="port") from error
+        raise cannot_listen((host, port), error) from error
     return bound
+
+
+def cannot_listen(address: tuple[Any, ...], error: OSError) -> ConfigError:
+    """Two sockets can be bound to a port, until one of them listens: so this may show up later, too."""
+    hint = ": give --port another, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
+    return ConfigError(f"cannot listen on {address[0]}:{address[1]}: {error}{hint}", option="port")
 
 
 def notice_silence(its: socket.socket) -> None:
@@ -75,7 +80,10 @@ async def serving(service: Service, bound: socket.socket, rpc: RpcListener | Non
         "lingering_time": _LINGER,
     }
     make = partial(Connection, runner.server, loop=loop, **options)
-    listener = await loop.create_server(make, sock=bound, backlog=_BACKLOG)
+    try:
+        listener = await loop.create_server(make, sock=bound, backlog=_BACKLOG)
+    except OSError as error:
+        raise cannot_listen(bound.getsockname(), error) from error
     try:
         host, port = bound.getsockname()[:2]
         async with contextlib.nullcontext() if rpc is None else rpc.serving(service):

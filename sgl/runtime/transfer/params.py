@@ -82,7 +82,7 @@ class TransferParams:
             if type(value) is not types[name]:
                 raise _wrong(f"has a {name} that is no {types[name].__name__}")
             if (len(value) > MAX_CHARACTERS) if isinstance(value, str) else not 0 <= value < _MAX_INT:
-                raise _wrong(f"has a {name} that is too large")
+                raise _wrong(f"has a {name} out of bounds")
         signature = given.get("signature")
         if not isinstance(signature, str) or not hmac.compare_digest(
             signature.encode(errors="replace"), _signature(content, secret).encode()
