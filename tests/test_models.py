@@ -21,6 +21,7 @@ from sgl.kernels.layers.linear import PackedMatrix, linear, prepare
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.rope import apply_rotary, rotary_rows
 from sgl.runtime.model import decoder as decoder_module
+from sgl.runtime.model import lora as lora_module
 from sgl.runtime.model import weights as weights_module
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
@@ -338,8 +339,8 @@ def test_products_of_all_numbers_of_rows_are_met(
 
         return call
 
-    for name in ("linear", "linear_add"):
-        monkeypatch.setattr(decoder_module, name, noting(getattr(decoder_module, name)))
+    for module, name in ((decoder_module, "linear"), (decoder_module, "linear_add"), (lora_module, "linear")):
+        monkeypatch.setattr(module, name, noting(getattr(module, name)))
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: noting(lambda x, _: logits(x))(hidden, None))
     monkeypatch.setattr(decoder_module, "_EACH", 40)

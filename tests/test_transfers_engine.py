@@ -40,6 +40,8 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 ROOMY = {"disaggregation_buffer_mb": 100}  # as many as there are pages
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 6, "ignore_eos": True}
 OFFERED: dict[str, Any] = {"sampling_params": {"max_new_tokens": 0}, "return_kv_transfer_params": True}
+OFFERS: list[dict[str, Any]] = []
+"""Of the present test."""
 _RNG = random.Random(3)
 PROMPTS = [[_RNG.randrange(3, 300) for _ in range(90)] for _ in range(4)]
 
@@ -77,10 +79,14 @@ def plain(path: str) -> Iterator[Engine]:
 
 
 @pytest.fixture(autouse=True)
-def _empty_caches(request: pytest.FixtureRequest) -> None:
+def _empty_caches(request: pytest.FixtureRequest) -> Iterator[None]:
     for name in ("prefill", "decode", "plain"):
         if name in request.fixturenames:
             request.getfixturevalue(name).flush_cache()
+    yield
+    if "prefill" in request.fixturenames:  # what nobody pulled would be in the next test's way
+        request.getfixturevalue("prefill").end_kv_transfer(OFFERS)
+    OFFERS.clear()
 
 
 def offer(engine: Engine, prompt: Any = None, **options: Any) -> dict[str, Any]:
@@ -89,6 +95,7 @@ def offer(engine: Engine, prompt: Any = None, **options: Any) -> dict[str, Any]:
     params = engine.generate(**given, **OFFERED, **options)["kv_transfer_params"]
     assert isinstance(params, dict)
     json.dumps(params)
+    OFFERS.append(params)
     return params
 
 
