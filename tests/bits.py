@@ -1,6 +1,6 @@
 """Requests whose tokens and log-probabilities are compared bit by bit, over what else an engine may have to do.
 
-Imported by tests on a CPU and on a GPU, and by benchmarks/gpu/deterministic.py."""
+Imported by tests on a CPU and on a GPU."""
 
 from __future__ import annotations
 
