@@ -370,6 +370,8 @@ def test_a_lease_that_nobody_needs_is_ended_before_its_time(prefill: Engine, dec
         assert (ended.status_code, ended.json()) == (200, {"ended": 2})
         for wrong in ({**params[0], "port": 1}, {"lease": 5}, [5]):
             assert server.post("/end_kv_transfer", {"kv_transfer_params": wrong}).status_code == 400
+    with pytest.raises(InvalidRequest, match="4096 entries at most, not 1000000"):
+        prefill.end_kv_transfer([params[0]] * 10**6)
     with pytest.raises(InvalidRequest, match="disaggregation_mode='prefill'"):
         decode.end_kv_transfer(params[0])
     assert_all_is_back(prefill)

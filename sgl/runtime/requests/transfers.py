@@ -12,6 +12,8 @@ from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.transfer.params import PARAM, TransferParams
 
 _RETURN = "return_kv_transfer_params"
+MOST_ENDED = 4096
+"""Leases ended by one call, each signature of which is checked: tenths of a second."""
 
 
 def offers(wanted: GenerateRequest, params: SamplingParams, transfers: Transfers | None) -> bool:
@@ -52,7 +54,10 @@ def end(given: Any, transfers: Transfers | None) -> int:
         raise InvalidRequest(
             f"no pages are offered without disaggregation_mode='prefill' (by {PARAM})", param=PARAM
         )
-    read = [TransferParams.read(each, transfers.secret) for each in (given if is_list(given) else [given])]
+    listed = given if is_list(given) else [given]
+    if len(listed) > MOST_ENDED:
+        raise InvalidRequest(f"{PARAM} may have {MOST_ENDED} entries at most, not {len(listed)}", param=PARAM)
+    read = [TransferParams.read(each, transfers.secret) for each in listed]
     return sum(transfers.exports.offers.end(bytes.fromhex(each.lease)) for each in read)
 
 
