@@ -222,6 +222,13 @@ def trainer(told: Connection, values: list[torch.Tensor]) -> None:
         torch.distributed.broadcast(value, src=0, group=group)
 
 
+def test_no_trainer_is_awaited_over_nccl_without_a_gpu(server: LiveServer) -> None:
+    place = {"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 2}
+    reply = post(server, "/init_weights_update_group", **place)
+    assert reply.status_code == 400
+    assert "take 'gloo'" in reply.json()["message"]
+
+
 @pytest.mark.slow
 def test_a_trainer_broadcasts_weights_and_its_death_holds_nobody(server: LiveServer, engine: Engine) -> None:
     before = norm(engine)

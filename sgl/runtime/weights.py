@@ -83,6 +83,9 @@ class WeightUpdates:
         if self._tells is not None:
             message = "an engine of several ranks takes no broadcasts: send it tensors, or have it read files"
             raise InvalidRequest(message, param="tp_size")
+        if backend == "nccl" and self._model.device.type != "cuda":  # known before anybody waits for the trainer
+            message = f"backend 'nccl' sends between GPUs, and the weights are on {self._model.device}: take 'gloo'"
+            raise InvalidRequest(message, param="backend")
         with self._lock:
             if name in self._groups:
                 raise InvalidRequest(f"there is a group {name!r} already: destroy it first", param="group_name")
