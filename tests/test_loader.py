@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sgl.errors import ModelError, UnsupportedModel, WeightsError
+from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
+from sgl.runtime.engine import Engine
+from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.loader import load_decoder
@@ -150,9 +152,138 @@ def test_a_truncated_weight_file_is_named_with_its_size(folder: Path, kept: int)
 
 
 def test_a_missing_weight_file_is_named_with_what_lies_there_instead(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(WeightsError, match=r"model\.safetensors is missing; only .* not pytorch_model\.bin"):
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
+    with pytest.raises(WeightsError, match=r"model\.safetensors is missing; nor is .*, only tf_model\.h5"):
         load(folder)
+
+
+def pickled(folder: Path, *, is_old: bool = False, names: tuple[str, ...] = ("pytorch_model.bin",)) -> Path:
+    """The checkpoint with its tensors dealt out to pickles."""
+    tensors = list(load_file(folder / "model.safetensors").items())
+    placed = {}
+    for index, name in enumerate(names):
+        part = dict(tensors[index :: len(names)])
+        torch.save(part, folder / name, _use_new_zipfile_serialization=not is_old)
+        placed |= dict.fromkeys(part, name)
+    if len(names) > 1:
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": placed}))
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("is_old", "names"), [(False, ("pytorch_model.bin",)), (True, ("pytorch_model-1.bin", "pytorch_model-2.bin"))]
+)
+@pytest.mark.parametrize("model_impl", ["sgl", "transformers"])
+def test_pickles_give_the_same_answers(
+    tmp_path: Path, is_old: bool, names: tuple[str, ...], model_impl: Literal["sgl", "transformers"]
+) -> None:
+    safe = tiny_checkpoint(tmp_path / "safe")
+    old = pickled(tiny_checkpoint(tmp_path / "old"), is_old=is_old, names=names)
+    options: dict[str, Any] = {"device": "cpu", "skip_tokenizer_init": True, "max_total_tokens": 64}
+    answers = []
+    for folder, found in ((safe, "safetensors"), (old, "pickles")):
+        with Engine(str(folder), model_impl=model_impl, **options) as engine:
+            assert engine.get_server_info()["checkpoint_format"] == found
+            params = {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True}
+            result = engine.generate(input_ids=[5, 6, 7], sampling_params=params, return_logprob=True)
+            answers.append(result["meta_info"]["output_token_logprobs"])
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 8
+    with pytest.raises(ConfigError, match="holds PyTorch's pickles alone"):
+        Engine(str(old), model_impl=model_impl, load_format="safetensors", **options)
+
+
+class Planted:
+    """What a pickle would run."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors, mark: {**tensors, "evil": Planted(mark)}, "is truncated or no pickle of tensors alone"),
+        (lambda tensors, mark: [*tensors.values()], "it holds a list, not tensors by their names"),
+        (lambda tensors, mark: {"state_dict": tensors}, "'state_dict' in it is dict, no dense tensor"),
+        (lambda tensors, mark: {**tensors, "sparse": torch.eye(2).to_sparse()}, "no dense tensor"),
+        (lambda tensors, mark: {name: tensors[name] for name in list(tensors)[1:]}, "lacks 1 tensor"),
+    ],
+)
+@pytest.mark.parametrize("is_old", [False, True])
+def test_pickles_that_hold_anything_else_are_refused_and_run_nothing(
+    folder: Path, change: Callable[[dict[str, torch.Tensor], Path], Any], words: str, is_old: bool
+) -> None:
+    file, mark = pickled(folder) / "pytorch_model.bin", folder / "was-run"
+    tensors = torch.load(file, weights_only=True)
+    torch.save(change(tensors, mark), file, _use_new_zipfile_serialization=not is_old)
+    with pytest.raises(WeightsError, match=words):
+        load(folder)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 5000, -1])
+def test_a_truncated_pickle_is_named_with_its_size(folder: Path, kept: int) -> None:
+    path = pickled(folder) / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(WeightsError, match=rf"pytorch_model\.bin \({path.stat().st_size} bytes\) is truncated"):
+        load(folder)
+
+
+def test_safetensors_come_before_pickles(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    torch.save({"other": torch.zeros(1)}, folder / "pytorch_model.bin")
+    assert_same_weights(load(folder), load(tiny_checkpoint(tmp_path / "alone")))
+
+
+def test_shards_without_their_index_are_read_if_all_are_there(tmp_path: Path) -> None:
+    one = load(tiny_checkpoint(tmp_path / "one"))
+    folder = tiny_checkpoint(tmp_path / "many", max_shard_size="100KB")
+    (folder / INDEX).unlink()
+    assert_same_weights(one, load(folder))
+    sorted(folder.glob("model-*.safetensors"))[1].unlink()
+    with pytest.raises(WeightsError, match=r"nor is there model\.safetensors\.index\.json.*only model-00001-of"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("adapter_config.json", "a LoRA adapter: serve its base model, with --lora-paths"),
+        ("model_index.json", "a pipeline that makes images"),
+        ("params.json", "its maker's own format"),
+        ("snapshots/5ca1ab1e/config.json", r"folders within it have one: name .*snapshots/5ca1ab1e"),
+        ("inner/config.json", r"folders within it have one: name .*inner"),
+    ],
+)
+def test_a_folder_of_another_kind_says_what_to_name(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelError, match=words):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_old_models_of_a_hub_are_downloaded_with_their_pickles(
+    folder: Path, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "model.safetensors").rename(folder / weights)
+    asked: list[list[str]] = []
+
+    def download(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        assert hub_id == "an/id"
+        assert "original/*" in ignore_patterns
+        asked.append(allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert checkpoint_folder("an/id") == folder
+    assert "*.safetensors" in asked[0]
+    assert asked[1:] == ([["pytorch_model*"]] if weights == "pytorch_model.bin" else [])
 
 
 def test_shards_load_to_the_same_weights_as_one_file(tmp_path: Path) -> None:
@@ -175,7 +306,7 @@ def test_a_shard_that_is_missing_or_lacks_what_the_index_says_is_named(tmp_path:
         load(folder)
     (folder / INDEX).write_text(json.dumps(index))
     (folder / shard).unlink()
-    with pytest.raises(WeightsError, match=rf"{shard} is missing"):
+    with pytest.raises(WeightsError, match=rf"{shard} is missing, 1 of the \d+ that .*{INDEX} names"):
         load(folder)
 
 
@@ -211,5 +342,6 @@ def test_ends_of_generation_come_from_both_configs(folder: Path) -> None:
     assert ModelConfig.from_pretrained(folder).eos_token_ids == (2,)
 
 
-def test_a_path_to_the_config_is_the_folder(folder: Path) -> None:
-    assert ModelConfig.from_pretrained(folder / "config.json") == ModelConfig.from_pretrained(folder)
+def test_a_path_to_config_or_weights_is_the_folder(folder: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        assert ModelConfig.from_pretrained(folder / name) == ModelConfig.from_pretrained(folder)

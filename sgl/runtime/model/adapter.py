@@ -16,10 +16,10 @@ from typing import Any
 
 from sgl.errors import AdapterError, ModelError
 from sgl.runtime.model.checkpoint import checkpoint_folder
-from sgl.runtime.model.loader import FLOAT_DTYPES, opened, read
 from sgl.runtime.model.lora import Adapter, LoraSlots, Modules, Pair, parts_of
+from sgl.runtime.model.weight_files import FLOAT_DTYPES, opened, read
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 _ALL_LINEAR = "all-linear"
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False,),
@@ -168,11 +168,11 @@ def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str]) -> dict
     """The matrices of the wanted modules, whole, float32 on the CPU. Raises AdapterError, also for wrong ones of
     others."""
     modules = lora.modules(known)
-    file = lora.folder / WEIGHTS
-    if not file.is_file():
-        others = sorted(path.name for path in lora.folder.glob("adapter_model*"))
-        hint = f"; only safetensors are read, not {', '.join(others)}" if others else ""
-        raise AdapterError(f"{file} is missing{hint}", path=str(file))
+    found = [file for name in WEIGHTS if (file := lora.folder / name).is_file()]
+    if not found:
+        missing = lora.folder / WEIGHTS[0]
+        raise AdapterError(f"{missing} is missing, and so is {WEIGHTS[1]}", path=str(missing))
+    file = found[0]
     with _as_adapters(file), opened(file) as tensors:
         names = _found(tensors, modules, known, file)
         pairs = {}

@@ -3,6 +3,8 @@ the one with gated delta nets, or transformers' modules."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -23,6 +25,7 @@ from sgl.runtime.model.mla.config import LatentConfig, is_latent
 from sgl.runtime.model.mla.loader import load_latent, num_latent_weights
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.seen import Eyes
+from sgl.runtime.model.weight_files import holds_pickles
 
 ModelImpl = Literal["auto", "sgl", "transformers"]
 
@@ -30,6 +33,14 @@ ModelImpl = Literal["auto", "sgl", "transformers"]
 def read_config(path: str, model_impl: ModelImpl) -> Config:
     """A checkpoint's config, whose class says who serves it. Raises ModelError, UnsupportedModel where it has none of
     the allowed implementations."""
+    config = _read_config(path, model_impl)
+    if holds_pickles(Path(config.path)):
+        found = config.checkpoint_format.replace("safetensors", "pickles", 1)
+        return replace(config, checkpoint_format=found)  # type: ignore[type-var]
+    return config
+
+
+def _read_config(path: str, model_impl: ModelImpl) -> Config:
     refusal = None
     if is_gguf(find_checkpoint(path)):
         if model_impl == "transformers":
@@ -72,6 +83,9 @@ def load_model(
 ) -> Model:
     """See `load_decoder`; only its families know quantization, ranks and deterministic. image_cache_bytes: of
     embeddings that a vision tower keeps."""
+    if load_format == "safetensors" and config.checkpoint_format.startswith("pickles"):
+        message = f"load_format='safetensors': {config.path} holds PyTorch's pickles alone: leave load_format out"
+        raise ConfigError(message, option="load_format")
     if isinstance(config, ModelConfig):
         eyes: Eyes | None = None
         if config.media is not None:

@@ -3,16 +3,14 @@ headers, before memory is taken."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from sgl.errors import ConfigError, WeightsError
 from sgl.kernels import limits
@@ -22,7 +20,6 @@ from sgl.runtime.gguf import is_gguf
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
-from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
 from sgl.runtime.model.quantized.experts import pack_experts, quantized_experts
 from sgl.runtime.model.quantized.library import multiply_by_library
@@ -31,6 +28,7 @@ from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.seen import Eyes
 from sgl.runtime.model.shard import DOWN, GATE_UP, WHOLE, Shard
+from sgl.runtime.model.weight_files import Entry, check_dtype, opened, read, read_headers
 from sgl.runtime.model.weights import MATRICES, Weights, allocate_weights, checkpoint_tensors, keeps_groups
 
 
@@ -46,11 +44,8 @@ logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 
-FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 _CPU = torch.device("cpu")
 LM_HEAD = "lm_head.weight"
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 OF_TOWERS = tuple(
     f"{prefix}{tower}."
     for tower in ("visual", "vision_tower", "multi_modal_projector")
@@ -311,42 +306,6 @@ def _unfused(entries: dict[str, Entry], config: ModelConfig) -> dict[str, Entry]
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A tensor in a file, or some rows of one."""
-
-    file: Path
-    name: str  # there
-    shape: tuple[int, ...]
-    dtype: str
-    first: int | None = None  # of its rows; None: it is the whole tensor
-
-    def part(self, part: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Where a part of it lies in the file's tensor."""
-        if self.first is None:
-            return part
-        rows = part[0] if part else slice(None)
-        start, stop, _ = rows.indices(self.shape[0])
-        return slice(self.first + start, self.first + stop), *part[1:]
-
-
-def read_headers(folder: Path) -> dict[str, Entry]:
-    """The tensors of a checkpoint. Raises WeightsError."""
-    entries: dict[str, Entry] = {}
-    placed = _weight_map(folder)
-    for file in _weight_files(folder, placed):
-        with opened(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                if placed.get(name, file.name) == file.name:
-                    header = tensors.get_slice(name)
-                    entries[name] = Entry(file, name, tuple(header.get_shape()), str(header.get_dtype()))
-    for name, file_name in placed.items():
-        if name not in entries:
-            message = f"{folder / file_name} lacks the tensor {name}, which {_INDEX} places there"
-            raise WeightsError(message, path=str(folder / file_name), tensor=name)
-    return entries
-
-
 def read_quantized(
     entries: dict[str, Entry], scheme: QuantScheme | None, device: torch.device = _CPU
 ) -> tuple[dict[str, Entry], QuantizedCheckpoint]:
@@ -371,29 +330,6 @@ def read_quantized(
     }, quantized
 
 
-def _weight_map(folder: Path) -> dict[str, str]:
-    path = folder / _INDEX
-    if not path.is_file():
-        return {}
-    try:
-        placed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"cannot read {path}: {error!r}", path=str(path)) from error
-    return {str(name): str(file) for name, file in placed.items()}
-
-
-def _weight_files(folder: Path, placed: dict[str, str]) -> list[Path]:
-    if is_gguf(folder):
-        return [folder]
-    files = [folder / name for name in sorted(set(placed.values()))] if placed else [folder / _SINGLE]
-    for file in files:
-        if not file.is_file():
-            others = sorted(path.name for path in folder.glob("*.bin"))
-            hint = f"; only safetensors are read, not {', '.join(others)}" if others else ""
-            raise WeightsError(f"weight file {file} is missing{hint}", path=str(file))
-    return files
-
-
 def check_tensors(entries: dict[str, Entry], shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
     """Raise WeightsError unless the checkpoint has exactly the needed tensors and shapes."""
     missing = {name: shape for name, shape in shapes.items() if name not in entries}
@@ -411,34 +347,6 @@ def check_tensors(entries: dict[str, Entry], shapes: dict[str, tuple[int, ...]],
             wrong = f"{list(entry.shape)}; its config.json makes it {list(shape)}"
             raise WeightsError(f"{name} in {entry.file} is {wrong}", path=str(entry.file), tensor=name)
         check_dtype(name, entry)
-
-
-def check_dtype(name: str, entry: Entry) -> None:
-    """Raise WeightsError for a tensor of other numbers than floats."""
-    if entry.dtype not in FLOAT_DTYPES:
-        wrong = f"{entry.dtype}; expected one of {', '.join(FLOAT_DTYPES)}"
-        raise WeightsError(f"{name} in {entry.file} is {wrong}", path=str(entry.file), tensor=name)
-
-
-def opened(file: Path) -> Any:
-    """Map the file. Raises WeightsError if it is truncated, or no safetensors nor GGUF."""
-    if is_gguf(file):
-        return GgufCheckpoint(str(file))
-    try:
-        return safe_open(str(file), framework="pt")
-    except (SafetensorError, OSError) as error:
-        size = file.stat().st_size if file.exists() else 0
-        message = f"{file} ({size} bytes) is truncated or no safetensors file: {error}"
-        raise WeightsError(message, path=str(file)) from error
-
-
-def read(tensors: Any, name: str, file: Path, part: tuple[slice, ...] = ()) -> torch.Tensor:
-    """A tensor of an opened file, or a part of it. Raises WeightsError."""
-    try:
-        tensor: torch.Tensor = tensors.get_slice(name)[part] if part else tensors.get_tensor(name)
-    except SafetensorError as error:
-        raise WeightsError(f"cannot read {name} in {file}: {error}", path=str(file), tensor=name) from error
-    return tensor
 
 
 def named(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:

@@ -13,7 +13,8 @@ from sgl.errors import ConfigError, WeightsError
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.eagle.config import NUM_LAYERS_READ, EagleConfig
 from sgl.runtime.model.eagle.head import EagleHead, HeadWeights
-from sgl.runtime.model.loader import Entry, check_tensors, opened, read, read_headers
+from sgl.runtime.model.loader import check_tensors
+from sgl.runtime.model.weight_files import Entry, opened, read, read_headers
 from sgl.runtime.model.weights import packed
 
 _LAYER = "midlayer."

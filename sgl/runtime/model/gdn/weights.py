@@ -18,17 +18,9 @@ from sgl.kernels.layers.linear import Matrix, prepare
 from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.gdn.config import ExpertsConfig, HybridConfig
 from sgl.runtime.model.gdn.order import grouped_order, query_order, rotary_order
-from sgl.runtime.model.loader import (
-    Entry,
-    check_dtype,
-    named,
-    opened,
-    read,
-    read_headers,
-    read_quantized,
-    say_dequantized,
-)
+from sgl.runtime.model.loader import named, read_quantized, say_dequantized
 from sgl.runtime.model.quantized.experts import pack_both, whole_experts
+from sgl.runtime.model.weight_files import Entry, check_dtype, opened, read, read_headers
 from sgl.runtime.model.weights import MAX_HELD_TWICE, keeps_groups, matrix_tensors, packed
 
 _HEAD = "lm_head.weight"

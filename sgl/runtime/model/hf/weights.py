@@ -20,18 +20,10 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging as transformers_logging
 
 from sgl.errors import WeightsError
-from sgl.runtime.model.loader import (
-    FLOAT_DTYPES,
-    check_dtype,
-    named,
-    opened,
-    read,
-    read_headers,
-    read_quantized,
-    say_dequantized,
-)
+from sgl.runtime.model.loader import named, read_quantized, say_dequantized
 from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
 from sgl.runtime.model.quantized.scheme import QuantScheme
+from sgl.runtime.model.weight_files import FLOAT_DTYPES, check_dtype, opened, read, read_headers
 
 _OLD_BUFFERS = ("rotary_emb.inv_freq", "attn.masked_bias")  # in old checkpoints; they follow from the config
 _OLD_OPTIONS: dict[str, Any] = (  # of older versions

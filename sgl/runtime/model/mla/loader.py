@@ -12,16 +12,7 @@ import torch
 from sgl.errors import ConfigError
 from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.config import DtypeName
-from sgl.runtime.model.loader import (
-    LoadFormat,
-    check_tensors,
-    opened,
-    read,
-    read_headers,
-    read_quantized,
-    resolve_dtype,
-    say_dequantized,
-)
+from sgl.runtime.model.loader import LoadFormat, check_tensors, read_quantized, resolve_dtype, say_dequantized
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.mla.parts import check_parts, local, of_shared, part
@@ -30,6 +21,7 @@ from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
 from sgl.runtime.model.quantized.experts import pack_both
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import WHOLE, Shard
+from sgl.runtime.model.weight_files import opened, read, read_headers
 from sgl.runtime.model.weights import keeps_groups
 
 _LM_HEAD = "lm_head.weight"

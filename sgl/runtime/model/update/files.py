@@ -13,8 +13,8 @@ from sgl.errors import ModelError, WeightsError
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.choice import ModelImpl, read_config
-from sgl.runtime.model.loader import FLOAT_DTYPES, opened, read, read_headers
 from sgl.runtime.model.update.writer import Given, Writer
+from sgl.runtime.model.weight_files import FLOAT_DTYPES, opened, read, read_headers
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _FREE = (
