@@ -28,9 +28,18 @@ CELLS: dict[str, dict[str, Any]] = {
 
 
 class Requests:
-    """Random prompts, many with shared beginnings, with all kinds of sampling."""
+    """Random prompts, many with shared beginnings, with all kinds of sampling. regex: every fourth is constrained by
+    it."""
 
-    def __init__(self, number: int, vocab_size: int, longest: int, max_new_tokens: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        number: int,
+        vocab_size: int,
+        longest: int,
+        max_new_tokens: int,
+        seed: int = 0,
+        regex: str | None = None,
+    ) -> None:
         rng = random.Random(seed)
         shared = [rng.randrange(3, vocab_size) for _ in range(longest // 2)]
         self.prompts = [
@@ -38,7 +47,7 @@ class Requests:
             + [rng.randrange(3, vocab_size) for _ in range(rng.randrange(1, longest // 2))]
             for _ in range(number)
         ]
-        self.params = [
+        self.params: list[dict[str, Any]] = [
             {
                 "max_new_tokens": max_new_tokens,
                 "temperature": rng.choice([0.0, 1.0]),
@@ -50,6 +59,8 @@ class Requests:
             }
             for i in range(number)
         ]
+        for params in self.params[3::4] if regex else ():
+            params |= {"regex": regex, "ignore_eos": False}
 
     def __len__(self) -> int:
         return len(self.prompts)

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import tests.interpreter  # noqa: F401
+from benchmarks.gpu.deterministic import Sizes, compared
+from benchmarks.gpu.workloads import cut_tokenizer
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
-from tests.bits import CELLS, Requests, differing
-from tests.test_deterministic import started
+from sgl.runtime.config import EMBEDDED
 from tests.tiny_models import tiny_checkpoint
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
@@ -78,19 +79,7 @@ def test_engines_on_a_gpu(tmp_path: Path, family: str, dtype: str) -> None:
     sizes: dict[str, Any] = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512}
     sizes |= {"max_position_embeddings": 2048, "head_dim": 64} if family != "llama" else {}
     folder = tiny_checkpoint(tmp_path / family, family, **sizes | {"max_position_embeddings": 2048})
-    requests = Requests(200, 1000, 900, 16)
-    options: dict[str, Any] = {"dtype": dtype, "device": "cuda", "check_ledger": False}
-    with started(folder, disable_radix_cache=True, disable_cuda_graph=True, **options) as engine:
-        expected = requests.alone(engine)
-    cells = {
-        **{name: cell for name, cell in CELLS.items() if cell.get("chunked_prefill_size") != 1},
-        "no graphs": {"disable_cuda_graph": True},
-        "retracted": {"max_total_tokens": 8192},
-        "host memory": {"max_total_tokens": 8192, "enable_hierarchical_cache": True},
-    }
-    found: dict[tuple[str, str], int] = {}
-    for name, cell in cells.items():
-        with started(folder, **options, **cell) as engine:
-            for way, bits in requests.among_others(engine):
-                found[name, way] = differing(expected, bits)
-    assert not any(found.values()), {cell: number for cell, number in found.items() if number}
+    cut_tokenizer(EMBEDDED, 1000, folder)
+    options = {"load_format": "auto", "dtype": dtype, "device": "cuda", "deterministic": True}
+    found = list(compared(folder, Sizes(200, 900, 16, 256, "cuda"), options))
+    assert [its for its in found if its.numbers] == []

@@ -1,0 +1,107 @@
+"""The GPU benchmark of the deterministic mode on a CPU, small: its cells, its counts and its cost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import deterministic
+from benchmarks.gpu.deterministic import Difference, Sizes, compared, made
+from sgl.kernels import cpu
+
+pytestmark = pytest.mark.skipif(cpu.why_not() is not None, reason=f"cannot be compiled: {cpu.why_not()}")
+TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "vocab_size": 1000,
+}
+OPTIONS: dict[str, Any] = {"device": "cpu", "check_ledger": True, "page_size": 4}
+COUNTED = {"among others": "retractions", "a draft model": "verified_tokens", "host memory": "host_loaded_tokens"}
+SIZES = Sizes(6, 90, 10, 12, "cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(deterministic.SHAPES, "tiny", {**deterministic.SHAPES["moe"], **TINY})
+    made("tiny", 2, tmp_path)
+    return tmp_path
+
+
+def test_no_number_differs_and_each_cell_does_what_it_is_called(folder: Path) -> None:
+    found = list(compared(folder, SIZES, {**OPTIONS, "deterministic": True}, list(COUNTED)))
+    assert [(its.cell, its.way) for its in found if its.numbers or its.prompts] == []
+    assert {its.cell for its in found} == set(COUNTED)
+    for cell, counted in COUNTED.items():
+        notes = [its.note.split() for its in found if its.cell == cell and counted in its.note]
+        assert int(notes[-1][0]) > 0, cell
+    assert {its.way for its in found if its.cell == "among others"} >= {"cold", "warm", "retracted", "forked"}
+
+
+@pytest.mark.slow
+def test_no_number_differs_in_any_cell(folder: Path) -> None:
+    found = list(compared(folder, SIZES, {**OPTIONS, "deterministic": True}))
+    assert [(its.cell, its.way) for its in found if its.numbers or its.prompts] == []
+    assert {"files", "drafts", "few pages", "chunks of 7"} <= {its.cell for its in found}
+
+
+def test_without_the_mode_some_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["tiny", "--prompts", "4", "--longest", "80", "--at-once", "8", "--only", "among", "--without"]
+    monkeypatch.setattr("sys.argv", ["deterministic", *arguments, "--option", "device=cpu"])
+    deterministic.main()
+    mode, without = capsys.readouterr().out.split("tiny, without\n")
+    numbers = [
+        [int(line[39:48]) for line in text.splitlines() if line.startswith("among")] for text in (mode, without)
+    ]
+    assert set(numbers[0]) == {0}
+    assert min(numbers[1]) > 0
+
+
+def test_numbers_that_differ_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        deterministic, "compared", lambda *_: [Difference("a", "cold", 1, 3), Difference("b", "w", 0, 0)]
+    )
+    monkeypatch.setattr("sys.argv", ["deterministic", "tiny"])
+    with pytest.raises(SystemExit, match="3 numbers differ"):
+        deterministic.main()
+
+
+class Instant:
+    """An engine that takes 30 ms for what it is asked, and in deterministic mode 40."""
+
+    def __init__(self, model: Path, **options: Any) -> None:
+        self._seconds = 4e-2 if options["deterministic"] else 3e-2
+
+    def __enter__(self) -> Instant:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    def flush_cache(self) -> None:
+        pass
+
+    def generate(self, input_ids: list[list[int]], sampling_params: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        time.sleep(self._seconds)
+        return [{"output_ids": [0] * params["max_new_tokens"]} for params in sampling_params]
+
+
+def test_the_cost_is_a_ratio_of_throughputs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(deterministic, "Engine", Instant)
+    monkeypatch.setattr("sys.argv", ["deterministic", "tiny", "--cost", "--reps", "2"])
+    deterministic.main()
+    line = capsys.readouterr().out
+    assert "tok/s without" in line
+    assert 0.6 < float(line.split("with: ")[1].split()[0]) < 0.9
