@@ -19,7 +19,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.model.weights import checkpoint_tensors
-from tests.tiny_models import edit_json, tiny_checkpoint
+from tests.tiny_models import byte_tokenizer, edit_json, tiny_checkpoint
 
 INDEX = "model.safetensors.index.json"
 
@@ -340,6 +340,15 @@ def test_ends_of_generation_come_from_both_configs(folder: Path) -> None:
     assert ModelConfig.from_pretrained(folder).eos_token_ids == (2, 7)
     (folder / "generation_config.json").unlink()
     assert ModelConfig.from_pretrained(folder).eos_token_ids == (2,)
+
+
+def test_the_end_of_a_turn_that_only_the_tokenizer_names_ends_a_generation(folder: Path) -> None:
+    tokenizer = byte_tokenizer(384)
+    tokenizer.eos_token = "!"
+    tokenizer.save_pretrained(folder)
+    edit_json(folder / "config.json", eos_token_id=2)
+    with Engine(str(folder), device="cpu", max_total_tokens=64) as engine:
+        assert engine.get_server_info()["eos_token_ids"] == sorted({2, tokenizer.convert_tokens_to_ids("!")})
 
 
 def test_a_path_to_config_or_weights_is_the_folder(folder: Path) -> None:

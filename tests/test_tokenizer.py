@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,57 @@ def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerError, match="no tokenizer can be loaded"):
+        Tokenizer.load(tmp_path)
+
+
+TURNS = "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% endfor %}"
+TOOLS = [{"type": "function", "function": {"name": "ask", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize(
+    ("files", "with_tools"),
+    [
+        ({"chat_template.jinja": TURNS}, ""),
+        ({"chat_template.json": json.dumps({"chat_template": TURNS})}, ""),
+        ({"chat_template.jinja": TURNS, "additional_chat_templates/tool_use.jinja": "tools" + TURNS}, "tools"),
+        (
+            {
+                "tokenizer_config.json": json.dumps(
+                    {
+                        "chat_template": [
+                            {"name": "default", "template": TURNS},
+                            {"name": "tool_use", "template": "tools" + TURNS},
+                        ]
+                    }
+                )
+            },
+            "tools",
+        ),
+    ],
+)
+def test_templates_come_from_each_file_that_models_have_them_in(
+    tmp_path: Path, files: dict[str, str], with_tools: str
+) -> None:
+    TOKENIZERS["byte level"].hf.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    tokenizer = Tokenizer.load(tmp_path)
+    turns = [{"role": "user", "content": "hi"}]
+    assert tokenizer.chat_template == TURNS
+    assert tokenizer.apply_chat_template(turns) == "<user>hi"
+    assert tokenizer.apply_chat_template(turns, tools=TOOLS) == f"{with_tools}<user>hi"
+
+
+@pytest.mark.parametrize(
+    ("content", "packages"), [(b"\n\x0e\n\x05<unk>", "sentencepiece protobuf"), (b"IQ== 0\nIg== 1\n", "tiktoken")]
+)
+def test_packages_that_read_a_tokenizer_model_are_named(
+    tmp_path: Path, content: bytes, packages: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    monkeypatch.setattr("sgl.runtime.text.tokenizer.find_spec", lambda module: None)
+    with pytest.raises(TokenizerError, match=f"tokenizer.model is read with .* missing: pip install {packages}$"):
         Tokenizer.load(tmp_path)
 
 

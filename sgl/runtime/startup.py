@@ -242,8 +242,8 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     logger.info("%s: %s by %s", config.model_name, model_config.architecture, layers)
     config = choose_adapters(replace(config, model_impl="sgl" if is_native else "transformers"), model_config)
     eos_ids = frozenset(model_config.eos_token_ids)
-    if not eos_ids and tokenizer is not None and tokenizer.eos_id is not None:
-        eos_ids = frozenset((tokenizer.eos_id,))
+    if tokenizer is not None and tokenizer.eos_id is not None:
+        eos_ids |= {tokenizer.eos_id}  # the end of a turn, where the config has the base model's end of a text
     if isinstance(platform := platform_of(config.device), OwnRunner):
         own = platform.load(config, model_config, device)
         config, plan = plan_memory(config, own, own.config)

@@ -142,8 +142,8 @@ class NativeApi(Api):
         service = self._service
         tokenizer, config = service.engine.tokenizer, service.engine.config
         template = service.chat_template
-        if template is None and tokenizer is not None and tokenizer.has_chat_template:
-            template = str(tokenizer.hf.chat_template)
+        if template is None and tokenizer is not None:
+            template = tokenizer.chat_template
         special = {} if tokenizer is None else tokenizer.hf.special_tokens_map
         info = await service.engine.call("get_server_info")
         return json_response(

@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,6 +184,12 @@ class Tokenizer:
         """Whether the model came with a chat template."""
         return self.hf.chat_template is not None
 
+    @property
+    def chat_template(self) -> str | None:
+        """The one that the model came with; of several, the one for turns without tools."""
+        its = self.hf.chat_template
+        return its.get("default") if isinstance(its, dict) else its
+
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Render messages with the model's Jinja template and `options`; encode the result without special tokens.
         Raises InvalidRequest without a template, or if it refuses the messages."""
@@ -268,9 +275,17 @@ def _load_hf(name: str) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        if _has_tokenizer_json(name):
-            return PreTrainedTokenizerFast.from_pretrained(name)
-        return AutoTokenizer.from_pretrained(name)
+        if _file(name, "tokenizer.json") is not None:
+            hf = PreTrainedTokenizerFast.from_pretrained(name)
+        else:
+            _check_readers(name)
+            hf = AutoTokenizer.from_pretrained(name)
+        if hf.chat_template is None and (beside := _file(name, "chat_template.json")) is not None:
+            with open(beside, encoding="utf-8") as file:  # of a processor, where transformers looks only for images
+                hf.chat_template = json.load(file)["chat_template"]
+        return hf
+    except TokenizerError:
+        raise
     except Exception as error:  # tokenizers raises plain Exception; transformers' readers raise anything
         raise TokenizerError(
             f"no tokenizer can be loaded from {name}: {error} (expected a folder or hub id with a tokenizer.json, "
@@ -279,12 +294,37 @@ def _load_hf(name: str) -> Any:
         ) from error
 
 
-def _has_tokenizer_json(name: str) -> bool:
+def _check_readers(name: str) -> None:
+    """Raise TokenizerError where the packages are missing with which transformers reads a tokenizer.model."""
+    path = _file(name, "tokenizer.model")
+    if path is None:
+        return
+    with open(path, "rb") as file:
+        is_protobuf = file.read(1) == b"\n"  # tiktoken's files are text
+    needed = ("sentencepiece", "google.protobuf") if is_protobuf else ("tiktoken",)
+    if missing := [module.removeprefix("google.") for module in needed if not _is_there(module)]:
+        raise TokenizerError(
+            f"{name} has no tokenizer.json, and its tokenizer.model is read with packages that are missing: "
+            f"pip install {' '.join(missing)}",
+            path=name,
+        )
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # what it lies in is missing
+        return False
+
+
+def _file(name: str, file: str) -> str | None:
+    """The path of a folder's or hub id's file, if it has it."""
     if os.path.isdir(name):
-        return os.path.isfile(os.path.join(name, "tokenizer.json"))
+        path = os.path.join(name, file)
+        return path if os.path.isfile(path) else None
     from transformers.utils.hub import cached_file
 
     try:
-        return cached_file(name, "tokenizer.json") is not None
+        return cached_file(name, file)
     except OSError:
-        return False
+        return None

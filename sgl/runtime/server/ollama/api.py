@@ -193,7 +193,7 @@ class OllamaApi(Api):
         info, model = await self._info(), await self._model()
         template = service.chat_template
         if template is None and service.engine.tokenizer is not None:
-            template = service.engine.tokenizer.hf.chat_template
+            template = service.engine.tokenizer.chat_template
         abilities = ["completion", *(["tools"] if template else []), "embedding"]
         abilities += ["thinking"] if service.config.reasoning_parser is not None else []
         abilities += ["vision"] if await service.takes_images() else []
@@ -202,7 +202,7 @@ class OllamaApi(Api):
             {
                 "modelfile": f"FROM {info['model_path']}\n",
                 "parameters": "",
-                "template": str(template or ""),
+                "template": template or "",
                 "details": model["details"],
                 "model_info": {
                     "general.architecture": family,
