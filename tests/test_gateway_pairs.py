@@ -31,6 +31,8 @@ from tests.test_transfers_engine import (
 __all__ = ["decode", "key", "path", "plain", "prefill"]  # fixtures
 
 PROMPT = list(range(100, 500))
+_DIFFERENT = {"id", "item_id", "call_id", "created", "created_at", "completed_at", "meta_info"}
+_DIFFERENT |= {"input_tokens", "cache_read_input_tokens", "input_tokens_details", "prompt_tokens_details"}
 BODY = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 4, "regex": "a+"}, "stream": True, "rid": "mine"}
 STATE = {
     "num_running_reqs": 0,
@@ -128,8 +130,17 @@ def test_a_plain_request_brings_the_pages_of_a_prefill_worker() -> None:
         several = {"prompt": ["x" * 2000, "y" * 2000], "max_tokens": 3}
         await post(client, "/v1/completions", several)
         assert generated(decode)[2]["kv_transfer_params"] == [{"lease": "3", "url": prefill.url}] * 2
+        message = {"messages": chat["messages"], "system": "Be kind.", "max_tokens": 9, "stop_sequences": ["x"]}
+        await post(client, "/v1/messages", {**message, "output_format": {"type": "json_schema", "schema": {}}})
+        own = {"max_tokens": 0, "return_kv_transfer_params": True}
+        assert generated(prefill)[3] == {"messages": chat["messages"], "system": "Be kind.", **own}
+        response = {"input": "x" * 2000, "text": {"format": {"type": "json_object"}}, "max_output_tokens": 9}
+        await post(client, "/v1/responses", {**response, "metadata": {"a": "b"}, "instructions": "Be kind."})
+        own = {"max_output_tokens": 0, "store": False, "return_kv_transfer_params": True}
+        assert generated(prefill)[4] == {"input": response["input"], "instructions": "Be kind.", **own}
+        assert [each["kv_transfer_params"]["lease"] for each in generated(decode)[3:]] == ["4", "5"]
         assert ended(prefill) == []
-        assert value(gateway, "pairs_total", outcome="paired") == 3
+        assert value(gateway, "pairs_total", outcome="paired") == 5
 
     pairs(test, "PD", computes, echo)
 
@@ -144,7 +155,17 @@ def test_what_is_short_computed_or_arranged_by_its_client_takes_no_prefill_worke
             ("/generate", {"input_ids": PROMPT[2:], "lora_path": "one"}),
             ("/generate", {"input_ids": PROMPT[3:], "return_logprob": True, "logprob_start_len": 0}),
             ("/generate", {"text": "x" * 2000, "image_data": "data:"}),
-            ("/v1/messages", {"messages": [{"role": "user", "content": "x" * 2000}]}),
+            (
+                "/v1/messages",
+                {"messages": [{"content": [{"type": "image"}, {"type": "text", "text": "x" * 2000}]}]},
+            ),
+            (
+                "/v1/messages",
+                {"messages": [{"content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]},
+            ),
+            ("/v1/responses", {"input": "x" * 2000, "previous_response_id": "resp_1"}),
+            ("/v1/responses", {"input": [{"id": "msg_1"}, {"role": "user", "content": "x" * 2000}]}),
+            ("/v1/responses", {"input": [{"type": "function_call_output", "output": [{"type": "input_image"}]}]}),
             ("/v1/chat/completions", {"messages": [{"content": [{"type": "image_url"}, {"type": "text"}]}] * 100}),
             ("/v1/chat/completions", {"messages": 5}),
         ]
@@ -152,10 +173,6 @@ def test_what_is_short_computed_or_arranged_by_its_client_takes_no_prefill_worke
             status, _ = await post(client, where, body)
             assert status == 200
             assert decode.requests[-1][:2] == (where, body)
-        program = {"program": {"v": 1, "name": "p"}, "segment": {"nodes": []}}
-        task = asyncio.ensure_future(post(client, "/v1/programs", program))
-        await until(lambda: decode.requests[-1][:2] == ("/v1/programs", program))
-        task.cancel()
         await post(client, "/generate", {"input_ids": PROMPT[9:]})
         await post(client, "/generate", {"input_ids": PROMPT[9:]})  # it is there since then
         assert len(prefill.requests) == 1
@@ -287,6 +304,9 @@ def test_answers_through_the_gateway_are_those_of_one_engine(
     text = "what is there to say of the long winter, and of the short summer?"
     chat = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 5}
     tool = {"type": "function", "function": {"name": "say", "parameters": {"type": "object", "properties": {}}}}
+    its = {"name": "say", "input_schema": {"type": "object", "properties": {}}}
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    response = {"input": chat["messages"], "temperature": 0, "max_output_tokens": 40}
     bodies: list[tuple[str, dict[str, Any]]] = [
         ("/generate", {"text": text, "sampling_params": {**GREEDY, "regex": "[ab]{4}"}}),
         ("/generate", {"text": text, "sampling_params": {**GREEDY, "n": 2}, "return_logprob": True}),
@@ -298,13 +318,17 @@ def test_answers_through_the_gateway_are_those_of_one_engine(
         ("/v1/chat/completions", {**chat, "stream": True, "stream_options": {"include_usage": True}}),
         ("/v1/chat/completions", {**chat, "max_tokens": 60, "tools": [tool], "tool_choice": "required"}),
         ("/v1/chat/completions", {**chat, "response_format": {"type": "json_object"}, "max_tokens": 40}),
+        ("/v1/messages", {**chat, "system": "Be kind.", "stop_sequences": ["q"]}),
+        ("/v1/messages", {**chat, "stream": True, "output_config": {"format": schema}}),
+        ("/v1/messages", {**chat, "tools": [its], "tool_choice": {"type": "any"}, "max_tokens": 60}),
+        ("/v1/responses", {"input": text, "temperature": 0, "max_output_tokens": 5, "metadata": {"a": "b"}}),
+        ("/v1/responses", {**response, "stream": True, "text": {"format": {"type": "json_object"}}}),
     ]
 
     def parts(answer: Any, number: Callable[[float], Any]) -> Any:
         """What does not differ from call to call, floats about the same."""
         if isinstance(answer, dict):
-            names = ("id", "created", "meta_info", "prompt_tokens_details")
-            return {name: parts(value, number) for name, value in answer.items() if name not in names}
+            return {name: parts(value, number) for name, value in answer.items() if name not in _DIFFERENT}
         if isinstance(answer, float):
             return number(answer)
         return [parts(each, number) for each in answer] if isinstance(answer, list) else answer

@@ -527,6 +527,23 @@ def test_over_http_the_params_are_fields_of_all_endpoints(prefill: Engine, decod
             assert found["usage"]["prompt_tokens_details"]["cached_tokens"] >= 8
             wrong = other.post(path, {**body, "max_tokens": 5, "kv_transfer_params": {**params, "port": 1}})
             assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "kv_transfer_params")
+        messages = {"messages": chat["messages"], "temperature": 0, "max_tokens": 0}
+        responses = {"input": chat["messages"], "temperature": 0, "max_output_tokens": 0, "store": False}
+        for path, body, limit in (
+            ("/v1/messages", messages, "max_tokens"),
+            ("/v1/responses", responses, "max_output_tokens"),
+        ):
+            assert other.post("/flush_cache", {}).status_code == 200
+            params = one.post(path, {**body, "return_kv_transfer_params": True}).json()["kv_transfer_params"]
+            found = other.post(path, {**body, limit: 5, "kv_transfer_params": params}).json()
+            assert "kv_transfer_params" not in found
+            usage = found["usage"]
+            cached = usage.get("cache_read_input_tokens") or usage["input_tokens_details"]["cached_tokens"]
+            assert cached >= 8
+            wrong = other.post(path, {**body, "kv_transfer_params": {**params, "port": 1}})
+            assert (wrong.status_code, "kv_transfer_params" in wrong.text) == (400, True)
+            refused = one.post(path, {**body, "stream": True, "return_kv_transfer_params": True})
+            assert (refused.status_code, "leave stream out" in refused.text) == (400, True)
         body = {"text": "of this one, too, there are pages", "sampling_params": {"max_new_tokens": 0}}
         params = one.post("/generate", {**body, "return_kv_transfer_params": True}).json()["kv_transfer_params"]
         body = {**body, "sampling_params": {"max_new_tokens": 4}, "kv_transfer_params": params}

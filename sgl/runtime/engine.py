@@ -17,7 +17,7 @@ from typing import Any, Unpack
 
 from sgl.errors import EngineDead, InvalidRequest, RequestTimeout
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat_template import ChatTemplate, RenderedTemplate
+from sgl.lang.ir.chat_template import ChatTemplate
 from sgl.lang.ir.interpreter import SharedQuota
 from sgl.options import EngineOptions
 from sgl.runtime import startup
@@ -31,7 +31,7 @@ from sgl.runtime.model.choice import media_of
 from sgl.runtime.profile import StepProfiler
 from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
-from sgl.runtime.program.tokens import Encoder
+from sgl.runtime.program.tokens import Encoder, model_template
 from sgl.runtime.requests.adapters import Adapters, LoraUpdate
 from sgl.runtime.requests.arguments import GenerateOptions, Params, check_options, has_list_of_prompts
 from sgl.runtime.requests.builder import RequestBuilder
@@ -250,14 +250,7 @@ class Engine(Trainable):
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The template that came with the model, if any."""
-        tokenizer = self.tokenizer
-        if tokenizer is None or not tokenizer.has_chat_template:
-            return None
-
-        def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-            return tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
-
-        return RenderedTemplate("of the model", render)
+        return None if self.tokenizer is None else model_template(self.tokenizer)
 
     @cached_property
     def _program_services(self) -> Services:

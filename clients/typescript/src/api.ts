@@ -1361,6 +1361,10 @@ export interface components {
             /** Stop Sequence */
             stop_sequence: string | null;
             usage: components["schemas"]["MessagesUsage"];
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            };
         };
         /**
          * CallItem
@@ -1449,12 +1453,6 @@ export interface components {
          * @description POST /v1/chat/completions.
          */
         ChatBody: {
-            /** Kv Transfer Params */
-            kv_transfer_params?: {
-                [key: string]: unknown;
-            } | ({
-                [key: string]: unknown;
-            } | null)[] | null;
             response_format?: components["schemas"]["ResponseFormat"] | null;
             structured_outputs?: components["schemas"]["StructuredOutputs"] | null;
             /** Regex */
@@ -1535,6 +1533,14 @@ export interface components {
             request_id?: string | null;
             /** Timeout */
             timeout?: number | null;
+            /** Return Kv Transfer Params */
+            return_kv_transfer_params?: boolean | null;
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | ({
+                [key: string]: unknown;
+            } | null)[] | null;
             /** Max Tokens */
             max_tokens?: number | null;
             /** N */
@@ -1544,8 +1550,6 @@ export interface components {
             /** Stream */
             stream?: boolean | null;
             stream_options?: components["schemas"]["sgl__runtime__server__protocol__StreamOptions"] | null;
-            /** Return Kv Transfer Params */
-            return_kv_transfer_params?: boolean | null;
             /** Return Token Ids */
             return_token_ids?: boolean | null;
             /** Return Tokens As Token Ids */
@@ -1793,12 +1797,6 @@ export interface components {
          * @description POST /v1/completions.
          */
         CompletionBody: {
-            /** Kv Transfer Params */
-            kv_transfer_params?: {
-                [key: string]: unknown;
-            } | ({
-                [key: string]: unknown;
-            } | null)[] | null;
             response_format?: components["schemas"]["ResponseFormat"] | null;
             structured_outputs?: components["schemas"]["StructuredOutputs"] | null;
             /** Regex */
@@ -1879,6 +1877,14 @@ export interface components {
             request_id?: string | null;
             /** Timeout */
             timeout?: number | null;
+            /** Return Kv Transfer Params */
+            return_kv_transfer_params?: boolean | null;
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | ({
+                [key: string]: unknown;
+            } | null)[] | null;
             /** Max Tokens */
             max_tokens?: number | null;
             /** N */
@@ -1888,8 +1894,6 @@ export interface components {
             /** Stream */
             stream?: boolean | null;
             stream_options?: components["schemas"]["sgl__runtime__server__protocol__StreamOptions"] | null;
-            /** Return Kv Transfer Params */
-            return_kv_transfer_params?: boolean | null;
             /** Return Token Ids */
             return_token_ids?: boolean | null;
             /** Return Tokens As Token Ids */
@@ -2037,6 +2041,14 @@ export interface components {
             request_id?: string | null;
             /** Timeout */
             timeout?: number | null;
+            /** Return Kv Transfer Params */
+            return_kv_transfer_params?: boolean | null;
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | ({
+                [key: string]: unknown;
+            } | null)[] | null;
             /** Messages */
             messages: components["schemas"]["Turn"][];
             /** System */
@@ -2602,6 +2614,14 @@ export interface components {
             request_id?: string | null;
             /** Timeout */
             timeout?: number | null;
+            /** Return Kv Transfer Params */
+            return_kv_transfer_params?: boolean | null;
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | ({
+                [key: string]: unknown;
+            } | null)[] | null;
             /** Input */
             input?: string | (components["schemas"]["MessageItem"] | components["schemas"]["CallItem"] | components["schemas"]["CallOutputItem"] | components["schemas"]["CustomCallItem"] | components["schemas"]["CustomOutputItem"] | components["schemas"]["ReasoningItem"] | components["schemas"]["ReferenceItem"])[] | null;
             /** Instructions */
@@ -2857,6 +2877,14 @@ export interface components {
             request_id?: string | null;
             /** Timeout */
             timeout?: number | null;
+            /** Return Kv Transfer Params */
+            return_kv_transfer_params?: boolean | null;
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | ({
+                [key: string]: unknown;
+            } | null)[] | null;
             /** Messages */
             messages: components["schemas"]["Turn"][];
             /** System */
@@ -3576,6 +3604,12 @@ export interface components {
             } | null;
             /** Rows */
             rows?: components["schemas"]["Row"][] | null;
+            /** Return Kv Transfer Params */
+            return_kv_transfer_params?: boolean | null;
+            /** Kv Transfer Params */
+            kv_transfer_params?: ({
+                [key: string]: unknown;
+            } | null)[] | null;
         };
         /**
          * ProgramId
@@ -3584,6 +3618,16 @@ export interface components {
         ProgramId: {
             /** Id */
             id: string;
+        };
+        /**
+         * ProgramPages
+         * @description What a prefill engine offers of the rows' beginnings; null: of none of them.
+         */
+        ProgramPages: {
+            /** Kv Transfer Params */
+            kv_transfer_params: ({
+                [key: string]: unknown;
+            } | null)[] | null;
         };
         /**
          * ProgramSummary
@@ -3769,6 +3813,10 @@ export interface components {
             /** Store */
             store: boolean;
             usage: components["schemas"]["sgl__runtime__server__responses__replies__Usage"] | null;
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            };
         };
         /**
          * ResponseFormat
@@ -3889,6 +3937,14 @@ export interface components {
             request_id?: string | null;
             /** Timeout */
             timeout?: number | null;
+            /** Return Kv Transfer Params */
+            return_kv_transfer_params?: boolean | null;
+            /** Kv Transfer Params */
+            kv_transfer_params?: {
+                [key: string]: unknown;
+            } | ({
+                [key: string]: unknown;
+            } | null)[] | null;
             /** Input */
             input?: string | (components["schemas"]["MessageItem"] | components["schemas"]["CallItem"] | components["schemas"]["CallOutputItem"] | components["schemas"]["CustomCallItem"] | components["schemas"]["CustomOutputItem"] | components["schemas"]["ReasoningItem"] | components["schemas"]["ReferenceItem"])[] | null;
             /** Instructions */
@@ -12384,6 +12440,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
+                    "application/json": components["schemas"]["ProgramPages"];
                     "text/event-stream": unknown;
                 };
             };

@@ -77,7 +77,6 @@ class Gateway:
         self._passing = Passing(
             self.config, self.fleet, self.servers, self.metrics, self._limits, self._session, self._note
         )
-        self._programs = Programs(self._passing, self._reader, self._session, self.metrics.reopened.inc)
         self._pairs = Pairs(
             self._passing,
             self.servers,
@@ -85,6 +84,9 @@ class Gateway:
             self._session,
             self.metrics.pairs,
             self.config.min_prefill_tokens,
+        )
+        self._programs = Programs(
+            self._passing, self._pairs, self._reader, self._session, self.metrics.reopened.inc
         )
         self._merging = asyncio.Lock()
         self._started = time.time()
@@ -176,7 +178,7 @@ class Gateway:
             return await self._to_all(request, body)
         if request.path == "/v1/programs" and request.method == "POST":
             async with self._limits.place():
-                return await self._programs.create(request, body, len(self.servers.ready()))
+                return await self._programs.create(request, body, len(self.servers.ready_for(None)))
         if request.path.startswith("/v1/programs/"):
             return await self._programs.of_one(request, body)
         facts = await self._facts(request, body)

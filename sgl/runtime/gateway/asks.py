@@ -23,8 +23,10 @@ _MOST_SAMPLES = 128
 Pages = Literal["none", "could", "wanted"]
 """Of a request's prompt, between a prefill and a decode worker: its client arranges that or it cannot be, they could
 be asked of a prefill worker, or they are what the client wants of one."""
-PAIRED = ("/generate", "/v1/chat/completions", "/v1/completions")
-_UNPAIRED = ("kv_transfer_params", "lora_path", "image_data", "video_data", "echo")
+PAIRED = ("/generate", "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+_UNPAIRED = ("lora_path", "image_data", "video_data", "echo", "previous_response_id", "thread")
+_UNSENT = ("image", "video", "audio", "file", "item_reference")  # may be in the type of a part or an item
+_DEEPEST = 4  # a part in the result of a tool in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +67,23 @@ def _pages(path: str, body: Mapping[str, Any]) -> Pages:
         return "none"
     if body.get("return_kv_transfer_params"):
         return "wanted"
-    messages, start = body.get("messages"), body.get("logprob_start_len")
-    messages = messages if isinstance(messages, list) else []
-    contents = [each.get("content") for each in messages if isinstance(each, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    has_images = any(isinstance(part, dict) and part.get("type") != "text" for part in parts)
+    start = body.get("logprob_start_len")
     has_prompt_logprobs = start is not None and start != -1  # which are computed where they are answered
-    return "none" if has_images or has_prompt_logprobs else "could"
+    is_sent = _is_sent(body.get("messages", body.get("input")))
+    return "could" if is_sent and not has_prompt_logprobs else "none"
+
+
+def _is_sent(items: Any, depth: int = 0) -> bool:
+    """Whether messages, items or their parts are texts: their prompt is known, and its pages are sent."""
+    if not isinstance(items, list) or depth > _DEEPEST:
+        return depth <= _DEEPEST
+    for item in items:
+        if isinstance(item, dict):
+            kind = str(item.get("type", "item_reference" if item.keys() == {"id"} else ""))
+            inside = [item.get(name) for name in ("content", "output")]
+            if any(word in kind for word in _UNSENT) or not all(_is_sent(each, depth + 1) for each in inside):
+                return False
+    return True
 
 
 def unread(data: bytes | bytearray, session: str | None) -> Facts:

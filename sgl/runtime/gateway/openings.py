@@ -21,7 +21,7 @@ Fields = dict[str, msgspec.Raw]
 _fields = msgspec.json.Decoder(Fields).decode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _value = msgspec.json.decode
-_NONE = msgspec.Raw(b"null")
+_NONE, _FALSE = msgspec.Raw(b"null"), msgspec.Raw(b"false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class PartBody:
     deadline: float | None = None  # seconds
     first_row: int | None = None  # among the client's; None: it has no rows
     num_rows: int = 1
+    beginning: float = 0.0
+    """Tokens of a row's prompt before its first gen, as far as they are known."""
 
 
 def parts_of(data: bytes | bytearray, session: str | None, workers: int) -> list[PartBody]:
@@ -44,16 +46,19 @@ def parts_of(data: bytes | bytearray, session: str | None, workers: int) -> list
         fields = _fields(data)
     except (msgspec.MsgspecError, RecursionError):
         raise InvalidRequest("a program is opened with a JSON object", param="program") from None
+    for name in ("kv_transfer_params", "return_kv_transfer_params"):
+        if fields.get(name, _NONE) not in (_NONE, _FALSE):
+            raise InvalidRequest(f"{name} is for servers of programs: a gateway pairs them itself", param=name)
     try:
         program = _value(fields["program"])
         rows = _items(fields.get("rows", _NONE)) if fields.get("rows", _NONE) != _NONE else []
-        ask = _ask(program, fields.get("segment", _NONE), _value(rows[0]) if rows else {}, session)
+        ask, beginning = _ask(program, fields.get("segment", _NONE), _value(rows[0]) if rows else {}, session)
         deadline = program.get("deadline_s")
     except (SglError, msgspec.MsgspecError, TypeError, ValueError, AttributeError, KeyError, RecursionError):
         return [PartBody(None, Ask(session=session))]
     deadline = float(deadline) if isinstance(deadline, (int, float)) and 0 < deadline < math.inf else None
     if not 0 < len(rows) <= MAX_ROWS:
-        return [PartBody(None, ask, deadline)]
+        return [PartBody(None, ask, deadline, beginning=beginning)]
     shared = max(1.0, float(len(ask.blocks) * ask.block_tokens))
     own = max(0.0, ask.prompt - shared) + GENERATED * ask.generated
     number = max(1, min(round(math.sqrt(len(rows) * own / shared)), workers, len(rows)))
@@ -64,7 +69,7 @@ def parts_of(data: bytes | bytearray, session: str | None, workers: int) -> list
         body = _joined({**fields, "rows": msgspec.Raw(b"[" + b",".join(map(bytes, its)) + b"]")})
         prompt = ask.prompt + (len(its) - 1) * max(0.0, ask.prompt - shared)
         asks = replace(ask, prompt=prompt, generated=len(its) * ask.generated, requests=len(its) * ask.requests)
-        parts.append(PartBody(body if number > 1 else None, asks, deadline, first, len(its)))
+        parts.append(PartBody(body if number > 1 else None, asks, deadline, first, len(its), beginning))
     return parts
 
 
@@ -90,8 +95,8 @@ def segment_of(data: bytes | bytearray) -> tuple[int | None, bytes]:
     return number, segment
 
 
-def _ask(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -> Ask:
-    """Of a program, its first segment and its first row, none of which is checked."""
+def _ask(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -> tuple[Ask, float]:
+    """Of a program, its first segment and its first row, none of which is checked; and its beginning's tokens."""
     given = _fields(segment) if segment != _NONE else {}
     nodes = [_value(node) for node in _items(given.get("nodes", msgspec.Raw(b"[]")))[:MOST_NODES]]
     args = {**(program.get("args") or {}), **(row.get("args") or {})}
@@ -99,7 +104,8 @@ def _ask(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -> A
     first = ir.Segment(tuple((node["st"], ir.node_from_json(node)) for node in nodes))
     future = future_of_program(its, first)
     requests = len({stream for stream, _ in first.nodes}) or 1
-    return Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)
+    ask = Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)
+    return ask, future.beginning
 
 
 def _joined(fields: Mapping[str, msgspec.Raw]) -> bytes:

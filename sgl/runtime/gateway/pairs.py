@@ -38,13 +38,20 @@ _OF_OUTPUTS = {each.name for each in fields(SamplingParams)} | {"sampling_params
 _OF_OUTPUTS |= {"return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob", "logprobs"}
 _OF_OUTPUTS |= {"top_logprobs", "max_tokens", "max_completion_tokens", "min_tokens", "best_of", "response_format"}
 _OF_OUTPUTS |= {"return_token_ids", "return_tokens_as_token_ids", "include_stop_str_in_output"}
+_OF_OUTPUTS |= {"stop_sequences", "output_format", "max_output_tokens", "text", "include", "metadata", "store"}
+_NO_OUTPUT: Final[dict[str, dict[str, Any]]] = {
+    "/generate": {"sampling_params": {"max_new_tokens": 0}},
+    "/v1/responses": {"max_output_tokens": 0, "store": False},
+    "/v1/programs": {},
+}
 
 
 def prefill_body(data: bytes | bytearray, path: str) -> bytes:
     """Of a request, the body that asks for its prompt's pages alone."""
     given: dict[str, msgspec.Raw] = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    body: dict[str, Any] = {name: value for name, value in given.items() if name not in _OF_OUTPUTS}
-    body |= {"sampling_params": {"max_new_tokens": 0}} if path == "/generate" else {"max_tokens": 0}
+    dropped = _OF_OUTPUTS - {"text"} if path == "/generate" else _OF_OUTPUTS
+    body: dict[str, Any] = {name: value for name, value in given.items() if name not in dropped}
+    body |= _NO_OUTPUT.get(path, {"max_tokens": 0})
     return msgspec.json.encode({**body, f"return_{PARAMS}": True})
 
 
@@ -72,8 +79,9 @@ class Pairs:
         self._ending: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def of(self, passed: Passed, path: str, pages: Pages) -> AsyncIterator[None]:
-        """Within it, a request brings the pages that it can, and goes to a prefill worker if they are all it wants."""
+    async def of(self, passed: Passed, path: str, pages: Pages, prompt: float | None = None) -> AsyncIterator[None]:
+        """Within it, a request brings the pages that it can, and goes to a prefill worker if they are all it wants.
+        prompt: tokens that there may be pages of; None: all that are asked."""
         if pages == "none" or not any(its.mode == "prefill" for its in self.servers.all()):
             yield
             return
@@ -81,7 +89,7 @@ class Pairs:
             passed.mode = "prefill"
             yield
             return
-        pair = Pair(self, passed, path)
+        pair = Pair(self, passed, path, passed.ask.prompt if prompt is None else prompt)
         passed.pairing = pair
         try:
             yield
@@ -113,10 +121,11 @@ class Pairs:
 class Pair:
     """Of one request."""
 
-    def __init__(self, pairs: Pairs, passed: Passed, path: str) -> None:
+    def __init__(self, pairs: Pairs, passed: Passed, path: str, prompt: float) -> None:
         self._pairs = pairs
         self._passed = passed
         self._path = path
+        self._prompt = prompt
         self._asked: bytes | None = None  # what a prefill worker gets
         self._params: bytes | None = None  # what it answered, until the pages are pulled or let go of
         self._prefill = self._decode = ""  # the workers
@@ -128,7 +137,7 @@ class Pair:
         passed, self._decode = self._passed, ticket.worker.id
         if self._is_refused or self._pairs.servers[self._decode].mode != "decode":
             return passed.body
-        if passed.ask.prompt - ticket.found_tokens < self._pairs.least:
+        if self._prompt - ticket.found_tokens < self._pairs.least:
             self._count("short")
             return passed.body
         self._params = await self._computed()
@@ -143,7 +152,7 @@ class Pair:
         """See `Pairing`."""
         if self._params is None:
             return
-        if status == 400 and f'"{PARAMS}"'.encode() in first:
+        if status == 400 and PARAMS.encode() in first:
             self._is_refused = True
             self._passed.tried.remove(self._decode)  # it is well, and may have it without pages
             self._count("refused")
@@ -154,7 +163,7 @@ class Pair:
             raise NotBegunError("pages refused")
         if status < 400:
             self._count("paired")
-            self._params = None
+            self._params = self._asked = None
 
     def end(self) -> None:
         """Let go of pages that were not pulled. Idempotent."""

@@ -23,6 +23,7 @@ from sgl.errors import EngineDead, InvalidRequest, QueueFull, SglError
 from sgl.runtime.gateway.asks import session_of
 from sgl.runtime.gateway.limits import key_of
 from sgl.runtime.gateway.openings import PartBody, parts_of, segment_of, with_deadline
+from sgl.runtime.gateway.pairs import Pairs
 from sgl.runtime.gateway.passing import WRITE_SECONDS, Passed, Passing, headers_to_worker, in_pieces
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.gateway.reading import Reader
@@ -62,12 +63,14 @@ class Programs:
     def __init__(
         self,
         passing: Passing,
+        pairs: Pairs,
         reader: Reader,
         session: Callable[[], aiohttp.ClientSession],
         reopened: Callable[[], None],
     ) -> None:
         """reopened: is called for each program that is opened again."""
         self.passing = passing
+        self.pairs = pairs
         self.reader = reader
         self.session = session
         self.reopened = reopened
@@ -284,7 +287,8 @@ class Part:
             left = max(0.001, self._about.deadline - self._program.seconds_since_opened())
             body = await programs.reader.read(with_deadline, body, left)
         passed = Passed("POST", "/v1/programs", self._program.headers, body, self._about.ask, is_begun=is_begun)
-        async with programs.passing.opened(passed) as (theirs, first, ticket):
+        pairing = programs.pairs.of(passed, "/v1/programs", "could", self._about.beginning)
+        async with pairing, programs.passing.opened(passed) as (theirs, first, ticket):
             self.worker = ticket.worker.id
             if theirs.status != 200:
                 text = first + await theirs.content.read()

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
 from sgl.formats.calls import CallFormat
 from sgl.formats.detect import call_style
+from sgl.lang.ir.chat_template import ChatTemplate, RenderedTemplate
 from sgl.lang.ir.interpreter import Piece
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -176,6 +178,17 @@ class Encoder:
     def _spelled(self, ids: Int32Array) -> bytes | None:
         table = self._table
         return None if table is None else b"".join([table[token_id] for token_id in ids.tolist()])
+
+
+def model_template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template that came with the model, if any."""
+    if not tokenizer.has_chat_template:
+        return None
+
+    def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
+
+    return RenderedTemplate("of the model", render)
 
 
 def merged(pieces: Sequence[Piece], whole: int = 0) -> list[Piece]:

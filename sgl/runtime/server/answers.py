@@ -234,6 +234,11 @@ class Turn(Choice):
         return fields
 
 
+def transfer_of(result: Result) -> dict[str, Any]:
+    """The field for the pages that a prefill engine offers, if it does."""
+    return {name: result[name] for name in ("kv_transfer_params",) if name in result}
+
+
 def usage(results: list[Result], num_samples: int) -> dict[str, Any]:
     """Token counts; each prompt counts once."""
     metas = [result["meta_info"] for result in results]

@@ -114,7 +114,7 @@ def also_takes(*kinds: tuple[Any, str]) -> Callable[[type[Model]], type[Model]]:
     (Zero, "routed_experts_prompt_start"),
     (Unlimited, "thinking_token_budget"),
     (Empty, "bad_words logits_processors mm_processor_kwargs media_io_kwargs"),
-    (Empty, "kv_transfer_params ec_transfer_params vllm_xargs"),
+    (Empty, "ec_transfer_params vllm_xargs"),
 )
 class ForeignFields(Strict):
     """Fields of other servers that both endpoints accept."""

@@ -47,6 +47,7 @@ class Future:
     block_tokens: int
     prompt: float  # tokens to compute where nothing is cached
     generated: float  # tokens
+    beginning: float = 0.0  # tokens of a program, before it generates any
 
     @property
     def work(self) -> float:
@@ -151,7 +152,8 @@ def future_of_program(program: ir.Program, segment: ir.Segment) -> Future:
         elif isinstance(node, ir.Select):
             prompt += sum(map(len, node.choices)) / CHARACTERS
     blocks = _blocks("".join(beginning), _BLOCK_CHARACTERS, program.chat_template)
-    return Future(blocks, _BLOCK_CHARACTERS // CHARACTERS, prompt, generated)
+    first = sum(map(len, beginning)) / CHARACTERS
+    return Future(blocks, _BLOCK_CHARACTERS // CHARACTERS, prompt, generated, first)
 
 
 def _text(node: ir.Node, args: Mapping[str, str]) -> str | None:

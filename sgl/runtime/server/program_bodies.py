@@ -31,6 +31,10 @@ class ProgramBody(Strict):
     program: dict[str, Any]
     segment: dict[str, Any] | None = None
     rows: list[Row] | None = Field(None, min_length=1, max_length=MAX_ROWS)
+    return_kv_transfer_params: bool | None = None
+    """Of a prefill engine: answer what a decode engine takes as kv_transfer_params, and run nothing."""
+    kv_transfer_params: list[dict[str, Any] | None] | None = Field(None, max_length=MAX_ROWS)
+    """What a prefill engine answered for this program: one for each row."""
 
 
 class SegmentBody(Strict):

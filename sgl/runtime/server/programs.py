@@ -36,9 +36,10 @@ from sgl.runtime.server.errors import NotThere, error_body
 from sgl.runtime.server.history import note
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.program_bodies import EXAMPLE, ProgramBody, Row, SegmentBody
+from sgl.runtime.server.program_pages import Pages
 from sgl.runtime.server.reader import is_small
 from sgl.runtime.server.replicas import PlacedSession
-from sgl.runtime.server.replies import ProgramId, ProgramSummary, Timeline
+from sgl.runtime.server.replies import ProgramId, ProgramPages, ProgramSummary, Timeline
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import Service
 
@@ -63,9 +64,10 @@ class ProgramsApi(Api):
         super().__init__(service)
         self._programs = _OpenPrograms()
         self._recent: deque[_Program] = deque(maxlen=RECENT)
+        self._pages = Pages(service)
         service.abort_programs = self.abort_all
 
-    @endpoint("POST /v1/programs", body=ProgramBody, example=EXAMPLE, content_type="text/event-stream")
+    @endpoint("POST /v1/programs", body=ProgramBody, example=EXAMPLE, answer=ProgramPages, streams=True)
     async def create(self, request: web.Request, body: ProgramBody) -> web.StreamResponse:
         """Check and run a program; streams its events."""
         self._service.check_is_up()
@@ -97,6 +99,11 @@ class ProgramsApi(Api):
             for row in rows
         ]
         num_rows = None if body.rows is None else len(rows)
+        if body.return_kv_transfer_params:
+            return json_response(await self._pages.offered(programs, await self._first_segment(body, programs[0])))
+        if body.kv_transfer_params is not None:
+            segment = await self._first_segment(body, programs[0])
+            await self._pages.pull(programs, segment, body.kv_transfer_params)
         opened = _Program(self._service, programs[0], self._programs, num_rows=num_rows)
         try:
             segment = None if body.segment is None else await self._checked(opened.checker.segment, body.segment)
@@ -112,6 +119,12 @@ class ProgramsApi(Api):
             opened.end()
             raise
         return await opened.stream(request, 0, self._service.config.write_timeout)
+
+    async def _first_segment(self, body: ProgramBody, program: ir.Program) -> ir.Segment | None:
+        if body.segment is None:
+            return None
+        limits = Limits(requests=self._service.engine.config.max_requests_per_call)
+        return await self._checked(Checker(program, limits, rows=len(body.rows or [0])).segment, body.segment)
 
     async def _checked(self, check: Callable[[Any], T], data: Any) -> T:
         """Check part of a body; in a thread if the body is large."""

@@ -71,6 +71,11 @@ class EngineFields(Constrained, ForeignFields):
     """vLLM's rid."""
     timeout: float | None = None
 
+    return_kv_transfer_params: bool | None = None
+    """Of a prefill engine, with max_tokens 0: answer what a decode engine takes as kv_transfer_params."""
+    kv_transfer_params: dict[str, Any] | list[dict[str, Any] | None] | None = None
+    """What a prefill engine answered for the prompt; for several prompts a list."""
+
     def engine_fields(self) -> dict[str, Any]:
         """These fields, for another body."""
         return {name: getattr(self, name) for name in EngineFields.model_fields}
@@ -85,10 +90,6 @@ class SamplingBody(EngineFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    return_kv_transfer_params: bool | None = None
-    """Of a prefill engine, with max_tokens 0: answer what a decode engine takes as kv_transfer_params."""
-    kv_transfer_params: dict[str, Any] | list[dict[str, Any] | None] | None = None
-    """What a prefill engine answered for the prompt; for several prompts a list."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Write tokens of logprobs as token_id:N."""

@@ -332,6 +332,12 @@ class ProgramId(TypedDict):
     id: str
 
 
+class ProgramPages(TypedDict):
+    """What a prefill engine offers of the rows' beginnings; null: of none of them."""
+
+    kv_transfer_params: list[dict[str, Any] | None] | None
+
+
 class ProgramSummary(ProgramId):
     """An entry of the list of programs."""
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from sgl.runtime.requests.aside import aside
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.adapters import shown_model
-from sgl.runtime.server.answers import Answers, Result, Turn
+from sgl.runtime.server.answers import Answers, Result, Turn, transfer_of
 from sgl.runtime.server.conversations import Conversations, streamed, whole
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import error_body
@@ -59,7 +59,7 @@ class MessagesApi(Api):
         [result] = await whole(self._service, answers)
         size = encoding.size_of_result(result)
         await aside(lambda: list(_written(answers.choice(0), writer, result)), size)
-        return await encoding.answer(lambda: writer.message, size)
+        return await encoding.answer(lambda: writer.message | transfer_of(result), size)
 
     @endpoint(
         "POST /v1/messages/count_tokens",

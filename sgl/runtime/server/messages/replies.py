@@ -52,6 +52,7 @@ class AssistantMessage(TypedDict):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessagesUsage
+    kv_transfer_params: NotRequired[dict[str, Any]]
 
 
 class InputTokenCount(TypedDict):

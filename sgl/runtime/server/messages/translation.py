@@ -63,7 +63,7 @@ def chat_of(body: CountBody) -> ChatBody:
     if body.output_config is not None:
         fields["reasoning_effort"] = body.output_config.effort
     if isinstance(body, MessagesBody):
-        fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences}
+        fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
     return ChatBody.model_construct(**fields)
 
 

@@ -17,7 +17,7 @@ from sgl.errors import EngineDead, InvalidRequest
 from sgl.runtime.requests.aside import aside
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.adapters import check_model
-from sgl.runtime.server.answers import Answers, Result, Turn
+from sgl.runtime.server.answers import Answers, Result, Turn, transfer_of
 from sgl.runtime.server.conversations import Conversations, streamed, whole
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import NotThere, error_body
@@ -71,7 +71,7 @@ class ResponsesApi(Api):
             size = encoding.size_of_result(result)
             await aside(lambda: list(self._written(run, result)), size)
             await self._keep(run, result)
-            return await encoding.answer(lambda: run.writer.response, size)
+            return await encoding.answer(lambda: run.writer.response | transfer_of(result), size)
 
     @endpoint(
         "POST /v1/responses/input_tokens", body=InputBody, example={"input": "Hello"}, answer=replies.InputTokens

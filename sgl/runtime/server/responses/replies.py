@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -39,6 +39,7 @@ class Response(TypedDict):
     previous_response_id: str | None
     store: bool
     usage: Usage | None
+    kv_transfer_params: NotRequired[dict[str, Any]]
 
 
 class Items(TypedDict):

@@ -67,7 +67,7 @@ def chat_of(body: InputBody, items: list[Item]) -> ChatBody:
         fields["response_format"] = _format(body.text.format)
     if isinstance(body, ResponsesBody):
         wants_logprobs = "message.output_text.logprobs" in (body.include or ()) or bool(body.top_logprobs)
-        fields |= {"max_completion_tokens": body.max_output_tokens, "stop": body.stop}
+        fields |= {"max_completion_tokens": body.max_output_tokens, "stop": body.stop, "stream": body.stream}
         fields |= {"logprobs": wants_logprobs, "top_logprobs": body.top_logprobs}
     return ChatBody.model_construct(**fields)
 
