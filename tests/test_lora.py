@@ -249,7 +249,7 @@ def test_wrong_names_and_loads(engine: Engine, adapters: dict[str, Path], tmp_pa
         engine.generate(input_ids=[PROMPT], lora_path=["all", None])
     with pytest.raises(InvalidRequest, match="already"):
         engine.load_lora_adapter("all", str(adapters["two"]))
-    for name, path in (("", "x"), ("x", ""), (None, "x")):
+    for name, path in (("", "x"), ("x", ""), (None, "x"), ("x", 3)):
         with pytest.raises(InvalidRequest, match="must be a text"):
             engine.load_lora_adapter(name, path)  # type: ignore[arg-type]
     with pytest.raises(AdapterError, match="neither"):

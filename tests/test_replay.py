@@ -108,6 +108,17 @@ def test_other_weights_and_files_that_are_no_traces_are_refused(
     assert run("--url", "http://localhost:1", "--replay", str(recorded)) == 2
 
 
+def test_a_trace_of_nothing_is_no_success(
+    model: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = json.loads(recorded.read_text())
+    without = [{**its, "steps": [step for step in its["steps"] if "send" in step]} for its in trace["programs"]]
+    for programs, has in ((without, "2 programs without a value"), ([], "no program")):
+        (tmp_path / "empty.json").write_text(json.dumps({**trace, "programs": programs}))
+        assert run("--model", str(model), "--replay", str(tmp_path / "empty.json")) == 2
+        assert f"nothing was replayed: {tmp_path / 'empty.json'} has {has}" in capsys.readouterr().err
+
+
 def test_a_hash_is_of_the_weights(model: Path) -> None:
     with Engine(model, device="cpu", max_total_tokens=512) as engine:
         before = engine.weights_hash()

@@ -172,6 +172,7 @@ def engine(tied: Path) -> Iterator[Engine]:
 
 def test_what_is_wrong_is_refused_and_the_old_weights_stand(engine: Engine, tied: Path, tmp_path: Path) -> None:
     whole, prompt = tensors_of(tied), PROMPT[:20]
+    outcome(engine, prompt)  # a cold cache may round otherwise
     before, name = outcome(engine, prompt), "model.layers.1.self_attn.k_proj.weight"
     good = {"model.norm.weight": torch.zeros(64)}
     wrong: list[tuple[dict[str, torch.Tensor], str]] = [
@@ -186,6 +187,11 @@ def test_what_is_wrong_is_refused_and_the_old_weights_stand(engine: Engine, tied
             "differs from model.embed_tokens.weight, and here they are one",
         ),
     ]
+    for number in ("nan", "inf", "-inf"):
+        noise = whole[name].clone()
+        noise[3, 5] = float(number)
+        wrong.append(({name: noise}, "k_proj.weight of the update has numbers .*: they must be finite"))
+    wrong.append(({name: whole[name].double() * 1e200}, "at most 3.40282e.38 in float32"))
     for useless in (
         whole[name].to_sparse(),
         whole[name].to("meta"),
@@ -207,6 +213,13 @@ def test_what_is_wrong_is_refused_and_the_old_weights_stand(engine: Engine, tied
     (broken / "model.safetensors").write_bytes((tied / "model.safetensors").read_bytes()[:-8])
     with pytest.raises(WeightsError, match="truncated"):
         engine.update_weights_from_disk(broken)
+    save_file({**whole, name: noise}, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(WeightsError, match=r"k_proj.weight of .*broken has numbers from -inf to"):
+        engine.update_weights_from_disk(broken)
+    for path in (3, b"folder", "", None):
+        with pytest.raises(InvalidRequest, match="model_path must be a path, not") as caught:
+            engine.update_weights_from_disk(path)  # type: ignore[arg-type]
+        assert caught.value.param == "model_path"
     other = tiny_checkpoint(tmp_path / "other", vocab_size=259, rms_norm_eps=1e-3, tie_word_embeddings=True)
     with pytest.raises(ModelError, match="it is another model"):
         engine.update_weights_from_disk(other)

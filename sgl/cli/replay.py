@@ -145,6 +145,12 @@ def replay(path: str, engine: Any, backend: Backend, say: Callable[[str], None])
             num_nodes += _Replayed(number, program, steps, backend, engine).run()
         except (KeyError, TypeError, InvalidRequest) as error:
             raise ConfigError(f"{path}: program {number} is no program's trace: {error}", option="file") from error
+    if not num_nodes:
+        has = f"{len(trace['programs'])} programs without a value" if trace["programs"] else "no program"
+        raise ConfigError(
+            f"nothing was replayed: {path} has {has}; record a file that runs a program with a gen or select",
+            option="file",
+        )
     say(f"{num_nodes} values of {len(trace['programs'])} programs are the same")
 
 

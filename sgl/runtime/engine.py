@@ -305,7 +305,7 @@ class Engine(Trainable):
         """Load a LoRA adapter from a folder as peft saves it; requests name it by lora_path=lora_name. pinned: once on
         the device, it stays there. Raises InvalidRequest for a name in use, and AdapterError."""
         self._home.check()
-        self._adapters.load(lora_name, os.fspath(lora_path), pinned=pinned)
+        self._adapters.load(lora_name, lora_path, pinned=pinned)
         return self._adapters.update()
 
     def unload_lora_adapter(self, lora_name: str) -> LoraUpdate:

@@ -16,7 +16,7 @@ from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.pause import PauseMode, go_on, pause
 from sgl.runtime.model.update.shipped import FLATTENED, check_load_format, shipped_tensors
 from sgl.runtime.parallel.wire import Write
-from sgl.runtime.requests.changes import WeightsUpdate
+from sgl.runtime.requests.changes import WeightsUpdate, checked_path
 from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.weights import NamedTensors, WeightUpdates
 
@@ -37,10 +37,10 @@ class Trainable:
     ) -> WeightsUpdate:
         """Replace weights in place, by their names in a Hugging Face checkpoint; tensors that are not given stay.
 
-        Tensors are whole, of any float dtype, on any device; each rank takes its part. All are checked first: after a
-        WeightsError or InvalidRequest the old weights stand. Nothing that is cached is found again. Generations under
-        way go on with the KV that they have, unless `pause_generation("retract")` came before. weight_version: a name
-        for the weights. Raises EngineDead, too.
+        Tensors are whole, of any float dtype, on any device, with finite numbers; each rank takes its part. All are
+        checked first: after a WeightsError or InvalidRequest the old weights stand. Nothing that is cached is found
+        again. Generations under way go on with the KV that they have, unless `pause_generation("retract")` came before.
+        weight_version: a name for the weights. Raises EngineDead, too.
         """
         self._home.check()
         return self._weights.from_tensors(named_tensors, version=weight_version, source="the update")
@@ -117,10 +117,12 @@ class Trainable:
     def update_weights_from_disk(
         self, model_path: str | os.PathLike[str], *, weight_version: str | None = None
     ) -> WeightsUpdate:
-        """`update_weights` with all tensors of a checkpoint of the same model. Raises ModelError, too."""
+        """`update_weights` with all tensors of a checkpoint of the same model. Raises ModelError and InvalidRequest,
+        too."""
         self._home.check()
-        update = self._weights.from_files(os.fspath(model_path), version=weight_version)
-        self.config = dataclasses.replace(self.config, model_path=os.fspath(model_path))
+        path = checked_path("model_path", model_path)
+        update = self._weights.from_files(path, version=weight_version)
+        self.config = dataclasses.replace(self.config, model_path=path)
         return update
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:

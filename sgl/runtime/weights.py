@@ -22,7 +22,7 @@ from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.files import Files
 from sgl.runtime.model.update.group import TrainerGroup
 from sgl.runtime.model.update.ranks import Told, write
-from sgl.runtime.model.update.writer import FLOATS, Given, Writer, check, check_aliases
+from sgl.runtime.model.update.writer import FLOATS, Given, Writer, check, check_aliases, check_numbers
 from sgl.runtime.requests.changes import WeightsUpdate
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.tier_choice import weights_hash
@@ -207,6 +207,7 @@ class WeightUpdates:
         writer = self.writer
         used, theirs = self._check(given, is_whole=is_whole, source=source)
         check_aliases(writer, used.keys(), lambda name: get(theirs[name]), source)
+        check_numbers(used, lambda name: get(theirs[name]), self._model.dtype, source)
         self._loop.copies.settle()
         try:
             write(self._model, writer, used, lambda name: get(theirs[name]), self._tells)

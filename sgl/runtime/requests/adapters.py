@@ -4,6 +4,7 @@ nothing cached of the old ones."""
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -101,6 +102,7 @@ class Adapters:
         """Load an adapter under a name that is free. Raises InvalidRequest and AdapterError."""
         self._check_enabled("lora_name")
         _check_text("lora_name", name)
+        path = os.fspath(path) if isinstance(path, os.PathLike) else path
         _check_text("lora_path", path)
         with self._lock:
             if name in self._loaded:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+from typing import Any, NamedTuple
+
+from sgl.errors import InvalidRequest
+from sgl.lang.ir.sampling import shown
 
 
 class WeightsUpdate(NamedTuple):
@@ -10,3 +14,11 @@ class WeightsUpdate(NamedTuple):
 
     success: bool
     message: str
+
+
+def checked_path(param: str, value: Any) -> str:
+    """A path as text. Raises InvalidRequest."""
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise InvalidRequest(f"{param} must be a path, not {shown(value)}", param=param)
+    return path

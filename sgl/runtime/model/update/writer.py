@@ -104,6 +104,23 @@ def plain(matrix: PackedMatrix) -> torch.Tensor:
     return matrix.values.to_dense() if matrix.plain is None else matrix.plain
 
 
+def check_numbers(
+    names: Iterable[str], get: Callable[[str], torch.Tensor], dtype: torch.dtype, source: str
+) -> None:
+    """Raise WeightsError for a tensor with numbers that are none, or are infinite in the engine's dtype: every output
+    would be noise."""
+    most = torch.finfo(dtype).max
+    for name in names:
+        tensor = get(name)
+        if tensor.numel() == 0:
+            continue
+        low, high = map(float, torch.aminmax(tensor.detach()))  # NaN if any of them is
+        if not -most <= low <= high <= most:
+            least = f"from {low:g} to {high:g}" if low <= high else "NaN"
+            limit = f"finite, at most {most:g} in {str(dtype).removeprefix('torch.')}"
+            raise WeightsError(f"{name} of {source} has numbers {least}: they must be {limit}", tensor=name)
+
+
 def check_aliases(writer: Writer, names: Collection[str], get: Callable[[str], torch.Tensor], source: str) -> None:
     """Raise WeightsError for two values of what is one tensor here."""
     for alias, name in writer.aliases.items():
