@@ -194,7 +194,7 @@ MOST_LINES = {
     "lang": 9_700,
     "runtime": 24_600,  # without the server and what follows
     "runtime.cluster": 1_680,
-    "runtime.gateway": 3_480,
+    "runtime.gateway": 3_700,
     "runtime.jax": 1_150,
     "runtime.media": 780,
     "runtime.model.eagle": 480,

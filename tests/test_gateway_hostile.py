@@ -15,7 +15,7 @@ from aiohttp import web
 
 from sgl.cli import main
 from sgl.errors import ConfigError
-from sgl.runtime.gateway import app, bodies, passing, programs
+from sgl.runtime.gateway import app, bodies, passing, programs, replies
 from sgl.runtime.gateway import workers as workers_of
 from sgl.runtime.gateway.asks import ask_of, session_of
 from sgl.runtime.gateway.config import checked_url
@@ -213,7 +213,7 @@ def test_a_worker_that_falls_silent_holds_no_request_for_good(monkeypatch: pytes
         return response
 
     async def test() -> None:
-        monkeypatch.setattr(passing, "REFUSAL_SECONDS", 0.1, raising=False)
+        monkeypatch.setattr(replies, "READ_SECONDS", 0.1)
         monkeypatch.setattr(app, "TO_ALL_SECONDS", 0.1, raising=False)
         async with gateway_of(half, retries=1) as (_, workers, client), asyncio.timeout(10):
             assert (await client.post("/generate", json={})).status == 503

@@ -253,6 +253,25 @@ def test_pages_that_are_refused_are_computed_where_they_are_answered(caplog: pyt
     assert caplog.text.count("of another model") == 1
 
 
+def test_an_error_of_the_clients_own_is_passed_on_though_it_quotes_the_name(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    about = {"message": 'unknown "param": "kv_transfer_params", said "kv_transfer_params"', "param": "text"}
+
+    async def wrong(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        return web.json_response({"error": about}, status=400)
+
+    async def test(gateway: Gateway, workers: list[MockWorker], client: aiohttp.ClientSession) -> None:
+        status, answer = await post(client, "/generate", BODY)
+        assert (status, answer["error"]) == (400, about)
+        assert len(generated(workers[1])) == 1
+        assert value(gateway, "pairs_total", outcome="refused") == 0
+        await until(lambda: len(ended(workers[0])) == 1)
+
+    pairs(test, "PD", computes, wrong)
+    assert "takes no pages" not in caplog.text
+
+
 @pytest.mark.parametrize("status", [200, 400])
 def test_pages_that_nobody_pulls_are_let_go_of(status: int) -> None:
     async def slow_or_wrong(request: web.Request, worker: MockWorker) -> web.StreamResponse:

@@ -159,7 +159,7 @@ async def computes(request: web.Request, worker: MockWorker) -> web.StreamRespon
 
 async def runs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
     events = [{"type": "opened", "id": "its"}, {"type": "done"}]
-    text = "".join(f"id: {i}\ndata: {json.dumps(event)}\n\n" for i, event in enumerate(events))
+    text = "".join(f"id: {i}\ndata: {json.dumps(event)}\n\n" for i, event in enumerate(events, 1))
     return web.Response(text=text, content_type="text/event-stream")
 
 

@@ -32,7 +32,8 @@ from sgl.runtime.gateway.passing import Passed, Passing, in_pieces
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.gateway.programs import Programs
 from sgl.runtime.gateway.reading import Reader
-from sgl.runtime.gateway.workers import Servers
+from sgl.runtime.gateway.replies import whole, why_not
+from sgl.runtime.gateway.workers import Call, Servers
 from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.server.deadline import DEADLINE_HEADER
 from sgl.runtime.server.encoding import json_response
@@ -120,7 +121,7 @@ class Gateway:
         return self._client
 
     async def _connected(self, app: web.Application) -> AsyncIterator[None]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        timeout = aiohttp.ClientTimeout(total=None, connect=10.0, sock_connect=5.0)  # with its name's address
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=10.0, socket_factory=_to_worker)
         of_clients = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # theirs, or none
         async with aiohttp.ClientSession(
@@ -222,18 +223,30 @@ class Gateway:
             raise EngineDead("no worker takes requests")
 
         async def ask(worker: str) -> web.Response:
-            url = self.servers[worker].url + _target(request)
+            server, call = self.servers[worker], Call(TO_ALL_SECONDS)
             names = [name for name in ("Authorization", "X-Api-Key", "Content-Type") if name in request.headers]
             headers = CIMultiDict({name: request.headers[name] for name in names})
-            limit = aiohttp.ClientTimeout(total=TO_ALL_SECONDS, sock_connect=5.0)
+            server.calls.add(call)  # of a silent worker, too
             try:
-                async with self._session().request(
-                    request.method, url, data=in_pieces(body, headers), headers=headers, timeout=limit
-                ) as theirs:
-                    text = await theirs.read()
+                async with (
+                    call.limit,
+                    self._session().request(
+                        request.method,
+                        server.url + _target(request),
+                        data=in_pieces(body, headers),
+                        headers=headers,
+                        allow_redirects=False,
+                    ) as theirs,
+                ):
+                    text = await whole(theirs)
+                    if (reason := why_not(theirs, "GET", text)) is not None:
+                        raise aiohttp.ClientPayloadError(reason)
                     return web.Response(status=theirs.status, body=text, content_type=theirs.content_type)
             except (aiohttp.ClientError, OSError) as error:
-                raise EngineDead(f"the worker {worker} did not answer: {error or type(error).__name__}") from error
+                why = str(error) or type(error).__name__
+                return error_response(EngineDead(f"the worker {worker} did not answer: {why}"))
+            finally:
+                server.calls.discard(call)
 
         answers = await asyncio.gather(*(ask(worker) for worker in ready))
         return max(answers, key=lambda answer: answer.status)

@@ -42,15 +42,21 @@ class Breaker:
         self._is_trying = self._until is not None
         return self._is_trying
 
+    def began_to_answer(self) -> None:
+        """It gets requests again. Whether it is well shows when an answer has ended: until then, another failure is
+        one too many."""
+        if self._until is not None:
+            self._failures, self._until, self._is_trying = self._most, None, False
+
     def succeeded(self) -> None:
-        """It answered."""
+        """It answered, to the end."""
         self._failures, self._until, self._is_trying = 0, None, False
         self._seconds = self._least_seconds
 
     def failed(self) -> None:
         """It did not."""
         self._failures += 1
-        if self._until is not None and self._is_trying:
+        if self._failures > self._most and (self._until is None or self._is_trying):  # it was open before
             self._seconds = min(2 * self._seconds, MOST_SECONDS)
         if self._failures >= self._most or self._is_trying:
             self._until = self._clock() + self._seconds

@@ -12,6 +12,7 @@ import msgspec
 
 from sgl.errors import InvalidRequest, SglError
 from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.sampling import MAX_SECONDS
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.server.placement import GENERATED, MOST_NODES, future_of_program
 from sgl.runtime.server.program_bodies import MAX_ROWS
@@ -56,7 +57,7 @@ def parts_of(data: bytes | bytearray, session: str | None, workers: int) -> list
         deadline = program.get("deadline_s")
     except (SglError, msgspec.MsgspecError, TypeError, ValueError, AttributeError, KeyError, RecursionError):
         return [PartBody(None, Ask(session=session))]
-    deadline = float(deadline) if isinstance(deadline, (int, float)) and 0 < deadline < math.inf else None
+    deadline = float(deadline) if isinstance(deadline, (int, float)) and 0 < deadline <= MAX_SECONDS else None
     if not 0 < len(rows) <= MAX_ROWS:
         return [PartBody(None, ask, deadline, beginning=beginning)]
     shared = max(1.0, float(len(ask.blocks) * ask.block_tokens))

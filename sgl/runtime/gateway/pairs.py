@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
@@ -26,12 +27,15 @@ from sgl.runtime.gateway.asks import Pages
 from sgl.runtime.gateway.fleet import Ticket
 from sgl.runtime.gateway.passing import NotBegunError, Passed, Passing
 from sgl.runtime.gateway.reading import Reader
+from sgl.runtime.gateway.replies import whole
 from sgl.runtime.gateway.workers import Servers
 from sgl.runtime.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 PARAMS: Final = "kv_transfer_params"
+# within a message, quotes are escaped: no text that an error repeats can look like this
+_OF_PAGES = re.compile(rb'"(param"\s*:\s*"kv_transfer_params[".]|message"\s*:\s*"kv_transfer_params\b)')
 _MOST_BYTES = 8 << 20  # of a prefill worker's answer
 _LIMIT = aiohttp.ClientTimeout(total=5.0)  # to end a lease
 _OF_OUTPUTS = {each.name for each in fields(SamplingParams)} | {"sampling_params", "stream", "stream_options"}
@@ -152,7 +156,7 @@ class Pair:
         """See `Pairing`."""
         if self._params is None:
             return
-        if status == 400 and PARAMS.encode() in first:
+        if status == 400 and _OF_PAGES.search(first):
             self._is_refused = True
             self._passed.tried.remove(self._decode)  # it is well, and may have it without pages
             self._count("refused")
@@ -191,10 +195,7 @@ class Pair:
             )
             async with pairs.passing.opened(asked) as (theirs, data, ticket):
                 self._prefill = ticket.worker.id
-                while part := await theirs.content.readany():
-                    data += part
-                    if len(data) > _MOST_BYTES:
-                        return None
+                data = await whole(theirs, data, most=_MOST_BYTES)
             return _params_of(data) if theirs.status == 200 else None
         except RequestTimeout:
             raise

@@ -26,6 +26,7 @@ from sgl.runtime.gateway.fleet import Fleet, Ticket
 from sgl.runtime.gateway.limits import Limits, key_of
 from sgl.runtime.gateway.metrics import GatewayMetrics
 from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.replies import DUE_SECONDS, STALL_SECONDS, STREAMS, up_to_last_event, whole, why_not
 from sgl.runtime.gateway.workers import Call, Servers
 from sgl.runtime.server import sse
 from sgl.runtime.server.deadline import DEADLINE_HEADER
@@ -47,9 +48,6 @@ _HOP |= {"trailer", "transfer-encoding", "upgrade"}
 _AGAIN = (429, 502, 503, 504)  # of a worker: another one may answer
 _LONGEST_PAUSE = 2.0
 _PIECE_BYTES = 256 << 10
-_REFUSAL_BYTES = 1 << 20
-REFUSAL_SECONDS = 5.0
-"""For a worker to say why it takes no request."""
 WRITE_SECONDS = 60.0
 """For a client that does not read."""
 
@@ -183,6 +181,10 @@ class Passing:
         """A part of an answer came from there."""
         self._servers.heard(worker)
 
+    def answered(self, worker: str | None) -> None:
+        """A worker has answered all that it was asked."""
+        self._servers.answered(worker)
+
     def lost(self, worker: str | None) -> None:
         """A worker failed after it had begun to answer."""
         if worker in self._servers:
@@ -205,6 +207,7 @@ class Passing:
         is_try = server.breaker.began()
         self._metrics.sent.labels(worker).inc()
         call: Call | None = None
+        late: asyncio.TimerHandle | None = None
         theirs: aiohttp.ClientResponse | None = None
         try:
             body = passed.body if passed.pairing is None else await passed.pairing.body(ticket)
@@ -236,14 +239,23 @@ class Passing:
                 raise NotBegunError(_reason(error)) from error
             if theirs.status in _AGAIN:
                 raise await self._refusal(theirs, first, worker)
-            self._servers.answered(worker)
+            if (reason := why_not(theirs, passed.method, first)) is not None:
+                self._servers.failed(server)
+                raise NotBegunError(reason)
+            if passed.due is not None:
+                late = asyncio.get_running_loop().call_at(passed.due + DUE_SECONDS, call.cut)
+            self._servers.began_to_answer(worker)
             if passed.pairing is not None:
                 passed.pairing.answered(theirs.status, first)
             if server.checks_keys and passed.method == "POST" and theirs.status < 400:
                 self._limits.accepted(key_of(passed.headers))
             ticket.first_byte()
             yield theirs, first, ticket
+            if theirs.content.at_eof():
+                self._servers.answered(worker)
         finally:
+            if late is not None:
+                late.cancel()
             if theirs is not None:
                 theirs.release()  # closes the connection, unless the answer has ended
             if call is not None:
@@ -282,14 +294,13 @@ class Passing:
         """Of a worker that takes no request now. A full queue says nothing against it."""
         if theirs.status != 429 and worker in self._servers:
             self._servers.failed(self._servers[worker])
+        reason = f"status {theirs.status}"
         with contextlib.suppress(aiohttp.ClientError, OSError):
-            async with asyncio.timeout(REFUSAL_SECONDS):
-                while len(first) <= _REFUSAL_BYTES and (part := await theirs.content.readany()):
-                    first += part
-        if len(first) > _REFUSAL_BYTES:
-            return NotBegunError(f"status {theirs.status}")
-        answer = web.Response(status=theirs.status, body=first, headers=headers_for(theirs.headers))
-        return NotBegunError(f"status {theirs.status}", answer)
+            text = await whole(theirs, first)
+            if why_not(theirs, "GET", text) is None:
+                answer = web.Response(status=theirs.status, body=text, headers=headers_for(theirs.headers))
+                return NotBegunError(reason, answer)
+        return NotBegunError(reason)
 
     async def _relay(
         self, request: web.Request, theirs: aiohttp.ClientResponse, first: bytes, worker: str
@@ -301,31 +312,49 @@ class Passing:
         ours.headers[WORKER_HEADER] = worker
         self._noted(request.path, first, worker)
         await ours.prepare(request)
-        part, content = first, theirs.content
+        part, content, last, held = first, theirs.content, b"", b""
+        has_events = _sends_events(ours) and "Content-Encoding" not in theirs.headers
+        patience = None if theirs.content_type in STREAMS else STALL_SECONDS
         while part:
-            last = part
+            part = held + part
             if content.at_eof():  # known at once: its end goes with it
                 await sse.write(request, ours, part, WRITE_SECONDS, is_last=True)
                 break
-            await sse.write(request, ours, part, WRITE_SECONDS)
+            end = up_to_last_event(part) if has_events else len(part)
+            part, held = part[:end], part[end:]
+            if part:
+                last = part
+                await sse.write(request, ours, part, WRITE_SECONDS)
             try:
-                part = await content.readany()
+                async with asyncio.timeout(patience):
+                    part = await content.readany()
             except (aiohttp.ClientError, OSError) as error:  # too late for another worker
                 self._metrics.cut.inc()
                 self.lost(worker)
-                await self._cut(request, ours, last, error)
+                await self._cut(request, ours, last, error if has_events else None)
                 return ours
             self._servers.heard(worker)
+        if held and not part:
+            await sse.write(request, ours, held, WRITE_SECONDS)
         return ours
 
-    async def _cut(self, request: web.Request, ours: web.StreamResponse, last: bytes, error: Exception) -> None:
-        """Tell a client that its answer ends too early."""
-        if ours.content_type == "text/event-stream" and ours.content_length is None:
+    async def _cut(
+        self, request: web.Request, ours: web.StreamResponse, last: bytes, error: Exception | None
+    ) -> None:
+        """Tell a client that its answer ends too early, with an event if there is an error to tell."""
+        if error is not None:
             lost = EngineDead(f"the worker failed after its answer had begun: {_reason(error)}")
             with contextlib.suppress(ConnectionError):
-                await ours.write((b"" if last.endswith(b"\n\n") else b"\n\n") + error_event(request.path, lost))
+                await ours.write(
+                    (b"" if last.endswith((b"\n\n", b"\r\n\r\n")) or not last else b"\n\n")
+                    + error_event(request.path, lost)
+                )
         if request.transport is not None:  # without the end of the last chunk
             request.transport.close()
+
+
+def _sends_events(answer: web.StreamResponse) -> bool:
+    return answer.content_type == "text/event-stream" and answer.content_length is None
 
 
 def error_event(path: str, error: SglError) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 import time
@@ -19,7 +18,7 @@ import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict
 
-from sgl.errors import EngineDead, InvalidRequest, QueueFull, SglError
+from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout, SglError
 from sgl.runtime.gateway.asks import session_of
 from sgl.runtime.gateway.limits import key_of
 from sgl.runtime.gateway.openings import PartBody, parts_of, segment_of, with_deadline
@@ -27,6 +26,7 @@ from sgl.runtime.gateway.pairs import Pairs
 from sgl.runtime.gateway.passing import WRITE_SECONDS, Passed, Passing, headers_to_worker, in_pieces
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.gateway.reading import Reader
+from sgl.runtime.gateway.replies import DUE_SECONDS, Lost, event_of, whole
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import NotThere, error_body
@@ -39,14 +39,13 @@ MAX_BYTES = 256_000_000
 GRACE_SECONDS = 30.0
 """A program without a listener for so long is cancelled."""
 _LIMIT = aiohttp.ClientTimeout(total=30.0)  # of a call about a program that is open at a worker
+OPENED_SECONDS = 30.0
+"""For a worker that has begun to answer to say that it has opened a program."""
 MOST_EVENT_BYTES = 64 << 20
 MOST_FAILURES = 10  # of workers in a row, without news for the client
+_IN_TURN = 64  # events of one program
 
 _LOST = ("EngineDead", "ServerUnreachable")  # failures of a worker, not of the program
-
-
-class Lost(Exception):
-    """The worker failed."""
 
 
 class Refused(Exception):
@@ -72,6 +71,7 @@ class Programs:
         self.passing = passing
         self.pairs = pairs
         self.reader = reader
+        self.events = Reader()  # workers' large events hold up no client's bodies
         self.session = session
         self.reopened = reopened
         self.held = 0  # bytes
@@ -128,10 +128,19 @@ class Programs:
         """It has ended."""
         self.open.pop(program.id, None)
 
+    def count(self, size: int) -> None:
+        """So many bytes more are kept. Events of a worker that never stops end the program that holds most."""
+        self.held += size
+        if size > 0 and self.held > 2 * MAX_BYTES and self.open:
+            largest = max(self.open.values(), key=lambda program: program.size)
+            logger.warning("a program is ended: its workers have sent %d bytes", largest.size)
+            largest.end()
+
     async def close(self) -> None:
         """End them all."""
         for program in list(self.open.values()):
             program.end()
+        self.events.close()
 
 
 class Program(sse.EventLog):
@@ -145,7 +154,8 @@ class Program(sse.EventLog):
         self.programs = programs
         self.parts = [Part(self, body if part.body is None else part.body, part) for part in parts]
         self._opened = time.monotonic()
-        self._size = 0
+        self.size = 0
+        """Bytes kept of it."""
         self._adding = asyncio.Lock()
 
     async def begin(self) -> None:
@@ -178,6 +188,8 @@ class Program(sse.EventLog):
 
     def note(self, data: dict[str, Any]) -> None:
         """An event for the client."""
+        if self.is_over:
+            return
         super().note(data)
         self.count(len(self.log[-1]))
 
@@ -195,13 +207,13 @@ class Program(sse.EventLog):
         super().end()
         for part in self.parts:
             part.stop()
-        self.count(-self._size)
+        self.count(-self.size)
         self.programs.forget(self)
 
     def count(self, size: int) -> None:
         """So many bytes more are kept of it."""
-        self._size += size
-        self.programs.held += size
+        self.size += size
+        self.programs.count(size)
 
 
 class Part:
@@ -223,6 +235,7 @@ class Part:
         self._counted: dict[tuple[Any, ...], int] = {}  # of deltas that came from this worker
         self._is_again = False
         self._failures = 0
+        self._tried: list[str] = []
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -247,30 +260,35 @@ class Part:
         try:
             async with self._post_segment(segment, number) as answer:
                 if answer.status < 500 and answer.status not in (200, 404, 429):
-                    return web.Response(
-                        status=answer.status, body=await answer.read(), content_type=answer.content_type
-                    )
+                    text = await whole(answer)
+                    return web.Response(status=answer.status, body=text, content_type=answer.content_type)
         except (Lost, aiohttp.ClientError, OSError):
             pass  # it is sent again with all others
         return None
 
     async def _run(self) -> None:
         """Follow it at one worker after the other."""
+        left = None
+        if self._about.deadline is not None:
+            left = self._about.deadline + DUE_SECONDS - self._program.seconds_since_opened()
         try:
-            while not self.is_done:
-                try:
-                    await self._follow()
-                except (Lost, aiohttp.ClientError, OSError) as lost:
-                    self._failures += 1
-                    if self._failures > MOST_FAILURES:
-                        text = f"{self._failures} workers in a row failed that ran the program: {lost}"
-                        raise EngineDead(text) from lost
-                    self.remote, self._is_again = None, True
-                    self._program.programs.passing.lost(self.worker)
-                    self._program.programs.reopened()
+            async with asyncio.timeout(left):
+                while not self.is_done:
+                    try:
+                        await self._follow()
+                    except (Lost, aiohttp.ClientError, OSError) as lost:
+                        self._failures += 1
+                        self._program.programs.passing.lost(self.worker)
+                        if self._failures > MOST_FAILURES:
+                            text = f"{self._failures} workers in a row failed that ran the program: {lost}"
+                            raise EngineDead(text) from lost
+                        self.remote, self._is_again = None, True
+                        self._program.programs.reopened()
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the program's client is told
+            if isinstance(error, TimeoutError):
+                error = RequestTimeout("no worker ended the program within its deadline_s", seconds=left or 0.0)
             self.remote = None
             if not self.opened.done():
                 self.opened.set_exception(error)
@@ -287,13 +305,18 @@ class Part:
             left = max(0.001, self._about.deadline - self._program.seconds_since_opened())
             body = await programs.reader.read(with_deadline, body, left)
         passed = Passed("POST", "/v1/programs", self._program.headers, body, self._about.ask, is_begun=is_begun)
+        passed.tried = self._tried  # those that failed are asked last
         pairing = programs.pairs.of(passed, "/v1/programs", "could", self._about.beginning)
         async with pairing, programs.passing.opened(passed) as (theirs, first, ticket):
             self.worker = ticket.worker.id
             if theirs.status != 200:
-                text = first + await theirs.content.read()
+                text = await whole(theirs, first)
+                if is_begun:  # others took it
+                    raise Lost(f"status {theirs.status}")
                 answer = web.Response(status=theirs.status, body=text, content_type=theirs.content_type)
                 raise Refused(answer)
+            if theirs.content_type != "text/event-stream":
+                raise Lost(f"it answers {theirs.content_type}, and no events")
             reading = asyncio.ensure_future(self._read(theirs, first))
             sending = asyncio.ensure_future(self._send_segments())
             try:
@@ -307,23 +330,32 @@ class Part:
                 await asyncio.gather(reading, sending, return_exceptions=True)
 
     async def _read(self, theirs: aiohttp.ClientResponse, first: bytes) -> None:
-        buffer, searched = bytearray(first), 0
+        buffer, searched, number, programs = bytearray(first), 0, 0, self._program.programs
         self._counted = {}
         while True:
             while (end := buffer.find(b"\n\n", searched)) >= 0:
-                if data := bytes(buffer[:end]).partition(b"data: ")[2]:
-                    self._take(json.loads(data))
+                if b"data: " in (data := bytes(buffer[:end])):
+                    number += 1
+                    try:
+                        event = await programs.events.read(event_of, data, number, self._about.num_rows)
+                    except InvalidRequest as error:
+                        raise Lost(str(error)) from error
+                    self._take(event)
                 del buffer[: end + 2]
                 searched = 0
+                if not number % _IN_TURN:  # others have their turn
+                    await asyncio.sleep(0)
             if self.is_done:
+                programs.passing.answered(self.worker)
                 return
             searched = max(0, len(buffer) - 1)
             if searched > MOST_EVENT_BYTES:
                 raise Lost(f"an event has more than {MOST_EVENT_BYTES} bytes")
-            part = await theirs.content.readany()
+            async with asyncio.timeout(None if self.remote else OPENED_SECONDS):
+                part = await theirs.content.readany()
             if not part:
                 raise Lost("its events ended")
-            self._program.programs.passing.heard(self.worker)
+            programs.passing.heard(self.worker)
             buffer += part
 
     async def _send_segments(self) -> None:
@@ -334,7 +366,7 @@ class Part:
             if self.remote is not None:
                 while number < len(self._program.segments):
                     async with self._post_segment(self._program.segments[number], number + 1) as answer:
-                        if answer.status == 404 or answer.status >= 500:
+                        if answer.status in (404, 429) or answer.status >= 500:
                             raise Lost(f"status {answer.status}")
                         if answer.status != 200:
                             raise InvalidRequest(f"a worker does not take segment {number + 1}")
@@ -402,7 +434,9 @@ class Part:
         body = b'{"segment":%b,"number":%d}' % (segment, number)
         url = self._url() + "/segments"
         session = self._program.programs.session()
-        return session.post(url, data=in_pieces(body, headers), headers=headers, timeout=_LIMIT)
+        return session.post(
+            url, data=in_pieces(body, headers), headers=headers, timeout=_LIMIT, allow_redirects=False
+        )
 
     async def _cancel(self) -> None:
         with contextlib.suppress(Lost, aiohttp.ClientError, OSError):

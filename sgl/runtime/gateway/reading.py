@@ -24,7 +24,9 @@ class Reader:
     """Of one gateway."""
 
     def __init__(self) -> None:
-        self._processes = BodyProcesses([f"sgl.runtime.gateway.{name}" for name in ("asks", "openings", "pairs")])
+        self._processes = BodyProcesses(
+            [f"sgl.runtime.gateway.{name}" for name in ("asks", "openings", "pairs", "replies")]
+        )
         self.turns = asyncio.Semaphore(AT_ONCE)
         self.num_reading = 0
         """Bodies that are read in a process, or wait for one."""

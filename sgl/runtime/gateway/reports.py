@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-_MOST_BYTES = 1 << 20
+from sgl.runtime.gateway.replies import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,7 @@ def mode_of(info: Mapping[str, Any]) -> str | None:
 
 async def info_of(answer: aiohttp.ClientResponse) -> dict[str, Any] | None:
     """A JSON object that a worker answers, if it is one and not too long."""
-    data = bytearray()
-    while part := await answer.content.readany():
-        data += part
-        if len(data) > _MOST_BYTES:
-            return None
+    data = await whole(answer)
     try:
         return msgspec.json.decode(data, type=dict[str, Any]) if answer.status == 200 else None
     except (msgspec.MsgspecError, RecursionError):

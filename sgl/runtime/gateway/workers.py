@@ -22,6 +22,7 @@ from sgl.runtime.gateway.breaker import Breaker
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.kv_follower import KvFollower, Source, sources_of
+from sgl.runtime.gateway.replies import whole
 from sgl.runtime.gateway.reports import Load, info_of, load_of, mode_of, tokens_of
 from sgl.runtime.server.app import PROBE
 from sgl.runtime.server.placement import BLOCK_IDS
@@ -32,6 +33,7 @@ PATIENCE, SILENT_SECONDS = 3, 10.0
 """Looks in a row without an answer, and their time, after which a worker is silent."""
 TIMEOUT = 5.0
 """Seconds of a look."""
+_METRICS_BYTES = 8 << 20  # of a worker
 _CLOCK_SECONDS = 0.002  # that a timer may be early
 
 
@@ -181,9 +183,16 @@ class Servers:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self.kv.close)
 
-    def answered(self, worker_id: str) -> None:
-        """A request was answered there."""
+    def began_to_answer(self, worker_id: str) -> None:
+        """A request's first byte came from there."""
         if (server := self._servers.get(worker_id)) is not None:
+            server.breaker.began_to_answer()
+            server.missed = 0
+            self.tell()
+
+    def answered(self, worker_id: str | None) -> None:
+        """A request was answered there, to the end."""
+        if (server := self._servers.get(worker_id or "")) is not None:
             server.breaker.succeeded()
             server.missed = 0
             self.tell()
@@ -249,10 +258,10 @@ class Servers:
         """What each that is up answers there, of those that do with 200."""
 
         async def text(server: Server) -> tuple[str, str | None]:
-            assert self._session is not None
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
-                async with self._session.get(server.url + path, headers=headers, timeout=_limit()) as answer:
-                    return server.id, await answer.text() if answer.status == 200 else None
+            with contextlib.suppress(aiohttp.ClientError, OSError, UnicodeDecodeError):
+                async with self._get(server, path, headers) as answer:
+                    if answer.status == 200:
+                        return server.id, (await whole(answer, most=_METRICS_BYTES)).decode()
             return server.id, None
 
         found = await asyncio.gather(*(text(server) for server in self.all() if server.is_up))
@@ -260,27 +269,35 @@ class Servers:
 
     async def _look(self, server: Server) -> None:
         while server.calls or not server.is_leaving:
-            async with asyncio.TaskGroup() as looks:
-                looks.create_task(self._look_once(server))
-                if server.is_up and not server.is_leaving:
-                    looks.create_task(self._ask(server))
+            try:
+                async with asyncio.TaskGroup() as looks:
+                    looks.create_task(self._look_once(server))
+                    if server.is_up and not server.is_leaving:
+                        looks.create_task(self._ask(server))
+            except ExceptionGroup:  # a defect: looking goes on, or nobody would see that the worker dies
+                logger.exception("worker %s: what it says of itself", server.name)
             await asyncio.sleep(self._config.probe_seconds)
+
+    def _get(self, server: Server, path: str, headers: Mapping[str, str] | None = None) -> Any:
+        """Ask a worker itself: it names nobody else to ask."""
+        assert self._session is not None
+        headers = self._headers if headers is None else headers
+        limit = aiohttp.ClientTimeout(total=TIMEOUT)
+        return self._session.get(server.url + path, headers=headers, timeout=limit, allow_redirects=False)
 
     async def _ask(self, server: Server) -> None:
         """What it has to do; nothing, if it does not say."""
-        assert self._session is not None
         info: dict[str, Any] | None = None
         load, sources, room = Load(), list[Source](), 0
         try:
-            url = server.url + "/get_server_info"
-            async with self._session.get(url, headers=self._headers, timeout=_limit()) as answer:
+            async with self._get(server, "/get_server_info") as answer:
                 info = await info_of(answer)
             is_understood = info is not None
             if info is not None:
                 load, sources, room = load_of(info), sources_of(info, server.url), tokens_of(info)
         except (aiohttp.ClientError, OSError):
             is_understood = server.is_understood
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             is_understood, info = False, None
         if server.is_understood and not is_understood:
             logger.warning("worker %s does not say what it has to do: see worker_api_key", server.name)
@@ -295,9 +312,8 @@ class Servers:
 
     async def _look_once(self, server: Server) -> None:
         was_up, began = server.is_up, time.monotonic()
-        assert self._session is not None
         try:
-            async with self._session.get(server.url + "/health", headers=self._headers, timeout=_limit()) as answer:
+            async with self._get(server, "/health") as answer:
                 server.is_up, server.missed = answer.status < 500, 0
         except TimeoutError:
             server.is_up = not server.miss(began) and server.is_up
@@ -316,17 +332,15 @@ class Servers:
             self.kv.follow(server.id, [])
             self._fleet.index.forget(server.id)
         elif server.is_up and not was_up:
-            server.breaker.succeeded()
-            self.tell()
+            self.began_to_answer(server.id)
         if server.is_up and server.checks_keys is None and self._config.key_rate is not None:
             await self._look_for_keys(server)
 
     async def _look_for_keys(self, server: Server) -> None:
         """Whether it refuses a wrong key."""
-        assert self._session is not None
         wrong = {**self._headers, "Authorization": f"Bearer {secrets.token_hex(16)}"}
         with contextlib.suppress(aiohttp.ClientError, OSError):
-            async with self._session.get(server.url + "/v1/models", headers=wrong, timeout=_limit()) as answer:
+            async with self._get(server, "/v1/models", wrong) as answer:
                 server.checks_keys = answer.status in (401, 403)
 
     def about(self) -> list[dict[str, Any]]:
@@ -353,7 +367,3 @@ class Servers:
             }
             for its in self.all()
         ]
-
-
-def _limit() -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=TIMEOUT)

@@ -1,0 +1,104 @@
+"""Judges what a worker answers. A worker may be broken, or none of ours: nothing that it sends is read without a limit,
+and what no server of ours would say is a failure of that worker, which another may make good."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import MISSING, fields
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from sgl.errors import InvalidRequest
+from sgl.lang.ir import nodes as ir
+
+MOST_BYTES = 1 << 20
+READ_SECONDS = 5.0
+"""For an answer that is read whole, once it has begun."""
+STALL_SECONDS = 60.0
+"""Between two parts of an answer that is no stream: servers send those at once."""
+DUE_SECONDS = 5.0
+"""Beyond a request's deadline, which its worker keeps unless it is broken."""
+STREAMS = ("text/event-stream", "application/x-ndjson")
+
+_MOST_HELD = 1 << 20  # of an event; what is longer is passed on in parts
+_EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+class Lost(Exception):
+    """The worker failed."""
+
+
+def why_not(answer: aiohttp.ClientResponse, method: str, first: bytes) -> str | None:
+    """Why this is no answer of a server, in a few words; None: it may be one. first: its first bytes."""
+    status = answer.status
+    if not (200 <= status < 300 or 400 <= status < 600):
+        return "no status"
+    if any(_CONTROLS.search(value) for value in answer.headers.values()):
+        return "no headers"
+    if method == "POST" and status == 200 and (not first or answer.content_type == "text/html"):
+        return "no answer"
+    return None
+
+
+async def whole(
+    answer: aiohttp.ClientResponse, first: bytes = b"", *, most: int = MOST_BYTES, seconds: float | None = None
+) -> bytes:
+    """The rest of an answer after its first bytes. Raises ClientError and TimeoutError."""
+    data = bytearray(first)
+    async with asyncio.timeout(READ_SECONDS if seconds is None else seconds):
+        while part := await answer.content.readany():
+            data += part
+            if len(data) > most:
+                raise aiohttp.ClientPayloadError(f"the answer is longer than {most} bytes")
+    return bytes(data)
+
+
+def up_to_last_event(data: bytes) -> int:
+    """How much of a stream may be passed on, so that it ends with a whole event wherever it breaks off."""
+    end = max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in _EVENT_ENDS)
+    return len(data) if len(data) - end > _MOST_HELD else end
+
+
+class _Shape(msgspec.Struct):
+    """What is needed of an event, whatever it tells."""
+
+    type: str
+    row: int | None = None
+    stream: int | None = None
+    index: int | None = None
+    text: str = ""
+    reasoning: bool = False
+    id: str = ""
+    error: dict[str, Any] = {}
+
+
+_ID = re.compile(r"[\w-]{1,128}", re.ASCII)
+_NEEDED = {
+    kind: [each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING]
+    for kind, cls in ir.EVENTS.items()
+}
+
+
+def event_of(data: bytes | bytearray, number: int, rows: int) -> dict[str, Any]:
+    """The event of a program that came as number `number`, of so many rows. Raises InvalidRequest."""
+    head, _, text = bytes(data).partition(b"data: ")
+    given = re.search(rb"^id: ?(\d{1,12})\s*$", head, re.MULTILINE)
+    if given is not None and int(given[1]) != number:
+        raise InvalidRequest(f"its event {int(given[1])} came as number {number}")
+    try:
+        event: dict[str, Any] = json.loads(text)
+        shape = msgspec.convert(event, _Shape)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise InvalidRequest(f"event {number} is none of a program") from error
+    if not 0 <= (shape.row or 0) < rows:
+        raise InvalidRequest(f"event {number} is of row {shape.row}, of {rows}")
+    has_all = all(name in event for name in _NEEDED.get(shape.type, ("id",)))
+    has_id = shape.type in ir.EVENTS or (shape.type == "opened" and _ID.fullmatch(shape.id))
+    if not has_all or not has_id or not isinstance(shape.error.get("message", ""), str):
+        raise InvalidRequest(f"event {number} lacks what its kind has")
+    return event

@@ -1,0 +1,451 @@
+"""A gateway before workers that are broken: they speak no HTTP, lie, break off, or never end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+
+from sgl.runtime.gateway import programs, replies
+from sgl.runtime.gateway.app import Gateway
+from tests.test_gateway import MockWorker, breaks_off, echo, gateway_of, run, until, value
+from tests.test_gateway_hostile import opened, program_of, stays
+
+OK = b"HTTP/1.1 200 OK\r\n"
+EVENTS = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+JSON = OK + b"Content-Type: application/json\r\n"
+Then = Callable[[asyncio.StreamWriter], Awaitable[None]]
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(number: int | None = None, **data: Any) -> bytes:
+    head = b"" if number is None else b"id: %d\n" % number
+    return chunk(b"%bdata: %b\n\n" % (head, json.dumps(data).encode()))
+
+
+class RawWorker:
+    """Answers in plain bytes. Where it is not told how, it is well and says nothing of itself."""
+
+    def __init__(self, **answers: Then | bytes) -> None:
+        """answers: by the path's last part; bytes are the answer, after which the connection closes."""
+        self.answers = {"health": JSON + b"Content-Length: 2\r\n\r\n{}", **answers}
+        self.asked: list[str] = []
+        self.url = ""
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> RawWorker:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            length = next(
+                (line[15:] for line in head.lower().split("\r\n") if line.startswith("content-length:")), 0
+            )
+            await reader.readexactly(int(length))
+            name = head.split()[1].rpartition("/")[2]
+            self.asked.append(name)
+            then = self.answers.get(name, b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
+            if isinstance(then, bytes):
+                writer.write(then)
+            else:
+                await then(writer)
+            await writer.drain()
+        writer.close()
+
+
+def endless(head: bytes, piece: bytes, pause: float = 0.0) -> Then:
+    async def then(writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        while True:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(pause)
+
+    return then
+
+
+def silent_after(data: bytes) -> Then:
+    async def then(writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await asyncio.sleep(60)
+
+    return then
+
+
+@contextlib.asynccontextmanager
+async def beside(
+    raw: RawWorker, *others: Any, **options: Any
+) -> AsyncIterator[tuple[Gateway, list[MockWorker], aiohttp.ClientSession]]:
+    """A gateway before it and others."""
+    async with raw, gateway_of(*others, **options) as (gateway, workers, client):
+        await gateway.add_worker(raw.url)
+        yield gateway, workers, client
+
+
+NO_ANSWERS = {
+    "no HTTP": b"\x00\xff\x13 hello\r\n\r\n",
+    "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "HTTP/0.9": b'{"text": "x"}',
+    "nothing": b"",
+    "half a head": OK + b"Content-Le",
+    "a huge header": OK + b"X: " + b"a" * 1_000_000 + b"\r\n\r\n",
+    "many headers": OK + b"X: a\r\n" * 20_000 + b"Content-Length: 2\r\n\r\n{}",
+    "endless headers": endless(OK, b"X: a\r\n" * 100, 0.001),
+    "controls in a header": OK + b"X: a\x01b\x7f\r\nContent-Length: 2\r\n\r\n{}",
+    "status 0": b"HTTP/1.1 000 X\r\nContent-Length: 2\r\n\r\n{}",
+    "status 999": b"HTTP/1.1 999 X\r\nContent-Length: 2\r\n\r\n{}",
+    "another protocol instead": b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc",
+    "somewhere else": b"HTTP/1.1 302 X\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    "two lengths": OK + b"Content-Length: 2\r\nContent-Length: 5\r\n\r\n{}",
+    "a negative length": OK + b"Content-Length: -2\r\n\r\n{}",
+    "an endless length": OK + b"Content-Length: 99999999999999999999999999\r\n\r\n{}",
+    "more than its length": OK + b"Content-Length: 2\r\n\r\n{}{}{}",
+    "a page": OK + b"Content-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>",
+    "an empty stream": EVENTS + b"0\r\n\r\n",
+    "no chunk": EVENTS + b"zz\r\nhello",
+    "an endless refusal": endless(b"HTTP/1.1 503 X\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(bytes(1 << 16))),
+    "a refusal with a bad header": b"HTTP/1.1 503 X\r\nX: \x01\r\nContent-Length: 2\r\n\r\n{}",
+}
+
+
+@pytest.mark.parametrize("said", NO_ANSWERS)
+def test_what_no_server_would_answer_is_a_failure_that_another_worker_makes_good(
+    said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = RawWorker(generate=NO_ANSWERS[said])
+
+    async def test() -> None:
+        async with beside(raw, echo, breaker_failures=2, breaker_seconds=60.0) as (gateway, workers, client):
+            for _ in range(6):
+                async with client.post("/generate", json={"text": "x"}) as answer:
+                    assert (answer.status, (await answer.json())["text"]) == (200, "hello")
+            assert raw.asked.count("generate") == 2, "then its breaker is open"
+            assert not any(worker.in_flight for worker in gateway.fleet.workers)
+            await gateway.remove_worker(workers[0].url)
+            gateway.servers.began_to_answer(raw.url)
+            alone = await client.post("/generate", json={"text": "x"}, headers={"X-Sgl-Deadline-S": "0.5"})
+            assert alone.status in (503, 408)
+            assert (await alone.json())["error"]["message"]
+        assert "the request failed" not in caplog.text
+
+    run(test)
+
+
+def test_a_worker_that_breaks_off_every_answer_soon_gets_no_more() -> None:
+    """It is done with each at once, and so it would have had all of them."""
+
+    async def test() -> None:
+        options = {"routing_policy": "cache_aware", "breaker_failures": 3, "breaker_seconds": 60.0}
+        async with gateway_of(breaks_off, echo, **options) as (gateway, workers, client):
+            for number in range(30):
+                with contextlib.suppress(aiohttp.ClientPayloadError):
+                    await (await client.post("/generate", json={"text": f"{number} " * 200, "stream": True})).read()
+            assert len(workers[0].requests) == 3
+            assert gateway.servers[workers[0].url].breaker.is_open
+
+    run(test)
+
+
+def test_a_stream_that_breaks_off_within_an_event_ends_with_whole_events() -> None:
+    parts = [b'data: {"text": "one"}\n\nda', b'ta: {"text": "two"}\r\n\r\n', b'data: {"te']
+    raw = RawWorker(generate=EVENTS + b"".join(map(chunk, parts)))
+
+    async def test() -> None:
+        async with beside(raw) as (gateway, _, client):
+            text = b""
+            with contextlib.suppress(aiohttp.ClientPayloadError):
+                async with client.post("/generate", json={"text": "x", "stream": True}) as answer:
+                    async for part in answer.content.iter_any():
+                        text += part
+            found = [json.loads(line[6:]) for line in text.splitlines() if line.startswith(b"data: ")]
+            assert [each.get("text") for each in found] == ["one", "two", None]
+            assert "worker failed" in found[2]["error"]["message"]
+            assert value(gateway, "cut_streams_total") == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("size", [10, 10 << 20])
+def test_events_of_any_size_pass_and_an_unfinished_last_one_too(size: int) -> None:
+    data = b'data: {"text": "%b"}\n\ndata: end' % (b"x" * size)
+    raw = RawWorker(generate=EVENTS + chunk(data) + b"0\r\n\r\n")
+
+    async def test() -> None:
+        async with beside(raw) as (_, _, client):
+            assert await (await client.post("/generate", json={"text": "x", "stream": True})).read() == data
+
+    run(test)
+
+
+def test_an_answer_that_stalls_and_a_stream_beyond_its_deadline_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = RawWorker(
+        generate=silent_after(JSON + b"Content-Length: 100\r\n\r\n{"),
+        completions=endless(EVENTS, event(text="x"), 0.01),
+    )
+
+    async def test() -> None:
+        monkeypatch.setattr("sgl.runtime.gateway.passing.STALL_SECONDS", 0.2)
+        monkeypatch.setattr("sgl.runtime.gateway.passing.DUE_SECONDS", 0.1)
+        async with beside(raw) as (gateway, _, client):
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await (await client.post("/generate", json={"text": "x"})).read()
+            body = {"prompt": "x", "stream": True, "timeout": 0.3}
+            text = b""
+            with contextlib.suppress(aiohttp.ClientPayloadError):
+                async for part in (await client.post("/v1/completions", json=body)).content.iter_any():
+                    text += part
+            assert b"worker failed" in text
+            assert value(gateway, "cut_streams_total") == 2
+            await until(lambda: not any(worker.in_flight for worker in gateway.fleet.workers))
+
+    run(test)
+
+
+def test_what_is_asked_of_all_workers_is_read_within_limits_and_of_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other: list[str] = []
+    secret = RawWorker(secret=JSON + b"Content-Length: 2\r\n\r\n{}")
+    raw = RawWorker(
+        metrics=endless(OK + b"Transfer-Encoding: chunked\r\n\r\n", chunk(b"x" * 65536)),
+        flush_cache=endless(OK + b"Transfer-Encoding: chunked\r\n\r\n", chunk(b"x" * 65536)),
+    )
+
+    async def test() -> None:
+        async with secret, beside(raw, echo) as (_, workers, client):
+            for name in ("health", "get_server_info", "metrics"):
+                raw.answers[name] = b"HTTP/1.1 302 X\r\nLocation: %b/secret\r\n\r\n" % secret.url.encode()
+                await until(lambda name=name: name == "metrics" or raw.asked.count(name) > 2)  # type: ignore[misc]
+            text = await (await client.get("/metrics")).text()
+            assert f'sgl:x_total{{a="b",worker="{workers[0].url}"}}' in text
+            answer = await client.post("/flush_cache", headers={"X-Api-Key": "k"})
+            assert (answer.status, raw.url in await answer.text()) == (503, True)
+            assert secret.asked == other == []
+            raw.answers["metrics"] = endless(OK + b"Transfer-Encoding: chunked\r\n\r\n", chunk(b"x" * 65536))
+            assert f'worker="{workers[0].url}"' in await (await client.get("/metrics")).text()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["# TYPE x counter\nx{", "x{=} 1\n", '# TYPE a b\na{b="\\', "x 1 2 3 4\n", "# HELP\n# TYPE\n", "\x00 1\n"],
+)
+def test_a_workers_broken_metrics_hide_no_others(text: str) -> None:
+    raw = RawWorker(metrics=OK + b"Content-Length: %d\r\n\r\n%b" % (len(text), text.encode()))
+
+    async def test() -> None:
+        async with beside(raw, echo) as (_, workers, client):
+            answer = await client.get("/metrics")
+            assert (answer.status, f'worker="{workers[0].url}"' in await answer.text()) == (200, True)
+
+    run(test)
+
+
+@pytest.mark.parametrize("number", [b"1" * 400, b"1e999", b"-1", b'"x"', b"1" * 9000])
+def test_no_number_that_a_worker_says_of_itself_ends_looking_at_it(number: bytes) -> None:
+    said = b'{"internal_states": [{"num_running_reqs": %b}], "max_total_tokens": %b}' % (number, number)
+    raw = RawWorker(get_server_info=JSON + b"Content-Length: %d\r\n\r\n%b" % (len(said), said))
+
+    async def test() -> None:
+        async with beside(raw, echo) as (gateway, _, _):
+            await until(lambda: raw.asked.count("get_server_info") > 3)
+            assert gateway.servers[raw.url].is_up
+            raw.answers["health"] = b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n"
+            await until(lambda: not gateway.servers[raw.url].is_up)
+
+    run(test)
+
+
+def test_a_name_that_is_never_resolved_holds_up_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        real = loop.getaddrinfo
+
+        async def stuck(host: Any, *arguments: Any, **more: Any) -> Any:
+            if host == "stuck.invalid":
+                await asyncio.sleep(60)
+            return await real(host, *arguments, **more)
+
+        monkeypatch.setattr(loop, "getaddrinfo", stuck)
+        async with gateway_of(echo) as (gateway, _, client):
+            gateway._session()._timeout = aiohttp.ClientTimeout(total=None, connect=0.3, sock_connect=5.0)
+            await gateway.add_worker("http://stuck.invalid:80")
+            for _ in range(4):
+                assert (await client.post("/generate", json={"text": "x"})).status == 200
+
+    run(test)
+
+
+# ── programs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+OPENED = event(1, type="opened", id="r")
+DONE = {"stream": 0, "index": 0, "text": "a", "value": "a", "meta": {}}
+NO_EVENTS = {
+    "a page": OK + b"Content-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
+    "an object": JSON + b"Content-Length: 2\r\n\r\n{}",
+    "no JSON": EVENTS + OPENED + chunk(b"data: {\n\n"),
+    "a list": EVENTS + OPENED + chunk(b"data: []\n\n"),
+    "deep nesting": EVENTS + OPENED + chunk(b"data: " + b"[" * 100_000 + b"\n\n"),
+    "no type": EVENTS + OPENED + event(stream=0),
+    "an unknown type": EVENTS + OPENED + event(type="hello"),
+    "another id": EVENTS + event(1, type="opened", id="../../workers"),
+    "no text": EVENTS + OPENED + event(type="delta", stream=0, index=0, text=1),
+    "no place": EVENTS + OPENED + event(type="node_done", text="x"),
+    "a text for a place": EVENTS + OPENED + event(**{**DONE, "type": "node_done", "stream": "0"}),
+    "no error": EVENTS + OPENED + event(type="node_failed", stream=0, index=0, error="x"),
+    "another row": EVENTS + OPENED + event(type="done", row=3),
+    "the same again": EVENTS + OPENED + event(2, type="node_done", **DONE) + event(2, type="node_done", **DONE),
+    "a gap": EVENTS + OPENED + event(3, type="done"),
+    "an end too early": EVENTS + OPENED + b"0\r\n\r\n",
+    "nothing more": silent_after(EVENTS + chunk(b": hello\n\n")),
+    "an event without end": endless(EVENTS + OPENED + b"fffffff\r\ndata: ", bytes(1 << 16)),
+}
+
+
+@pytest.mark.parametrize("said", NO_EVENTS)
+def test_a_program_goes_on_elsewhere_where_a_worker_sends_what_are_no_events(
+    said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = RawWorker(programs=NO_EVENTS[said])
+
+    async def ends(response: Any) -> None:
+        await response.write(b'data: {"type": "node_done", "stream": 0, "index": 0, "text": "a", "value": "a", ')
+        await response.write(b'"meta": {}}\n\ndata: {"type": "done"}\n\n')
+
+    async def test() -> None:
+        monkeypatch.setattr(programs, "OPENED_SECONDS", 0.2)
+        monkeypatch.setattr(programs, "MOST_EVENT_BYTES", 4 << 20)
+        body = {"program": {"v": 1, "name": "p", "seed": 1}}
+        async with beside(raw, program_of(ends)) as (gateway, workers, client):
+            for _ in range(4):
+                async with client.post("/v1/programs", json=body) as answer:
+                    lines = (await answer.text()).splitlines()
+                found = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+                assert [each["type"] for each in found] == ["opened", "node_done", "done"]
+            again = value(gateway, "reopened_programs_total") + value(gateway, "retries_total", reason="no answer")
+            assert raw.asked.count("programs") == again > 0
+            await until(lambda: not any(worker.in_flight for worker in gateway.fleet.workers))
+            assert len([each for each in workers[0].requests if each[0] == "/v1/programs"]) == 4
+        assert "Traceback" not in caplog.text
+
+    run(test)
+
+
+def test_a_worker_that_refuses_what_another_took_ends_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = RawWorker(programs=b"HTTP/1.1 500 X\r\nContent-Length: 2\r\n\r\n{}")
+
+    async def breaks(response: Any) -> None:
+        response._req.transport.abort()
+
+    async def test() -> None:
+        async with gateway_of(program_of(breaks)) as (gateway, workers, client), raw:
+            body = {"program": {"v": 1, "name": "p", "seed": 1}}
+            events = await client.post("/v1/programs", json=body)
+            await until(lambda: len(workers[0].requests) > 1)
+            await gateway.add_worker(raw.url)
+            failed = next(line for line in (await events.text()).splitlines() if "node_failed" in line)
+            assert "workers in a row failed" in json.loads(failed[6:])["error"]["message"]
+            assert raw.asked.count("programs") > 0
+
+    run(test)
+
+
+def test_events_without_end_are_bounded_and_end_no_other_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = asyncio.Event()
+
+    async def flood(writer: asyncio.StreamWriter) -> None:
+        writer.write(EVENTS + OPENED)
+        await begin.wait()
+        for number in range(2, 1 << 30):
+            about = {**DONE, "type": "node_done", "index": number, "text": "x" * 50_000}
+            writer.write(event(number, **about))
+            await writer.drain()
+
+    raw = RawWorker(programs=flood)
+
+    async def test() -> None:
+        monkeypatch.setattr(programs, "MAX_BYTES", 8 << 20)
+        async with beside(raw, program_of(stays)) as (gateway, _, client):
+            async with contextlib.AsyncExitStack() as stack:
+                paths = [await stack.enter_async_context(opened(client, {})) for _ in range(4)]
+                begin.set()
+                await until(lambda: len(gateway._programs.open) == 2)
+                assert gateway._programs.held < 16 << 20
+                left = [path for path in paths if path.rpartition("/")[2] in gateway._programs.open]
+                segment = {"segment": {"nodes": []}, "number": 1}
+                assert [(await client.post(f"{path}/segments", json=segment)).status for path in left] == [200, 200]
+                gone = next(path for path in paths if path not in left)
+                assert (await client.get(f"{gone}/events")).status == 404
+            for path in left:
+                await client.delete(path)
+            assert gateway._programs.held == 0
+
+    run(test)
+
+
+def test_a_large_event_is_read_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = {**DONE, "type": "node_done", "meta": {"ids": list(range(1_000_000))}}
+
+    async def large(response: Any) -> None:
+        await response.write(b'data: %b\n\ndata: {"type": "done"}\n\n' % json.dumps(about).encode())
+
+    async def test() -> None:
+        async with gateway_of(program_of(large)) as (gateway, _, client):
+            calls: list[int] = []
+            read = gateway._programs.events.read
+
+            async def counted(function: Any, data: bytes, *more: Any) -> Any:
+                calls.append(gateway._programs.events.num_reading)
+                return await read(function, data, *more)
+
+            monkeypatch.setattr(gateway._programs.events, "read", counted)
+            answer = await client.post("/v1/programs", json={"program": {"v": 1, "name": "p", "seed": 1}})
+            data = await answer.read()
+            assert json.loads(data.split(b"\n\n")[1].partition(b"data: ")[2]) == about
+            assert gateway._programs.events._processes._process is not None, "a process of its own"
+
+    run(test)
+
+
+def test_a_programs_deadline_holds_where_its_worker_does_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr(programs, "DUE_SECONDS", 0.1)
+        async with gateway_of(program_of(stays)) as (gateway, _, client):
+            body = {"program": {"v": 1, "name": "p", "seed": 1, "deadline_s": 0.3}}
+            lines = (await (await client.post("/v1/programs", json=body)).text()).splitlines()
+            failed = json.loads(next(line for line in lines if "node_failed" in line)[6:])
+            assert (failed["error"]["class"], "deadline_s" in failed["error"]["message"]) == (
+                "RequestTimeout",
+                True,
+            )
+            await until(lambda: not any(worker.in_flight for worker in gateway.fleet.workers))
+            body["program"]["deadline_s"] = 10**400  # type: ignore[index]
+            assert (await client.post("/v1/programs", json=body)).status == 200, "the worker's to refuse"
+
+    run(test)
+
+
+def test_whole_events_are_found_whatever_ends_them() -> None:
+    assert [replies.up_to_last_event(data) for data in (b"", b"a", b"a\n\nb", b"a\r\n\r\nb", b"a\n\n")] == [
+        0,
+        0,
+        3,
+        5,
+        3,
+    ]
