@@ -17,6 +17,7 @@ from sgl import Engine
 from sgl.errors import InvalidRequest, ModelError, WeightsError
 from sgl.lang.ir import nodes as ir
 from tests.program_client import Client, gen
+from tests.test_gdn_models import MODELS as HYBRIDS
 from tests.test_gdn_models import tiny_hybrid
 from tests.test_mla import MODELS as MLA
 from tests.tiny_models import tiny_checkpoint
@@ -142,9 +143,13 @@ def check_both_ways(old: Path, new: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe", "next-mixed", "3.5-moe"])
 def test_each_rank_takes_its_part(family: str, tmp_path: Path) -> None:
-    old, new = (tiny_checkpoint(tmp_path / str(seed), family, seed=seed) for seed in (0, 1))
+    if family in HYBRIDS:
+        old = tiny_hybrid(tmp_path / "old", family)[0]
+        new = shaken(old, tmp_path / "new")
+    else:
+        old, new = (tiny_checkpoint(tmp_path / str(seed), family, seed=seed) for seed in (0, 1))
     wanted = expected(new, tp_size=2)
     with Engine(old, **OPTIONS, tp_size=2) as engine:
         before = outcome(engine)

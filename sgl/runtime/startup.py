@@ -30,6 +30,7 @@ from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_o
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gdn.config import HybridConfig
+from sgl.runtime.model.gdn.parts import check_parts as check_hybrid_parts
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.parts import check_parts
@@ -189,8 +190,8 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
     is_recurrent = isinstance(model_config, HybridConfig)
     speculate.check(config, model_config.architecture, is_recurrent=is_recurrent)
     check_drafts(config)
+    shard = Shard(size=config.tp_size, stages=config.pp_size)
     if isinstance(model_config, ModelConfig):
-        shard = Shard(size=config.tp_size, stages=config.pp_size)
         shard.check(model_config)
         check_quantization(config, shard.local(model_config), device)
         return model_config
@@ -201,7 +202,10 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
             option="kv_cache_dtype",
         )
     if isinstance(model_config, LatentConfig):
-        check_parts(model_config, Shard(size=config.tp_size, stages=config.pp_size))
+        check_parts(model_config, shard)
+        return model_config
+    if isinstance(model_config, HybridConfig):
+        check_hybrid_parts(model_config, shard)
         return model_config
     if config.num_ranks > 1:
         option = "tp_size" if config.tp_size > 1 else "pp_size"

@@ -122,9 +122,16 @@ def load_model(
             max_positions=max_positions,
             ranks=ranks,
         )
-    assert ranks is None, "startup refuses them"
     if isinstance(config, HybridConfig):
-        return load_hybrid(config, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions)
+        return load_hybrid(
+            config,
+            device=device,
+            dtype=dtype,
+            load_format=load_format,
+            max_positions=max_positions,
+            ranks=ranks,
+        )
+    assert ranks is None, "startup refuses them"
     from sgl.runtime.model.hf.config import TransformersConfig
     from sgl.runtime.model.hf.model import load_transformers
 

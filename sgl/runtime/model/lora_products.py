@@ -16,6 +16,8 @@ from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gdn.config import HybridConfig
 from sgl.runtime.model.gdn.model import Hybrid
 from sgl.runtime.model.gdn.order import grouped_order, query_order, rotary_order
+from sgl.runtime.model.gdn.parts import cuts as hybrid_cuts
+from sgl.runtime.model.gdn.parts import local as hybrid_local
 from sgl.runtime.model.lora import Modules, Product, Shape, Source
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.loader import paired_by_halves
@@ -73,7 +75,7 @@ def lora_products(model: SizedModel) -> list[dict[str, Product]]:
     if isinstance(model, LatentDecoder):
         return _latent_products(model.whole_config, model.shard)
     if isinstance(model, Hybrid):
-        return _hybrid_products(model.config)
+        return _hybrid_products(model.whole_config, model.shard)
     its: TransformersModel = model  # type: ignore[assignment]
     return [its.lora_products]
 
@@ -242,17 +244,22 @@ def _hybrid_shapes(config: HybridConfig) -> dict[str, Shape]:
     return shapes
 
 
-def _hybrid_products(config: HybridConfig) -> list[dict[str, Product]]:
-    shapes, dim = _hybrid_shapes(config), config.head_dim
-    queries, gates = query_order(config)
-    key_rows = torch.arange(config.num_kv_heads * dim).view(-1, dim)[:, rotary_order(dim, config.rotary_dim)]
+def _hybrid_products(config: HybridConfig, shard: Shard) -> list[dict[str, Product]]:
+    """Of one rank's part. config: the whole model's."""
+    shapes, dim, own = _hybrid_shapes(config), config.head_dim, hybrid_local(config, shard)
+    queries, gates = query_order(own)
+    key_rows = torch.arange(own.num_kv_heads * dim).view(-1, dim)[:, rotary_order(dim, config.rotary_dim)]
 
     def product(place: str, *modules: str, orders: Mapping[str, torch.Tensor] | None = None) -> Product:
-        names = [f"{place}.{module}" for module in modules]
-        rows = [
-            (orders or {}).get(its, torch.arange(shapes[name][0])) for its, name in zip(modules, names, strict=True)
-        ]
-        return Product(tuple(map(Source, names, rows)), shapes[names[0]][1])
+        sources, depth = [], 0
+        for module in modules:
+            out, depth = shapes[f"{place}.{module}"]
+            dim, parts = hybrid_cuts(f"{place}.{module}.weight", config, shard)
+            rows = torch.arange(out) if dim else torch.cat([torch.arange(out)[its] for its in parts])
+            if orders is not None and module in orders:
+                rows = rows[orders[module]]
+            sources.append(Source(f"{place}.{module}", rows, parts[0] if dim else slice(None)))
+        return Product(tuple(sources), len(range(depth)[sources[0].columns]))
 
     layers = []
     for layer, (attends, is_sparse) in enumerate(zip(config.attends, config.is_sparse, strict=True)):
@@ -270,7 +277,7 @@ def _hybrid_products(config: HybridConfig) -> list[dict[str, Product]]:
             orders = {}
             if config.is_grouped:
                 names = [("in_proj_qkvz",), ("in_proj_ba",)]
-                orders = dict(zip(("in_proj_qkvz", "in_proj_ba"), grouped_order(config), strict=True))
+                orders = dict(zip(("in_proj_qkvz", "in_proj_ba"), grouped_order(own), strict=True))
             products["inputs"], products["gates"] = (product(mixer, *its, orders=orders) for its in names)
             products["output"] = product(mixer, "out_proj")
         layers.append(products)

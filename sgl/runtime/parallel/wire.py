@@ -128,8 +128,9 @@ def _batch(values: dict[str, Any]) -> Batch:
     values["media"] = [MediaRun(start, _ELSEWHERE, first, count) for start, first, count in values["media"]]
     values["places"] = {b: its.reshape(3, -1) for b, its in values["places"].items()}
     values["page_writes"] = values["page_writes"].reshape(-1, 3)
-    if values["window_writes"] is not None:
-        values["window_writes"] = values["window_writes"].reshape(-1, 3)
+    for name, width in (("window_writes", 3), ("state_loads", 2), ("state_saves", 2)):
+        if values[name] is not None:
+            values[name] = values[name].reshape(-1, width)
     return Batch(**values)
 
 

@@ -12,6 +12,7 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.collectives import Collectives, Links
 from sgl.kernels.gdn.ops import convolve, delta_rule, gated_norm, sigmoid_gated
 from sgl.kernels.layers.activation import silu_and_mul
+from sgl.kernels.layers.embedding import embedding_part
 from sgl.kernels.layers.linear import Matrix, linear
 from sgl.kernels.layers.norm import add_rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
@@ -21,6 +22,7 @@ from sgl.runtime.model.base import shape_of_heads
 from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.gdn import weights
 from sgl.runtime.model.gdn.config import HybridConfig
+from sgl.runtime.model.gdn.parts import check_parts, local
 from sgl.runtime.model.gdn.states import StateCache, StateStep
 from sgl.runtime.model.gdn.weights import (
     AttentionWeights,
@@ -30,8 +32,10 @@ from sgl.runtime.model.gdn.weights import (
 )
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
-from sgl.runtime.model.lora import LoraStep, added, fed, gated
+from sgl.runtime.model.lora import LoraStep, adapted, added, fed, gated
+from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
+from sgl.runtime.model.shard import WHOLE
 from sgl.runtime.model.weights import matrix_tensors
 
 _EACH_WARM, _MOST_WARM = 512, 16_384  # tokens of products to warm up: each number, then every 32nd, up to these
@@ -45,35 +49,48 @@ def load_hybrid(
     load_format: LoadFormat = "auto",
     max_positions: int | None = None,
     seed: int = 0,
+    ranks: Ranks | None = None,
 ) -> Hybrid:
     """The model of a config with its weights on the device; arguments as for `load_decoder`. Raises WeightsError, and
-    ConfigError for another load_format."""
+    ConfigError for another load_format or a model that cannot be cut."""
+    shard = WHOLE if ranks is None else ranks.shard
+    check_parts(config, shard)
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
     if load_format not in ("auto", "dummy", "safetensors"):
         raise ConfigError(f"load_format={load_format!r}: {config.path} is safetensors", option="load_format")
     if load_format == "dummy":
-        its = weights.fill(config, torch_dtype, device, seed)
+        its = weights.fill(config, torch_dtype, device, seed, shard)
     else:
-        its = weights.load(config, torch_dtype, device)
+        its = weights.load(config, torch_dtype, device, shard)
     its.pack()
-    return Hybrid(config, its, max_positions)
+    return Hybrid(config, its, max_positions, ranks)
 
 
 class Hybrid:
-    """A loaded `RecurrentModel`."""
+    """A loaded `RecurrentModel`, or one rank's part of it, which gives the same hidden states."""
 
-    collectives: Collectives | None = None
     links: Links | None = None
 
-    def __init__(self, config: HybridConfig, weights: HybridWeights, max_positions: int | None = None) -> None:
-        """max_positions: positions it may be asked for (default: the context)."""
-        self.config = config
+    def __init__(
+        self,
+        config: HybridConfig,
+        weights: HybridWeights,
+        max_positions: int | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """config: the whole model's. max_positions: positions it may be asked for (default: the context). ranks: among
+        which the model is cut."""
+        shard = WHOLE if ranks is None else ranks.shard
+        self.whole_config, self.shard = config, shard
+        self.collectives: Collectives | None = None if ranks is None else ranks.stage
+        self.vocabulary = shard.vocabulary(config.vocab_size)
+        self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
+        self.config = config = local(config, shard)
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.max_positions = max_positions or config.context_length
-        self.vocabulary = range(config.vocab_size)
         self.most_layers = config.num_layers
         self.windows: tuple[int | None, ...] = (None,) * config.num_layers
         self.captures = True
@@ -112,12 +129,12 @@ class Hybrid:
     ) -> torch.Tensor:
         """See `RecurrentModel`."""
         assert states is not None, "its runner has states"
-        eps, config = self.config.rms_norm_eps, self.config
+        config = self.config
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
-        residual = functional.embedding(input_ids, self.weights.embedding)
+        residual = self._embedded(input_ids)
         rest: torch.Tensor | None = None
         for index, layer in enumerate(self.weights.layers):
-            x = add_rms_norm(rest, residual, layer.input_norm, eps)
+            x = self._normed(rest, residual, layer.input_norm)
             place = self._places[index]
             if isinstance(layer.mixer, AttentionWeights):
                 cache = kv.keys[place], kv.values[place]
@@ -130,15 +147,45 @@ class Hybrid:
                 residual, x = residual.index_select(0, wanted), x.index_select(0, wanted)
                 lora = None if lora is None else lora.for_wanted()
             output, bias = layer.mixer.output, _output_bias(layer.mixer)
-            rest = added(x, output, bias, residual, index, "output", lora, captured=captured)
-            x = add_rms_norm(rest, residual, layer.post_norm, eps)
+            rest = self._added(x, output, bias, residual, index, "output", lora, captured=captured)
+            x = self._normed(rest, residual, layer.post_norm)
             if isinstance(layer.mlp, DenseWeights):
                 x = gated(x, layer.mlp.gate_up, None, silu_and_mul, index, lora)
-                rest = added(x, layer.mlp.down, None, residual, index, "down", lora, captured=captured)
+                rest = self._added(x, layer.mlp.down, None, residual, index, "down", lora, captured=captured)
             else:
                 shared = fed(x, layer.mlp.shared.gate_up, layer.mlp.shared.down, index, lora)
                 rest = mixture(x, layer.mlp.experts, shared)
-        return add_rms_norm(rest, residual, self.weights.norm, eps)
+        return self._normed(rest, residual, self.weights.norm)
+
+    def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
+        embedding = self.weights.embedding
+        if self.collectives is None:
+            return functional.embedding(input_ids, embedding)
+        return self.collectives.sum(embedding_part(input_ids, embedding, self.vocabulary.start))
+
+    def _added(
+        self,
+        x: torch.Tensor,
+        matrix: Matrix,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+        index: int,
+        name: str,
+        lora: LoraStep | None,
+        *,
+        captured: bool,
+    ) -> torch.Tensor | None:
+        """`added`; of several ranks, this one's part, all of which is left."""
+        if self.collectives is None:
+            return added(x, matrix, bias, residual, index, name, lora, captured=captured)
+        return adapted(x, matrix, bias, index, name, lora)
+
+    def _normed(self, rest: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`norm.add_rms_norm` of what `_added`, or experts, left."""
+        eps = self.config.rms_norm_eps
+        if rest is None or self.collectives is None:
+            return add_rms_norm(rest, residual, weight, eps)
+        return self.collectives.add_rms_norm(rest if rest.dim() == 2 else rest.sum(0), residual, weight, eps)
 
     def _attend(
         self,
@@ -194,11 +241,14 @@ class Hybrid:
 
     def whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Model`."""
-        return self.logits(hidden)
+        return self.whole(self.logits(hidden))
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
         """See `Model`."""
-        return logits
+        if self.collectives is None:
+            return logits
+        padded = functional.pad(logits, (0, self._vocabulary_width - logits.shape[1]))
+        return self.collectives.gather_columns(padded)[:, : self.config.vocab_size]
 
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:

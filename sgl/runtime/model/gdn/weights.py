@@ -13,14 +13,15 @@ from pathlib import Path
 
 import torch
 
-from sgl.errors import WeightsError
 from sgl.kernels.layers.linear import Matrix, prepare
 from sgl.kernels.moe.experts import Experts
 from sgl.runtime.model.gdn.config import ExpertsConfig, HybridConfig
 from sgl.runtime.model.gdn.order import grouped_order, query_order, rotary_order
-from sgl.runtime.model.loader import named, read_quantized, say_dequantized
+from sgl.runtime.model.gdn.parts import cut, local, matrix_part
+from sgl.runtime.model.loader import check_tensors, read_quantized, say_dequantized
 from sgl.runtime.model.quantized.experts import pack_both, whole_experts
-from sgl.runtime.model.weight_files import Entry, check_dtype, opened, read, read_headers
+from sgl.runtime.model.shard import WHOLE, Shard
+from sgl.runtime.model.weight_files import opened, read, read_headers
 from sgl.runtime.model.weights import MAX_HELD_TWICE, keeps_groups, matrix_tensors, packed
 
 _HEAD = "lm_head.weight"
@@ -161,8 +162,8 @@ class Slot:
     put: Callable[[torch.Tensor], object]
 
 
-def load(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> HybridWeights:
-    """The checkpoint's. Raises WeightsError."""
+def load(config: HybridConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE) -> HybridWeights:
+    """A part of the checkpoint's. Raises WeightsError."""
     folder = Path(config.path)
     used = {name: entry for name, entry in read_headers(folder).items() if not name.startswith(IGNORED)}
     # a tied checkpoint may hold the head, too
@@ -174,20 +175,26 @@ def load(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> Hybr
             its: f"{config.prefix}layers.{its}.mlp" for its, is_sparse in enumerate(config.is_sparse) if is_sparse
         }
         packable = whole_experts(mlps, config.experts.num_experts, quantized)
-    weights = allocate(config, dtype, device, tied=tied, without=packable)
+    own = local(config, shard)
+    weights = allocate(own, dtype, device, tied=tied, without=packable, shard=shard)
     fused = any(name.endswith("experts.gate_up_proj") for name in entries)
-    _check(entries, slots(config, weights, fused=fused), folder)
-    for index, (gate_up, down) in packable.items():
+    check_tensors(entries, tensor_shapes(config, tied=tied, fused=fused), folder)
+    for index, experts in packable.items():
         mlp = weights.layers[index].mlp
         assert isinstance(mlp, SparseWeights)
+        gate_up, down = (
+            [[(name, matrix_part(name, config, shard)) for name, _ in modules] for modules in each]
+            for each in experts
+        )
         mlp.experts = pack_both(mlp.experts, gate_up, down, quantized, device)
-    places = slots(config, weights, fused=fused)
+    places = slots(own, weights, fused=fused)
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as tensors:
             for name, slot in places.items():
                 if entries[name].file == file:
                     is_quantized = name in quantized.shapes
-                    slot.put(quantized.dequantized(name) if is_quantized else read(tensors, name, file))
+                    its = quantized.dequantized(name) if is_quantized else read(tensors, name, file)
+                    slot.put(cut(name, its, config, shard))
     say_dequantized(quantized, config.scheme, dtype)
     head = next(matrix_tensors(weights.lm_head))
     if config.tie_word_embeddings and not tied and torch.equal(head, weights.embedding):
@@ -195,38 +202,49 @@ def load(config: HybridConfig, dtype: torch.dtype, device: torch.device) -> Hybr
     return weights
 
 
-def fill(config: HybridConfig, dtype: torch.dtype, device: torch.device, seed: int) -> HybridWeights:
-    """Random ones, initialised like transformers'."""
-    weights = allocate(config, dtype, device, tied=config.tie_word_embeddings)
+def fill(
+    config: HybridConfig, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard = WHOLE
+) -> HybridWeights:
+    """Random ones, initialised like transformers'. All parts are cut from the same."""
+    tied, own = config.tie_word_embeddings, local(config, shard)
+    weights = allocate(own, dtype, device, tied=tied, shard=shard)
+    shapes = tensor_shapes(config, tied=tied, fused=True)
     generator = torch.Generator(device).manual_seed(seed)
-    for tensor in weights.tensors():
-        if tensor.dim() > 1 and tensor.dtype == dtype:
-            tensor.normal_(0.0, config.initializer_range, generator=generator)
+    for name, slot in slots(own, weights, fused=True).items():
+        drawn = torch.empty(shapes[name], dtype=dtype, device=device)
+        if name.endswith("A_log"):
+            drawn.uniform_(0.01, 16.0, generator=generator).log_()
+        elif name.endswith((".dt_bias", "linear_attn.norm.weight")):
+            drawn.fill_(1.0)
+        elif name.endswith((".bias", "norm.weight")):  # other norms hold one less
+            drawn.zero_()
         else:
-            tensor.fill_(1.0)
-    for layer in weights.layers:
-        if isinstance(layer.mixer, AttentionWeights):
-            layer.mixer.norm.fill_(1.0)
-            for bias in (layer.mixer.qkvg_bias, layer.mixer.output_bias):
-                if bias is not None:
-                    bias.zero_()
-        else:
-            layer.mixer.a_log.uniform_(0.01, 16.0, generator=generator).log_()
-        for norm in (layer.input_norm, layer.post_norm):
-            norm.fill_(1.0)
+            drawn.normal_(0.0, config.initializer_range, generator=generator)
+        slot.put(cut(name, drawn, config, shard))
     return weights
+
+
+def tensor_shapes(config: HybridConfig, *, tied: bool, fused: bool) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of a checkpoint, whole."""
+    weights = allocate(config, torch.float32, torch.device("meta"), tied=tied)
+    return {name: slot.shape for name, slot in slots(config, weights, fused=fused).items()}
 
 
 def num_weights(config: HybridConfig) -> int:
     """Of the whole model."""
-    weights = allocate(config, torch.float32, torch.device("meta"), tied=config.tie_word_embeddings)
-    return sum(math.prod(slot.shape) for slot in slots(config, weights, fused=True).values())
+    return sum(map(math.prod, tensor_shapes(config, tied=config.tie_word_embeddings, fused=True).values()))
 
 
 def allocate(
-    config: HybridConfig, dtype: torch.dtype, device: torch.device, *, tied: bool, without: Container[int] = ()
+    config: HybridConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    tied: bool,
+    without: Container[int] = (),
+    shard: Shard = WHOLE,
 ) -> HybridWeights:
-    """Uninitialised weights. without: layers whose experts get no memory."""
+    """Uninitialised weights of the part with this config. without: layers whose experts get no memory."""
 
     def tensor(*shape: int, wide: bool = False) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float32 if wide else dtype, device=device)
@@ -278,13 +296,14 @@ def allocate(
         )
         for index, (attends, is_sparse) in enumerate(zip(config.attends, config.is_sparse, strict=True))
     ]
-    embedding = tensor(config.vocab_size, hidden)
-    lm_head = embedding if tied else tensor(config.vocab_size, hidden)
+    num_tokens = len(shard.vocabulary(config.vocab_size))
+    embedding = tensor(num_tokens, hidden)
+    lm_head = embedding if tied else tensor(num_tokens, hidden)
     return HybridWeights(embedding, layers, tensor(hidden, wide=True), lm_head)
 
 
 def slots(config: HybridConfig, weights: HybridWeights, *, fused: bool) -> dict[str, Slot]:
-    """Every tensor of a checkpoint. fused: experts are stored together."""
+    """Every tensor of a checkpoint of this config, or of a part's. fused: experts are stored together."""
     slots = {f"{config.prefix}embed_tokens.weight": _into(weights.embedding)}
     for index, layer in enumerate(weights.layers):
         parts = {
@@ -410,24 +429,3 @@ def _one_more(target: torch.Tensor, order: list[int] | None = None) -> Slot:
 def _plain(matrix: Matrix) -> torch.Tensor:
     assert isinstance(matrix, torch.Tensor), "matrices are packed when they are filled"
     return matrix
-
-
-def _check(entries: dict[str, Entry], slots: dict[str, Slot], folder: Path) -> None:
-    """Raise WeightsError unless the checkpoint has exactly the needed tensors and shapes."""
-    for what, missing in (
-        ("lacks {} that its config.json calls for: {}", {n: s.shape for n, s in slots.items() if n not in entries}),
-        (
-            "has {} that its config.json has no place for: {}",
-            {n: e.shape for n, e in entries.items() if n not in slots},
-        ),
-    ):
-        if missing:
-            raise WeightsError(
-                f"{folder} {what.format(*named(missing))}", path=str(folder), tensor=next(iter(missing))
-            )
-    for name, slot in slots.items():
-        entry = entries[name]
-        if entry.shape != slot.shape:
-            wrong = f"{list(entry.shape)}; its config.json makes it {list(slot.shape)}"
-            raise WeightsError(f"{name} in {entry.file} is {wrong}", path=str(entry.file), tensor=name)
-        check_dtype(name, entry)

@@ -9,7 +9,8 @@ import torch
 from sgl.errors import WeightsError
 from sgl.kernels.layers.linear import PackedMatrix
 from sgl.runtime.model.gdn.model import Hybrid
-from sgl.runtime.model.gdn.weights import IGNORED, Slot, allocate, slots
+from sgl.runtime.model.gdn.parts import cut
+from sgl.runtime.model.gdn.weights import IGNORED, Slot, slots, tensor_shapes
 from sgl.runtime.model.loader import LM_HEAD
 from sgl.runtime.model.update.writer import is_follower, plain, unpack
 
@@ -18,13 +19,11 @@ class HybridWriter:
     """A `Writer`."""
 
     def __init__(self, model: Hybrid) -> None:
-        self._weights, self._config = model.weights, model.config
+        self._model, self._weights, self._config = model, model.weights, model.whole_config
         self._tied = model.weights.is_tied
         self._embedding = f"{self._config.prefix}embed_tokens.weight"
-        empty = allocate(self._config, torch.float32, torch.device("meta"), tied=self._tied)
         self._each, self._fused = (
-            {name: slot.shape for name, slot in slots(self._config, empty, fused=fused).items()}
-            for fused in (False, True)
+            tensor_shapes(self._config, tied=self._tied, fused=fused) for fused in (False, True)
         )
         self.shapes = {**self._each, **self._fused}
         if self._tied:
@@ -56,14 +55,15 @@ class HybridWriter:
         self._slots = {
             name: slot
             for fused in (False, True)
-            for name, slot in slots(self._config, weights, fused=fused).items()
+            for name, slot in slots(self._model.config, weights, fused=fused).items()
         }
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """See `Writer`."""
         if self._tied and name == LM_HEAD:
             name = self._embedding
-        self._slots[name].put(tensor.to(self._weights.embedding.device))
+        part = cut(name, tensor, self._config, self._model.shard)
+        self._slots[name].put(part.to(self._weights.embedding.device))
 
     def finish(self) -> None:
         """See `Writer`."""
