@@ -106,6 +106,7 @@ class ServerOptions(EngineOptions, total=False):
     watchdog_timeout: float
     served_model_name: str | None
     chat_template: str | None
+    sampling_defaults: Literal["model", "openai"]
     pooling: Literal["last", "mean"]
     tool_call_parser: str | None
     reasoning_parser: str | None

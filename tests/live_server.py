@@ -17,6 +17,7 @@ from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.methods import Method, called
+from sgl.runtime.server.sampling_defaults import sampling_defaults
 from sgl.runtime.server.serve import listen, listen_for_rpc, serving
 from sgl.runtime.server.service import Service
 from tests.patience import PATIENCE, wait_until
@@ -106,7 +107,12 @@ class LiveServer:
         """template: what is in the file that chat_template names."""
         self.engine = engine
         config = ServerConfig.from_options(options)
-        self.service = Service(config, LocalEngine(engine), chat_template=template)
+        self.service = Service(
+            config,
+            LocalEngine(engine),
+            chat_template=template,
+            sampling_defaults=sampling_defaults(config, engine.config.model_path),
+        )
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()

@@ -63,7 +63,7 @@ _NEUTRAL = neutral_values(
     gc-warning-threshold-secs=0 decode-log-interval=40 kv-canary=none max-prefill-tokens=16384
     prefill-decode-interval-min-bs=0 retraction-policy=length priority-scheduling-preemption-threshold=10
     num-continuous-decode-steps=1 scheduler-recv-interval=1 tokenizer-mode=auto tokenizer-backend=huggingface
-    tokenizer-worker-num=1 detokenizer-worker-num=1 sampling-defaults=openai batch-notify-size=16
+    tokenizer-worker-num=1 detokenizer-worker-num=1 batch-notify-size=16
     dynamic-batch-tokenizer-batch-size=32 dynamic-batch-tokenizer-batch-timeout=0.002
     speculative-accept-threshold-single=1 speculative-accept-threshold-acc=1 speculative-attention-mode=prefill
     speculative-ngram-min-bfs-breadth=1 speculative-ngram-max-bfs-breadth=10 speculative-ngram-match-type=BFS

@@ -25,6 +25,7 @@ from sgl.lang.ir.reasoning import reasoning_format
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.replicas import Replicas
+from sgl.runtime.server.sampling_defaults import sampling_defaults
 from sgl.runtime.server.serve import listen, listen_for_rpc, serve_until_stopped
 from sgl.runtime.server.service import Service
 
@@ -74,6 +75,7 @@ async def serve_engine(
     if config.reasoning_parser is not None:
         with _as_option("reasoning_parser"):
             reasoning_format(config.reasoning_parser)
+    defaults = sampling_defaults(config, engine_config.model_path)
     tracer = _tracer(config)
     bound, rpc = listen(config.host, config.port), listen_for_rpc(config)
     logger.info("starting the engine with %s", engine_config.model_name)
@@ -81,9 +83,7 @@ async def serve_engine(
     kind = EngineProcess if engine_config.dp_size == 1 else Replicas
     engine = kind(engine_config, configure=configure, watchdog_timeout=config.watchdog_timeout)
     await engine.start()
-    service = Service(
-        config, engine, chat_template=template, tracer=tracer, grpc_port=None if rpc is None else rpc.port
-    )
+    service = Service(config, engine, template, defaults, tracer, grpc_port=None if rpc is None else rpc.port)
 
     def on_ready(url: str) -> None:
         service.metrics.startup_seconds = time.monotonic() - began

@@ -330,6 +330,9 @@ class ServerConfig:
     """The model's name in the OpenAI API. None: the model's path."""
     chat_template: PathText | None = None
     """A file with a Jinja chat template to use instead of the model's own."""
+    sampling_defaults: Literal["model", "openai"] = "model"
+    """What completions and chats are sampled with where a request does not say: what generation_config.json has of
+    temperature, top_p, top_k, min_p and repetition_penalty, or OpenAI's defaults."""
     tool_call_parser: str | None = None
     """The format in which the model calls tools (hermes, llama3, mistral, deepseekv3, …). None: the one that its chat
     template writes."""

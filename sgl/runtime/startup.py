@@ -28,7 +28,6 @@ from sgl.runtime.memory_plan import NOTHING, Beside, KVPlan, gib, held_bytes, kv
 from sgl.runtime.model.base import Config, Model, SizedModel
 from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gdn.config import HybridConfig
 from sgl.runtime.model.gdn.parts import check_parts as check_hybrid_parts
 from sgl.runtime.model.kv_cache import KVCache
@@ -187,8 +186,7 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
             f"state_checkpoints={config.state_checkpoints}: {model_config.architecture} has no recurrent layers",
             option="state_checkpoints",
         )
-    is_recurrent = isinstance(model_config, HybridConfig)
-    speculate.check(config, model_config.architecture, is_recurrent=is_recurrent)
+    speculate.check(config, model_config.architecture, is_recurrent=isinstance(model_config, HybridConfig))
     check_drafts(config)
     shard = Shard(size=config.tp_size, stages=config.pp_size)
     if isinstance(model_config, ModelConfig):
@@ -203,15 +201,13 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
         )
     if isinstance(model_config, LatentConfig):
         check_parts(model_config, shard)
-        return model_config
-    if isinstance(model_config, HybridConfig):
+    elif isinstance(model_config, HybridConfig):
         check_hybrid_parts(model_config, shard)
-        return model_config
-    if config.num_ranks > 1:
+    elif config.num_ranks > 1:
         option = "tp_size" if config.tp_size > 1 else "pp_size"
         raise ConfigError(
-            f"{option}={getattr(config, option)}: {model_config.architecture} is not cut among ranks here; what is are "
-            f"{', '.join(FAMILIES)}",
+            f"{option}={getattr(config, option)}: {model_config.architecture} runs on transformers' modules, which are "
+            "not cut among ranks; dp_size serves copies of it",
             option=option,
         )
     return model_config

@@ -52,7 +52,7 @@ class Conversations:
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         if limit is None:  # what fits into the context and an answer
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
-        params = body.sampling_params(limit)
+        params = service.sampling_defaults | body.sampling_params(limit)
         has_tags = service.engine.config.grammar_backend == "sgl"
         constraint, reading = call_constraint(body, style and style.format, params, has_tags=has_tags)
         params |= constraint

@@ -174,7 +174,8 @@ class OpenAIApi(Api):
             lambda: [encode(each).tolist() if isinstance(each, str) else each for each in prompts]
         )
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        arguments = engine_arguments(body, ids, body.sampling_params(max_tokens))
+        params = self._service.sampling_defaults | body.sampling_params(max_tokens)
+        arguments = engine_arguments(body, ids, params)
         arguments |= adapter_options(self._service, body.model, body.lora_path, len(ids))
         if body.logprobs is not None:
             arguments |= {"return_logprob": True, "top_logprobs_num": body.logprobs}

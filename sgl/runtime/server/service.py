@@ -46,6 +46,8 @@ class Service:
     config: ServerConfig
     engine: EngineProcess | Replicas
     chat_template: str | None = None  # overrides the model's
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
+    """What completions and chats are sampled with where they do not say."""
     tracer: Tracer | None = None
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     started: float = field(default_factory=time.time)

@@ -177,6 +177,7 @@ class ResponsesApi(Api):
             if tool["type"] == "function":
                 tool.setdefault("strict", True)
         choice = body.tool_choice
+        sampled = {"temperature": 1.0, "top_p": 1.0, **self._service.sampling_defaults}
         return {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -194,12 +195,12 @@ class ResponsesApi(Api):
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None, **reasoning},
             "store": body.store is not False,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": sampled["temperature"] if body.temperature is None else body.temperature,
             "text": {"format": {"type": "text"}, **text},
             "tool_choice": (choice if isinstance(choice, str) else choice.model_dump()) if choice else "auto",
             "tools": tools,
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_p": sampled["top_p"] if body.top_p is None else body.top_p,
             "truncation": body.truncation or "disabled",
             "usage": None,
         }
