@@ -83,6 +83,24 @@ def test_a_pause_is_answered_as_the_original_answers(server: LiveServer, engine:
     assert post(server, "/pause_generation", mode="wait").status_code == 400
 
 
+def test_memory_is_released_and_resumed(server: LiveServer, engine: Engine) -> None:
+    before = post(server, "/generate", **ASKED).json()["text"]
+    reply = post(server, "/release_memory_occupation", tags=["kv_cache"]).json()
+    assert reply["released"] == {"kv_cache": engine.get_server_info()["kv_bytes"]}
+    state = engine.get_server_info()["internal_states"][0]
+    assert state["is_paused"]
+    assert state["released_memory"] == reply["released"]
+    refused = post(server, "/continue_generation")
+    assert refused.status_code == 400
+    assert "resume_memory_occupation first" in refused.text
+    assert post(server, "/generate", **ASKED, timeout=0.1).status_code in (408, 504)
+    assert post(server, "/resume_memory_occupation").json()["status"] == "ok"
+    assert post(server, "/generate", **ASKED).json()["text"] == before
+    for tags in (["kv"], [], "kv_cache", ["weights"]):  # the last on a CPU
+        assert post(server, "/release_memory_occupation", tags=tags).status_code == 400
+    assert not engine.get_server_info()["internal_states"][0]["is_paused"]
+
+
 def test_weights_come_from_a_folder(server: LiveServer, engine: Engine, folder: Path, tmp_path: Path) -> None:
     new = shaken(folder, tmp_path / "new")
     for path in (new, folder):
@@ -202,7 +220,8 @@ def test_only_the_admin_changes_weights(server: LiveServer) -> None:
     for path in (
         *("/pause_generation", "/continue_generation", "/get_weights_by_name", "/init_weights_update_group"),
         *("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed"),
-        *("/destroy_weights_update_group", "/update_weight_version"),
+        *("/destroy_weights_update_group", "/update_weight_version", "/release_memory_occupation"),
+        "/resume_memory_occupation",
     ):
         assert post(server, path, key="guest").status_code == 403
 

@@ -330,7 +330,7 @@ class Engine(Trainable):
             return {
                 "num_running_reqs": scheduler.num_running,
                 "num_queue_reqs": len(scheduler.queue),
-                "is_paused": scheduler.is_paused,
+                **self._halts(),
                 **scheduler.memory.state(),
                 "encoded_images": self._started.runner.num_encoded,
                 "cache_hit_rate": counters["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,

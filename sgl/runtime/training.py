@@ -15,6 +15,7 @@ from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.pause import PauseMode, go_on, pause
 from sgl.runtime.model.update.shipped import FLATTENED, check_load_format, shipped_tensors
+from sgl.runtime.occupation import MemoryOccupation
 from sgl.runtime.parallel.wire import Write
 from sgl.runtime.requests.changes import WeightsUpdate, checked_path
 from sgl.runtime.sampling_params import checked_seconds
@@ -143,9 +144,28 @@ class Trainable:
         pause(self._loop, mode)
 
     def continue_generation(self) -> None:
-        """Go on after `pause_generation`. Idempotent. Raises EngineDead."""
+        """Go on after `pause_generation`. Idempotent. Raises InvalidRequest while memory is released, and
+        EngineDead."""
         self._home.check()
+        self._memory.check()
         go_on(self._loop)
+
+    def release_memory_occupation(self, tags: Sequence[str] | None = None) -> dict[str, int]:
+        """Give memory back, for a trainer on the same device; returns bytes by tag.
+
+        tags: of "kv_cache", "weights" and "cuda_graph", of which the last goes with either; None: all that can be given
+        back. Weights are kept in host memory. The engine is paused, running generations are computed anew later, and
+        nothing that was cached is found again. New requests wait, deadlines run. Idempotent. Raises InvalidRequest and
+        EngineDead.
+        """
+        self._home.check()
+        return self._memory.release(tags)
+
+    def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
+        """Take memory again that was released; None: all of it. Once all is there, generations go on, unless
+        `pause_generation` came before. Idempotent. Raises InvalidRequest and EngineDead."""
+        self._home.check()
+        self._memory.resume(tags)
 
     def weights_hash(self) -> str:
         """Of the numbers of all weights (of rank 0's parts), as hexadecimal digits, however they are laid out; unless
@@ -164,8 +184,16 @@ class Trainable:
         """What the last update called its weights, or "default"."""
         return self._weights.version
 
+    def _halts(self) -> dict[str, Any]:
+        """For users: why nothing is generated."""
+        return {"is_paused": self._loop.scheduler.is_paused, "released_memory": self._memory.released}
+
+    @cached_property
+    def _memory(self) -> MemoryOccupation:
+        return MemoryOccupation(self.config, self._started.runner, self._loop)
+
     @cached_property
     def _weights(self) -> WeightUpdates:
         started, group = self._started, self._started.group
         tells = None if group is None else lambda told: group.send(Write(told))
-        return WeightUpdates(self.config, started.model, started.scheduler, self._loop, tells)
+        return WeightUpdates(self.config, started.model, started.scheduler, self._loop, tells, self._memory)

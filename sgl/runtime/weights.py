@@ -23,6 +23,7 @@ from sgl.runtime.model.update.files import Files
 from sgl.runtime.model.update.group import TrainerGroup
 from sgl.runtime.model.update.ranks import Told, write
 from sgl.runtime.model.update.writer import FLOATS, Given, Writer, check, check_aliases, check_numbers
+from sgl.runtime.occupation import MemoryOccupation
 from sgl.runtime.requests.changes import WeightsUpdate
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.tier_choice import weights_hash
@@ -47,8 +48,10 @@ class WeightUpdates:
         scheduler: Scheduler,
         loop: EngineLoop,
         tells: Callable[[Told], None] | None,
+        memory: MemoryOccupation,
     ) -> None:
         """model: None, if torch does not compute it. tells: see `ranks.write`; None: there is one rank."""
+        self._memory = memory
         self._config, self._of_torch, self._scheduler, self._loop = config, model, scheduler, loop
         self._tells = tells
         self._writer: Writer | None = None
@@ -170,13 +173,15 @@ class WeightUpdates:
     def _model(self) -> Model:
         if self._of_torch is None:
             raise WeightsError(f"engines on device={self._config.device!r} take no new weights: start another")
+        self._memory.check("weights")
         return self._of_torch
 
     @property
     def writer(self) -> Writer:
         """The model's. Raises WeightsError."""
+        model = self._model
         if self._writer is None:
-            self._writer = writer_of(self._model, self._config.quantization)
+            self._writer = writer_of(model, self._config.quantization)
         return self._writer
 
     def _check(

@@ -78,6 +78,10 @@ class KVCache:
             return torch.from_numpy(zeros).view(dtype).view(shape)
         return torch.zeros(shape, dtype=dtype, device=device)
 
+    def storages(self) -> list[torch.Tensor]:
+        """What all keys and values are parts of."""
+        return [*self._storages.values()]
+
     def slots_of(self, layer: int, slots: torch.Tensor) -> torch.Tensor:
         """A layer's slots [T] of a step's: of those [T] of all layers, or [2, T] of full and windowed pages."""
         return slots if self.windowed is None else slots[int(self.windowed.layers[layer])]

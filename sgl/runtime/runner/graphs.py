@@ -121,6 +121,10 @@ class DecodeGraphs:
         ids = self._next_tokens.index_select(0, replayed.rows)
         return replayed._replace(inputs=(ids, placed[1][:num_rows], placed[2][..., :num_rows]))
 
+    def drop(self) -> None:
+        """Let go of what was recorded, until the next `capture`."""
+        self._graphs.clear()
+
     @torch.inference_mode()
     def capture(self) -> None:
         """Record every bucket, the largest first, whose memory others reuse."""

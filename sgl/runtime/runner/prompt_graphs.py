@@ -102,6 +102,10 @@ class PromptGraphs:
         last = LayerState(self._residual[:num_tokens], state.rotary, state.slots)
         return self._model.finish(last, attended, wanted)
 
+    def drop(self) -> None:
+        """Let go of what was recorded, until the next `capture`."""
+        self._pieces.clear()
+
     @torch.inference_mode()
     def capture(self) -> None:
         """Record every bucket, the largest first, whose memory others reuse."""

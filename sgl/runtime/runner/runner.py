@@ -34,6 +34,7 @@ from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.idle import idle_batch
 from sgl.runtime.runner.observer import Observer, observed
+from sgl.runtime.runner.occupation import Graphs, Occupation
 from sgl.runtime.runner.pack import pack, pack_places, windowed_step
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, pool, score_inputs
@@ -150,6 +151,7 @@ class ModelRunner:
                 max_graph_tokens = min(max_graph_tokens, model.collectives.fused_tokens)
             if max_graph_tokens > 1 and isinstance(model, Decoder):
                 self._prompt_graphs = PromptGraphs(model, kv, graph_attention, max_graph_tokens)
+        self.occupation = Occupation(model, kv, self._all_graphs())
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Launched:
@@ -322,9 +324,13 @@ class ModelRunner:
         assert self._adapters is not None, "LoRA is enabled"
         self._adapters.drop(number)
 
+    def _all_graphs(self) -> list[Graphs]:
+        return [its for its in (self._graphs, self._prompt_graphs, self._verify_graphs) if its is not None]
+
     def close(self) -> None:
         """Let go of the graphs, after the last step."""
         self._graphs = self._prompt_graphs = self._verify_graphs = None
+        self.occupation = Occupation(self._model, self._kv, [])
 
     def is_launching(self) -> bool:
         """True while kernels are launched eagerly, unless it takes so long that the launch waits for the device.
@@ -342,9 +348,8 @@ class ModelRunner:
         """Capture graphs and load the kernels of steps with prompts of num_tokens in all, with all ranks."""
         if self._states is not None:
             self._states.warm_up()
-        for graphs in (self._graphs, self._prompt_graphs, self._verify_graphs):
-            if graphs is not None:
-                graphs.capture()
+        for graphs in self._all_graphs():
+            graphs.capture()
         self._model.warm_up_gemms(len(self._page_table), num_tokens)
 
     def warm_up(self, num_tokens: int, launch: Callable[[Batch], AnyStep] | None = None) -> None:

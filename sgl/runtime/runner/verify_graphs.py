@@ -86,6 +86,10 @@ class VerifyGraphs:
         self._graphs[bucket, queries].replay()
         return Verified(self._hidden.index_select(0, last_on), places_on, (self._ids, positions_on, slots_on))
 
+    def drop(self) -> None:
+        """Let go of what was recorded, until the next `capture`."""
+        self._graphs.clear()
+
     @torch.inference_mode()
     def capture(self) -> None:
         """Record every bucket, the largest first, whose memory others reuse."""

@@ -18,6 +18,8 @@ Method = Literal[
     "unload_lora_adapter",
     "pause_generation",
     "continue_generation",
+    "release_memory_occupation",
+    "resume_memory_occupation",
     "get_weights_by_name",
     "update_weight_version",
     "update_weights_from_disk",
@@ -31,6 +33,11 @@ WITH_OPTIONS = (
     *("init_weights_update_group", "destroy_weights_update_group"),
 )
 """Methods whose last argument is a dictionary of keywords."""
+WAITING = (
+    *("unload_lora_adapter", "pause_generation", "release_memory_occupation", "resume_memory_occupation"),
+    *WITH_OPTIONS,
+)
+"""Methods that wait for others, or take long."""
 
 
 def called(engine: Any, method: Method, arguments: tuple[Any, ...]) -> Any:

@@ -174,8 +174,8 @@ class Replicas:
                     await self._of_all("unload_lora_adapter", arguments[0])
             raise
         finally:
-            if method == "flush_cache" or method.startswith(
-                "update_weights"
+            if method.startswith(
+                ("flush_cache", "update_weights", "release_memory")
             ):  # also if one failed: the others' caches are empty
                 for engine in range(len(self._engines)):
                     self._placement.forget(engine)
@@ -186,6 +186,8 @@ class Replicas:
             return {**first, "internal_states": [state for _, its in answers for state in its["internal_states"]]}
         if method == "flush_cache":
             return all(its for _, its in answers)
+        if method == "release_memory_occupation":
+            return {tag: sum(its.get(tag, 0) for _, its in answers) for tag in first}
         if method == "check_ledger":
             return [f"engine {i + 1}: {breach}" for i, its in answers for breach in its]
         return ", ".join(its for _, its in answers) if method == "stop_profile" else None

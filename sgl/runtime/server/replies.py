@@ -130,6 +130,12 @@ class Said(TypedDict):
     status: str
 
 
+class Released(Said):
+    """Memory was given back: bytes by tag."""
+
+    released: dict[str, int]
+
+
 class Changed(TypedDict):
     """Whether weights, or a group that they come from, were changed."""
 

@@ -10,7 +10,7 @@ from sgl.errors import InvalidRequest, ModelError
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import error_body
 from sgl.runtime.server.fields import Lenient
-from sgl.runtime.server.replies import Changed, Said, WeightVersion
+from sgl.runtime.server.replies import Changed, Released, Said, WeightVersion
 from sgl.runtime.server.routes import Api, endpoint
 
 
@@ -18,6 +18,12 @@ class PauseBody(Lenient):
     """What becomes of generations under way."""
 
     mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class MemoryBody(Lenient):
+    """Which memory: kv_cache, weights, cuda_graph; null: all."""
+
+    tags: list[Literal["kv_cache", "weights", "cuda_graph"]] | None = None
 
 
 class _Update(Lenient):
@@ -94,6 +100,24 @@ class TrainingApi(Api):
         """Go on after a pause."""
         await self._service.engine.call("continue_generation")
         return json_response({"message": "Generation continued successfully.", "status": "ok"})
+
+    @endpoint(
+        "POST /release_memory_occupation",
+        body=MemoryBody,
+        example={"tags": ["kv_cache"]},
+        answer=Released,
+        for_admin=True,
+    )
+    async def release(self, request: web.Request, body: MemoryBody) -> web.Response:
+        """Pause, forget all that is cached, and give memory back to a trainer on the same device. New requests wait."""
+        released = await self._service.engine.call("release_memory_occupation", body.tags)
+        return json_response({"message": "Memory released.", "status": "ok", "released": released})
+
+    @endpoint("POST /resume_memory_occupation", body=MemoryBody, example={}, answer=Said, for_admin=True)
+    async def resume(self, request: web.Request, body: MemoryBody) -> web.Response:
+        """Take memory again that was released, and go on once all is there."""
+        await self._service.engine.call("resume_memory_occupation", body.tags)
+        return json_response({"message": "Memory resumed.", "status": "ok"})
 
     @endpoint(
         "POST /update_weights_from_disk",

@@ -44,7 +44,7 @@ from sgl.runtime.sampling_params import CONSTRAINTS
 from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
 from sgl.runtime.server.identity import working_for
-from sgl.runtime.server.methods import WITH_OPTIONS, Method, called
+from sgl.runtime.server.methods import WAITING, Method, called
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class _Worker:
             with working_for(identity), self._answering(call_id):
                 self._channel.send(("returned", call_id, called(self._engine, method, arguments)))
 
-        if method in ("unload_lora_adapter", "pause_generation", *WITH_OPTIONS):  # which wait for others
+        if method in WAITING:
             threading.Thread(target=call, name="sgl-waiting", daemon=True).start()
         else:
             self._controls.submit(call)

@@ -1,0 +1,110 @@
+"""A running engine without its memory: what trainers on the same device take while nothing is generated."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from sgl.errors import InvalidRequest
+from sgl.lang.ir.sampling import shown
+from sgl.runtime.config import EngineConfig
+from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.loop.pause import go_on, pause
+from sgl.runtime.runner.occupation import PARTS, Occupation, Part
+from sgl.runtime.runner.own import EngineRunner
+from sgl.runtime.runner.runner import ModelRunner
+
+
+class MemoryOccupation:
+    """Of one engine. Safe from any thread but the engine's own."""
+
+    def __init__(self, config: EngineConfig, runner: EngineRunner, loop: EngineLoop) -> None:
+        self._config, self._loop, self._scheduler = config, loop, loop.scheduler
+        self._runner = runner
+        self._was_paused = False
+        self._lock = threading.Lock()
+
+    @property
+    def released(self) -> dict[str, int]:
+        """Bytes by part."""
+        its = self._runner.occupation.released if isinstance(self._runner, ModelRunner) else {}
+        return {**its}
+
+    def release(self, tags: Any) -> dict[str, int]:
+        """Pause, take the KV of what runs, forget all that is cached, and give memory back. Returns bytes by part.
+        Idempotent. Raises InvalidRequest and EngineDead."""
+        runner, parts = self._able(), self._parts(tags, is_release=True)
+        with self._lock:
+            if not self.released:
+                self._was_paused = self._loop.call(lambda: self._scheduler.is_paused)
+            pause(self._loop, "retract")
+
+            def give_back() -> dict[Part, int]:
+                self._loop.copies.settle()
+                self._scheduler.memory.outdate()
+                return runner.release(parts)
+
+            try:
+                return {**self._loop.call(give_back)}
+            finally:
+                if not self.released and not self._was_paused:  # nothing was given back
+                    go_on(self._loop)
+
+    def resume(self, tags: Any) -> None:
+        """Take memory again; once all is there, go on unless the engine was paused before. Idempotent. Raises
+        InvalidRequest and EngineDead."""
+        runner, parts = self._able(), self._parts(tags, is_release=False)
+        with self._lock:
+            if not self.released:
+                return
+            try:
+                self._loop.call(lambda: runner.restore(parts))
+            except torch.OutOfMemoryError as error:
+                raise InvalidRequest(
+                    f"the device has no memory for what was released: free some, and call again ({error})"
+                ) from error
+            if not self.released and not self._was_paused:
+                go_on(self._loop)
+
+    def check(self, part: Part | None = None) -> None:
+        """Raise InvalidRequest while this part, or any, is given back."""
+        gone = [its for its in self.released if part in (None, its)]
+        if gone:
+            raise InvalidRequest(
+                f"the memory of {', '.join(gone)} is released: call resume_memory_occupation first"
+            )
+
+    def _able(self) -> Occupation:
+        config, why_not = self._config, None
+        if not isinstance(self._runner, ModelRunner):
+            option = "tp_size" if config.tp_size > 1 else "pp_size" if config.pp_size > 1 else "device"
+            why_not = (
+                f"{option}={getattr(config, option)!r}: only an engine of one process of torch gives memory back"
+            )
+        elif config.disaggregation_mode not in (None, "null"):
+            why_not = f"disaggregation_mode={config.disaggregation_mode!r}: other engines pull pages"
+        else:
+            why_not = self._runner.occupation.why_not
+        if why_not is not None:
+            raise InvalidRequest(why_not, param="tags")
+        assert isinstance(self._runner, ModelRunner), "others were refused"
+        return self._runner.occupation
+
+    def _parts(self, tags: Any, *, is_release: bool) -> list[Part]:
+        able = self._able().parts()
+        if self._config.speculative_draft_model_path is not None:
+            able = tuple(part for part in able if part != "weights")
+        if tags is None:
+            return [*(able if is_release else PARTS)]
+        if not isinstance(tags, list | tuple) or not tags or not all(tag in PARTS for tag in tags):
+            message = f"tags must be a list of some of {', '.join(PARTS)}, not {shown(tags)}"
+            raise InvalidRequest(message, param="tags")
+        for tag in tags if is_release else ():
+            if tag not in able:
+                where = "beside a draft model" if "cuda_graph" in able else "on a CPU"
+                raise InvalidRequest(
+                    f"{tag} is not given back {where}; what can be: {', '.join(able)}", param="tags"
+                )
+        return [*tags]

@@ -1,0 +1,84 @@
+"""What a runner holds on its device, by the original's names for it, given back and taken again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final, Literal, Protocol, get_args
+
+import torch
+
+from sgl.runtime.model.base import Model
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.occupation import Occupied
+
+Part = Literal["kv_cache", "weights", "cuda_graph"]
+PARTS: Final = get_args(Part)
+
+
+class Graphs(Protocol):
+    """CUDA graphs, which hold the addresses of keys, values and weights."""
+
+    def capture(self) -> None:
+        """Record them."""
+
+    def drop(self) -> None:
+        """Let go of them until the next `capture`."""
+
+
+class Occupation:
+    """Of one runner. On the thread that launches its steps, and with none under way."""
+
+    def __init__(self, model: Model, kv: KVCache, graphs: Sequence[Graphs]) -> None:
+        self._graphs, self._device = graphs, model.device
+        self._kv = Occupied(kv.storages(), keeps=False)
+        self._model = model
+        self._weights: Occupied | None = None  # known when they are given back
+        self.released: dict[Part, int] = {}  # bytes
+
+    def parts(self) -> tuple[Part, ...]:
+        """Those that can be given back here: on a CPU, weights are in the only memory that there is."""
+        return ("kv_cache",) if self._device.type == "cpu" else PARTS
+
+    @property
+    def why_not(self) -> str | None:
+        """What keeps anything from being given back."""
+        return self._kv.why_not
+
+    def release(self, parts: Collection[Part]) -> dict[Part, int]:
+        """Give these back, weights into host memory, and the graphs in any case. Returns bytes by part."""
+        found: dict[Part, int] = {}
+        if self._graphs and "cuda_graph" not in self.released:
+            before = self._free_bytes()
+            for graphs in self._graphs:
+                graphs.drop()
+            found["cuda_graph"] = self._free_bytes() - before
+        if "kv_cache" in parts and "kv_cache" not in self.released:
+            found["kv_cache"] = self._kv.release()
+        if "weights" in parts and "weights" not in self.released:
+            self._weights = Occupied(self._model.weights.tensors(), keeps=True)
+            found["weights"] = self._weights.release()
+        self._free_bytes()
+        self.released |= found
+        return found
+
+    def restore(self, parts: Collection[Part]) -> None:
+        """Take these again. Graphs are captured anew when the others are there."""
+        if "weights" in parts and self._weights is not None:
+            self._weights.restore()
+            self._weights = None
+            del self.released["weights"]
+        if "kv_cache" in parts and "kv_cache" in self.released:
+            self._kv.restore()
+            del self.released["kv_cache"]
+        if self.released.keys() == {"cuda_graph"}:
+            for graphs in self._graphs:
+                graphs.capture()
+            self.released.clear()
+
+    def _free_bytes(self) -> int:
+        """Of the device, once torch keeps none of what it does not use."""
+        if self._device.type != "cuda":
+            return 0
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        return int(torch.cuda.mem_get_info(self._device)[0])

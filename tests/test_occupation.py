@@ -1,0 +1,205 @@
+"""An engine's memory, given back and taken again: real bytes, the same outputs, a clean ledger."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sgl import Engine
+from sgl.errors import InvalidRequest, RequestTimeout
+from sgl.kernels import cpu
+from sgl.lang.ir import nodes as ir
+from sgl.runtime.model.occupation import Occupied
+from sgl.runtime.runner import occupation
+from tests.patience import wait_until
+from tests.program_client import Client, gen
+from tests.test_pause import LONG, OPTIONS, PROMPT, Running, begun, steps
+from tests.tiny_models import tiny_checkpoint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes no memory back in place")
+MANY = 1 << 17  # tokens, of 768 bytes each
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    return tiny_checkpoint(folder, vocab_size=259, max_position_embeddings=1024, with_tokenizer=True)
+
+
+def state(engine: Engine) -> dict[str, Any]:
+    found: dict[str, Any] = engine.get_server_info()["internal_states"][0]
+    return found
+
+
+def resident() -> int:
+    """Bytes of this process."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_kv_pages_are_the_machines_again(folder: Path) -> None:
+    with Engine(folder, **{**OPTIONS, "max_total_tokens": MANY}) as engine:
+        wanted = engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]
+        runner: Any = engine._started.runner
+        (storage,) = runner._kv.storages()
+        storage.fill_(1.0)
+        before, address = resident(), storage.data_ptr()
+        released = engine.release_memory_occupation()
+        assert released == {"kv_cache": storage.nbytes} == state(engine)["released_memory"]
+        assert storage.nbytes > 90 << 20
+        assert before - resident() > 0.9 * storage.nbytes
+        assert engine.release_memory_occupation(["kv_cache"]) == {}  # once is enough
+        assert state(engine)["kv_available_tokens"] == MANY
+        assert engine.check_ledger() == []
+        engine.resume_memory_occupation()
+        engine.resume_memory_occupation()
+        assert storage.data_ptr() == address
+        assert not storage.any()
+        result = engine.generate(input_ids=PROMPT, sampling_params=LONG)
+        assert result["output_ids"] == wanted
+        assert result["meta_info"]["cached_tokens"] == 0
+        assert engine.check_ledger() == []
+
+
+@pytest.mark.parametrize("run_ahead", [True, False])
+def test_what_ran_goes_on_and_what_comes_waits(folder: Path, run_ahead: bool) -> None:
+    with Engine(folder, **OPTIONS, disable_overlap_schedule=not run_ahead) as engine:
+        wanted = engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]
+        running = begun(engine)
+        engine.release_memory_occupation()
+        other = Running(engine)
+        wait_until(lambda: state(engine)["num_queue_reqs"] == 2)
+        before = steps(engine)
+        assert isinstance(Running(engine, timeout=0.05).wait(), RequestTimeout)
+        with pytest.raises(InvalidRequest, match="kv_cache is released: call resume_memory_occupation first"):
+            engine.continue_generation()
+        engine.pause_generation("in_place")
+        assert steps(engine) == before
+        engine.resume_memory_occupation(["kv_cache"])
+        assert running.wait()["output_ids"] == other.wait()["output_ids"] == wanted
+        assert engine.check_ledger() == []
+
+
+def test_a_pause_from_before_stays(folder: Path) -> None:
+    with Engine(folder, **OPTIONS) as engine:
+        engine.pause_generation("in_place")
+        engine.release_memory_occupation()
+        engine.resume_memory_occupation()
+        assert state(engine)["is_paused"]
+        engine.continue_generation()
+        assert len(engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]) == 120
+
+
+@pytest.mark.parametrize("tiers", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_programs_lose_their_leases_and_go_on(folder: Path, tmp_path: Path, tiers: bool) -> None:
+    options: dict[str, Any] = (
+        {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"} if tiers else {}
+    )
+    if tiers:
+        options["hicache_storage_dir"] = str(tmp_path)
+    texts = []
+    for releases in (False, True):
+        with Engine(folder, **OPTIONS, **options) as engine:
+            client = Client(engine)
+            client.send(ir.Text("x" * 40), gen(max_tokens=4))
+            client.wait(ir.NodeDone)
+            if releases:
+                engine.release_memory_occupation()
+                assert state(engine)["kv_available_tokens"] == OPTIONS["max_total_tokens"]
+                engine.resume_memory_occupation()
+            client.send(gen(max_tokens=8), final=True)
+            client.wait(ir.Done)
+            assert not client.of(ir.NodeFailed)
+            texts.append([its.text for its in client.of(ir.NodeDone)])
+            assert engine.check_ledger() == []
+    assert texts[0] == texts[1]
+
+
+def test_what_cannot_be_given_back_is_refused(folder: Path) -> None:
+    with Engine(folder, **OPTIONS) as engine:
+        for tags in ("kv_cache", [], ["kv"], [3], {"kv_cache"}):
+            with pytest.raises(
+                InvalidRequest, match="tags must be a list of some of kv_cache, weights, cuda_graph"
+            ):
+                engine.release_memory_occupation(tags)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="weights is not given back on a CPU; what can be: kv_cache"):
+            engine.release_memory_occupation(["kv_cache", "weights"])
+        assert not state(engine)["is_paused"]
+
+
+@pytest.mark.slow
+def test_several_ranks_refuse(folder: Path) -> None:
+    with Engine(folder, **OPTIONS, tp_size=2) as engine:
+        with pytest.raises(InvalidRequest, match="tp_size=2: only an engine of one process"):
+            engine.release_memory_occupation()
+        assert len(engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]) == 120
+
+
+@pytest.mark.skipif(cpu.why_not() is not None, reason="cannot be compiled")
+def test_weights_come_back_with_their_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: in memory of torch's own, which moves."""
+    monkeypatch.setattr(occupation.Occupation, "parts", lambda self: occupation.PARTS)
+    with Engine(folder, **OPTIONS, deterministic=True) as engine:
+        wanted = engine.generate(input_ids=PROMPT, sampling_params=LONG, return_logprob=True)
+        released = engine.release_memory_occupation()
+        model: Any = engine._started.model
+        assert released["weights"] > 100_000
+        assert all(its.untyped_storage().nbytes() == 0 for its in model.weights.tensors())
+        for use in (
+            lambda: engine.update_weights({"model.norm.weight": torch.zeros(64)}),
+            lambda: engine.update_weights_from_disk(folder),
+            lambda: engine.get_weights_by_name("model.norm.weight"),
+            engine.weights_hash,
+        ):
+            with pytest.raises(InvalidRequest, match="weights is released"):
+                use()
+        engine.resume_memory_occupation(["weights"])
+        assert state(engine)["is_paused"]
+        assert list(state(engine)["released_memory"]) == ["kv_cache"]
+        engine.update_weights_from_disk(folder)
+        engine.resume_memory_occupation(["kv_cache"])
+        found = engine.generate(input_ids=PROMPT, sampling_params=LONG, return_logprob=True)
+        assert found["output_ids"] == wanted["output_ids"]
+        logprobs = [its["meta_info"]["output_token_logprobs"] for its in (wanted, found)]
+        assert logprobs[0] == logprobs[1]
+
+
+def test_views_stay_and_shared_memory_is_counted_once() -> None:
+    whole = torch.arange(1000.0)
+    part, other, kept = whole[10:20], torch.ones(50), whole.clone()
+    for keeps in (True, False):
+        occupied = Occupied([whole, part, other], keeps=keeps)
+        assert occupied.release() == 4 * 1050
+        assert whole.untyped_storage().nbytes() == other.untyped_storage().nbytes() == 0
+        occupied.restore()
+        occupied.restore()
+        assert torch.equal(part, kept[10:20] if keeps else torch.zeros(10))
+        assert other.sum() == (50 if keeps else 0)
+
+
+def test_graphs_go_with_the_others_and_come_back_last(folder: Path) -> None:
+    calls: list[str] = []
+
+    class Graphs:
+        def capture(self) -> None:
+            calls.append("capture")
+
+        def drop(self) -> None:
+            calls.append("drop")
+
+    with Engine(folder, **OPTIONS) as engine:
+        runner: Any = engine._started.runner
+        own = occupation.Occupation(runner._model, runner._kv, [Graphs()])
+        assert own.release(["kv_cache"]).keys() == {"cuda_graph", "kv_cache"}
+        own.release(["cuda_graph"])
+        own.restore(["cuda_graph"])  # which the address of keys and values is part of
+        assert calls == ["drop"]
+        own.restore(["kv_cache"])
+        assert calls == ["drop", "capture"]
+        assert own.released == {}
