@@ -61,9 +61,9 @@ class RunningCluster:
         """See `Cluster.status`."""
         return self._link.get("/status")  # type: ignore[no-any-return]  # JSON
 
-    def scale(self, replicas: int) -> None:
-        """Have so many replicas."""
-        self._link.post("/scale", {"replicas": replicas}, seconds=60.0)
+    def scale(self, replicas: int, kind: str = "worker") -> None:
+        """Have so many replicas, worker or prefill."""
+        self._link.post("/scale", {"replicas": replicas, "kind": kind}, seconds=60.0)
 
     def update(self, options: Mapping[str, Any]) -> None:
         """Have replicas with these options."""

@@ -45,6 +45,13 @@ def test_the_example_has_the_keys_that_every_cluster_needs() -> None:
     assert options(**given).cluster.replicas == 2
 
 
+def test_the_example_with_prefill_replicas_has_both_kinds() -> None:
+    given = options(**options_of_file(EXAMPLE.parent / "disaggregation" / "cluster.yaml"))
+    assert given.counts == {"worker": 2, "prefill": 1}
+    assert given.prefill is not None
+    assert (given.engine.max_running_requests, given.prefill.max_running_requests) == (None, 8)
+
+
 def test_no_default_port_is_one_of_ray_serve() -> None:
     ports = [value for name, value in options_of_file(EXAMPLE).items() if name.endswith("port")]
     assert len(set(ports)) == len(ports)
@@ -68,6 +75,9 @@ def test_no_default_port_is_one_of_ray_serve() -> None:
         ("device", "cuda:1", "device='cuda:1': Ray gives each replica its GPUs"),
         ("grpc_port", 30001, "grpc_port=30001: several replicas may share a host"),
         ("nnodes", 3, "nnodes=3: tp_size=2 times pp_size=1 is no multiple"),
+        ("disaggregation_mode", "prefill", "disaggregation_mode is the cluster's to say"),
+        ("prefill_engine", {"page_size": 8}, "prefill_engine needs prefill_replicas"),
+        ("prefill_replicas", -1, "prefill_replicas=-1"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(name: str, value: Any, said: str) -> None:
@@ -106,10 +116,39 @@ def test_neither_the_package_nor_a_server_imports_ray() -> None:
 def test_replicas_get_what_differs_from_the_defaults() -> None:
     given = options(port=1, tp_size=2, api_key=["me=a", "b"], lora_paths=["x=/y"], enable_lora=True).for_replicas()
     assert given["server"] == {"api_key": ["me=a", "b"]}
-    engine, server = EngineConfig.from_options(given["engine"]), ServerConfig.from_options(given["server"])
+    assert list(given["engines"]) == ["worker"]
+    engine, server = (
+        EngineConfig.from_options(given["engines"]["worker"]),
+        ServerConfig.from_options(given["server"]),
+    )
     assert (engine.tp_size, engine.model_name) == (2, "embedded")
     assert [(path.lora_name, path.lora_path) for path in engine.lora_paths or ()] == [("x", "/y")]
     assert [key.key for key in server.api_key or ()] == ["a", "b"]
+
+
+def test_prefill_replicas_have_options_of_their_own() -> None:
+    given = options(replicas=2, prefill_replicas=3, page_size=8, prefill_engine={"max_running_requests": 4})
+    assert given.counts == {"worker": 2, "prefill": 3}
+    engines = given.for_replicas()["engines"]
+    shared = {"model_path": "embedded", "page_size": 8}
+    assert engines["worker"] == {**shared, "disaggregation_mode": "decode"}
+    assert engines["prefill"] == {**shared, "disaggregation_mode": "prefill", "max_running_requests": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "said"),
+    [
+        ({"tp_size": 2}, "tp_size", "tp_size=2: with prefill_replicas, each replica is one process"),
+        ({"prefill_engine": {"dp_size": 2}}, "dp_size", "dp_size=2: with prefill_replicas"),
+        ({"prefill_engine": {"port": 1}}, "prefill_engine", "prefill_engine has options of an engine, and 'port'"),
+        ({"prefill_engine": {"page_size": 0}}, "page_size", "page_size=0"),
+        ({"prefill_engine": {"disaggregation_port": 1}}, "prefill_engine", "'disaggregation_port' is none"),
+    ],
+)
+def test_wrong_options_of_prefill_replicas_are_refused_by_name(given: Any, option: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        options(prefill_replicas=1, **given)
+    assert (said in str(refused.value), refused.value.option) == (True, option), refused.value
 
 
 @pytest.mark.slow
@@ -198,6 +237,15 @@ def test_a_silent_worker_and_one_that_ray_serve_stops_take_no_requests() -> None
     for _ in range(2):  # one list may be older than the worker
         registry.compare({"a": "RUNNING"}, 61.0)
     assert [row["id"] for row in registry.table(61.0)] == ["a"]
+
+
+def test_the_load_of_prefill_workers_starts_no_others() -> None:
+    registry = Registry()
+    computing = msgspec.structs.replace(CAPABILITIES, mode="prefill")
+    registry.hear(report("a", load=Load(1, 2, 0.5)), 0.0)
+    registry.hear(report("b", load=Load(9, 9, 1.0), capabilities=computing), 0.0)
+    assert registry.loads(0.0) == [Load(1, 2, 0.5)]
+    assert registry.serving(0.0).keys() == {"a", "b"}
 
 
 def test_a_worker_that_serves_something_else_is_refused() -> None:
@@ -293,7 +341,7 @@ def test_a_killed_cluster_is_not_scaled(monkeypatch: pytest.MonkeyPatch, tmp_pat
     Running(2**30, 30000, "http://x", "http://127.0.0.1:1", "secret", None, "sgl", None).write()
     for command in (scale, status):
         with pytest.raises(EngineDead, match="port 30000 was killed: `sgl cluster down` clears up"):
-            command(SimpleNamespace(port=None, replicas=2, json=False))
+            command(SimpleNamespace(port=None, replicas=2, prefill=False, json=False))
 
 
 def test_a_running_cluster_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ import pytest
 import requests
 
 from benchmarks.cluster_faults import RunningCluster, Tally, cluster, killed, scaled, updated
+from sgl.runtime.engine import Engine
 from tests.house import REPOSITORY
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("ray")
@@ -100,6 +102,43 @@ def test_ranks_of_a_replica_lie_on_two_nodes(tmp_path: Path) -> None:
         assert running.process.returncode == 0
     finally:
         nodes.shutdown()
+
+
+def test_prefill_replicas_compute_prompts_for_the_others(tmp_path: Path) -> None:
+    options = {**OPTIONS, "prefill_replicas": 1, "min_prefill_tokens": 8, "prefill_engine": {"random_seed": 2}}
+
+    def paired(url: str) -> float:
+        text = requests.get(f"{url}/metrics", timeout=PATIENCE).text
+        found = re.search(r'^sgl_gateway_pairs_total\{outcome="paired"\} ([\d.]+)$', text, re.MULTILINE)
+        return 0.0 if found is None else float(found[1])
+
+    def known(url: str) -> Any:
+        return requests.get(f"{url}/cluster/status", timeout=PATIENCE).json()["workers"]
+
+    def modes(running: RunningCluster) -> list[str]:
+        return sorted(worker["capabilities"]["mode"] for worker in running.status()["workers"])
+
+    with cluster(options, tmp_path, ENVIRONMENT) as running:
+        status = running.status()
+        assert (status["serving"], status["replicas"], status["prefill_replicas"]) == (2, 2, 1)
+        assert modes(running) == ["decode", "prefill"]
+        texts = [f"Number {number}: once upon a time there was a king" for number in range(4)]
+        wait_until(lambda: all(worker["mode"] for worker in known(running.url)))
+        found = [answer(running.url, text) for text in texts]
+        assert paired(running.url) == len(texts)
+        with Engine("embedded", **OPTIONS) as alone:
+            params = {"max_new_tokens": 8, "temperature": 0}
+            assert found == [alone.generate(text, params)["text"] for text in texts]
+        running.scale(2, kind="prefill")
+        running.until(lambda status: status["serving"] == status["replicas"] == 3)
+        assert modes(running) == ["decode", "prefill", "prefill"]
+        running.update({**OPTIONS, "min_prefill_tokens": 8})
+        running.until(
+            lambda status: [its["generation"] for its in status["workers"]] == [2] and status["serving"] == 1
+        )
+        assert running.status()["workers"][0]["capabilities"]["mode"] is None
+        assert [answer(running.url, text) for text in texts] == found
+    assert running.process.returncode == 0
 
 
 def test_what_ray_serve_gave_up_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

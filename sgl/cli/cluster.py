@@ -82,10 +82,11 @@ def status(options: SimpleNamespace) -> int:
         f"{facts['model']} at {facts['url']}: {facts['serving']} of {facts['replicas']} replicas", markup=False
     )
     console.print(f"processes: {pids}\nlogs: {facts['logs']}", markup=False)
-    rows = [("WORKER", "STATE", "URL", "RUNNING", "WAITING", "KV", "PROCESSES")]
+    rows = [("WORKER", "STATE", "MODE", "URL", "RUNNING", "WAITING", "KV", "PROCESSES")]
     for its in facts["workers"]:
         numbers = str(its["running"]), str(its["waiting"]), f"{its['kv_usage']:.0%}"
-        rows.append((its["id"], its["state"], its["url"] or "-", *numbers, " ".join(map(str, its["pids"]))))
+        mode = (its["capabilities"] or {}).get("mode") or "-"
+        rows.append((its["id"], its["state"], mode, its["url"] or "-", *numbers, " ".join(map(str, its["pids"]))))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
@@ -99,7 +100,8 @@ def status(options: SimpleNamespace) -> int:
 def scale(options: SimpleNamespace) -> int:
     """Have so many replicas; returns once they serve."""
     known = _alive(options.port)
-    known.link().post("/scale", {"replicas": options.replicas}, seconds=_COMMAND_SECONDS)
+    asked = {"replicas": options.replicas, "kind": "prefill" if options.prefill else "worker"}
+    known.link().post("/scale", asked, seconds=_COMMAND_SECONDS)
     return _until(known, lambda facts: facts["serving"] == facts["replicas"] == len(facts["workers"]))
 
 

@@ -205,7 +205,8 @@ def _cluster_status() -> Parameters:
 
 
 def _cluster_scale() -> Parameters:
-    return [*_cluster_port(), click.RichArgument(["replicas"], type=int, metavar="N", help="How many.")]
+    number = click.RichArgument(["replicas"], type=int, metavar="N", help="How many.")
+    return [*_cluster_port(), Option(["--prefill"], is_flag=True, help="Of those that compute prompts."), number]
 
 
 def _cluster_update() -> Parameters:

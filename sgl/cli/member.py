@@ -34,6 +34,8 @@ def main() -> None:
 
     if "secret" in given:
         given["engine"]["dist_key_file"] = _kept(given["secret"])
+    if "transfer_secret" in given:
+        given["engine"]["disaggregation_key_file"] = _kept(given["transfer_secret"])
     try:
         engine, server = EngineConfig.from_options(given["engine"]), ServerConfig.from_options(given["server"])
         configure_logging(server.log_level, server.log_format)

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -41,11 +41,12 @@ class Cluster:
         self._ray = ray
         self._registry = Registry()
         self._token = secrets.token_urlsafe(32)
+        self._transfer_secret = secrets.token_hex(32)
         self._control = Control(self._token, self._registry, self)
         self._scaler = Scaler(options.cluster)
         self._port = int(bound.getsockname()[1])
         self._app = ServeApp(f"sgl-{self._port}")
-        self._replicas = options.cluster.replicas
+        self._counts = options.counts
         self._generation = 0
         self._controller: int | None = None
         self._changing = asyncio.Lock()  # Ray Serve is told one thing at a time
@@ -71,7 +72,7 @@ class Cluster:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     kept = [tasks.create_task(router.keep()), tasks.create_task(self._tick())]
-                    self._serve(self._placement(self._options, self._replicas), surge=False)
+                    self._serve(self._placement(self._options, self._counts), surge=False)
                     await asyncio.to_thread(self._deploy)
                     if await self._all_are_ready():
                         on_ready(known.url)
@@ -95,7 +96,8 @@ class Cluster:
         return {
             "url": self._known().url,
             "model": self._options.engine.model_name,
-            "replicas": self._replicas,
+            "replicas": sum(self._counts.values()),
+            "prefill_replicas": self._counts["prefill"],
             "generation": self._generation,
             "serving": len(self._registry.serving(time.monotonic())),
             "pids": {
@@ -109,21 +111,24 @@ class Cluster:
             "workers": workers,
         }
 
-    async def scale(self, replicas: int) -> None:
+    async def scale(self, replicas: int, kind: str = "worker") -> None:
         """See Commands."""
         if replicas < 1:
             raise ConfigError(f"{replicas} replicas: one at least; `sgl cluster down` ends all", option="replicas")
+        if not self._counts.get(kind):
+            raise ConfigError("this cluster has no prefill replicas: its file says how many", option="prefill")
         config = self._options.cluster
-        if config.is_automatic and not config.least <= replicas <= config.most:
+        if kind == "worker" and config.is_automatic and not config.least <= replicas <= config.most:
             raise ConfigError(
                 f"{replicas} replicas: load decides between min_replicas={config.least} and max_replicas={config.most}",
                 option="replicas",
             )
         async with self._changing:
-            self._placement(self._options, replicas)
-            logger.info("%d replicas in place of %d", replicas, self._replicas)
-            self._replicas = replicas
-            await asyncio.to_thread(self._app.scale, replicas)
+            counts = {**self._counts, kind: replicas}
+            self._placement(self._options, counts)
+            logger.info("%d %s replicas in place of %d", replicas, kind, self._counts[kind])
+            self._counts = counts
+            await asyncio.to_thread(self._app.scale, counts)
 
     async def update(self, given: dict[str, Any], source: str) -> None:
         """See Commands."""
@@ -135,15 +140,15 @@ class Cluster:
                     option=name,
                 )
         async with self._changing:
-            replicas = options.cluster.replicas
-            placement = self._placement(options, replicas)
+            counts = options.counts
+            placement = self._placement(options, counts)
             try:
-                self._placement(options, replicas + 1)
+                self._placement(options, {**counts, "one more": 1 + (counts["prefill"] > 0)})
             except ConfigError:
                 surge = False
             else:
                 surge = True
-            self._options, self._replicas = options, replicas
+            self._options, self._counts = options, counts
             self._scaler = Scaler(options.cluster)
             self._serve(placement, surge=surge)
             logger.info("all replicas are replaced by generation %d", self._generation)
@@ -159,8 +164,8 @@ class Cluster:
         for name, value in asdict(ours.gateway).items():
             yield name, value, getattr(options.gateway, name)
 
-    def _placement(self, options: Options, replicas: int) -> Placement:
-        return placed(options.engine, self._ray.hosts(), replicas)
+    def _placement(self, options: Options, counts: Mapping[str, int]) -> Placement:
+        return placed(options.engine, self._ray.hosts(), sum(counts.values()))
 
     def _serve(self, placement: Placement, *, surge: bool) -> None:
         """Offer the options to replicas of a new generation."""
@@ -172,6 +177,7 @@ class Cluster:
                 **options.for_replicas(),
                 "bind": "127.0.0.1" if self._ray.is_own else None,
                 "key": options.own_key,
+                "transfer_secret": self._transfer_secret,
                 "drain_timeout": options.server.drain_timeout,
                 "unhealthy_timeout": options.cluster.unhealthy_timeout,
             },
@@ -187,12 +193,12 @@ class Cluster:
             "generation": self._generation,
             "hosts": placement.hosts,
         }
-        self._app.deploy(self._options, placement, self._replicas, arguments, surge=surge)
+        self._app.deploy(self._options, placement, self._counts, arguments, surge=surge)
 
     async def _all_are_ready(self) -> bool:
         """Wait for them; False: `stop` came first."""
         end = time.monotonic() + self._options.cluster.start_timeout
-        while len(self._registry.serving(time.monotonic())) < self._replicas:
+        while len(self._registry.serving(time.monotonic())) < sum(self._counts.values()):
             if (why := self._registry.failure() or self._app.failure) is not None:
                 raise EngineDead(f"a replica did not start: {why}")
             if time.monotonic() > end:
@@ -221,8 +227,8 @@ class Cluster:
                 await self._control.tell()
             if self._options.cluster.is_automatic and not self._changing.locked():
                 now = time.monotonic()
-                wanted = self._scaler.wanted(self._replicas, self._registry.loads(now), now)
-                if wanted != self._replicas:
+                wanted = self._scaler.wanted(self._counts["worker"], self._registry.loads(now), now)
+                if wanted != self._counts["worker"]:
                     await self._scale_by_itself(wanted)
 
     async def _scale_by_itself(self, wanted: int) -> None:

@@ -21,7 +21,10 @@ from sgl.runtime.config import (
 )
 from sgl.runtime.gateway.config import GatewayConfig
 
-_OURS = ("worker_api_key", "node_rank", "dist_init_addr", "dist_key_file", "dp_rank")
+_OURS = (
+    *("worker_api_key", "node_rank", "dist_init_addr", "dist_key_file", "dp_rank"),
+    *("disaggregation_mode", "disaggregation_host", "disaggregation_port"),
+)
 """What the cluster decides for each process."""
 
 
@@ -39,6 +42,10 @@ class ClusterConfig:
     """Waiting requests a replica at which another one is started."""
     target_kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.9
     """The part of all KV pages in use at which another one is started."""
+    prefill_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Further replicas that compute long prompts for the others, which pull their KV pages and generate."""
+    prefill_engine: dict[str, Any] | None = None
+    """Options of the engine that are those replicas' own: the file's others are of both kinds."""
     control_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Where replicas and `sgl cluster` reach the cluster. 0: any free port."""
     ray_address: str | None = None
@@ -60,6 +67,10 @@ class ClusterConfig:
                 f"{option}={getattr(config, option)}: replicas={config.replicas} lies between min_replicas and "
                 "max_replicas",
                 option=option,
+            )
+        if config.prefill_engine is not None and not config.prefill_replicas:
+            raise ConfigError(
+                "prefill_engine needs prefill_replicas, of which there are none", option="prefill_engine"
             )
         for option in ("target_queue", "target_kv_usage"):
             if config.min_replicas is None:
@@ -90,6 +101,8 @@ class Options:
     engine: EngineConfig
     server: ServerConfig
     gateway: GatewayConfig
+    prefill: EngineConfig | None = None
+    """Of the replicas that compute prompts for the others, where there are any."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any], source: str) -> Options:
@@ -103,12 +116,32 @@ class Options:
             if name not in every:
                 raise ConfigError(f"{source}: there is no option {name!r}{nearest_name(name, every)}", option=name)
         parts = [{name: given[name] for name in given if name in names} for names in known]
+        cluster = ClusterConfig.from_options(parts[0])
+        engine, prefill = {"model_path": "embedded", **parts[1]}, None
+        if cluster.prefill_replicas:
+            own = cluster.prefill_engine or {}
+            for name in own.keys() - (known[1] - {*_OURS}):
+                raise ConfigError(
+                    f"{source}: prefill_engine has options of an engine, and {name!r} is none"
+                    f"{nearest_name(name, known[1])}",
+                    option="prefill_engine",
+                )
+            prefill = EngineConfig.from_options({**engine, **own, "disaggregation_mode": "prefill"})
+            engine["disaggregation_mode"] = "decode"
         options = cls(
-            ClusterConfig.from_options(parts[0]),
-            EngineConfig.from_options({"model_path": "embedded", **parts[1]}),
+            cluster,
+            EngineConfig.from_options(engine),
             ServerConfig.from_options(parts[2]),
             GatewayConfig.from_options(parts[3]),
+            prefill,
         )
+        for each in (options.engine, prefill):
+            for name in ("tp_size", "pp_size", "dp_size"):
+                if prefill is not None and each is not None and getattr(each, name) > 1:
+                    raise ConfigError(
+                        f"{name}={getattr(each, name)}: with prefill_replicas, each replica is one process",
+                        option=name,
+                    )
         if options.engine.device not in (None, "cpu", "cuda"):
             raise ConfigError(
                 f"device={options.engine.device!r}: Ray gives each replica its GPUs, so a cluster's device is cpu or "
@@ -145,13 +178,22 @@ class Options:
         keys = self.server.api_key or ()
         return self.server.admin_api_key or (keys[0].key if keys else None)
 
-    def for_replicas(self) -> dict[str, dict[str, Any]]:
-        """The options of a replica's server, as plain data for `from_options`. Where it listens is its own to say."""
-        engine = self.engine
-        if engine.model_path == str(EMBEDDED):  # lies elsewhere on other hosts
-            engine = replace(engine, model_path="embedded")
+    @property
+    def counts(self) -> dict[str, int]:
+        """The replicas that a file asks for, by kind."""
+        return {"worker": self.cluster.replicas, "prefill": self.cluster.prefill_replicas}
+
+    def for_replicas(self) -> dict[str, Any]:
+        """The options of a replica's server, as plain data for `from_options`: "engines" by kind, and "server". Where
+        it listens is its own to say."""
+        engines = {"worker": self.engine} | ({} if self.prefill is None else {"prefill": self.prefill})
+        for kind, engine in engines.items():
+            if engine.model_path == str(EMBEDDED):  # lies elsewhere on other hosts
+                engines[kind] = replace(engine, model_path="embedded")
         return {
-            "engine": {**_changed(engine), "model_path": engine.model_path},
+            "engines": {
+                kind: {**_changed(engine), "model_path": engine.model_path} for kind, engine in engines.items()
+            },
             "server": _changed(self.server, but=("host", "port")),
         }
 

@@ -25,8 +25,8 @@ class Commands(Protocol):
         """All about it."""
         ...
 
-    async def scale(self, replicas: int) -> None:
-        """Have so many replicas. Raises ConfigError."""
+    async def scale(self, replicas: int, kind: str = "worker") -> None:
+        """Have so many replicas of a kind, worker or prefill. Raises ConfigError."""
         ...
 
     async def update(self, given: dict[str, Any], source: str) -> None:
@@ -109,7 +109,8 @@ class Control:
         return web.json_response(await self._commands.status())
 
     async def _scale(self, request: web.Request) -> web.Response:
-        await self._commands.scale(int((await request.json())["replicas"]))
+        body = await request.json()
+        await self._commands.scale(int(body["replicas"]), body.get("kind", "worker"))
         return web.json_response({})
 
     async def _update(self, request: web.Request) -> web.Response:

@@ -33,6 +33,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     device: str
     ranks: int
     version: str
+    mode: str | None = None  # prefill, or decode, where these are apart
 
     def differs(self, other: Capabilities) -> str | None:
         """Why clients could tell one worker from the other; None if they could not."""
@@ -122,8 +123,9 @@ class Registry:
         self._count(now)
 
     def loads(self, now: float) -> list[Load]:
-        """Of those that take requests."""
-        return [self.workers[name].report.load for name in self.serving(now)]
+        """Of those that generate."""
+        serving = [self.workers[name].report for name in self.serving(now)]
+        return [its.load for its in serving if its.capabilities is None or its.capabilities.mode != "prefill"]
 
     def failure(self) -> str | None:
         """Why a worker did not start."""

@@ -56,8 +56,9 @@ class Follower:
 class Replica:
     """A replica. Raises what its server raises while it starts."""
 
-    def __init__(self, control: str, key: str, generation: int, hosts: int) -> None:
-        """Serve. control: the cluster's process; key: see `token`; hosts: that share its ranks."""
+    def __init__(self, control: str, key: str, generation: int, hosts: int, kind: str) -> None:
+        """Serve. control: the cluster's process; key: see `token`; hosts: that share its ranks; kind: whose engine's
+        options are its own."""
         self._id = serve.get_replica_context().replica_id.unique_id
         self._generation = generation
         self._link = Link(control, token(key))
@@ -76,10 +77,12 @@ class Replica:
         self._session.headers["User-Agent"] = PROBE
         if given["key"]:
             self._session.headers["Authorization"] = f"Bearer {given['key']}"
-        options = {
-            "engine": given["engine"],
-            "server": {**given["server"], "host": given["bind"] or self._host, "port": 0},
-        }
+        host, engine = given["bind"] or self._host, given["engines"][kind]
+        if engine.get("disaggregation_mode") == "prefill":
+            engine["disaggregation_host"] = host
+        options = {"engine": engine, "server": {**given["server"], "host": host, "port": 0}}
+        if "disaggregation_mode" in engine and "disaggregation_key_file" not in engine:
+            options["transfer_secret"] = given["transfer_secret"]
         self._followers: list[Any] = []
         self._follower_pids: tuple[int, ...] = ()
         if hosts > 1:
@@ -211,6 +214,7 @@ class Replica:
             device=info["device_name"],
             ranks=info["tp_size"] * info["pp_size"],
             version=info["version"],
+            mode=info["disaggregation_mode"],
         )
         return info
 

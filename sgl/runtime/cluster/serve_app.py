@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 from sgl.errors import BackendError, ConfigError, needs_extra
@@ -31,7 +32,7 @@ _STORE_BYTES = 100 << 20  # the least that Ray takes is 75 MiB; no tensor and no
 _OWN_CPUS = 256  # of a Ray on one machine: a replica counts its processes, and the machine's cores bound nothing
 _IMPORT = "sgl.runtime.cluster.replica:app"
 _PREFIX = "sgl-token-"
-_DEPLOYMENT = "worker"
+_DEPLOYMENT, _PREFILL = "worker", "prefill"
 _ENDING_SECONDS = 30.0  # of Ray Serve
 _HEALTH_SECONDS = 1.0
 _MARGIN_SECONDS = 30.0
@@ -97,22 +98,29 @@ class ServeApp:
     """The application."""
 
     def __init__(self, name: str) -> None:
-        """name: of the application, one for each cluster of replicas on a Ray cluster."""
+        """name: of the application, one for each cluster of replicas on a Ray cluster; replicas of another kind than
+        "worker" have one beside it."""
         self.name = name
         self._applied: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
         self.failure: str | None = None
         """Why Ray Serve gave up starting replicas, when `states` was last asked for."""
 
     def deploy(
-        self, options: Options, placement: Placement, replicas: int, arguments: dict[str, Any], *, surge: bool
+        self,
+        options: Options,
+        placement: Placement,
+        counts: Mapping[str, int],
+        arguments: dict[str, Any],
+        *,
+        surge: bool,
     ) -> None:
-        """Have so many replicas with these arguments (see `replica.Replica`): the same as before are kept, others are
-        replaced one by one, each drained before it ends. surge: each new one starts before its old one stops, for
-        which there must be room."""
+        """Have so many replicas, by kind, with these arguments (see `replica.Replica`): the same as before are kept,
+        others are replaced one by one, each drained before it ends. surge: each new one starts before its old one
+        stops, for which there must be room."""
         serve.start(proxy_location="Disabled")
         self._applied = {
             "name": _DEPLOYMENT,
-            "num_replicas": replicas,
             "placement_group_bundles": [placement.resources] * placement.hosts,
             "placement_group_strategy": "PACK",
             "ray_actor_options": placement.actor,
@@ -122,11 +130,11 @@ class ServeApp:
             "max_surge_percent": 1 if surge else 0,  # rounded up: one replica
         }
         self._arguments = arguments
-        self._apply()
+        self.scale(counts)
 
-    def scale(self, replicas: int) -> None:
-        """Have so many replicas; those that there are, are kept."""
-        self._applied["num_replicas"] = replicas
+    def scale(self, counts: Mapping[str, int]) -> None:
+        """Have so many replicas, by kind; those that there are, are kept."""
+        self._counts = dict(counts)
         self._apply()
 
     def states(self) -> dict[str, str]:
@@ -135,12 +143,12 @@ class ServeApp:
             details = _client().get_serve_details()
         except Exception as error:  # any of Ray's: its controller is being started again
             raise BackendError(f"Ray Serve's controller does not answer: {error}", retryable=True) from error
-        deployments = details["applications"].get(self.name, {}).get("deployments", {})
-        deployment = deployments.get(_DEPLOYMENT, {})
-        has_failed = _text(deployment.get("status")) == "DEPLOY_FAILED"
-        lines = deployment.get("message", "").split("\n")  # of a traceback, mostly
-        self.failure = lines[-1] if has_failed else None
-        return {each["replica_id"]: _text(each["state"]) for each in deployment.get("replicas", [])}
+        found = [details["applications"].get(name, {}).get("deployments", {}) for name in self._names]
+        deployments = [each[_DEPLOYMENT] for each in found if _DEPLOYMENT in each]
+        failed = [each for each in deployments if _text(each.get("status")) == "DEPLOY_FAILED"]
+        self.failure = failed[0].get("message", "").split("\n")[-1] if failed else None  # of a traceback, mostly
+        replicas = [each for deployment in deployments for each in deployment.get("replicas", [])]
+        return {each["replica_id"]: _text(each["state"]) for each in replicas}
 
     def controller_pid(self) -> int | None:
         """The process of Ray Serve's controller."""
@@ -150,23 +158,33 @@ class ServeApp:
 
     def delete(self) -> None:
         """Drain and end all replicas, and Ray Serve if nobody else uses it."""
-        if set(serve.status().applications) <= {self.name}:
+        ours = set(self._names)
+        if set(serve.status().applications) <= ours:
             # as serve.shutdown(), but not to be tried again once it has ended: Ray would print that
             ending = _client()._controller.graceful_shutdown.options(max_task_retries=0)
             with contextlib.suppress(ray.exceptions.RayActorError, TimeoutError):
                 ray.get(ending.remote(), timeout=_ENDING_SECONDS)
         else:
-            serve.delete(self.name)
+            for name in ours & set(serve.status().applications):
+                serve.delete(name)
+
+    @property
+    def _names(self) -> list[str]:
+        return [self.name, f"{self.name}-{_PREFILL}"]
 
     def _apply(self) -> None:
-        application = {
-            "name": self.name,
-            "route_prefix": None,
-            "import_path": _IMPORT,
-            "args": self._arguments,
-            "deployments": [self._applied],
-        }
-        schema = ServeDeploySchema.model_validate({"proxy_location": "Disabled", "applications": [application]})
+        applications = [
+            {
+                "name": name,
+                "route_prefix": None,
+                "import_path": _IMPORT,
+                "args": {**self._arguments, "kind": kind},
+                "deployments": [{**self._applied, "num_replicas": self._counts[kind]}],
+            }
+            for name, kind in zip(self._names, ("worker", _PREFILL), strict=True)
+            if self._counts.get(kind)
+        ]
+        schema = ServeDeploySchema.model_validate({"proxy_location": "Disabled", "applications": applications})
         _client().deploy_apps(schema)
 
 
