@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,12 +26,13 @@ from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
 from sgl.runtime.cluster.router import RouterProcess
-from sgl.runtime.cluster.running import Running, began, found, sweep
+from sgl.runtime.cluster.running import Running, began, found, sweep, uninterrupted
 from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.gateway.reports import Load
 from sgl.runtime.server.serve import listen
 from tests.house import REPOSITORY
+from tests.patience import PATIENCE, wait_until
 
 EXAMPLE = REPOSITORY / "examples" / "cluster.yaml"
 CAPABILITIES = Capabilities("m", 1024, 8192, (), "sgl", False, "cpu", 1, "1")
@@ -156,6 +159,40 @@ def test_a_server_that_cannot_start_tells_why() -> None:
     member = Member({"engine": {"model_path": "/nowhere"}, "server": {"port": 0}})
     with pytest.raises(EngineDead, match="/nowhere"):
         member.ready()
+
+
+@pytest.mark.slow
+def test_a_spare_server_serves_when_it_is_told_to_and_ends_with_its_parent() -> None:
+    member = Member()
+    try:
+        assert member.ready(5.0) is None
+        member.begin({"engine": {"model_path": "embedded", "device": "cpu"}, "server": {"port": 0}})
+        facts = member.ready(PATIENCE)
+        assert facts is not None
+        assert requests.get(f"{facts['url']}/health", timeout=PATIENCE).status_code == 200
+    finally:
+        member.stop(PATIENCE)
+    orphan = Member()
+    assert orphan._process.stdin is not None
+    orphan._process.stdin.close()
+    wait_until(lambda: orphan.ended() is not None)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_ctrl_c_is_held_back_until_ray_has_started_and_a_second_one_is_not(number: int) -> None:
+    done = []
+
+    def start() -> None:
+        with uninterrupted():
+            for _ in range(number):
+                os.kill(os.getpid(), signal.SIGINT)
+            done.append("started")
+        done.append("went on")
+
+    with contextlib.nullcontext() if number == 0 else pytest.raises(KeyboardInterrupt):
+        start()
+    assert done == [["started", "went on"], ["started"], []][number]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # ── where processes go ──────────────────────────────────────────────────────────────────────────────────────────────

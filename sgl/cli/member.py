@@ -7,6 +7,7 @@ import asyncio
 import atexit
 import json
 import os
+import select
 import sys
 import tempfile
 import threading
@@ -17,7 +18,9 @@ from sgl.cli.logs import configure_logging
 from sgl.cli.serve import follow, serve_engine
 from sgl.errors import SglError
 from sgl.runtime.config import EngineConfig, ServerConfig
+from sgl.runtime.server.engine_process import prepare
 
+_SPARE_SECONDS = 1.0  # whoever is told nothing for so long has time
 _FILES: list[str] = []  # to be removed at the end
 
 
@@ -25,8 +28,10 @@ def main() -> None:
     """Run. Standard input: a line of JSON, and then nothing until the parent ends; standard output: one, too."""
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed is for the log
-    given = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=watch, name="sgl-parent", daemon=True).start()
+    if not select.select([0], [], [], _SPARE_SECONDS)[0]:
+        prepare()
+    given = json.loads(sys.stdin.buffer.readline())
 
     def tell(**facts: Any) -> None:
         told.write(json.dumps(facts) + "\n")
@@ -65,8 +70,9 @@ def _forget() -> None:
 
 
 def watch() -> None:
-    """Wait for the end of standard input, that is of the parent, and end."""
-    while os.read(0, 4096):  # past the buffered reader, whose lock would outlive the interpreter
-        pass
+    """Wait for the end of standard input, that is of the parent, and end. Nothing is read here."""
+    its = select.poll()
+    its.register(0, 0)
+    its.poll()
     _forget()
     os._exit(1)  # the engine and its ranks end with this process

@@ -19,14 +19,20 @@ _CODE = "from sgl.cli.member import main; main()"
 class Member:
     """One such process."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        """Start it. options: of `Options.for_replicas`."""
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        """Start it. options: of `Options.for_replicas`; None: a spare one, which imports what it needs
+        and waits."""
         self._process = subprocess.Popen(
             command(_CODE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         self._facts: dict[str, Any] = {}
         self._told = threading.Event()
         threading.Thread(target=self._read, name="sgl-member", daemon=True).start()
+        if options is not None:
+            self.begin(options)
+
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """Tell a spare one its options, once."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended, which `ready` tells
             self._process.stdin.write(json.dumps(options).encode() + b"\n")

@@ -4,6 +4,7 @@ No request passes through Ray."""
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import socket
@@ -32,6 +33,7 @@ BEAT_SECONDS = 0.5
 _PROBE_SECONDS = 5.0
 _FIRST_SECONDS = 30.0
 _PARTING_SECONDS = 1.0  # until the router has heard that a replica takes no more
+_SPARE_SECONDS = 10.0  # until a server that serves gets a spare one beside it: others may be starting
 _ENDING_SECONDS = 10.0  # beyond the server's own drain_timeout
 
 
@@ -72,6 +74,7 @@ class Replica:
         self._url: str | None = None
         self._capabilities: Capabilities | None = None
         self._up = time.monotonic()  # when the server was last seen well
+        self._began = math.inf  # when it began to serve
         self._session = requests.Session()
         self._session.trust_env = False
         self._session.headers["User-Agent"] = PROBE
@@ -88,6 +91,7 @@ class Replica:
         if hosts > 1:
             options = self._with_followers(options, hosts)
         self._options = options
+        self._spare: Member | None = None
         self._member = Member(options)
         self._beats = threading.Thread(target=self._beat, name="sgl-beats", daemon=True)
         self._beats.start()
@@ -111,6 +115,8 @@ class Replica:
             return
         self._leave("draining")
         time.sleep(_PARTING_SECONDS)
+        if self._spare is not None:
+            self._spare.stop(_PARTING_SECONDS)
         self._member.stop(self._drain_seconds)
 
     def _leave(self, state: str) -> None:
@@ -140,6 +146,8 @@ class Replica:
         while not self._is_over.wait(BEAT_SECONDS):
             if self._member.ended() is not None and self._state in ("ready", "restarting"):
                 self._restart()
+            elif self._spare is None and time.monotonic() - self._began > _SPARE_SECONDS:
+                self._spare = Member()
             self._tell()
 
     def _await_server(self) -> None:
@@ -147,14 +155,17 @@ class Replica:
         assert facts is not None
         self._url = facts["url"]
         self._look(_FIRST_SECONDS)
-        self._up, self._state = time.monotonic(), "ready"
+        self._began = self._up = time.monotonic()
+        self._state = "ready"
 
     def _restart(self) -> None:
         """Put a new server in the place of one that has ended."""
         logger.error("the server ended with code %s: it is started again", self._member.ended())
         self._state = "restarting"
         self._tell()
-        self._member = member = Member(self._options)
+        spare, self._spare = self._spare, None
+        self._member = member = Member() if spare is None or spare.ended() is not None else spare
+        member.begin(self._options)
         while not self._is_over.is_set():
             try:
                 if member.ready(BEAT_SECONDS) is not None:

@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -89,6 +91,27 @@ def sweep(folder: str) -> None:
             ):
                 os.kill(int(process.name), signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back a Ctrl-C to the end: Ray's C++ code does not bear an exception in the middle of its start. A second
+    one is not held back."""
+    came: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def running() -> list[Running]:

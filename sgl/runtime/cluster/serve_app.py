@@ -17,7 +17,7 @@ from sgl.errors import BackendError, ConfigError, needs_extra
 from sgl.machine_limits import num_processors
 from sgl.runtime.cluster.config import Options
 from sgl.runtime.cluster.placement import Host, Placement
-from sgl.runtime.cluster.running import sweep
+from sgl.runtime.cluster.running import sweep, uninterrupted
 
 with needs_extra("dist", "a cluster"):
     import ray
@@ -66,7 +66,8 @@ class RayCluster:
         for name in ("ray", "ray.serve"):  # whose news are for those who know that Ray is there
             logging.getLogger(name).setLevel(logging.ERROR)
         try:
-            ray.init(address="local" if address is None else address, **about)
+            with uninterrupted():
+                ray.init(address="local" if address is None else address, **about)
         except (ConnectionError, RuntimeError, ValueError) as error:
             self.close()
             raise ConfigError(f"ray_address={address!r}: {error}", option="ray_address") from error
