@@ -200,7 +200,7 @@ MOST_LINES = {
     "runtime.media": 780,
     "runtime.model.eagle": 480,
     "runtime.model.gdn": 1_170,
-    "runtime.model.hf": 1_400,
+    "runtime.model.hf": 1_420,
     "runtime.model.mla": 1_040,
     "runtime.model.quantized": 850,
     "runtime.model.update": 1_100,

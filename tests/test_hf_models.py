@@ -11,7 +11,10 @@ import pytest
 import torch
 import transformers
 
+from sgl.errors import ConfigError
 from sgl.runtime.engine import Engine
+from sgl.runtime.model.choice import read_config
+from tests.tiny_models import edit_json
 from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
 
 ALWAYS = {
@@ -42,6 +45,8 @@ class Reference:
 
     def __init__(self, path: Path, architecture: str) -> None:
         self.model: Any = getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
+        if architecture == "Llama4ForConditionalGeneration":  # its forward pass fails without images
+            self.model = self.model.language_model
 
     def greedy(self, prompt: list[int]) -> list[int]:
         ids = torch.tensor([prompt])
@@ -72,6 +77,38 @@ def made_prompts() -> list[list[int]]:
 )
 def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     path = tiny_transformer(tmp_path, architecture, **ARCHITECTURES[architecture])
+    check_served(path, architecture, "transformers")
+
+
+@pytest.mark.parametrize("context_length", [128, 256])
+def test_phi_moe_turns_by_the_length_of_the_context(context_length: int, tmp_path: Path) -> None:
+    short = {"short_factor": [1.0 + its / 8 for its in range(8)], "short_mscale": 1.2}
+    long = {"short_factor": [2.0 + its for its in range(8)], "short_mscale": 1.3}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128}
+    rope |= {"long_factor": long["short_factor"], "long_mscale": long["short_mscale"]}
+    for name, its in (("model", short), ("oracle", short if context_length == 128 else long)):
+        # transformers takes the short factors for any length, and the longest sequence of a step for the other one
+        fields = {**ARCHITECTURES["PhimoeForCausalLM"], "rope_parameters": {**rope, **its}}
+        tiny_transformer(tmp_path / name, "PhimoeForCausalLM", **fields)
+    edit_json(tmp_path / "model" / "config.json", architectures=["PhiMoEForCausalLM"])  # as Microsoft writes it
+    reference = Reference(tmp_path / "oracle", "PhimoeForCausalLM")
+    with Engine(str(tmp_path / "model"), **OPTIONS, context_length=context_length) as engine:
+        for prompt in made_prompts()[:2]:
+            params = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
+            result = engine.generate(
+                input_ids=prompt, sampling_params=params, return_logprob=True, logprob_start_len=0
+            )
+            assert result["output_ids"] == reference.greedy(prompt)
+            given = torch.tensor([each[0] for each in result["meta_info"]["input_token_logprobs"][1:]])
+            torch.testing.assert_close(given, reference.logprobs(prompt), atol=1e-4, rtol=0)
+
+
+def test_llama_4_is_served_within_its_chunks(tmp_path: Path) -> None:
+    architecture = "Llama4ForConditionalGeneration"
+    path = tiny_transformer(tmp_path, architecture, **ARCHITECTURES[architecture])
+    assert read_config(str(path), "auto").context_length == 127
+    with pytest.raises(ConfigError, match="context_length=128 is longer than the model's 127"):
+        Engine(str(path), **OPTIONS, context_length=128)
     check_served(path, architecture, "transformers")
 
 

@@ -27,7 +27,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DogeForCausalLM": ({"num_experts": 64}, "a mask that its own code reads"),
     "FalconForCausalLM": ({}, "attention that does not go through"),
     "Lfm2ForCausalLM": ({"full_attn_idxs": [0]}, "recurrent layers (conv)"),
-    "Llama4ForCausalLM": ({"num_local_experts": 4, "num_experts_per_tok": 1}, "a mask that depends on more"),
     "MambaForCausalLM": ({}, "recurrent layers"),
     "MiniMaxForCausalLM": ({"num_local_experts": 4}, "recurrent layers (linear_attention)"),
     "OpenAIGPTLMHeadModel": ({"n_positions": 64}, "attention that does not go through"),

@@ -57,6 +57,16 @@ SCALED_QUERIES = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
+LLAMA4 = {
+    **HEADS,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 48,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layers": [1, 1, 0],
+    "attention_chunk_size": 128,
+    "floor_scale": 128,
+}
 EYES = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -129,6 +139,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "mistral", **HEADS},
         "vision_config": {"model_type": "pixtral", **EYES},
         "image_token_index": 383,
+    },
+    "Llama4ForCausalLM": LLAMA4,
+    "Llama4ForConditionalGeneration": {
+        "text_config": LLAMA4,
+        "vision_config": {**EYES, "vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64},
     },
     "MixtralForCausalLM": EXPERTS,
     "NanoChatForCausalLM": {},

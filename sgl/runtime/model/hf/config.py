@@ -31,6 +31,8 @@ from sgl.runtime.model.quantized.scheme import QuantScheme
 _COUNT = re.compile(r"(\w+_)?(num|n)_(\w+_)?(layer|expert|block)s?")  # fields that number modules
 _MOST_PARTS = 4096
 _RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # layer types
+_TEXT_CLASSES = {"Llama4ForConditionalGeneration": "Llama4ForCausalLM"}  # whose own forward pass needs images
+_CHUNKED = "chunked_attention"
 _DECODERS = frozenset(
     {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
 )
@@ -135,11 +137,22 @@ def plain_config(folder: str | Path) -> Any:
     for part in (config, config.get_text_config()):
         if getattr(part, "quantization_config", None) is not None:
             del part.quantization_config
+    text = config.get_text_config()
+    if _CHUNKED in (types := getattr(text, "layer_types", None) or ()):
+        # Within the first chunk a token sees all before it, and nothing depends on how many tokens are cached.
+        text.layer_types = ["full_attention" if its == _CHUNKED else its for its in types]
+        most = min(
+            text.attention_chunk_size, int(text.floor_scale) - 1 if text.attn_temperature_tuning else 1 << 30
+        )
+        text.max_position_embeddings = min(text.max_position_embeddings, most)
+        text.attn_temperature_tuning = False
     return config
 
 
 def empty_module(config: Any, architecture: str, attention: str, dtype: torch.dtype) -> Any:
     """The model on the meta device, for inference. attention: a name in transformers' registry."""
+    if architecture in _TEXT_CLASSES:
+        config, architecture = config.get_text_config(), _TEXT_CLASSES[architecture]
     with torch.device("meta"):
         module = getattr(transformers, architecture)._from_config(
             config, dtype=dtype, attn_implementation=attention
@@ -147,10 +160,18 @@ def empty_module(config: Any, architecture: str, attention: str, dtype: torch.dt
     return module.eval()
 
 
+def tensor_prefixes(architecture: str) -> tuple[str, ...]:
+    """Of the tensors of what `empty_module` makes, in a checkpoint."""
+    return ("language_model.",) if architecture in _TEXT_CLASSES else ("",)
+
+
 def _architecture(path: str, data: Mapping[str, Any]) -> str:
     names = data.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(data.get("model_type")))]
     name = str(names[0]) if isinstance(names, list) and len(names) == 1 else str(names)
     version = transformers.__version__
+    mapped = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(data.get("model_type")))
+    if isinstance(mapped, str) and mapped.lower() == name.lower():
+        name = mapped  # published as PhiMoEForCausalLM
     if name in _DECODERS:
         return name
     if isinstance(getattr(transformers, name, None), type):

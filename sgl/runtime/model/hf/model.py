@@ -20,7 +20,7 @@ from sgl.kernels.layers.linear import prepare
 from sgl.runtime.model.config import DtypeName
 from sgl.runtime.model.hf import weights
 from sgl.runtime.model.hf.attention import NAME, LayerAttention, Step
-from sgl.runtime.model.hf.config import TransformersConfig, empty_module, plain_config
+from sgl.runtime.model.hf.config import TransformersConfig, empty_module, plain_config, tensor_prefixes
 from sgl.runtime.model.hf.fuse import Logits, Part, Product, fuse
 from sgl.runtime.model.hf.rotary import fix_frequencies
 from sgl.runtime.model.kv_cache import KVCache
@@ -49,7 +49,8 @@ def load_transformers(
     if load_format == "dummy":
         weights.fill(module, torch_dtype, device, seed)
     else:
-        weights.load(module, Path(config.path), torch_dtype, device, config.scheme)
+        prefixes = tensor_prefixes(config.architecture)
+        weights.load(module, Path(config.path), torch_dtype, device, config.scheme, prefixes)
     if device.type == "cuda" and torch_dtype.itemsize == 2:  # so that FlashInfer can serve other sizes, too
         config = replace(
             config, cached_head_dim=min((its for its in HEAD_DIMS if its >= config.head_dim), default=0)

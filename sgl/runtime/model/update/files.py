@@ -81,12 +81,13 @@ class Files:
             return None
         from sgl.runtime.model.hf import weights
         from sgl.runtime.model.hf.attention import NAME
-        from sgl.runtime.model.hf.config import empty_module, plain_config
+        from sgl.runtime.model.hf.config import empty_module, plain_config, tensor_prefixes
 
         cpu, dtype = torch.device("cpu"), self._model.dtype
         folder = Path(find_checkpoint(self._path))
-        module = empty_module(plain_config(str(folder)), self._model.config.architecture, NAME, dtype)
-        weights.load(module, folder, dtype, cpu)
+        architecture = self._model.config.architecture
+        module = empty_module(plain_config(str(folder)), architecture, NAME, dtype)
+        weights.load(module, folder, dtype, cpu, prefixes=tensor_prefixes(architecture))
         return {name: its.detach() for name, its in module.state_dict().items() if its.is_floating_point()}
 
 
