@@ -21,6 +21,7 @@ CELLS: dict[str, dict[str, Any]] = {
     "one at once": {"max_running_requests": 1},
     "no cache": {"disable_radix_cache": True},
     "drafts": {"speculative_algorithm": "NGRAM"},
+    "no jumps": {"disable_jump_forward": True},
     "run ahead": {"disable_overlap_schedule": False},
     "synchronous": {"disable_overlap_schedule": True},
 }
@@ -60,7 +61,7 @@ class Requests:
             for i in range(number)
         ]
         for params in self.params[3::4] if regex else ():
-            params |= {"regex": regex, "ignore_eos": False}
+            params |= {"regex": regex, "ignore_eos": False, "frequency_penalty": 0.0}  # which forbids jumps
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -76,6 +77,13 @@ class Requests:
             top_logprobs_num=2,
         )
         return [_bits(result) for result in results]
+
+    def ids(self, engine: Engine, which: Sequence[int]) -> list[list[int]]:
+        """Of these without logprobs, so that forced text may be appended."""
+        results = engine.generate(
+            input_ids=[self.prompts[i] for i in which], sampling_params=[self.params[i] for i in which]
+        )
+        return [result["output_ids"] for result in results]
 
     def alone(self, engine: Engine, start: int = 0) -> list[Bits]:
         """Of all, one after another."""

@@ -159,6 +159,24 @@ def test_programs_with_forks_and_constraints(tmp_path: Path) -> None:
                 assert texts(branches.run_batch(topics, backend=engine, seed=7)) == alone, options
 
 
+def test_forced_text_is_cut_into_the_same_tokens(tmp_path: Path) -> None:
+    """Whether it is appended, or each of its tokens is sampled for its logprob or under a penalty."""
+    folder = tiny_checkpoint(tmp_path / "llama", "llama", with_tokenizer=True, vocab_size=384)
+    constrained = {"regex": r"(yes|no|perhaps), as was said before: [a-z ]{1,20}", "max_new_tokens": 60}
+    params = [{**constrained, "temperature": 1.0, "seed": seed} for seed in range(6)]
+    found: list[list[list[int]]] = []
+    for options in ({}, {"disable_jump_forward": True}, {"speculative_algorithm": "GRAMMAR"}, {"page_size": 4}):
+        with Engine(folder, device="cpu", deterministic=True, check_ledger=True, **options) as engine:
+            for more in ({}, {"return_logprob": True}, {"return_logprob": True, "top_logprobs_num": 2}):
+                results = engine.generate(input_ids=[[5, 6, 7]] * 6, sampling_params=params, **more)
+                found.append([result["output_ids"] for result in results])
+                alone = engine.generate(input_ids=[5, 6, 7], sampling_params=params[2], **more)
+                assert alone["output_ids"] == found[-1][2]
+            state = engine.get_server_info()["internal_states"][0]
+            assert (state["forced_tokens"] > 0) == (options != {"disable_jump_forward": True})
+    assert all(its == found[0] for its in found)
+
+
 @given(st.integers(1, 70), st.integers(1, 90), st.integers(1, 40), st.booleans(), st.data())
 def test_a_product_is_the_same_for_any_rows(n: int, k: int, rows: int, has_bias: bool, data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(n * 1000 + k)

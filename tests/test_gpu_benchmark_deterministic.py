@@ -26,7 +26,7 @@ TINY: dict[str, Any] = {
 }
 OPTIONS: dict[str, Any] = {"device": "cpu", "check_ledger": True, "page_size": 4}
 COUNTED = {"among others": "retractions", "a draft model": "verified_tokens", "host memory": "host_loaded_tokens"}
-SIZES = Sizes(6, 90, 10, 12, "cpu")
+SIZES = Sizes(6, 90, 14, 12, "cpu")
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def test_no_number_differs_and_each_cell_does_what_it_is_called(folder: Path) ->
         notes = [its.note.split() for its in found if its.cell == cell and counted in its.note]
         assert int(notes[-1][0]) > 0, cell
     assert {its.way for its in found if its.cell == "among others"} >= {"cold", "warm", "retracted", "forked"}
+    assert all(int(its.note.split()[0]) > 0 for its in found if its.way == "tokens alone")
 
 
 @pytest.mark.slow

@@ -87,9 +87,10 @@ _COUNTED = {  # what a cell is about, among the engine's counters
     "drafts": "drafted_tokens",
     "a draft model": "verified_tokens",
     "retracted": "retractions",
+    "tokens alone": "forced_tokens",
     "host memory": "host_loaded_tokens",
     "files": "host_loaded_tokens",
-    "warm": "cached_tokens",
+    "among others": "cached_tokens",
 }
 
 
@@ -215,7 +216,7 @@ def compared(folder: Path, sizes: Sizes, options: dict[str, Any], only: Sequence
                 started = time.perf_counter() - began
                 _load_what_is_there(engine)
                 for way, prompts, numbers in _ways(expected, engine, whole=not cell):
-                    counted = _COUNTED.get(name) or _COUNTED.get(way)
+                    counted = _COUNTED.get(way) or _COUNTED.get(name)
                     state = engine.get_server_info()["internal_states"][0]
                     yield Difference(name, way, prompts, numbers, f"{state[counted]} {counted}" if counted else "")
                 problems = engine.check_ledger()
@@ -238,6 +239,12 @@ class Expected:
         found = found[: len(kept)] if start == 0 else [_of_outputs(its) for its in found[: len(kept)]]
         pairs = list(zip(kept, found, strict=True))
         return sum(one != other for one, other in pairs), differing(kept, found)
+
+    def ids(self, engine: Engine) -> tuple[int, int]:
+        """Of all at once, without logprobs."""
+        found = self.requests.ids(engine, range(len(self.requests)))[: len(self._found)]
+        kept = [ids for ids, *_ in self._found]
+        return sum(one != other for one, other in zip(kept, found, strict=True)), differing(kept, found)
 
     def forked(self, engine: Engine) -> tuple[int, int]:
         """Groups of samples as forks of a prompt: their logprobs, beside those of each whole text as a prompt."""
@@ -276,6 +283,7 @@ def _ways(expected: Expected, engine: Engine, *, whole: bool) -> Iterator[tuple[
     everyone = range(len(requests))
     yield "cold", *expected.counts(requests.bits(engine, everyone), 0)
     yield "warm", *expected.counts(requests.bits(engine, everyone, -1))
+    yield "tokens alone", *expected.ids(engine)
     if not whole:
         return
     yield "in another order", *expected.counts(requests.bits(engine, everyone[::-1], -1)[::-1])

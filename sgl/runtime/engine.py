@@ -81,6 +81,7 @@ class Engine(Trainable):
             run_ahead=not self.config.disable_overlap_schedule,
             depth=self.config.pp_size,
             jump_forward=not self.config.disable_jump_forward,
+            pins=self.config.deterministic,
             jump_cost=_JUMP_COST if self.config.cuda_graph_max_bs else 0.0,
             stream_interval=self.config.stream_interval,
             check_ledger=self.config.check_ledger,

@@ -65,12 +65,14 @@ class EngineLoop:
         run_ahead: bool,
         depth: int = 1,
         jump_forward: bool = True,
+        pins: bool = False,
         jump_cost: float = 0.0,
         stream_interval: int = 1,
         check_ledger: bool = False,
         speculator: Speculator | None = None,
     ) -> None:
-        """depth: steps under way at once. jump_cost: by how many steps a row of several tokens prolongs its step."""
+        """depth: steps under way at once. jump_cost: by how many steps a row of several tokens prolongs its step. pins:
+        forced text is cut into the same tokens, whether they are appended or sampled."""
         self.scheduler = scheduler
         self.timers, self.weight_version = Timers(), "default"
         """Actions between steps, for the loop's own thread."""
@@ -78,18 +80,15 @@ class EngineLoop:
         self.copies = Copies(scheduler.memory, runner)
         self._deliver = deliver
         self._run_ahead = run_ahead
-        self._jump_forward = jump_forward
-        self._jump_cost = jump_cost
-        self._stream_interval = stream_interval
-        self._check_ledger = check_ledger
+        self._jump_forward, self._pins, self._jump_cost = jump_forward, pins, jump_cost
+        self._stream_interval, self._check_ledger = stream_interval, check_ledger
         self._speculator = speculator or Speculator(scheduler)
         self._hinted: list[Request] = []  # whose constraint tells what is likely
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Submission] = {}
         self._outputs: list[Output] = []
         self._slices = Slices()
-        self._num_constrained = 0  # of the live submissions
-        self._num_streamed = 0
+        self._num_constrained = self._num_streamed = 0  # of the live submissions
         self._waits = False  # for grammars or loads: nothing can be computed yet
         self._in_flight: tuple[Step, PendingStep] | None = None
         self._depth = depth
@@ -277,7 +276,7 @@ class EngineLoop:
             submission: Submission = request.owner
             try:
                 reason = submission.advance()
-                if reason is None and submission.matcher is not None and self._may_jump(request):
+                if reason is None and submission.matcher is not None and (self._pins or self._may_jump(request)):
                     ahead = submission.matcher.forced_text(request.output_ids)
                     if ahead is not None:
                         jumping.append((submission, submission.matcher, ahead))
@@ -322,7 +321,8 @@ class EngineLoop:
         # Each token saves a step, except the one that the step in flight samples.
         saved = len(forced) + (draft is not None)
         waits = self._run_ahead and not self._speculator.wants_results
-        if saved <= waits + self._jump_cost * self.scheduler.num_running and not request.num_ahead:
+        pays = saved > waits + self._jump_cost * self.scheduler.num_running or request.num_ahead
+        if not (pays and self._may_jump(request)):
             matcher.pin(forced)
             return None
         reason = None

@@ -90,6 +90,7 @@ def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Draf
         [*drafters, *models],
         most=row_tokens - 1,
         jumps=not config.disable_jump_forward,
+        pins=config.deterministic,
         budget=Budget(is_padded=bool(config.cuda_graph_max_bs)),
         is_on_host=config.device == "cpu",
     )

@@ -39,16 +39,18 @@ class Speculator:
         *,
         most: int = 0,
         jumps: bool = True,
+        pins: bool = False,
         budget: Budget | None = None,
         is_on_host: bool = False,
     ) -> None:
-        """most: drafts of a row, at most. jumps: whether certain tokens are appended. budget: None: each row has as
+        """most: drafts of a row, at most. jumps: whether certain tokens are appended. pins: see `EngineLoop`. budget:
+        None: each row has as
         many drafts as are proposed. is_on_host: whether steps are computed by this thread, so that its time is theirs,
         whoever else has the processor, and a look costs nothing but its own."""
         self._scheduler = scheduler
         self._drafters = list(drafters)
         self._most = most
-        self._jumps = jumps
+        self._jumps, self._pins = jumps, pins
         self._budget = budget
         self._is_on_host = is_on_host
         self._clock = thread_time if is_on_host else perf_counter
@@ -220,7 +222,7 @@ class Speculator:
                 request.output_ids,
                 request.max_new_tokens - len(request.output_ids),
                 most,
-                jumps=self._jumps and request.top_logprobs < 0,
+                jumps=self._pins or (self._jumps and request.top_logprobs < 0),
                 stop_ids=request.stop_ids,
             )
         if token_ids:
