@@ -203,3 +203,23 @@ def test_graphs_go_with_the_others_and_come_back_last(folder: Path) -> None:
         own.restore(["kv_cache"])
         assert calls == ["drop", "capture"]
         assert own.released == {}
+
+
+@pytest.mark.gpu
+def test_a_gpus_memory_is_a_trainers_and_graphs_are_captured_anew(folder: Path) -> None:
+    options = {"device": "cuda", "max_total_tokens": MANY, "max_running_requests": 8, "deterministic": True}
+    with Engine(folder, **options) as engine:
+        wanted = engine.generate(input_ids=PROMPT, sampling_params=LONG, return_logprob=True)
+        before = torch.cuda.mem_get_info()[0]
+        released = engine.release_memory_occupation()
+        assert released.keys() == set(occupation.PARTS)
+        assert torch.cuda.mem_get_info()[0] - before > 0.9 * released["kv_cache"]
+        trainers = torch.ones(released["kv_cache"] // 2, dtype=torch.uint8, device="cuda")  # where pages were
+        for tag in occupation.PARTS:
+            engine.resume_memory_occupation([tag])
+        found = engine.generate(input_ids=PROMPT, sampling_params=LONG, return_logprob=True)
+        assert bool((trainers == 1).all())
+        assert state(engine)["released_memory"] == {}
+        assert found["output_ids"] == wanted["output_ids"]
+        logprobs = [its["meta_info"]["output_token_logprobs"] for its in (wanted, found)]
+        assert logprobs[0] == logprobs[1]
