@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,76 @@ def test_the_cost_is_a_ratio_of_throughputs(
     line = capsys.readouterr().out
     assert "tok/s without" in line
     assert 0.6 < float(line.split("with: ")[1].split()[0]) < 0.9
+
+
+BENCH = """
+import importlib, json, sys
+args = sys.argv[1:]
+opts = dict(args[i + 1].split("=", 1) for i in range(len(args)) if args[i] == "--opt")
+module, name = args[args.index("--engine") + 1].split(":")
+opts["deterministic"] = json.loads(opts["deterministic"])
+getattr(importlib.import_module(module), name)(args[args.index("--model") + 1], None, **opts)
+"""
+SGLANG = """
+class Engine:
+    def __init__(self, enable_deterministic_inference, **options):
+        assert options["load_format"] == "dummy"
+        self.exact, self.seen = enable_deterministic_inference, set()
+    def flush_cache(self):
+        self.seen.clear()
+    def shutdown(self):
+        print("shut down")
+    def generate(self, input_ids, sampling_params, return_logprob):
+        off = 0.0 if self.exact else 0.25 * (len(input_ids) > 1)
+        made = [(ids, off + 0.5 * (tuple(ids) in self.seen)) for ids in input_ids]
+        self.seen.update(map(tuple, input_ids))
+        tokens = sampling_params["max_new_tokens"]
+        return [
+            {"output_ids": ids[:1] * tokens, "meta_info": {"output_token_logprobs": [(lp, 1, None)] * tokens}}
+            for ids, lp in made
+        ]
+"""
+VLLM = """
+import os
+from types import SimpleNamespace as N
+invariant = os.environ["VLLM_BATCH_INVARIANT"] == "1"
+SamplingParams = N
+class LLM:
+    def __init__(self, model, **options):
+        assert options["enable_prefix_caching"]
+    def reset_prefix_cache(self):
+        pass
+    def generate(self, asked, params, use_tqdm):
+        lp = 0.0 if invariant else float(len(asked))
+        of = {7: N(logprob=lp)}
+        made = N(token_ids=[7] * params.max_tokens, logprobs=[of] * params.max_tokens)
+        return [N(outputs=[made]) for _ in asked]
+"""
+
+
+def test_the_peers_modes_are_counted_by_their_kit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kit = tmp_path / "kit"
+    (kit / "fake").mkdir(parents=True)
+    for name, text in (("bench", BENCH), ("fake/sglang", SGLANG), ("fake/vllm", VLLM)):
+        (kit / f"{name}.py").write_text(text)
+    run = f'PYTHONPATH="{kit}/fake:$PYTHONPATH" "{sys.executable}" "{kit}/bench.py" --engine "$ADAPTER" "$@"\n'
+    (kit / "on_gpu.sh").write_text(f"shift 2\ncd {kit}\n{run}")
+    arguments = ["tiny", "--prompts", "4", "--at-once", "6", "--longest", "40", "--peers", str(kit), str(kit)]
+    monkeypatch.setattr("sys.argv", ["deterministic", *arguments, "--without"])
+    deterministic.main()
+    found = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = [[" ".join(words[:-2]), *words[-2:]] for words in found if words[0] in ("sglang", "vllm")]
+    same, every = ["0", "0"], ["4", str(4 * deterministic.TOKENS)]
+    ways = "alone, again", "cold", "warm", "alone, warm"
+    expected = [("sglang", [same, same, every, every]), ("vllm", [same] * 4)]
+    expected += [("sglang", [same, every, every, every]), ("vllm", [same, every, every, same])]
+    assert found == [
+        [f"{peer} {way}", *counts]
+        for peer, all_counts in expected
+        for way, counts in zip(ways, all_counts, strict=True)
+    ]
+    (kit / "on_gpu.sh").write_text("echo it is broken; exit 3\n")
+    with pytest.raises(SystemExit, match="sglang ended with status 3:\nit is broken"):
+        deterministic.main()

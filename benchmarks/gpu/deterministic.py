@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu.deterministic [MODEL …] [--layers 2] [--prompts 200] [--without] [--only CELL,…]
     python -m benchmarks.gpu.deterministic [MODEL …] --cost [--layers N] [--reps 3]
+    python -m benchmarks.gpu.deterministic [MODEL …] --peers KIT PARTS [--engine sglang vllm] [--without]
 
 MODEL is a folder with a config.json, or one of llama, qwen3, moe: the shapes of Llama-3.1-8B, Qwen3-8B and
 Qwen3-30B-A3B, which are all if none is given. Weights are random, and of so many layers. Each prompt runs alone, whole,
@@ -9,6 +10,9 @@ without cache and without CUDA graphs; then, in an engine for each cell and in s
 line says how many prompts, and how many numbers, are not the same to the last bit, and how much the engine had to do
 with the cell's name. A quarter of the prompts have a regular expression to follow, half are sampled. Ends with status 1
 if any differ. --without: then the same without the mode. --only: parts of cells' names.
+
+--peers: SGLang's and vLLM's own modes over the same prompts, all greedy, by the kit of benchmarks.gpu.peers: alone,
+among others, cold and warm. Nothing of theirs is an error.
 
 --cost: W1's output tokens a second with the mode and without, with all layers unless --layers says otherwise.
 """
@@ -19,6 +23,9 @@ import argparse
 import contextlib
 import json
 import logging
+import os
+import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +36,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu import deterministic_peers
+from benchmarks.gpu.peers import PEERS
 from benchmarks.gpu.workloads import Workloads, cut_tokenizer
 from sgl import Engine
 from sgl.runtime.config import EMBEDDED, EngineConfig, parse_options
@@ -40,6 +49,7 @@ AT_ONCE = 256
 TOKENS = 12
 LAYERS = 2
 REGEX = r"(yes|no|perhaps), as was said before: [a-z ]{1,40}"
+ADAPTERS = {"sglang": "SGLang", "vllm": "VLLM"}  # of deterministic_peers
 GROUPS, SAMPLES = 50, 4  # of the cell "forked"
 PAUSES, PAUSE_SECONDS = 8, 0.05
 _COMMON = {
@@ -57,6 +67,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama": {
         **_COMMON,
         "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
         "num_hidden_layers": 32,
         "intermediate_size": 14_336,
         "vocab_size": 128_256,
@@ -65,6 +76,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3": {
         **_COMMON,
         "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
         "num_hidden_layers": 36,
         "intermediate_size": 12_288,
         "vocab_size": 151_936,
@@ -72,6 +84,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "moe": {
         **_COMMON,
         "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
         "num_hidden_layers": 48,
         "hidden_size": 2048,
         "intermediate_size": 6144,
@@ -163,6 +176,8 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=AT_ONCE)
     parser.add_argument("--without", action="store_true")
     parser.add_argument("--only", default="", help="parts of cells' names")
+    parser.add_argument("--peers", nargs=2, type=Path, metavar=("KIT", "PARTS"))
+    parser.add_argument("--engine", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--option", action="append", default=[], help="of the engines, NAME=VALUE")
@@ -178,9 +193,16 @@ def main() -> None:
                 continue
             made(name, arguments.layers or LAYERS, Path(folder))
             sizes = Sizes(arguments.prompts, arguments.longest, TOKENS, arguments.at_once, options.get("device"))
+            only = [part for part in arguments.only.split(",") if part]
             for mode in (True, False) if arguments.without else (True,):
-                print(f"{name}, {'deterministic' if mode else 'without'}\n{HEADER}", flush=True)
-                only = [part for part in arguments.only.split(",") if part]
+                said = f"{name}, {'deterministic' if mode else 'without'}"
+                for peer in arguments.engine if arguments.peers else ():
+                    print(f"{said}, {peer}\n{HEADER}", flush=True)
+                    for found in of_peer(peer, *arguments.peers, Path(folder), sizes, deterministic=mode):
+                        print(found.line(), flush=True)
+                if arguments.peers:
+                    continue
+                print(f"{said}\n{HEADER}", flush=True)
                 for found in compared(Path(folder), sizes, {**options, "deterministic": mode}, only):
                     print(found.line(), flush=True)
                     wrong += mode and found.numbers
@@ -200,8 +222,7 @@ def made(name: str, layers: int | None, folder: Path) -> None:
 
 def compared(folder: Path, sizes: Sizes, options: dict[str, Any], only: Sequence[str] = ()) -> Iterator[Difference]:
     """Differences from each prompt alone, as they are found."""
-    vocabulary = min(10_000, int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]))
-    requests = Requests(sizes.at_once, vocabulary, sizes.longest, sizes.tokens, regex=REGEX)
+    requests = _requests(folder, sizes)
     longest = sizes.longest + max(sizes.tokens, 64)
     given = {"load_format": "dummy", "context_length": longest, **options}
     plain = {"disable_radix_cache": True, "chunked_prefill_size": -1, "disable_cuda_graph": True}
@@ -312,6 +333,31 @@ def _of_outputs(bits: Bits) -> Bits:
 
 def _logprobs(result: Any, side: str) -> list[float]:
     return [entry[0] for entry in result["meta_info"][f"{side}_token_logprobs"]]
+
+
+def of_peer(
+    peer: str, kit: Path, parts: Path, folder: Path, sizes: Sizes, *, deterministic: bool
+) -> list[Difference]:
+    """What another engine's outputs differ by from each prompt's alone."""
+    with tempfile.TemporaryDirectory() as beside:
+        shutil.copy(deterministic_peers.__file__, beside)
+        asked = Path(beside) / "asked.json"
+        prompts = _requests(folder, sizes).prompts
+        asked.write_text(json.dumps({"prompts": prompts, "compared": sizes.prompts, "tokens": sizes.tokens}))
+        command = ["bash", str(kit / "on_gpu.sh"), peer, str(parts), "--model", str(folder)]
+        command += ["--opt", f"asked={asked}", "--opt", f"deterministic={json.dumps(deterministic)}"]
+        adapter = f"deterministic_peers:{ADAPTERS[peer]}"
+        environment = os.environ | {"PYTHONPATH": beside, "ADAPTER": adapter, "OUT": f"{beside}/out"}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{peer} ended with status {done.returncode}:\n{done.stdout}")
+    rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    return [Difference(row["engine"], row["way"], row["prompts"], row["numbers"]) for row in rows]
+
+
+def _requests(folder: Path, sizes: Sizes) -> Requests:
+    vocabulary = min(10_000, int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]))
+    return Requests(sizes.at_once, vocabulary, sizes.longest, sizes.tokens, regex=REGEX)
 
 
 def cost(name: str, folder: Path, reps: int, options: dict[str, Any]) -> str:
