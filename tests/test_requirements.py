@@ -59,6 +59,7 @@ def test_the_extras_are_those_that_messages_name() -> None:
         "otel",
         "plot",
         "video",
+        "nixl",
         "docs",
         "dev",
     }

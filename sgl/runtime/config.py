@@ -176,6 +176,9 @@ class EngineConfig:
     """The address of a prefill engine that decode engines connect to, and where it listens."""
     disaggregation_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Its port. 0: any free one."""
+    disaggregation_transport: Literal["tcp", "nixl"] = "tcp"
+    """How decode engines read pages: sent over TCP, or by NIXL (RDMA, shared memory, TCP), of which both sides have the
+    same."""
     disaggregation_key_file: str | None = None
     """A file whose contents sign kv_transfer_params: the same for all these engines, random, at least 16 bytes. None:
     one in ~/.cache/sgl, which is made at need, so that the engines of one user and machine go together."""

@@ -23,6 +23,7 @@ from sgl.runtime.scheduler.exports import Exports, Home
 from sgl.runtime.scheduler.imports import Imports
 from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.tier_choice import identity
+from sgl.runtime.transfer.nixl import NixlReader, NixlRemote
 from sgl.runtime.transfer.offers import Offers
 from sgl.runtime.transfer.params import PageLayout
 from sgl.runtime.transfer.reader import TcpReader
@@ -117,12 +118,15 @@ def open_transfers(config: EngineConfig, model: Model, host: HostPages | None, p
     )
     pool = PagePool(plan.num_transfer_pages, config.page_size)
     first = plan.num_host_pages
+    by_nixl, name = config.disaggregation_transport == "nixl", secrets.token_hex(16)
     if config.disaggregation_mode == "decode":
-        imports = Imports(TcpReader(memory), layout, pool, first, time.monotonic)
+        reader = NixlReader(memory, name) if by_nixl else TcpReader(memory)
+        imports = Imports(reader, layout, pool, first, time.monotonic)
         return Transfers(pool, layout, secret, imports=imports)
     offers = Offers()
-    server = TransferServer(memory, offers, config.disaggregation_host, config.disaggregation_port)
-    home = Home(secrets.token_hex(16), server.host, server.port)
+    remote = NixlRemote(memory, name) if by_nixl else None
+    server = TransferServer(memory, offers, config.disaggregation_host, config.disaggregation_port, remote)
+    home = Home(name, server.host, server.port)
     logger.info("decode engines pull KV pages from %s:%d", home.host, home.port)
     exports = Exports(offers, server, home, layout, secret, pool, first, config.disaggregation_lease)
     return Transfers(pool, layout, secret, exports=exports)

@@ -45,6 +45,9 @@ class Remote(Protocol):
         """What a reader needs to know for it."""
         ...
 
+    def close(self) -> None:
+        """Nobody can read it any more. Idempotent."""
+
 
 class TransferServer:
     """Sends pages of `memory`, uint8 [rows, page_bytes], that are on offer. Raises ConfigError if it cannot listen."""
@@ -81,6 +84,8 @@ class TransferServer:
         for line in lines:
             line.cut()
         self._thread.join()
+        if self._remote is not None:
+            self._remote.close()
 
     def _accept(self) -> None:
         while not self._is_closed:
@@ -133,6 +138,8 @@ class TransferServer:
                 line.send(ANSWER.pack(NOT_SERVED, 0))
                 return
             else:
+                left = offer.end - time.monotonic()
+                line = Line(line.sock, offer.end, left)  # which is silent while the reader reads
                 self._describe(line, self._remote, offer, first, count)
             is_last = line.receive(1) == DONE
             num_sent = count if is_last else 0

@@ -1,0 +1,207 @@
+"""Pages that a decode engine reads itself, through NIXL: over RDMA, shared memory or TCP, whichever UCX finds.
+
+The connection of `wire` stays: by it the lease is named, and told where the pages lie. A read that NIXL has begun
+writes to its pages until its state says that it has ended. Neither releasing it nor leaving the other engine ends it:
+UCX over TCP wrote all pages of a released read once the other engine, which had been stopped, went on. So a read that
+is given up is quiet only when it has ended, and the pages wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import threading
+import time
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sgl.errors import ConfigError, is_installed, needs_extra
+from sgl.runtime.transfer.reader import Read, TcpReader
+from sgl.runtime.transfer.wire import LENGTH, REMOTE, Line
+
+Memory = npt.NDArray[np.uint8]
+_OPTION: Final = "disaggregation_transport"
+_PACKAGES: Final = ("nixl_cu13", "nixl_cu12", "nixl")
+_MOST_BYTES: Final = 8 << 20  # of a description
+_SILENT_SECONDS: Final = 5.0
+_SLOWEST: Final = 50e6  # bytes a second, below which a read is given up
+_POLL_SECONDS: Final = 2e-4
+_PATIENT_SECONDS: Final = 0.05  # between looks at what was given up
+_ENDING_SECONDS: Final = 2.0
+
+
+class _Described(msgspec.Struct, frozen=True):
+    """What a reader needs to know."""
+
+    agent: bytes  # of NIXL: its name, and how to reach it
+    addresses: list[int]  # of the pages
+    checksums: list[int]
+
+
+class _Agent:
+    """NIXL's, with one buffer."""
+
+    def __init__(self, memory: Memory, name: str) -> None:
+        """Raises MissingExtra and ConfigError."""
+        package = next(filter(is_installed, _PACKAGES), _PACKAGES[0])
+        with needs_extra("nixl", f"{_OPTION}='nixl'", _OPTION):
+            api: Any = importlib.import_module(f"{package}._api")
+        logging.getLogger("nixl").setLevel(logging.WARNING)  # it tells of each agent, on standard output
+        strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+        self.nixl = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"], sync_mode=strict))
+        if "UCX" not in self.nixl.backends:
+            raise ConfigError(f"{_OPTION}='nixl': its plug-in UCX does not load here", option=_OPTION)
+        self._memory = memory
+        self._registered = self.nixl.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+
+    def addresses(self, pages: list[int]) -> list[int]:
+        """Of rows of the buffer."""
+        return [self._memory.ctypes.data + page * self._memory.strides[0] for page in pages]
+
+    def regions(self, addresses: list[int]) -> Any:
+        """Pages there, in NIXL's form."""
+        return self.nixl.get_xfer_descs([(each, self._memory.shape[1], 0) for each in addresses], "DRAM")
+
+    def close(self) -> None:
+        """Nothing reads or writes the buffer any more. Idempotent."""
+        self.nixl = None
+
+
+class NixlRemote:
+    """A prefill engine's end, see `server.Remote`. Whoever was described a page can reach all of the buffer."""
+
+    def __init__(self, memory: Memory, name: str) -> None:
+        """Raises MissingExtra and ConfigError. name: unlike other engines'."""
+        self._agent = _Agent(memory, name)
+        self._metadata: bytes = self._agent.nixl.get_agent_metadata()
+
+    def describe(self, pages: list[int], checksums: list[int]) -> bytes:
+        """See `Remote`."""
+        return msgspec.msgpack.encode(_Described(self._metadata, self._agent.addresses(pages), checksums))
+
+    def close(self) -> None:
+        """See `Remote`."""
+        self._agent.close()
+
+
+@dataclass(slots=True)
+class _Peer:
+    """An engine that is read from."""
+
+    name: str
+    reads: int = 0
+    is_broken: bool = False  # forgotten after its last read, to be met anew
+
+
+class NixlReader(TcpReader):
+    """A decode engine's end, see `Reader`."""
+
+    kind = REMOTE
+
+    def __init__(self, memory: Memory, name: str) -> None:
+        """Raises MissingExtra and ConfigError. name: unlike other engines'."""
+        self._agent = _Agent(memory, name)
+        super().__init__(memory)
+        self._peers: dict[bytes, _Peer] = {}
+        self._begun: dict[Read, tuple[Any, bytes]] = {}  # NIXL's handles, and of whom
+        self._calls = threading.Lock()
+
+    def close(self) -> None:
+        """See `Reader`."""
+        super().close()
+        self._begun.clear()
+        self._agent.close()
+
+    def _receive(self, read: Read, line: Line) -> None:
+        (size,) = LENGTH.unpack(line.receive(LENGTH.size))
+        if size > _MOST_BYTES:
+            raise ValueError(f"a description of {size} bytes is too long")
+        try:
+            told = msgspec.msgpack.decode(line.receive(size), type=_Described)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"where the pages lie cannot be read: {error}") from error
+        if not len(told.addresses) == len(told.checksums) == len(read.pages):
+            raise ValueError("other pages are described than were asked for")
+        if read.pages:
+            self._begin(read, told)
+            self._await(read)
+        for page, checksum in zip(read.pages, told.checksums, strict=True):
+            if zlib.crc32(memoryview(self.memory[page])) != checksum:
+                raise ValueError("a page arrived damaged")
+            read.num_good += 1
+
+    def _begin(self, read: Read, told: _Described) -> None:
+        nixl, agent = self._agent.nixl, self._agent
+        try:
+            with self._calls:
+                peer = self._peers.get(told.agent)
+                if peer is None:
+                    peer = self._peers[told.agent] = _Peer(nixl.add_remote_agent(told.agent))
+                own, theirs = agent.regions(agent.addresses(read.pages)), agent.regions(told.addresses)
+                handle = nixl.initialize_xfer("READ", own, theirs, peer.name)
+                peer.reads += 1
+                self._begun[read] = handle, told.agent
+                nixl.transfer(handle)
+        except Exception as error:  # NIXL's own classes, of which there is no common one
+            self._is_lost(told.agent)
+            raise ConnectionError(f"NIXL cannot read: {type(error).__name__}: {error}") from error
+
+    def _await(self, read: Read) -> None:
+        limit = _SILENT_SECONDS + len(read.pages) * self.memory.shape[1] / _SLOWEST
+        end = min(read.end, time.monotonic() + limit)
+        while (state := self._state(read)) == "PROC":
+            if read.is_cut or time.monotonic() > end:
+                raise TimeoutError("it was cut, or took too long")
+            time.sleep(_POLL_SECONDS)
+        if state != "DONE":
+            raise ConnectionError("NIXL lost the other engine")
+
+    def _state(self, read: Read) -> str:
+        handle, whose = self._begun[read]
+        try:
+            state: str = self._agent.nixl.check_xfer_state(handle)
+        except Exception:  # as above: the other engine is gone, and the read with it
+            state = "ERR"
+        if state == "ERR":
+            self._is_lost(whose)
+        return state
+
+    def _is_lost(self, whose: bytes) -> None:
+        with self._calls:
+            if (peer := self._peers.get(whose)) is not None:
+                peer.is_broken = True
+        self._forget(whose, 0)
+
+    def _forget(self, whose: bytes, ended: int) -> None:
+        """So many reads of it have ended."""
+        with self._calls:
+            peer = self._peers.get(whose)
+            if peer is None:
+                return
+            peer.reads -= ended
+            if peer.is_broken and not peer.reads:
+                del self._peers[whose]
+                with contextlib.suppress(Exception):  # it knows none of that name any more
+                    self._agent.nixl.remove_remote_agent(peer.name)
+
+    def _settle(self, read: Read) -> None:
+        """Wait until NIXL writes nothing more, or is closed: then its sockets and queues are gone."""
+        closing: float | None = None
+        while read in self._begun and self._state(read) == "PROC":
+            closing = closing or (time.monotonic() if self._is_closed else None)
+            if closing is not None and time.monotonic() - closing > _ENDING_SECONDS:
+                break
+            time.sleep(_PATIENT_SECONDS)
+        else:
+            handle, whose = self._begun.pop(read, (None, b""))
+            if handle is not None:
+                with contextlib.suppress(Exception):  # as above: it has ended in any case
+                    self._agent.nixl.release_xfer_handle(handle)
+                self._forget(whose, 1)
+        read.is_quiet = True
