@@ -58,12 +58,15 @@ class HttpClient:
 
     async def events(self, path: str, body: Any) -> AsyncIterator[Any]:
         """JSON events of a POST up to `[DONE]`. Retried until the first."""
+        event = None
         async for _, event in self.sse("POST", path, body):
             if isinstance(event, dict) and event.get("error"):
                 detail = event["error"]
                 message = detail.get("message", detail) if isinstance(detail, dict) else detail
                 raise BackendError(f"the server failed while streaming: {message}")
             yield event
+        if event is None:
+            raise BackendError(f"{self.base_url}{path} answers a stream without an event")
 
     async def sse(
         self,
@@ -118,7 +121,7 @@ class HttpClient:
             text = await self._text(response, seconds)
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     async def _text(self, response: Any, seconds: float) -> str:
@@ -260,5 +263,5 @@ def _status_error(url: str, status: int, text: str, retry_after: str | None) -> 
 def _event(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BackendError(f"the server sent an event that is not JSON: {data[:200]!r}") from error

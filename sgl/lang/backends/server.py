@@ -184,8 +184,9 @@ class RuntimeEndpoint(TextBackend):
 
 
 def _completion(item: Any) -> Completion:
-    if not isinstance(item, dict) or "text" not in item:
-        raise BackendError(f"the server's answer has no text: {str(item)[:200]}")
+    kinds = [type(item.get(name)) for name in ("text", "meta_info")] if isinstance(item, dict) else []
+    if kinds != [str, dict]:
+        raise BackendError(f"the server's answer has no text or no meta_info: {str(item)[:200]}")
     return Completion(item["text"], item["meta_info"])
 
 

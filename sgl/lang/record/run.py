@@ -262,6 +262,7 @@ class Run(Watched):
     def on_event(self, event: ir.Event) -> None:
         """Deliver an event: any thread, in order, one at a time."""
         if isinstance(event, ir.Done):
+            self._fail_unanswered()
             self._release()
             self._finish()
         elif isinstance(event, ir.NodeFailed):
@@ -282,6 +283,18 @@ class Run(Watched):
                 cell.add(event)
             else:
                 io.post(self._start_tools, event)
+
+    def _fail_unanswered(self) -> None:
+        """Have nobody wait for what a broken backend ended without."""
+        error = BackendError("the backend ended the program before it had answered")
+        if not self.is_over and not self.is_done:
+            self.fail(error)
+        for stream in list(self._streams):
+            for index, part in enumerate(stream.parts):
+                if isinstance(part, Cell) and not part.done:
+                    failure = Failure(stream.describe(index)[0], error, place=stream.places[index])
+                    stream.fail(index, failure)
+                    part.fail(failure)
 
     def _finish(self) -> None:
         self.is_done = True
