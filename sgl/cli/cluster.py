@@ -18,7 +18,7 @@ from sgl.cli.logs import configure_logging
 from sgl.cli.options import options_of_file, ray_address
 from sgl.errors import ConfigError, EngineDead, ServerUnreachable, needs_extra
 from sgl.runtime.cluster.config import Options
-from sgl.runtime.cluster.running import Running, found, running, sweep
+from sgl.runtime.cluster.running import Running, found, running, sweep, uninterrupted
 from sgl.runtime.server.serve import listen
 
 _POLL_SECONDS = 0.1
@@ -29,7 +29,7 @@ _COMMAND_SECONDS = 60.0
 def up(options: SimpleNamespace) -> int:
     """Run a cluster until a signal or `sgl cluster down`."""
     given = Options.of(options_of_file(Path(options.file)), options.file)
-    with needs_extra("dist", "sgl cluster"):
+    with uninterrupted(), needs_extra("dist", "sgl cluster"):  # Python drops what strikes in an import's callback
         from sgl.runtime.cluster.cluster import Cluster
         from sgl.runtime.cluster.serve_app import RayCluster
     configure_logging(given.server.log_level, given.server.log_format)

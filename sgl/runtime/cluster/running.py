@@ -95,8 +95,8 @@ def sweep(folder: str) -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back a Ctrl-C to the end: Ray's C++ code does not bear an exception in the middle of its start. A second
-    one is not held back."""
+    """Hold back a Ctrl-C to the end of imports and of Ray's start, whose callbacks and C++ code drop an exception in
+    their middle or do not bear it. A second one is not held back."""
     came: list[int] = []
     before = signal.getsignal(signal.SIGINT)
 
@@ -105,7 +105,8 @@ def uninterrupted() -> Iterator[None]:
         if len(came) > 1:
             raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, note)
+    if before is not signal.SIG_IGN:  # by nohup, say
+        signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
