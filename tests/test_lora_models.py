@@ -107,13 +107,18 @@ def test_adapters_equal_the_merged_models(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["deepseek-v2", "qwen2-moe", "phi3", "qwen3-next", "qwen3-next, some dense", "qwen3.5"]
+    ("name", "option"),
+    [
+        *((name, "tp_size") for name in ("deepseek-v2", "qwen2-moe", "phi3")),
+        *((name, "tp_size") for name in ("qwen3-next", "qwen3-next, some dense", "qwen3.5")),
+        ("deepseek-v2", "pp_size"),
+    ],
 )
-def test_adapters_among_ranks(name: str, tmp_path: Path) -> None:
+def test_adapters_among_ranks(name: str, option: str, tmp_path: Path) -> None:
     make, _, targets = MODELS[name]
     model = make(tmp_path / "model")
     adapter = tiny_adapter(tmp_path / "all", model, targets=targets)
-    with Engine(model_path=model, **OPTIONS, lora_paths={"all": adapter}, tp_size=2) as engine:
+    with Engine(model_path=model, **OPTIONS, lora_paths={"all": adapter}, **{option: 2}) as engine:
         check(ask(engine, PROMPT, "all"), merged(model, adapter), PROMPT)
 
 

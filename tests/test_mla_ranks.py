@@ -19,16 +19,20 @@ from sgl.runtime.model.shard import Shard
 from tests.test_hf_models import MAX_NEW, OPTIONS
 from tests.test_mla import MODELS, V2, biased, written
 from tests.test_models import Paged, in_chunks
-from tests.test_shards import on_ranks
+from tests.test_shards import PagedStage, on_ranks
 from tests.tiny_transformers import tiny_transformer
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("size", "stages"), [(2, 1), (1, 2), *(pytest.param(*its, marks=pytest.mark.slow) for its in ((4, 1), (2, 3)))]
+)
 @pytest.mark.parametrize(
     "name", [name if name == "v2-lite" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
 @pytest.mark.parametrize("load_format", ["safetensors", "dummy"])
-def test_ranks_give_the_logits_of_the_whole_model(load_format: Any, size: int, name: str, tmp_path: Path) -> None:
+def test_ranks_give_the_logits_of_the_whole_model(
+    load_format: Any, size: int, stages: int, name: str, tmp_path: Path
+) -> None:
     architecture, overrides = MODELS[name]
     path = biased(tiny_transformer(tmp_path / "model", architecture, **overrides))
     config = LatentConfig.from_pretrained(path)
@@ -40,11 +44,9 @@ def test_ranks_give_the_logits_of_the_whole_model(load_format: Any, size: int, n
     def work(ranks: Ranks) -> list[torch.Tensor]:
         part: Any = load_latent(config, load_format=load_format, ranks=ranks)
         assert part.config.num_heads == config.num_heads // size
-        own = part.logits
-        part.logits = lambda hidden: part.whole(own(hidden))
-        return Paged(part, sequences, 16).run(in_chunks(sequences, 7))
+        return PagedStage(part, sequences, 16).run(in_chunks(sequences, 7))
 
-    for found in on_ranks(tmp_path / "ranks", size, 1, work):
+    for found in on_ranks(tmp_path / "ranks", size, stages, work)[:size]:  # of the first stage
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
             assert torch.equal(one.argmax(-1), other.argmax(-1))
@@ -55,12 +57,14 @@ def test_an_engine_of_two_ranks_gives_the_tokens_of_one(tmp_path: Path) -> None:
     path = tiny_transformer(tmp_path, V2, **MODELS["v2"][1])
     prompts = [list(range(3, 3 + n)) for n in (40, 5, 17)]
     outputs = []
-    for tp_size in (1, 2):
-        with Engine(str(path), **{**OPTIONS, "model_impl": "sgl", "tp_size": tp_size}) as engine:
+    for tp_size, pp_size in ((1, 1), (2, 1), (1, 2)):
+        with Engine(
+            str(path), **{**OPTIONS, "model_impl": "sgl", "tp_size": tp_size, "pp_size": pp_size}
+        ) as engine:
             greedy = {"temperature": 0.0, "max_new_tokens": MAX_NEW, "n": 2}
             results = engine.generate(input_ids=prompts, sampling_params=greedy)
             outputs.append([result["output_ids"] for result in results])
-    assert outputs[0] == outputs[1]
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,7 @@ def test_an_engine_of_two_ranks_gives_the_tokens_of_one(tmp_path: Path) -> None:
         ({"intermediate_size": 33}, Shard(size=2), "has 33 columns of its MLP"),
         ({"moe_intermediate_size": 33}, Shard(size=2), "has 33 columns of an expert"),
         ({"vocab_size": 32}, Shard(size=2), "has a vocabulary of 32"),
-        ({}, Shard(stages=2), "pp_size=2: DeepseekV2ForCausalLM is not cut into stages"),
+        ({"num_hidden_layers": 2}, Shard(stages=3), "pp_size=3: .* has 2 layers, fewer than stages"),
     ],
 )
 def test_what_cannot_be_cut_is_named(fields: dict[str, Any], shard: Shard, message: str, tmp_path: Path) -> None:

@@ -111,12 +111,8 @@ class PoolSizes:
         self._a_step = -(-min(step_tokens, model.max_positions) // page_size)
         self._at_once = rows * self._each + self._a_step
         page_bytes = page_size * _layer_bytes(config, model)
-        stages = [windows]
-        if isinstance(model_config, ModelConfig):
-            parts = (
-                Shard(stage=stage, stages=config.pp_size).layers(model_config) for stage in range(config.pp_size)
-            )
-            stages = [windows[part.start : part.stop] for part in parts]
+        parts = (Shard(stage=stage, stages=config.pp_size).layers(model_config) for stage in range(config.pp_size))
+        stages = [windows[part.start : part.stop] for part in parts]
         counts = [sum(_windowed(stage, model)) for stage in stages]
         self._bytes = [
             (page_bytes * (len(stage) - count) + page_size * beside.token_bytes, page_bytes * count)

@@ -203,7 +203,7 @@ def _latent_products(config: LatentConfig, shard: Shard) -> list[dict[str, Produ
         return Product(tuple(sources), len(range(width)[cut[1]]))
 
     layers = []
-    for layer in range(config.num_layers):
+    for layer in shard.layers(config):
         attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
         query = "q_proj" if config.q_rank is None else "q_a_proj"
         products = {

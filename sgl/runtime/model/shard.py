@@ -8,6 +8,7 @@ the same one. Stages have layers one after the other (pipeline parallelism); the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from sgl.errors import ConfigError
 from sgl.runtime.model.config import ModelConfig
@@ -15,6 +16,14 @@ from sgl.runtime.model.config import ModelConfig
 GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
 """The ends of the names of a layer's fused experts in a checkpoint."""
 _WORD = 32  # tokens: packed masks are cut between words
+
+
+class HasLayers(Protocol):
+    """A model's config."""
+
+    @property
+    def num_layers(self) -> int:
+        """Of the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +71,13 @@ class Shard:
                 f"tp_size={size}: {config.path} has {wrong}, which {size} ranks cannot share equally",
                 option="tp_size",
             )
+        self.check_stages(config.path, config)
+
+    def check_stages(self, path: str, config: HasLayers) -> None:
+        """Raise ConfigError for a model with fewer layers than there are stages."""
         if config.num_layers < self.stages:
             raise ConfigError(
-                f"pp_size={self.stages}: {config.path} has {config.num_layers} layers, fewer than stages",
-                option="pp_size",
+                f"pp_size={self.stages}: {path} has {config.num_layers} layers, fewer than stages", option="pp_size"
             )
 
     def local(self, config: ModelConfig) -> ModelConfig:
@@ -91,7 +103,7 @@ class Shard:
             experts=experts,
         )
 
-    def layers(self, config: ModelConfig) -> range:
+    def layers(self, config: HasLayers) -> range:
         """Its layers."""
         first, after = (stage * config.num_layers // self.stages for stage in (self.stage, self.stage + 1))
         return range(first, after)

@@ -26,6 +26,7 @@ from sgl.runtime.model.choice import eyes_of
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import Adapter, LoraSlots, LoraStep
+from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.seen import Seen
 from sgl.runtime.model.taps import Taps
 from sgl.runtime.runner.adapters import Adapters
@@ -231,7 +232,7 @@ class ModelRunner:
 
     def _through_stage(self, before: torch.Tensor, inputs: _Inputs) -> torch.Tensor:
         tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
-        assert isinstance(self._model, Decoder), "other models are not cut"
+        assert isinstance(self._model, Decoder | LatentDecoder), "other models are not cut"
         return self._model.forward_stage(before, *tensors, inputs.lora)
 
     def _arrived(self, launched: Launched) -> Launched:

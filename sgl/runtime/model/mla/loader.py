@@ -64,16 +64,17 @@ def _random_weights(
     """Initialised like transformers: normal matrices, no biases, norms of one. All parts are cut from the same."""
     tied, own = config.tie_word_embeddings, local(config, shard)
     weights = allocate_weights(own, dtype, device, tied=tied, shard=shard)
-    shapes = tensor_shapes(config, tied=tied)
+    targets = checkpoint_tensors(own, weights, shard.layers(config).start)
     generator = torch.Generator(device).manual_seed(seed)
-    for name, target in checkpoint_tensors(own, weights).items():
-        if name.endswith("norm.weight"):
-            target.fill_(1.0)
-        elif name.endswith("bias"):
-            target.zero_()
-        else:
-            drawn = torch.empty(shapes[name], dtype=dtype, device=device)
-            drawn.normal_(0.0, config.initializer_range, generator=generator)
+    for name, shape in tensor_shapes(config, tied=tied).items():
+        target = targets.get(name)
+        if name.endswith(("norm.weight", "bias")):
+            if target is not None:
+                target.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        drawn = torch.empty(shape, dtype=dtype, device=device)  # also where others hold it
+        drawn.normal_(0.0, config.initializer_range, generator=generator)
+        if target is not None:
             _fill(name, target, drawn[part(name, config, shard)], config, shard)
     return weights
 
@@ -118,13 +119,15 @@ def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     check_tensors(entries, tensor_shapes(config, tied=tied), folder)
     own = local(config, shard)
-    without = _quantized_layers(config, quantized) if keeps_groups(device) else {}
+    layers = shard.layers(config)
+    found = _quantized_layers(config, quantized) if keeps_groups(device) else {}
+    without = {index - layers.start: its for index, its in found.items() if index in layers}
     weights = allocate_weights(own, dtype, device, tied=tied, shard=shard, without=without)
     for index, experts in without.items():
         weights.layers[index].experts = _packed(
             weights.layers[index].experts, experts, config, quantized, shard, device
         )
-    targets = checkpoint_tensors(own, weights)
+    targets = checkpoint_tensors(own, weights, layers.start)
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as tensors:
             for name, target in targets.items():

@@ -50,7 +50,6 @@ class LatentDecoder:
     """A loaded model; see `Model`."""
 
     captures = True
-    links: Links | None = None
 
     def __init__(
         self,
@@ -70,8 +69,10 @@ class LatentDecoder:
         self.dtype = weights.embedding.dtype
         self.vocabulary = shard.vocabulary(config.vocab_size)
         self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
-        self.most_layers = config.num_layers
-        self.windows: tuple[int | None, ...] = (None,) * config.num_layers
+        self.links: Links | None = None if ranks is None else ranks.links
+        self.is_first, self.is_last = shard.stage == 0, shard.is_last
+        self.most_layers = -(-config.num_layers // shard.stages)
+        self.windows: tuple[int | None, ...] = (None,) * self.config.num_layers
         self.max_positions = max_positions or config.context_length
         self._rotary_table = rotary_table(config.rope, config.rope_dim, self.max_positions, self.device)
 
@@ -112,6 +113,42 @@ class LatentDecoder:
             and isinstance(attention, LatentAttention)
         ):
             return self._forward_single(state, kv, attention)
+        return self._last_layers(state, kv, attention, wanted, captured=captured)
+
+    @torch.inference_mode()
+    def forward_stage(
+        self,
+        before: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KVCache,
+        slots: torch.Tensor,
+        attention: AttentionBackend,
+        wanted: torch.Tensor | None = None,
+        lora: LoraStep | None = None,
+    ) -> torch.Tensor:
+        """See `Decoder.forward_stage`."""
+        rotary = rotary_rows(self._rotary_table, positions, self.dtype)
+        state = _State(self._embedded(before) if self.is_first else before, rotary, slots, lora=lora)
+        if self.is_last:
+            return self._last_layers(state, kv, attention, wanted, captured=False)
+        for index, layer in enumerate(self.weights.layers):
+            query = self._before_attention(index, layer, state, kv.keys[index])
+            attended = attention.run(query, kv.keys[index], kv.values[index])
+            self._after_attention(index, layer, state, attended, captured=False)
+        if state.rest is not None:
+            rest = state.rest if state.rest.dim() == 2 else state.rest.sum(0)
+            state.residual += rest if self.collectives is None else self.collectives.sum(rest)
+        return state.residual
+
+    def _last_layers(
+        self,
+        state: _State,
+        kv: KVCache,
+        attention: AttentionBackend,
+        wanted: torch.Tensor | None,
+        *,
+        captured: bool,
+    ) -> torch.Tensor:
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
             query = self._before_attention(index, layer, state, kv.keys[index])
@@ -120,7 +157,7 @@ class LatentDecoder:
             attended = attention.run(query, kv.keys[index], kv.values[index])
             if index == last and wanted is not None:
                 state.residual, attended = (its.index_select(0, wanted) for its in (state.residual, attended))
-                state.lora = None if lora is None else lora.for_wanted()
+                state.lora = None if state.lora is None else state.lora.for_wanted()
             self._after_attention(index, layer, state, attended, captured=captured)
         return self._normed(state.rest, state.residual, self.weights.norm)
 
@@ -244,7 +281,7 @@ class LatentDecoder:
             for layer in layers:
                 query = self._before_attention(0, layer, state, cache)
                 self._after_attention(0, layer, state, query[..., : config.kv_rank].contiguous(), captured=False)
-            if num_tokens <= most_rows:
+            if self.is_first and num_tokens <= most_rows:
                 self.logits(hidden)
 
 

@@ -1,4 +1,4 @@
-"""One rank's part of a decoder with latent attention: some heads, columns of MLPs and experts, and tokens.
+"""One rank's part of a decoder with latent attention: some layers, heads, columns of MLPs and experts, and tokens.
 
 Every rank caches the latents of all tokens, from which all heads read.
 """
@@ -17,11 +17,7 @@ from sgl.runtime.model.shard import Shard
 def check_parts(config: LatentConfig, shard: Shard) -> None:
     """Raise ConfigError for a model that cannot be cut into so many parts."""
     size = shard.size
-    if shard.stages > 1:
-        raise ConfigError(
-            f"pp_size={shard.stages}: {config.architecture} is not cut into stages; tp_size cuts its heads",
-            option="pp_size",
-        )
+    shard.check_stages(config.path, config)
     sizes = {"attention heads": config.num_heads}
     if config.num_dense:
         sizes["columns of its MLP (intermediate_size)"] = config.intermediate_size
@@ -39,8 +35,11 @@ def check_parts(config: LatentConfig, shard: Shard) -> None:
 
 def local(config: LatentConfig, shard: Shard) -> LatentConfig:
     """The config of this part; hidden size, latents and vocabulary stay the model's."""
+    layers = shard.layers(config)
     return replace(
         config,
+        num_layers=len(layers),
+        num_dense=min(max(config.num_dense - layers.start, 0), len(layers)),
         num_heads=config.num_heads // shard.size,
         intermediate_size=config.intermediate_size // shard.size,
         expert_size=config.expert_size // shard.size,

@@ -151,14 +151,15 @@ def allocate_weights(
         for index in range(config.num_layers)
     ]
     lm_head = embedding if tied else tensor(num_tokens, hidden)
-    return LatentWeights(embedding, layers, tensor(hidden), lm_head)
+    return LatentWeights(embedding, layers, tensor(hidden if shard.is_last else 0), lm_head)
 
 
-def checkpoint_tensors(config: LatentConfig, weights: LatentWeights) -> dict[str, torch.Tensor]:
+def checkpoint_tensors(config: LatentConfig, weights: LatentWeights, first: int = 0) -> dict[str, torch.Tensor]:
     """Every tensor of a Hugging Face checkpoint as the view of the weights that it fills: where that has three
-    dimensions, of as many numbers in the same order; not of packed experts. Only before `LatentWeights.pack`."""
+    dimensions, of as many numbers in the same order; not of packed experts. Only before `LatentWeights.pack`.
+    first: the number of the part's first layer."""
     tensors: dict[str, Matrix | None] = {"model.embed_tokens.weight": weights.embedding}
-    for index, layer in enumerate(weights.layers):
+    for index, layer in enumerate(weights.layers, first):
         parts: dict[str, Matrix | None] = {
             "input_layernorm.weight": layer.input_norm,
             "self_attn.q_a_layernorm.weight": layer.query_norm,
@@ -183,7 +184,7 @@ def checkpoint_tensors(config: LatentConfig, weights: LatentWeights) -> dict[str
         if layer.experts is not None:
             parts |= _expert_tensors(config, layer.experts)
         tensors |= {f"model.layers.{index}.{name}": part for name, part in parts.items()}
-    tensors["model.norm.weight"] = weights.norm
+    tensors["model.norm.weight"] = weights.norm if len(weights.norm) else None
     if weights.lm_head is not weights.embedding:
         tensors["lm_head.weight"] = weights.lm_head
     return {name: its for name, its in tensors.items() if isinstance(its, torch.Tensor)}
