@@ -96,6 +96,9 @@ def test_templates_render_and_refuse() -> None:
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="is empty"):
         Tokenizer.load(tmp_path)
+    (tmp_path / "model.safetensors").write_text("")
+    with pytest.raises(TokenizerError, match=r"has no tokenizer: expected a tokenizer\.json"):
+        Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(TokenizerError, match="no tokenizer can be loaded"):
         Tokenizer.load(tmp_path)
@@ -150,6 +153,21 @@ def test_packages_that_read_a_tokenizer_model_are_named(
     monkeypatch.setattr("sgl.runtime.text.tokenizer.find_spec", lambda module: None)
     with pytest.raises(TokenizerError, match=f"tokenizer.model is read with .* missing: pip install {packages}$"):
         Tokenizer.load(tmp_path)
+
+
+def test_code_that_comes_with_a_tokenizer_is_neither_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w').close()\n")
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question="": asked.append(question) or "y")
+    with pytest.raises(TokenizerError, match="no tokenizer can be loaded"):
+        Tokenizer.load(tmp_path)
+    assert not asked
+    assert not (tmp_path / "was-run").exists()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2.5", "mistral-v3"])

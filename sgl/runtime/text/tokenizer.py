@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_BEGINNINGS = (
+    "tokeniz",
+    "vocab",
+    "merges",
+    "spiece",
+    "sentencepiece",
+    "tekken",
+    "tiktoken",
+    "bpe",
+    "qwen.tiktoken",
+)
+"""Of the names of files that transformers may read a tokenizer of."""
+
 
 class Tokenizer:
     """A `transformers` tokenizer as the runtime uses it."""
@@ -279,7 +292,7 @@ def _load_hf(name: str) -> Any:
             hf = PreTrainedTokenizerFast.from_pretrained(name)
         else:
             _check_readers(name)
-            hf = AutoTokenizer.from_pretrained(name)
+            hf = AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # None asks on the terminal
         if hf.chat_template is None and (beside := _file(name, "chat_template.json")) is not None:
             with open(beside, encoding="utf-8") as file:  # of a processor, where transformers looks only for images
                 hf.chat_template = json.load(file)["chat_template"]
@@ -295,7 +308,11 @@ def _load_hf(name: str) -> Any:
 
 
 def _check_readers(name: str) -> None:
-    """Raise TokenizerError where the packages are missing with which transformers reads a tokenizer.model."""
+    """Raise TokenizerError where there is no tokenizer, or packages are missing with which transformers reads a
+    tokenizer.model."""
+    if os.path.isdir(name) and not any(file.lower().startswith(_BEGINNINGS) for file in os.listdir(name)):
+        message = f"{name} has no tokenizer: expected a tokenizer.json (tokenizer_path names another folder)"
+        raise TokenizerError(message, path=name)
     path = _file(name, "tokenizer.model")
     if path is None:
         return
