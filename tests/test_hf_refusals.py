@@ -27,6 +27,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DogeForCausalLM": ({"num_experts": 64}, "a mask that its own code reads"),
     "FalconForCausalLM": ({}, "attention that does not go through"),
     "Lfm2ForCausalLM": ({"full_attn_idxs": [0]}, "recurrent layers (conv)"),
+    "Llama4ForCausalLM": (
+        {"num_local_experts": 4, "layer_types": ["full_attention"] * 3, "no_rope_layers": [1, 1, 0]},
+        "a layer that depends on how many tokens it has cached",
+    ),
     "MambaForCausalLM": ({}, "recurrent layers"),
     "MiniMaxForCausalLM": ({"num_local_experts": 4}, "recurrent layers (linear_attention)"),
     "OpenAIGPTLMHeadModel": ({"n_positions": 64}, "attention that does not go through"),

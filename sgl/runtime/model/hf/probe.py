@@ -87,7 +87,9 @@ class _NoCache:
     def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
         return keys, values
 
-    def get_seq_length(self, *_: Any, **__: Any) -> int:
+    def get_seq_length(self, *layer: Any, **named: Any) -> int:
+        if layer or named:
+            raise Refused("a layer that depends on how many tokens it has cached")
         return 0
 
     def get_query_offset(self, *_: Any, **__: Any) -> int:
