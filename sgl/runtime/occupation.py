@@ -30,7 +30,7 @@ class MemoryOccupation:
     def released(self) -> dict[str, int]:
         """Bytes by part."""
         its = self._runner.occupation.released if isinstance(self._runner, ModelRunner) else {}
-        return {**its}
+        return {str(part): number for part, number in its.items()}
 
     def release(self, tags: Any) -> dict[str, int]:
         """Pause, take the KV of what runs, forget all that is cached, and give memory back. Returns bytes by part.
@@ -47,7 +47,7 @@ class MemoryOccupation:
                 return runner.release(parts)
 
             try:
-                return {**self._loop.call(give_back)}
+                return {str(part): number for part, number in self._loop.call(give_back).items()}
             finally:
                 if not self.released and not self._was_paused:  # nothing was given back
                     go_on(self._loop)
