@@ -253,11 +253,13 @@ def test_params_of_others_are_refused_by_name() -> None:
 class Machine(RuleBasedStateMachine):
     """Two prefill engines and a decode engine under everything that may happen to them."""
 
+    window: int | None = None
+
     def __init__(self) -> None:
         super().__init__()
         self.rng = random.Random(0)
         self.setting = Setting(
-            num_pages=24, context=64, budget=16, buffer_pages=14, lateness=0.5, rows=4, host_pages=None
+            num_pages=24, context=64, budget=16, buffer_pages=14, lateness=0.5, rows=4, window=self.window
         )
         self.reader = MockReader({}, self.rng)
         self.lost: list[Driver] = []
@@ -382,21 +384,42 @@ class Machine(RuleBasedStateMachine):
         for request in self.all:
             assert request.phase is Phase.DONE
             if request.finish_reason is not None and request.finish_reason.type != "abort":
-                assert_right(request)
+                assert_right(request, window=self.window)
 
 
-Machine.TestCase.settings = settings(
+class WindowedMachine(Machine):
+    """Of a model that gives up what is behind its window: a prompt's first pages may be gone before it is offered."""
+
+    window = 9
+
+
+Machine.TestCase.settings = WindowedMachine.TestCase.settings = settings(
     max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestMachine = Machine.TestCase
+TestWindowedMachine = WindowedMachine.TestCase
+
+
+def test_a_prompt_longer_than_the_window_is_pulled_whole() -> None:
+    pair = Pair(replace(SETTING, window=9))
+    prompt = [*PROMPT, *PROMPT][:40]
+    params = pair.offer(prompt)
+    assert params["num_tokens"] == 40
+    request = pair.pull(params, prompt)
+    pair.run()
+    assert_right(request, window=9)
+    assert request.cached_len == 36
+    for driver in (pair.prefill, pair.decode):
+        assert_all_is_back(driver)
 
 
 @pytest.mark.slow
-def test_many_kills_lose_nothing() -> None:
+@pytest.mark.parametrize("machine", [Machine, WindowedMachine])
+def test_many_kills_lose_nothing(machine: type[Machine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
-        Machine,
+        machine,
         settings=settings(
             max_examples=150, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
         ),

@@ -131,14 +131,16 @@ def test_tokens_and_logprobs_are_those_of_one_engine(prefill: Engine, decode: En
     assert_all_is_back(decode)
 
 
-@pytest.mark.parametrize("kind", ["latent", "experts", "tiers"])
+@pytest.mark.parametrize("kind", ["latent", "experts", "tiers", "window"])
 def test_other_models_and_caches_answer_like_one_engine(kind: str, tmp_path: Path, key: str) -> None:
     options: dict[str, Any] = {**OPTIONS, "skip_tokenizer_init": True}
     plainly = {name: value for name, value in options.items() if name != "disaggregation_key_file"}
     if kind == "latent":
         tiny_transformer(tmp_path, "DeepseekV3ForCausalLM", **ARCHITECTURES["DeepseekV3ForCausalLM"])
     else:
-        tiny_checkpoint(tmp_path, "qwen3-moe" if kind == "experts" else "llama")
+        families = {"experts": ("qwen3-moe", {}), "window": ("mistral", {"sliding_window": 24})}
+        family, shape = families.get(kind, ("llama", {}))
+        tiny_checkpoint(tmp_path, family, **shape)
     if kind == "tiers":
         options |= {"enable_hierarchical_cache": True, "max_total_tokens": 256}  # two prompts fill it
     with Engine(tmp_path, **plainly) as engine:

@@ -80,10 +80,6 @@ def plan_transfers(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
             "disaggregation_mode",
             f"sends pages of all layers, and {name} has layers with windows of their own",
         )
-    if plan.window is not None:
-        raise _wrong(
-            config, "disaggregation_mode", f"sends whole prompts, and {name} gives up what is behind its window"
-        )
     assert config.page_size is not None, "it is decided"
     page_bytes = token_bytes(config, model) * config.page_size
     limit = memory_limit()
