@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +24,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.policy import Window
+from tests.house import REPOSITORY
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 from tests.patience import PATIENCE
 from tests.test_gateway import MockWorker
@@ -194,3 +198,35 @@ def test_a_program_is_its_openers_alone_and_mistakes_are_the_workers_to_tell(set
         assert requests.get(path + "/timeline", timeout=PATIENCE).json()["name"] == "p"
         assert requests.delete(path, timeout=PATIENCE).json() == {"id": opened["id"]}
     assert requests.get(path + "/events", timeout=PATIENCE).status_code == 404
+
+
+def test_a_scripts_program_is_told_as_answered_although_the_script_ends_at_once(
+    setup: Setup, tmp_path: Path
+) -> None:
+    """499, which is for clients that leave, it was in two of three times."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(url=setup.url))
+    setup.mend()
+    before = _left(setup)
+    for _ in range(3):
+        assert subprocess.check_output(
+            [sys.executable, str(script)], env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        )
+    setup.mend()
+    assert _left(setup) == before
+
+
+SCRIPT = """
+import sgl
+
+@sgl.function
+def greets(s):
+    s += "hello" + sgl.gen("x", max_tokens=4)
+
+print("said", greets.run(backend=sgl.RuntimeEndpoint("{url}"))["x"])
+"""
+
+
+def _left(setup: Setup) -> float:
+    samples = (its for family in setup.gateway.metrics.requests.collect() for its in family.samples)
+    return sum(its.value for its in samples if its.name.endswith("_total") and its.labels["status"] == "499")

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 MAX_NODES = 10_000  # ends loops that never read a value
 MAX_STREAMS = 4_097
 SEGMENT_NODES = 2_000  # sends longer segments early
+_ENDING_SECONDS = 0.5  # at exit, for what is answered
 IDLE_S = 0.1  # sends nodes of a body busy elsewhere
 
 current_run: ContextVar[Run | None] = ContextVar("current_run", default=None)
@@ -391,11 +393,14 @@ def _forsake_all() -> None:
 
 
 def _cancel_all() -> None:
-    """At exit: stop what nobody will read."""
-    for run in everything.runs():
-        assert isinstance(run, Run), "only runs are added"
+    """At exit: stop what nobody will read. What is answered ends in a moment: left before, it looks like given up."""
+    runs = [run for run in everything.runs() if isinstance(run, Run)]  # all are
+    for run in runs:
         if not run.is_answered:
             run.leave()
+    end = time.monotonic() + _ENDING_SECONDS
+    while time.monotonic() < end and not all(run.is_done for run in runs):
+        time.sleep(0.001)
 
 
 idle_watch = IdleWatch()
