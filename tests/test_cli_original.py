@@ -70,6 +70,7 @@ def launched(line: str) -> tuple[EngineConfig, ServerConfig]:
         ),
         ("--tool-call-parser auto", {"tool_call_parser": None}),
         ("--trust-remote-code --enable-metrics --skip-server-warmup --nccl-port 4000", {}),
+        ("--enable-memory-saver --enable-weights-cpu-backup", {}),
         ("--max-prefill-tokens 16384 --decode-log-interval 40 --cpu-offload-gb 0 --disaggregation-mode null", {}),
         ("--offload-group-size -1 --json-model-override-args {} --num-continuous-decode-steps 1", {}),
         ("--mem_fraction_static 0.5", {"mem_fraction_static": 0.5}),

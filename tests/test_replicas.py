@@ -80,6 +80,19 @@ def test_a_call_that_fails_leaves_no_work_behind() -> None:
     asyncio.run(check())
 
 
+def test_memory_that_engines_release_is_added_up() -> None:
+    class Releasing(FakeEngine):
+        async def call(self, method: str, *arguments: Any) -> Any:
+            return {"kv_cache": 7}
+
+    async def check() -> None:
+        made, _ = replicas(fails=False)
+        made._engines = [Releasing(False), Releasing(False)]  # type: ignore[list-item]
+        assert await made.call("release_memory_occupation", ["kv_cache"]) == {"kv_cache": 14}
+
+    asyncio.run(check())
+
+
 def test_a_stream_that_is_not_read_takes_no_events() -> None:
     async def check() -> None:
         made, engines = replicas(fails=False)

@@ -39,9 +39,11 @@ _SO = words_of(
     """trust-remote-code skip-server-warmup enable-metrics enable-cache-report enable-mixed-chunk nccl-port
     nccl-init-addr dist-timeout enable-p2p-check sampling-backend disable-custom-all-reduce
     disable-outlines-disk-cache disable-flashinfer-autotune disable-shared-experts-fusion
-    disable-fast-image-processor disable-priority-preemption disable-attn-tp-gather"""
+    disable-fast-image-processor disable-priority-preemption disable-attn-tp-gather enable-memory-saver
+    enable-weights-cpu-backup"""
 )
-"""They change nothing: metrics are always told, one process needs no addresses, what is switched off is not there."""
+"""They change nothing: metrics are always told, memory can always be released, one process needs no addresses, what is
+switched off is not there."""
 _NEUTRAL = neutral_values(
     """ep=1 ep-size=1 expert-parallel-size=1 dcp-size=1 decode-context-parallel-size=1 attn-dp-size=1
     attention-data-parallel-size=1 attn-cp-size=1 attention-context-parallel-size=1 moe-dp-size=1

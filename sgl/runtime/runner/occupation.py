@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Final, Literal, Protocol, get_args
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Literal, Protocol, get_args
 
 import torch
 
@@ -30,6 +31,8 @@ class Occupation:
 
     def __init__(self, model: Model, kv: KVCache, graphs: Sequence[Graphs]) -> None:
         self._graphs, self._device = graphs, model.device
+        is_gpu = model.device.type == "cuda"
+        self._current: AbstractContextManager[Any] = torch.cuda.device(model.device) if is_gpu else nullcontext()
         self._kv = Occupied(kv.storages(), keeps=False)
         self._model = model
         self._weights: Occupied | None = None  # known when they are given back
@@ -47,33 +50,35 @@ class Occupation:
     def release(self, parts: Collection[Part]) -> dict[Part, int]:
         """Give these back, weights into host memory, and the graphs in any case. Returns bytes by part."""
         found: dict[Part, int] = {}
-        if self._graphs and "cuda_graph" not in self.released:
-            before = self._free_bytes()
-            for graphs in self._graphs:
-                graphs.drop()
-            found["cuda_graph"] = self._free_bytes() - before
-        if "kv_cache" in parts and "kv_cache" not in self.released:
-            found["kv_cache"] = self._kv.release()
-        if "weights" in parts and "weights" not in self.released:
-            self._weights = Occupied(self._model.weights.tensors(), keeps=True)
-            found["weights"] = self._weights.release()
-        self._free_bytes()
+        with self._current:
+            if self._graphs and "cuda_graph" not in self.released:
+                before = self._free_bytes()
+                for graphs in self._graphs:
+                    graphs.drop()
+                found["cuda_graph"] = self._free_bytes() - before
+            if "kv_cache" in parts and "kv_cache" not in self.released:
+                found["kv_cache"] = self._kv.release()
+            if "weights" in parts and "weights" not in self.released:
+                self._weights = Occupied(self._model.weights.tensors(), keeps=True)
+                found["weights"] = self._weights.release()
+            self._free_bytes()
         self.released |= found
         return found
 
     def restore(self, parts: Collection[Part]) -> None:
         """Take these again. Graphs are captured anew when the others are there."""
-        if "weights" in parts and self._weights is not None:
-            self._weights.restore()
-            self._weights = None
-            del self.released["weights"]
-        if "kv_cache" in parts and "kv_cache" in self.released:
-            self._kv.restore()
-            del self.released["kv_cache"]
-        if self.released.keys() == {"cuda_graph"}:
-            for graphs in self._graphs:
-                graphs.capture()
-            self.released.clear()
+        with self._current:
+            if "weights" in parts and self._weights is not None:
+                self._weights.restore()
+                self._weights = None
+                del self.released["weights"]
+            if "kv_cache" in parts and "kv_cache" in self.released:
+                self._kv.restore()
+                del self.released["kv_cache"]
+            if self.released.keys() == {"cuda_graph"}:
+                for graphs in self._graphs:
+                    graphs.capture()
+                self.released.clear()
 
     def _free_bytes(self) -> int:
         """Of the device, once torch keeps none of what it does not use."""
