@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all slow docs format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-faults bench-embedded bench-serving bench-programs train-embedded soak soak-tiers clean
+.PHONY: help setup demo test test-all slow docs format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-faults bench-embedded bench-serving bench-programs train-embedded soak soak-tiers soak-ranks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ soak: $(STAMP) ## a million random scheduler operations under the page ledger
 
 soak-tiers: $(STAMP) ## a million random operations over device, host memory and files
 	$(BIN)/python -m benchmarks.tiers_soak $(ARGS)
+
+soak-ranks: $(STAMP) ## ten minutes of random finishes and aborts on two ranks; ARGS="MODEL --option …"
+	$(BIN)/python -m benchmarks.parallel_soak $(or $(ARGS),embedded --option tp_size=2)
 
 clean: ## remove caches and build output; .venv stays
 	rm -rf build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
