@@ -7,14 +7,16 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from sgl import Engine
-from sgl.errors import InvalidRequest, RequestTimeout
+from sgl.errors import ConfigError, EngineDead, InvalidRequest, RequestTimeout
 from sgl.kernels import cpu
 from sgl.lang.ir import nodes as ir
+from sgl.runtime.memory_plan import room_on
 from sgl.runtime.model.occupation import Occupied
 from sgl.runtime.runner import occupation
 from tests.patience import wait_until
@@ -223,3 +225,44 @@ def test_a_gpus_memory_is_a_trainers_and_graphs_are_captured_anew(folder: Path) 
         assert found["output_ids"] == wanted["output_ids"]
         logprobs = [its["meta_info"]["output_token_logprobs"] for its in (wanted, found)]
         assert logprobs[0] == logprobs[1]
+
+
+def test_a_closed_engine_keeps_no_pages(folder: Path) -> None:
+    """Though somebody still has it, and without a garbage collection: two engines, one after the other."""
+    engine = Engine(folder, **{**OPTIONS, "max_total_tokens": MANY})
+    runner: Any = engine._started.runner
+    (storage,) = runner._kv.storages()
+    storage.fill_(1.0)
+    before = resident()
+    gc.disable()
+    try:
+        engine.shutdown()
+        after = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    finally:
+        gc.enable()
+    assert before - after > 0.9 * storage.nbytes
+    engine.shutdown()
+    with pytest.raises(EngineDead):
+        engine.generate("a")
+
+
+def test_a_start_without_room_says_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 80 << 30))
+    with (
+        pytest.raises(
+            ConfigError, match=r"3.00 GiB of the 80.00 GiB of cuda:0 are free .*tried 5.*max_total_tokens"
+        ),
+        room_on(torch.device("cuda", 0)),
+    ):
+        raise torch.OutOfMemoryError("tried 5 GiB")
+
+
+def test_what_ends_gives_weights_back_too() -> None:
+    """On a device that is no CPU, whose weights nobody else has."""
+    model, kv = Mock(), Mock()
+    tensor = torch.ones(1000)
+    model.device, model.weights.tensors, kv.storages = torch.device("cuda"), lambda: [tensor], list
+    graphs = Mock()
+    occupation.Occupation(model, kv, [graphs]).end()
+    assert tensor.untyped_storage().nbytes() == 0
+    graphs.drop.assert_called_once_with()

@@ -257,7 +257,7 @@ def _masks(device: torch.device) -> None:
             )
         )
     for chain in chains:
-        table._known.clear()
+        table._known._known.clear()
         began = time.perf_counter()
         table.ensure_rows(chain)
         on_host.append(1e6 * (time.perf_counter() - began))

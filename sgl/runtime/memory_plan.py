@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+
+import torch
 
 from sgl.errors import ConfigError
 from sgl.runtime.adapter_choice import slot_bytes
@@ -245,6 +249,20 @@ def _plan_states(config: EngineConfig, rows: int, available: float) -> tuple[int
     if config.max_running_requests is None:
         rows = max(1, min(rows, (most - (checkpoints or 0)) // (1 + (checkpoints is None and each))))
     return rows, max(0, min(each * rows, most - rows)) if checkpoints is None else checkpoints
+
+
+@contextmanager
+def room_on(device: torch.device) -> Iterator[None]:
+    """For a start: raises ConfigError, not OutOfMemoryError, where something else holds the device's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ConfigError(
+            f"weights, KV pages and graphs do not fit: {gib(free)} of the {gib(total)} of {device} are free "
+            f"({error}). End what else holds them, or set a lower mem_fraction_static or max_total_tokens",
+            option="mem_fraction_static",
+        ) from error
 
 
 def gib(num_bytes: float) -> str:

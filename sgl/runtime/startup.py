@@ -24,7 +24,7 @@ from sgl.runtime.deterministic import check_deterministic
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
 from sgl.runtime.draft_choice import check_drafts, load_drafts
 from sgl.runtime.kv_events import KvEvents
-from sgl.runtime.memory_plan import NOTHING, Beside, KVPlan, gib, held_bytes, kv_bytes, plan_memory
+from sgl.runtime.memory_plan import NOTHING, Beside, KVPlan, gib, held_bytes, kv_bytes, plan_memory, room_on
 from sgl.runtime.model.base import Config, Model, SizedModel
 from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
 from sgl.runtime.model.config import ModelConfig
@@ -75,12 +75,12 @@ class Started:
     kv_events: KvEvents | None
 
     def close(self) -> None:
-        """End other ranks, and what writes files. Idempotent."""
+        """End other ranks and what writes files, and give back the device's memory. Idempotent."""
         self.scheduler.memory.close()
         if self.kv_events is not None:
             self.kv_events.close()
+        self.runner.close()
         if self.group is not None:
-            self.runner.close()
             self.group.close()
 
     def facts(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def device_of(config: EngineConfig, rank: int) -> Iterator[torch.device]:
     if device.type == "cpu":
         threads = max(1, num_processors() // (config.num_ranks // config.nnodes * config.dp_size))
         torch.set_num_threads(min(torch.get_num_threads(), threads))
-    with current(device):
+    with current(device), room_on(device):
         try:
             yield device
         except MemoryError as error:

@@ -80,6 +80,14 @@ class Occupation:
                     graphs.capture()
                 self.released.clear()
 
+    def end(self) -> None:
+        """Give all back for good, after the last step, without a wait for the device."""
+        for graphs in self._graphs:
+            graphs.drop()
+        self._kv.release()
+        if "weights" in self.parts() and self._weights is None:
+            Occupied(self._model.weights.tensors(), keeps=False).release()
+
     def _free_bytes(self) -> int:
         """Of the device, once torch keeps none of what it does not use."""
         if self._device.type != "cuda":

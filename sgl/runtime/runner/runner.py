@@ -153,6 +153,7 @@ class ModelRunner:
             if max_graph_tokens > 1 and isinstance(model, Decoder):
                 self._prompt_graphs = PromptGraphs(model, kv, graph_attention, max_graph_tokens)
         self.occupation = Occupation(model, kv, self._all_graphs())
+        self._is_closed = False
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Launched:
@@ -329,9 +330,11 @@ class ModelRunner:
         return [its for its in (self._graphs, self._prompt_graphs, self._verify_graphs) if its is not None]
 
     def close(self) -> None:
-        """Let go of the graphs, after the last step."""
-        self._graphs = self._prompt_graphs = self._verify_graphs = None
-        self.occupation = Occupation(self._model, self._kv, [])
+        """Give the device's memory back after the last step, whoever still has the engine. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.occupation.end()
+            self._graphs = self._prompt_graphs = self._verify_graphs = None
 
     def is_launching(self) -> bool:
         """True while kernels are launched eagerly, unless it takes so long that the launch waits for the device.
