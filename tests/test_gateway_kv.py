@@ -272,6 +272,29 @@ def test_a_worker_that_lies_and_falls_silent_keeps_no_other_from_being_followed(
     run(test)
 
 
+def test_ten_thousand_events_of_nonsense_leave_nothing_behind() -> None:
+    rng = random.Random(7)
+
+    def nonsense() -> Any:
+        blocks = [rng.randrange(300) for _ in range(rng.randrange(1, 5))]
+        if rng.random() < 0.3:
+            return BlockRemoved(blocks)
+        size = rng.choice([1, 7, 16, 40])
+        ids = [rng.randrange(-2, 5) for _ in range(size * len(blocks))]
+        return BlockStored(blocks, rng.choice([None, rng.randrange(300)]), ids, size, None)
+
+    async def test() -> None:
+        async with followed() as (publisher, index, follower):
+            for _ in range(100):
+                publisher.send(*(nonsense() for _ in range(100)))
+            publisher.send(AllBlocksCleared(), stored(1, IDS[1]))
+            await until(lambda: has(index, 1) == 4)
+            assert follower.workers["w"].blocks == len(index._stored) == 4
+            assert (len(follower._names["w"]), len(follower._engines[0].pages)) == (4, 4)
+
+    run(test)
+
+
 def test_what_is_kept_of_a_worker_is_bounded_whatever_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_follower, "MOST_PAGES", 100)
 

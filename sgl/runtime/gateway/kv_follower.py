@@ -33,7 +33,7 @@ MOST_ENGINES = 64
 """Of a worker."""
 
 _MOST_BYTES = 16 << 20  # of a message
-_QUEUED = 1000  # messages of a worker
+_QUEUED = 16  # messages of a worker, of any size: a worker that sends faster than they are read waits
 _PAUSE_SECONDS = 0.2  # until new workers are noticed
 _MOST_PAUSE = 0.5
 _PART = 1000  # names that the event loop takes at once
