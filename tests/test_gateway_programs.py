@@ -28,6 +28,8 @@ from tests.house import REPOSITORY
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 from tests.patience import PATIENCE
 from tests.test_gateway import MockWorker
+from tests.test_gateway_broken import NO_ANSWERS, RawWorker
+from tests.test_gateway_broken_programs import NO_EVENTS
 
 
 class Flaky:
@@ -198,6 +200,36 @@ def test_a_program_is_its_openers_alone_and_mistakes_are_the_workers_to_tell(set
         assert requests.get(path + "/timeline", timeout=PATIENCE).json()["name"] == "p"
         assert requests.delete(path, timeout=PATIENCE).json() == {"id": opened["id"]}
     assert requests.get(path + "/events", timeout=PATIENCE).status_code == 404
+
+
+def test_programs_have_their_values_beside_workers_that_are_broken_in_every_way(setup: Setup) -> None:
+    topics = [f"number {i}" for i in range(12)]
+    alone = [
+        values(agent.run(topic, backend=EngineBackend(setup.engine), seed=i)) for i, topic in enumerate(topics)
+    ]
+    lies = [said for name, said in NO_EVENTS.items() if name != "the same again"]  # a value that could be one
+    raws = [RawWorker(programs=said, generate=said) for said in [*lies, *NO_ANSWERS.values()][::3]]
+
+    async def add() -> None:
+        for raw in raws:
+            await raw.__aenter__()
+            await setup.gateway.add_worker(raw.url)
+
+    async def remove() -> None:
+        for raw in raws:
+            await setup.gateway.remove_worker(raw.url)
+            await raw.__aexit__()
+
+    setup.mend()
+    backend = sgl.RuntimeEndpoint(setup.url)
+    asyncio.run_coroutine_threadsafe(add(), setup.loop).result(PATIENCE)
+    try:
+        running = [agent.run(topic, backend=backend, seed=i, stream=i % 2 == 0) for i, topic in enumerate(topics)]
+        assert [values(s) for s in running] == alone
+        assert sum(raw.asked.count("programs") for raw in raws) > len(topics) / 2
+    finally:
+        asyncio.run_coroutine_threadsafe(remove(), setup.loop).result(PATIENCE)
+    setup.mend()
 
 
 def test_a_scripts_program_is_told_as_answered_although_the_script_ends_at_once(

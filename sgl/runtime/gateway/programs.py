@@ -23,7 +23,7 @@ from sgl.runtime.gateway.asks import session_of
 from sgl.runtime.gateway.limits import key_of
 from sgl.runtime.gateway.openings import PartBody, parts_of, segment_of, with_deadline
 from sgl.runtime.gateway.pairs import Pairs
-from sgl.runtime.gateway.passing import WRITE_SECONDS, Passed, Passing, headers_to_worker, in_pieces
+from sgl.runtime.gateway.passing import WRITE_SECONDS, NotBegunError, Passed, Passing, headers_to_worker, in_pieces
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.gateway.replies import DUE_SECONDS, Lost, event_of, whole
@@ -260,8 +260,8 @@ class Part:
         try:
             async with self._post_segment(segment, number) as answer:
                 if answer.status < 500 and answer.status not in (200, 404, 429):
-                    text = await whole(answer)
-                    return web.Response(status=answer.status, body=text, content_type=answer.content_type)
+                    text, kind = await whole(answer), answer.content_type
+                    return web.Response(status=answer.status, body=text, content_type=kind)
         except (Lost, aiohttp.ClientError, OSError):
             pass  # it is sent again with all others
         return None
@@ -276,13 +276,15 @@ class Part:
                 while not self.is_done:
                     try:
                         await self._follow()
-                    except (Lost, aiohttp.ClientError, OSError) as lost:
+                    except (Lost, NotBegunError, aiohttp.ClientError, OSError) as lost:
+                        if not self.opened.done() and isinstance(lost, NotBegunError):
+                            raise
                         self._failures += 1
                         self._program.programs.passing.lost(self.worker)
                         if self._failures > MOST_FAILURES:
                             text = f"{self._failures} workers in a row failed that ran the program: {lost}"
                             raise EngineDead(text) from lost
-                        self.remote, self._is_again = None, True
+                        self.remote, self.worker, self._is_again = None, None, True
                         self._program.programs.reopened()
         except asyncio.CancelledError:
             raise
@@ -313,8 +315,7 @@ class Part:
                 text = await whole(theirs, first)
                 if is_begun:  # others took it
                     raise Lost(f"status {theirs.status}")
-                answer = web.Response(status=theirs.status, body=text, content_type=theirs.content_type)
-                raise Refused(answer)
+                raise Refused(web.Response(status=theirs.status, body=text, content_type=theirs.content_type))
             if theirs.content_type != "text/event-stream":
                 raise Lost(f"it answers {theirs.content_type}, and no events")
             reading = asyncio.ensure_future(self._read(theirs, first))
