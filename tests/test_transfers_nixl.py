@@ -152,3 +152,12 @@ def test_without_nixl_the_extra_is_named(path: str, monkeypatch: pytest.MonkeyPa
             monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=r"sgl\[nixl\]"):
         Engine(path, **OPTIONS, **NIXL, disaggregation_mode="decode")
+
+
+@needs_nixl
+def test_an_engine_that_waits_takes_no_time(decode: Engine) -> None:
+    """NIXL has a thread that would turn without a pause."""
+    time.sleep(0.5)  # until what started it has ended
+    before, began = time.process_time(), time.monotonic()
+    time.sleep(2.0)
+    assert time.process_time() - before < 0.1 * (time.monotonic() - began)

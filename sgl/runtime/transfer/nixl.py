@@ -32,7 +32,7 @@ _MOST_BYTES: Final = 8 << 20  # of a description
 _SILENT_SECONDS: Final = 5.0
 _SLOWEST: Final = 50e6  # bytes a second, below which a read is given up
 _POLL_SECONDS: Final = 2e-4
-_PATIENT_SECONDS: Final = 0.05  # between looks at what was given up
+_PATIENT_SECONDS: Final = 0.05  # between looks at what was given up, or where nobody reads
 _ENDING_SECONDS: Final = 2.0
 
 
@@ -54,7 +54,9 @@ class _Agent:
             api: Any = importlib.import_module(f"{package}._api")
         logging.getLogger("nixl").setLevel(logging.WARNING)  # it tells of each agent, on standard output
         strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
-        self.nixl = api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"], sync_mode=strict))
+        # Its own thread would turn without a pause: here, whoever waits for a read has it go on.
+        about = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"], sync_mode=strict)
+        self.nixl = api.nixl_agent(name, about)
         if "UCX" not in self.nixl.backends:
             raise ConfigError(f"{_OPTION}='nixl': its plug-in UCX does not load here", option=_OPTION)
         self._memory = memory
@@ -80,14 +82,33 @@ class NixlRemote:
         """Raises MissingExtra and ConfigError. name: unlike other engines'."""
         self._agent = _Agent(memory, name)
         self._metadata: bytes = self._agent.nixl.get_agent_metadata()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, name="sgl-nixl", daemon=True)
+        self._thread.start()
 
     def describe(self, pages: list[int], checksums: list[int]) -> bytes:
         """See `Remote`."""
         return msgspec.msgpack.encode(_Described(self._metadata, self._agent.addresses(pages), checksums))
 
+    def go_on(self) -> None:
+        """See `Remote`."""
+        try:
+            if (nixl := self._agent.nixl) is not None:
+                nixl.get_new_notifs()
+        except Exception as error:  # NIXL's own classes, of which there is no common one
+            raise ConnectionError(f"NIXL cannot be read: {type(error).__name__}: {error}") from error
+
     def close(self) -> None:
         """See `Remote`."""
+        self._is_closed.set()
+        self._thread.join()
         self._agent.close()
+
+    def _go_on(self) -> None:
+        """Have reads end whose readers have given up."""
+        while not self._is_closed.wait(_PATIENT_SECONDS):
+            with contextlib.suppress(ConnectionError):  # which whoever waits for a read is told
+                self.go_on()
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 import threading
 import time
@@ -36,6 +37,7 @@ Memory = npt.NDArray[np.uint8]
 _MOST_CONNECTIONS = 64
 _ASK_SECONDS = 5.0  # for a connection to say what it wants
 _SILENT_SECONDS = 5.0
+_GO_ON_MS = 1
 
 
 class Remote(Protocol):
@@ -44,6 +46,9 @@ class Remote(Protocol):
     def describe(self, pages: list[int], checksums: list[int]) -> bytes:
         """What a reader needs to know for it."""
         ...
+
+    def go_on(self) -> None:
+        """Have reads go on that need this side, too. Never blocks. Raises OSError."""
 
     def close(self) -> None:
         """Nobody can read it any more. Idempotent."""
@@ -141,6 +146,10 @@ class TransferServer:
                 left = offer.end - time.monotonic()
                 line = Line(line.sock, offer.end, left)  # which is silent while the reader reads
                 self._describe(line, self._remote, offer, first, count)
+                readable = select.poll()
+                readable.register(line.sock, select.POLLIN)
+                while not readable.poll(_GO_ON_MS) and time.monotonic() < offer.end:
+                    self._remote.go_on()
             is_last = line.receive(1) == DONE
             num_sent = count if is_last else 0
         finally:
