@@ -207,7 +207,7 @@ MOST_LINES = {
     "runtime.parallel": 1_130,
     "runtime.server": 11_150,
     "runtime.speculate": 1_240,
-    "runtime.transfer": 850,
+    "runtime.transfer": 900,
     "cli": 2_710,
     "bench": 900,
     "platforms": 280,
