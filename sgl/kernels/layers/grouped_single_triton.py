@@ -3,7 +3,8 @@
 Such a product is bound by reading its matrix as long as a code takes few instructions. A code becomes a float by
 setting its bits into the mantissa of 16 or 256, without a conversion; what that adds to a product does not depend on
 the row and is subtracted at the end of a unit. Two codes share a shift. Where a program's threads hold a whole row, it
-keeps the inputs in registers for many rows. Imported only where Triton is.
+keeps the inputs in registers for many rows. Codes are loaded as rows of words, whose order leaves Triton no choice:
+of three dimensions, release 3.6 gives a warp's threads eight rows, and spills. Imported only where Triton is.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -179,9 +180,9 @@ def _project(
     unit = tl.arange(0, units)
     lane = tl.arange(0, lanes)
     is_row = result < size
-    at = values + row[:, None, None] * row_width + unit[None, :, None] * lanes + lane[None, None, :]
-    inside = is_row[:, None, None] & (unit < num_units)[None, :, None]
-    weights = tl.load(at, mask=inside, other=0.0)
+    word = tl.arange(0, units * lanes)
+    at = values + row[:, None] * row_width + word[None, :]
+    words = tl.load(at, mask=is_row[:, None] & (word < row_width)[None, :], other=0.0)
     if overlaps:
         gdc_wait()
         gdc_launch_dependents()
@@ -190,12 +191,13 @@ def _project(
     for first in range(0, num_units, units):
         is_unit = is_row[:, None] & (first + unit < num_units)[None, :]
         group = row[:, None] * num_groups + ((first + unit) // units_of_group)[None, :]
+        weights = tl.reshape(words, [rows, units, lanes])
         products, totals, square = _unit_sums(
             x, norm, order, weights, first, unit, lane, base, width, middle, bits, has_norm, has_order
         )
-        following = first + units
-        inside = is_row[:, None, None] & (following + unit < num_units)[None, :, None]
-        weights = tl.load(at + following * lanes, mask=inside, other=0.0)
+        following = (first + units) * lanes
+        inside = is_row[:, None] & (following + word < row_width)[None, :]
+        words = tl.load(at + following, mask=inside, other=0.0)
         squares += square
         if has_zeros:
             products -= tl.load(zeros + group, mask=is_unit, other=0).to(tl.float32) * totals[None, :]
@@ -278,12 +280,13 @@ def _project_rows(
     unit = tl.arange(0, units)
     lane = tl.arange(0, lanes)
     is_unit = unit < num_units
-    of_row = values + (unit[:, None] * lanes + lane[None, :])[None, :, :]
+    word = tl.arange(0, units * lanes)
+    is_word = (word < row_width)[None, :]
+    of_row = values + word[None, :]
     first = tl.program_id(0)
     result = first * own + place % own
     row = result.to(tl.int64) + place // own * size  # gates, then what they gate
-    inside = (result < size)[:, None, None] & is_unit[None, :, None]
-    weights = tl.load(of_row + row[:, None, None] * row_width, mask=inside, other=0.0)
+    words = tl.load(of_row + row[:, None] * row_width, mask=(result < size)[:, None] & is_word, other=0.0)
     if overlaps:
         gdc_wait()
         gdc_launch_dependents()
@@ -313,10 +316,11 @@ def _project_rows(
         is_row = result < size
         following = result + tl.num_programs(0) * own
         following_row = following.to(tl.int64) + place // own * size
-        inside = (following < size)[:, None, None] & is_unit[None, :, None]
-        next_weights = tl.load(of_row + following_row[:, None, None] * row_width, mask=inside, other=0.0)
+        inside = (following < size)[:, None] & is_word
+        next_words = tl.load(of_row + following_row[:, None] * row_width, mask=inside, other=0.0)
         group = row[:, None] * num_groups + (unit // units_of_group)[None, :]
         is_scaled = is_row[:, None] & is_unit[None, :]
+        weights = tl.reshape(words, [rows, units, lanes])
         if bits == 4:
             sums = numbers(weights, 0, base) * x0[None, :, :]
             sums += numbers(weights, 1, base) * x1[None, :, :]
@@ -334,4 +338,4 @@ def _project_rows(
         products *= tl.load(scales + group, mask=is_scaled, other=0.0).to(tl.float32)
         product = tl.sum(products, 1) * scale
         _store(product, bias, out, size, tile, row, is_row, has_bias, adds, is_gated, is_gelu, rows)
-        weights = next_weights
+        words = next_words
