@@ -256,6 +256,8 @@ def _part(its: torch.Tensor, key: Any) -> torch.Tensor:
             its, dim = torch.ops.aten.slice.Tensor(its, dim, each.start, each.stop, each.step or 1), dim + 1
         elif isinstance(each, torch.Tensor):
             its, dim = torch.ops.aten.index.Tensor(its, [None] * dim + [each]), dim + each.dim()
+        elif isinstance(each, list):
+            its, dim = torch.cat([its.narrow(dim, 0, 1)] * len(each), dim), dim + 1
         else:
             its = its.select(dim, int(each))
     return its
