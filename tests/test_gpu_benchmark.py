@@ -13,6 +13,8 @@ import pytest
 from benchmarks.gpu import __main__ as everything
 from benchmarks.gpu import fallback, peers, throughput, versions
 from benchmarks.gpu.workloads import Figure, Multiplied
+from sgl.errors import ConfigError
+from sgl.runtime.config import EngineConfig, parse_options
 from sgl.runtime.model.config import ModelConfig
 
 TINY_LLAMA = {
@@ -173,3 +175,10 @@ def test_what_runs_beside_an_older_engine_imports_little_of_it() -> None:
         tree = ast.parse(Path(versions.__file__).with_name(f"{name}.py").read_text(encoding="utf-8"))
         imported = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
         assert {module for module in imported if module and module.startswith("sgl")} <= old, name
+
+
+def test_options_of_benchmarks_have_names_that_are_options() -> None:
+    """The original's too; else the nearest is told."""
+    assert parse_options(EngineConfig, {"enable_deterministic_inference": "true"}) == {"deterministic": True}
+    with pytest.raises(ConfigError, match=r"unknown option 'page_sice' \(did you mean 'page_size'\?\)"):
+        parse_options(EngineConfig, {"page_sice": "16"})

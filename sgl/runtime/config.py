@@ -383,11 +383,7 @@ def working_folder_left_out() -> Iterator[None]:
 def checked_options(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a dataclass of options that are given by name, or by `SGL_<NAME>` variables. Raises
     ConfigError."""
-    known = {item.name for item in fields(cls)}
-    options = {ORIGINALS.get(name, name) if name not in known else name: it for name, it in options.items()}
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"unknown option {name!r}{nearest_name(name, known)}", option=name)
+    options, known = _by_name(cls, options), {item.name for item in fields(cls)}
     texts = {name: os.environ.get(f"SGL_{name.upper()}") for name in known if name not in options}
     variables = {name: text for name, text in texts.items() if text}  # an empty one counts as unset
     return {**parse_options(cls, variables), **_validated(cls, options)}
@@ -404,7 +400,17 @@ def check_needed(config: Any, option: str, needed: str) -> None:
 def parse_options(cls: type[Any], texts: Mapping[str, str]) -> dict[str, Any]:
     """Parse texts of variables or flags by the types of a dataclass' fields. Raises ConfigError."""
     values = {name: None if text.lower() in ("", "none") else text for name, text in texts.items()}
-    return _validated(cls, values, strict=False)
+    return _validated(cls, _by_name(cls, values), strict=False)
+
+
+def _by_name(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """With the names of a dataclass' fields for the original's. Raises ConfigError for one that is neither."""
+    known = {item.name for item in fields(cls)}
+    options = {ORIGINALS.get(name, name) if name not in known else name: it for name, it in options.items()}
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"unknown option {name!r}{nearest_name(name, known)}", option=name)
+    return options
 
 
 def _validated(cls: type[Any], values: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
