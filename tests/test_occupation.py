@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -96,6 +98,29 @@ def test_a_pause_from_before_stays(folder: Path) -> None:
         assert state(engine)["is_paused"]
         engine.continue_generation()
         assert len(engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]) == 120
+
+
+def test_who_goes_on_waits_for_who_releases(folder: Path) -> None:
+    """No step begins without its memory."""
+    with Engine(folder, **OPTIONS) as engine:
+        runner: Any = engine._started.runner
+        own, began, late = runner.occupation.release, threading.Event(), threading.Event()
+
+        def release(parts: Any) -> Any:
+            began.set()
+            late.wait(0.3)
+            return own(parts)
+
+        runner.occupation.release = release
+        with ThreadPoolExecutor(2) as threads:
+            releases = threads.submit(engine.release_memory_occupation)
+            began.wait()
+            with pytest.raises(InvalidRequest, match="kv_cache is released"):
+                threads.submit(engine.continue_generation).result()
+            assert releases.result().keys() == {"kv_cache"}
+        assert state(engine)["is_paused"]
+        engine.resume_memory_occupation()
+        assert not state(engine)["is_paused"]
 
 
 @pytest.mark.parametrize("tiers", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -205,6 +230,33 @@ def test_graphs_go_with_the_others_and_come_back_last(folder: Path) -> None:
         own.restore(["kv_cache"])
         assert calls == ["drop", "capture"]
         assert own.released == {}
+
+
+def test_weights_that_host_memory_cannot_hold_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(folder, **OPTIONS) as engine:
+        wanted = engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]
+        monkeypatch.setattr(occupation.Occupation, "parts", lambda self: occupation.PARTS)
+        with monkeypatch.context() as patch:
+            patch.setattr(occupation.Occupied, "release", Mock(side_effect=MemoryError))
+            with pytest.raises(MemoryError):
+                engine.release_memory_occupation()
+        own = occupation.Occupied.release
+        for fails in (True, False):  # of the pages, whose weights are gone then
+
+            def release(its: Any, fails: bool = fails) -> int:
+                if fails and not its._keeps:
+                    raise OSError("no pages")
+                return own(its)
+
+            monkeypatch.setattr(occupation.Occupied, "release", release)
+            if fails:
+                with pytest.raises(OSError, match="no pages"):
+                    engine.release_memory_occupation()
+                assert list(state(engine)["released_memory"]) == ["weights"]
+            else:
+                assert engine.release_memory_occupation().keys() == {"kv_cache"}
+        engine.resume_memory_occupation()
+        assert engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"] == wanted
 
 
 @pytest.mark.gpu

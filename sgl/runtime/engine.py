@@ -28,6 +28,7 @@ from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.thread import EngineThread
 from sgl.runtime.model.choice import media_of
+from sgl.runtime.occupation import MemoryOccupation
 from sgl.runtime.profile import StepProfiler
 from sgl.runtime.program.machine import Services
 from sgl.runtime.program.session import ProgramSession
@@ -87,6 +88,7 @@ class Engine(Trainable):
             check_ledger=self.config.check_ledger,
             speculator=started.speculator,
         )
+        self._memory = MemoryOccupation(self.config, started.runner, self._loop)  # here: callers share its lock
         self._adapters = Adapters(self.config, started.runner, started.scheduler, self._loop)
         self._builder = RequestBuilder(
             self.config,

@@ -68,6 +68,12 @@ class MemoryOccupation:
             if not self.released and not self._was_paused:
                 go_on(self._loop)
 
+    def go_on(self) -> None:
+        """See `pause.go_on`. Raises InvalidRequest while memory is released, or just being."""
+        with self._lock:
+            self.check()
+            go_on(self._loop)
+
     def check(self, part: Part | None = None) -> None:
         """Raise InvalidRequest while this part, or any, is given back."""
         gone = [its for its in self.released if part in (None, its)]

@@ -13,7 +13,7 @@ from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
-from sgl.runtime.loop.pause import PauseMode, go_on, pause
+from sgl.runtime.loop.pause import PauseMode, pause
 from sgl.runtime.model.update.shipped import FLATTENED, check_load_format, shipped_tensors
 from sgl.runtime.occupation import MemoryOccupation
 from sgl.runtime.parallel.wire import Write
@@ -28,6 +28,7 @@ class Trainable:
     config: EngineConfig
     _home: Home
     _loop: EngineLoop
+    _memory: MemoryOccupation
     _started: startup.Started
 
     def update_weights(
@@ -147,8 +148,7 @@ class Trainable:
         """Go on after `pause_generation`. Idempotent. Raises InvalidRequest while memory is released, and
         EngineDead."""
         self._home.check()
-        self._memory.check()
-        go_on(self._loop)
+        self._memory.go_on()
 
     def release_memory_occupation(self, tags: Sequence[str] | None = None) -> dict[str, int]:
         """Give memory back, for a trainer on the same device; returns bytes by tag.
@@ -187,10 +187,6 @@ class Trainable:
     def _halts(self) -> dict[str, Any]:
         """For users: why nothing is generated."""
         return {"is_paused": self._loop.scheduler.is_paused, "released_memory": self._memory.released}
-
-    @cached_property
-    def _memory(self) -> MemoryOccupation:
-        return MemoryOccupation(self.config, self._started.runner, self._loop)
 
     @cached_property
     def _weights(self) -> WeightUpdates:

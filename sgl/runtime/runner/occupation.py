@@ -49,21 +49,21 @@ class Occupation:
 
     def release(self, parts: Collection[Part]) -> dict[Part, int]:
         """Give these back, weights into host memory, and the graphs in any case. Returns bytes by part."""
-        found: dict[Part, int] = {}
+        before = set(self.released)
         with self._current:
-            if self._graphs and "cuda_graph" not in self.released:
-                before = self._free_bytes()
+            if "weights" in parts and "weights" not in before:  # first: host memory may be too small for them
+                weights = Occupied(self._model.weights.tensors(), keeps=True)
+                self.released["weights"] = weights.release()
+                self._weights = weights
+            if self._graphs and "cuda_graph" not in before:
+                free = self._free_bytes()
                 for graphs in self._graphs:
                     graphs.drop()
-                found["cuda_graph"] = self._free_bytes() - before
-            if "kv_cache" in parts and "kv_cache" not in self.released:
-                found["kv_cache"] = self._kv.release()
-            if "weights" in parts and "weights" not in self.released:
-                self._weights = Occupied(self._model.weights.tensors(), keeps=True)
-                found["weights"] = self._weights.release()
+                self.released["cuda_graph"] = self._free_bytes() - free
+            if "kv_cache" in parts and "kv_cache" not in before:
+                self.released["kv_cache"] = self._kv.release()
             self._free_bytes()
-        self.released |= found
-        return found
+        return {part: number for part, number in self.released.items() if part not in before}
 
     def restore(self, parts: Collection[Part]) -> None:
         """Take these again. Graphs are captured anew when the others are there."""

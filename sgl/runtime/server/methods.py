@@ -34,7 +34,8 @@ WITH_OPTIONS = (
 )
 """Methods whose last argument is a dictionary of keywords."""
 WAITING = (
-    *("unload_lora_adapter", "pause_generation", "release_memory_occupation", "resume_memory_occupation"),
+    *("unload_lora_adapter", "pause_generation", "continue_generation"),
+    *("release_memory_occupation", "resume_memory_occupation"),
     *WITH_OPTIONS,
 )
 """Methods that wait for others, or take long."""
