@@ -92,7 +92,7 @@ def test_chats_are_sent_as_messages(server: FakeServer, stream: bool) -> None:
     ]
     first = server.requests[0][1]
     assert (first["max_tokens"], first["stop"], first["temperature"]) == (9, ["\n"], 0.5)
-    assert "temperature" not in body  # the server's default is that of the language
+    assert "temperature" not in body  # nobody set it: it is the server's to choose
     assert first["seed"] != body["seed"]
     assert server.headers[0]["Authorization"] == "Bearer k"
     assert state.get_meta_info("a")["completion_tokens"] == 3
@@ -540,6 +540,27 @@ def test_what_nobody_asked_for_is_left_out_where_it_is_refused(
         assert server.requests[-1][1].keys() >= {NEW, "messages"}
         assert "seed" not in server.requests[-1][1]
     assert sum("takes no seed" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_program_sets_is_sent_though_it_is_the_default(server: FakeServer, stream: bool) -> None:
+    """A server may have other defaults: its model's."""
+    given: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("why") + sgl.assistant(sgl.gen("a", temperature=1.0, top_k=-1))
+
+    program.run(backend=chat_model(server), stream=stream, top_p=1.0, repetition_penalty=1.0).sync()
+    body = server.requests[0][1]
+    assert {name: body.get(name) for name in given} == given
+    assert "min_p" not in body
+    with FakeServer(Refusing("top_k")) as strict:
+        backend = chat_model(strict)
+        for _ in range(2):
+            assert program.run(backend=backend, stream=stream)["a"] == "<why0>"
+        assert len(strict.requests) == 3
+        assert strict.requests[-1][1]["temperature"] == 1.0
 
 
 def test_a_select_needs_no_temperature() -> None:

@@ -203,7 +203,7 @@ def test_calls_that_come_in_pieces_are_put_together() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9}),
+        ({}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0}),
         (
             {"temperature": 0.5, "top_k": 3, "top_p": 0.7, "min_p": 0.1},
             {"temperature": 0.5, "top_k": 3, "min_p": 0.1},
@@ -217,8 +217,8 @@ def test_calls_that_come_in_pieces_are_put_together() -> None:
         ({"seed": -1}, {"seed": None}),
         ({"repeat_penalty": 1.3}, {"repetition_penalty": 1.3}),
         ({"repeat_penalty": 1.3, "repeat_last_n": -1}, {"repetition_penalty": 1.3}),
-        ({"repeat_penalty": 1.3, "repeat_last_n": 0}, {"repetition_penalty": None}),
-        ({"repeat_last_n": 64}, {"repetition_penalty": None}),
+        ({"repeat_penalty": 1.3, "repeat_last_n": 0}, {"repetition_penalty": 1.0}),
+        ({"repeat_last_n": 64}, {"repetition_penalty": 1.0}),
         ({"presence_penalty": 1, "frequency_penalty": 0.5}, {"presence_penalty": 1, "frequency_penalty": 0.5}),
         ({"num_ctx": 8192, "num_gpu": 1, "num_thread": 8, "use_mmap": True, "numa": False, "num_keep": 5}, {}),
         ({"mirostat": 0, "mirostat_tau": 5.0, "tfs_z": 1.0, "typical_p": 1.0, "penalize_newline": True}, {}),

@@ -44,9 +44,10 @@ class TokenUsage:
 class OpenAI(TextBackend):
     """A model behind an OpenAI-compatible API. `extra_body` is merged into each request.
 
-    The default key is the environment's. Parameters beyond the protocol (top_k, min_p …) are sent if a program sets
-    them. The token limit is `max_tokens` or `max_completion_tokens`, by the model's name or the API's refusal. Refused
-    fields that nobody asked for are left out from then on. `token_usage` counts all programs."""
+    The default key is the environment's. Parameters are sent if a program sets them, also those beyond the protocol
+    (top_k, min_p …); all others are the API's to choose. The token limit is `max_tokens` or `max_completion_tokens`,
+    by the model's name or the API's refusal. Refused fields that nobody asked for are left out from then on.
+    `token_usage` counts all programs."""
 
     default_base_url: ClassVar[str] = "https://api.openai.com/v1"
     api_key_variable: ClassVar[str] = "OPENAI_API_KEY"
@@ -85,7 +86,7 @@ class OpenAI(TextBackend):
         )
 
     async def generate(self, prompt: Prompt, params: GenParams) -> list[Completion]:
-        return await self._generate(prompt, params, OPTIONAL)
+        return await self._generate(prompt, params, _optional(params))
 
     async def _generate(self, prompt: Prompt, params: GenParams, optional: frozenset[str]) -> list[Completion]:
         path, body = self._request(prompt, params)
@@ -103,7 +104,7 @@ class OpenAI(TextBackend):
         path, body = self._request(prompt, params)
         calls: dict[int, dict[str, Any]] = {}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        async for event in self._events(path, body):
+        async for event in self._events(path, body, _optional(params)):
             meta = _usage(event) if event.get("usage") else {}
             self.token_usage.add(meta)
             text = ""
@@ -189,16 +190,16 @@ class OpenAI(TextBackend):
             except (InvalidRequest, BackendError) as error:
                 body = self._refusals.changed(body, error, optional)
 
-    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[Any]:
+    async def _events(self, path: str, body: dict[str, Any], optional: frozenset[str]) -> AsyncIterator[Any]:
         """The same for a stream, which is refused before its first event."""
-        body = self._refusals.left_out(body, OPTIONAL)
+        body = self._refusals.left_out(body, optional)
         while True:
             try:
                 async for event in self._http.events(path, body):
                     yield event
                 return
             except (InvalidRequest, BackendError) as error:
-                body = self._refusals.changed(body, error, OPTIONAL)
+                body = self._refusals.changed(body, error, optional)
 
     def _request(self, prompt: Prompt, params: GenParams) -> tuple[str, dict[str, Any]]:
         sampling = params.sampling
@@ -208,7 +209,7 @@ class OpenAI(TextBackend):
             body[self._refusals.limit()] = sampling["max_tokens"]
         for name in SENT:
             value = sampling[name]
-            if value != DEFAULTS[name] and value != []:
+            if (value != DEFAULTS[name] or name in params.given) and value != []:
                 body[name] = value
         if self.is_chat_model:
             body["messages"] = _messages(prompt)
@@ -258,6 +259,11 @@ class VertexAI(OpenAI):
 
 
 _NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
+
+
+def _optional(params: GenParams) -> frozenset[str]:
+    """What may be left out where it is refused: also what a program gives that says no more than its absence."""
+    return OPTIONAL | {name for name in params.given & {*SENT} if params.sampling[name] == DEFAULTS[name]}
 
 
 def _echo_problem(choice: Mapping[str, Any], text: str) -> str | None:

@@ -37,12 +37,14 @@ class Prompt:
 
 @dataclass(slots=True)
 class GenParams:
-    """A resolved gen: all of PARAMS, a seed per sample, and its constraint or dtype as (kind, value)."""
+    """A resolved gen: all of PARAMS, a seed per sample, its constraint or dtype as (kind, value), and which of PARAMS
+    the program gives itself."""
 
     sampling: dict[str, Any]
     seeds: list[int]
     node: ir.Gen
     constraint: tuple[str, Any] | None = None
+    given: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -223,7 +225,8 @@ class StepSession(Interpreter[_Stream], Session):
                 raise InvalidRequest(f"{name} cannot enforce a {constraint[0]} constraint", param=constraint[0])
             constraint = None
         sampling, seeds = self._params_and_seeds(stream, node)
-        params = GenParams(sampling, seeds, node, constraint)
+        given = frozenset((*self._program.defaults, *node.params))
+        params = GenParams(sampling, seeds, node, constraint, given)
         can_stream = dtype is None and sampling["n"] == 1
         completions = yield from self._io_turns.wait(stream, self._in_time, stream, node, params, can_stream)
         texts = [_fitting(completion.text, dtype) if dtype else completion.text for completion in completions]
@@ -287,7 +290,9 @@ class StepSession(Interpreter[_Stream], Session):
         for attempt in range(TURN_TRIES if begun else 1):
             self.requests += 1
             seeds = [seed + attempt for seed in params.seeds]
-            [ahead] = await self._backend.generate(prompt, GenParams(longer, seeds, params.node))
+            [ahead] = await self._backend.generate(
+                prompt, GenParams(longer, seeds, params.node, given=params.given)
+            )
             if not begun:
                 return ahead.text, ahead.meta
             if ahead.text.lstrip().startswith(begun):

@@ -25,7 +25,8 @@ from sgl.runtime.server.fields import (
 )
 from sgl.runtime.server.protocol import AnyCall, AnyTool, CalledFunction, ChatBody, Message, Part, Tool, ToolCall
 
-_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}  # as Ollama has them
+_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0}
+"""As Ollama has them, whatever the model's authors recommend."""
 _DURATION = re.compile(r"-?(\d+(\.\d*)?(ns|us|µs|ms|s|m|h))+|-?\d+(\.\d*)?")
 
 
