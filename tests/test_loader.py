@@ -234,6 +234,15 @@ def test_a_truncated_pickle_is_named_with_its_size(folder: Path, kept: int) -> N
         load(folder)
 
 
+@pytest.mark.parametrize("content", [b"\x80\x02.", b"\x80\x02h\x05.", b"\x80\x02}\x85t."])
+def test_a_damaged_pickle_is_an_error_of_weights(folder: Path, content: bytes) -> None:
+    """Whatever torch's reader stumbles over."""
+    path = pickled(folder) / "pytorch_model.bin"
+    path.write_bytes(content)
+    with pytest.raises(WeightsError, match=r"pytorch_model\.bin \(\d+ bytes\) is truncated or no pickle"):
+        load(folder)
+
+
 def test_safetensors_come_before_pickles(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path)
     torch.save({"other": torch.zeros(1)}, folder / "pytorch_model.bin")

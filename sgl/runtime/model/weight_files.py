@@ -4,7 +4,6 @@ tensors alone are read."""
 from __future__ import annotations
 
 import json
-import pickle
 import re
 import zipfile
 from dataclasses import dataclass
@@ -132,7 +131,7 @@ def opened(file: Path) -> Any:
     is_pickle = file.suffix in _PICKLES
     try:
         return _Pickled(file) if is_pickle else safe_open(str(file), framework="pt")
-    except (SafetensorError, OSError, pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         size = file.stat().st_size if file.exists() else 0
         kind = "pickle of tensors alone, and nothing else is read" if is_pickle else "safetensors file"
         said = " ".join(str(error).split())[:300]
@@ -153,7 +152,10 @@ class _Pickled:
 
     def __init__(self, file: Path) -> None:
         is_new = zipfile.is_zipfile(file)  # files of PyTorch before 1.6 are read whole
-        its = torch.load(file, map_location="cpu", mmap=is_new, weights_only=True)
+        try:
+            its = torch.load(file, map_location="cpu", mmap=is_new, weights_only=True)
+        except Exception as error:  # whatever a damaged pickle has torch stumble over: KeyError, IndexError, …
+            raise ValueError(f"{type(error).__name__}: {error}") from error
         if not isinstance(its, dict):
             raise ValueError(f"it holds a {type(its).__name__}, not tensors by their names")
         for name, value in its.items():
