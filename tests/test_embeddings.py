@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from sgl.errors import InvalidRequest
+from sgl.errors import InvalidRequest, RequestAborted
 from sgl.runtime.batch import Float32Array
 from sgl.runtime.engine import Engine
 from sgl.runtime.scheduler.request import Pooling
 from tests.live_server import LiveServer, served
+from tests.patience import wait_until
 from tests.tiny_models import CLASSES, tiny_checkpoint
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "check_ledger": True, "random_seed": 1, "max_total_tokens": 4096}
@@ -162,6 +164,30 @@ def test_a_retracted_mean_begins_anew(folders: Callable[[str], Path], oracle: Or
             if any(result["meta_info"]["num_retractions"] for result in found):
                 return
     pytest.fail("no prompt was retracted, so this showed nothing")
+
+
+@pytest.mark.parametrize("call", ["encode", "score"])
+def test_what_is_aborted_is_an_error(folders: Callable[[str], Path], call: str) -> None:
+    with Engine(folders("llama"), device="cpu", **OPTIONS) as engine, ThreadPoolExecutor(1) as threads:
+        engine.pause_generation()
+        use: Any = {"encode": lambda: engine.encode("a"), "score": lambda: engine.score("a", ["b", "c"])}[call]
+        waiting = threads.submit(use)
+        wait_until(lambda: engine.get_server_info()["internal_states"][0]["num_queue_reqs"] > 0)
+        engine.abort(None)
+        with pytest.raises(RequestAborted, match="was aborted"):
+            waiting.result()
+
+
+def test_an_embedding_that_is_aborted_is_a_499(server: LiveServer) -> None:
+    server.post("/pause_generation", {"mode": "retract"})
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(server.post, "/v1/embeddings", {"input": "a"})
+            wait_until(lambda: server.get("/get_server_info").json()["internal_states"][0]["num_queue_reqs"] > 0)
+            server.post("/abort_request", {"abort_all": True})
+            assert waiting.result().status_code == 499
+    finally:
+        server.post("/continue_generation", {})
 
 
 def test_texts_are_embedded_and_vectors_have_length_one(engine: Engine, oracle: Oracle) -> None:

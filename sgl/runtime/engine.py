@@ -40,7 +40,7 @@ from sgl.runtime.requests.candidates import CandidateScore, candidate_ids
 from sgl.runtime.requests.embeddings import check_dimensions, embedding_arguments, embeddings
 from sgl.runtime.requests.events import Events
 from sgl.runtime.requests.images import pool_for
-from sgl.runtime.requests.results import PreparedCall, Rid
+from sgl.runtime.requests.results import PreparedCall, Rid, check_all
 from sgl.runtime.requests.router import AsyncSink, OutputRouter, Sink, ThreadSink
 from sgl.runtime.requests.transfers import end
 from sgl.runtime.requests.waiting import check, settled
@@ -197,6 +197,7 @@ class Engine(Trainable):
         params = SamplingParams(max_new_tokens=0, temperature=0.0)
         options: GenerateOptions = {"return_logprob": True, "logprob_start_len": max(start - 1, 0)}
         results = self.generate(input_ids=full, sampling_params=params, **options)
+        check_all(results)
         scores = []
         for ids, result in zip(full, results, strict=True):
             logprobs = [entry[0] for entry in result["meta_info"]["input_token_logprobs"]]

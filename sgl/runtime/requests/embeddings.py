@@ -10,7 +10,7 @@ import numpy as np
 from sgl.errors import InvalidRequest
 from sgl.lang.ir.sampling import shown
 from sgl.runtime.batch import Float32Array
-from sgl.runtime.requests.results import failure_of
+from sgl.runtime.requests.results import check_all
 from sgl.runtime.sampling_params import integer
 from sgl.runtime.scheduler.request import Pooling
 
@@ -43,8 +43,7 @@ def embeddings(
     results: Sequence[dict[str, Any]], *, normalize: bool, dimensions: int | None
 ) -> list[dict[str, Any]]:
     """What Engine.encode returns of each result. Raises the first failure."""
-    for failure in filter(None, map(failure_of, results)):
-        raise failure
+    check_all(results)
     vectors = (finished(its["embedding"], normalize=normalize, dimensions=dimensions) for its in results)
     return [
         {"embedding": vector.tolist(), "meta_info": its["meta_info"]}

@@ -7,7 +7,7 @@ log-probability is a triple [logprob | None, token id, text | None].
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -257,6 +257,15 @@ def failure_of(result: dict[str, Any]) -> SglError | None:
         case 408:
             return RequestTimeout(reason["message"], seconds=result["meta_info"]["e2e_latency"])
     return None
+
+
+def check_all(results: Iterable[dict[str, Any]]) -> None:
+    """Raise the first failure. One that was aborted failed, too: for callers to whom a part is of no use."""
+    for result in results:
+        if (failure := failure_of(result)) is not None:
+            raise failure
+        if (reason := result["meta_info"]["finish_reason"])["type"] == "abort":
+            raise RequestAborted(reason["message"])
 
 
 def _matched_regex(reason: FinishReason | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from aiohttp import web
 from sgl.errors import InvalidRequest
 from sgl.runtime.batch import Float32Array
 from sgl.runtime.requests.embeddings import check_dimensions, embedding_arguments, finished
-from sgl.runtime.requests.results import failure_of
+from sgl.runtime.requests.results import check_all
 from sgl.runtime.server import encoding
 from sgl.runtime.server.adapters import adapter_options, check_model, shown_model
 from sgl.runtime.server.embeddings.bodies import (
@@ -81,8 +81,7 @@ class Embedder:
         arguments = embedding_arguments(pooling or self._service.config.pooling, {name: list(texts)})
         try:
             results = await self._service.generate(**arguments, lora_path=adapter)
-            for error in filter(None, map(failure_of, results)):
-                raise error
+            check_all(results)
         except InvalidRequest as error:
             error.param = param
             raise
@@ -233,8 +232,7 @@ class EmbeddingsApi(Api):
                 token_ids_logprob=body.label_token_ids,
                 lora_path=adapter,
             )
-            for error in filter(None, map(failure_of, results)):
-                raise error
+            check_all(results)
         except InvalidRequest as error:
             error.param = "label_token_ids" if error.param == "token_ids_logprob" else "items"
             raise
