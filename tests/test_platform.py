@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,91 @@ def test_an_option_names_a_platform_or_is_refused_with_those_there_are(installed
         with pytest.raises(ConfigError, match=words) as refused:
             platform_of(option)
         assert refused.value.option == "device"
+
+
+BROKEN = """
+import torch
+from sgl.platforms import Platform
+
+class Sound(Platform):
+    name = "sound"
+    is_shared = True
+    def names(self): return ["it"]
+    def device(self, index): return torch.device("cpu")
+    def total_memory(self, device, sharing): return 1 << 32, "its memory"
+
+class Another(Sound): name = "twice"
+class Unmade(Sound):
+    name = "unmade"
+    def __init__(self): raise OSError("no driver")
+class Abstract(Platform): name = "abstract"
+class Silent(Sound):
+    name = "silent"
+    def names(self): raise KeyError("no bus")
+class Absent(Sound):
+    name = "absent"
+    def names(self): return []
+class Texts(Sound):
+    name = "texts"
+    def device(self, index): return "cpu"
+class Turned(Sound):
+    name = "turned"
+    def lay_out(self, matrix): return torch.zeros(matrix.shape[::-1])
+"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Packages whose platforms fail in many ways."""
+    (tmp_path / "broken_platforms.py").write_text(BROKEN)
+    (tmp_path / "broken_syntax.py").write_text("def x(:")
+    points = [f"{each.lower()} = broken_platforms:{each}" for each in re.findall(r"class (\w+)", BROKEN)]
+    points += [
+        "syntax = broken_syntax:X",
+        "missing = broken_platforms:Missing",
+        "misnamed = broken_platforms:Sound",
+    ]
+    for package, lines in {"first": [*points, "twice = broken_platforms:Sound"], "second": [points[1]]}.items():
+        folder = tmp_path / f"{package}-0.1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1\n")
+        text = "\n".join(["[sgl.platforms]", *lines]).replace("another =", "twice =")
+        (folder / "entry_points.txt").write_text(text + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("broken_platforms", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    {
+        "syntax": "broken_syntax:X, which is registered for it, cannot be loaded .SyntaxError",
+        "missing": "broken_platforms:Missing, which is registered for it, cannot be loaded .AttributeError",
+        "misnamed": "has name='sound', and must have name='misnamed', by which it is registered",
+        "twice": "broken_platforms:Another of .*Sound of first are registered for it; uninstall all .* but one",
+        "unmade": r"broken_platforms:Unmade cannot be made \(OSError: no driver\)",
+        "abstract": "broken_platforms:Abstract cannot be made .TypeError",
+        "silent": "Silent does not find it .KeyError: 'no bus'",
+        "absent": "device='absent': there is none on this machine",
+        "texts": "Texts.device gave 'cpu', which is no torch.device",
+        "turned": "Turned.lay_out gave no tensor of its matrix's shape",
+    }.items(),
+)
+def test_a_broken_platform_is_refused_with_what_is_wrong_of_it(name: str, words: str, broken: None) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        Engine(device=name, max_total_tokens=512)
+    assert refused.value.option == "device"
+
+
+def test_the_suite_tells_of_each_check_whatever_a_platform_raises(
+    broken: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.main(["silent"]) == 2
+    assert capsys.readouterr().err == "silent.is_available: KeyError: 'no bus'\n"
+    assert check.main(["texts"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == len(check.Suite("texts").checks)
+    assert all(line.startswith("FAILED") for line in told)
 
 
 def test_a_platform_chooses_its_layout_of_weights_and_its_attention_to_latents(installed: str) -> None:

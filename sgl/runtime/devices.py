@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sgl.errors import ConfigError
+from sgl.errors import ConfigError, SglError
 from sgl.kernels.layers.grouped import UNIT
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.base import Config
@@ -18,7 +18,29 @@ from sgl.runtime.platform.registry import parsed, platform_of
 def device_for(config: EngineConfig, rank: int = 0) -> torch.device:
     """The device of an engine, or of one of its ranks. Raises ConfigError."""
     its, first = parsed(config.device)
-    return its.device(first) if its.is_shared else _own(config, its, first, rank)
+    try:
+        if its.is_shared and not its.is_available():
+            raise ConfigError(f"device={its.name!r}: there is none on this machine", option="device")
+        device: object = its.device(first) if its.is_shared else _own(config, its, first, rank)
+    except SglError:
+        raise
+    except Exception as error:  # what another package's platform raises is not known
+        message = f"device={its.name!r}: {type(its).__name__} does not find it ({type(error).__name__}: {error})"
+        raise ConfigError(message, option="device") from error
+    if not isinstance(device, torch.device):
+        message = f"device={its.name!r}: {type(its).__name__}.device gave {device!r}, which is no torch.device"
+        raise ConfigError(message, option="device")
+    return device
+
+
+def laid_out(platform: Platform, matrix: torch.Tensor) -> torch.Tensor:
+    """A weight matrix as the device likes it. Raises ConfigError: another shape
+    would end in an error that names nobody."""
+    found: object = platform.lay_out(matrix)
+    if isinstance(found, torch.Tensor) and found.shape == matrix.shape:
+        return found
+    what = f"{type(platform).__name__}.lay_out gave no tensor of its matrix's shape"
+    raise ConfigError(f"device={platform.name!r}: {what}", option="device")
 
 
 def _own(config: EngineConfig, its: Platform, given: int | None, rank: int) -> torch.device:

@@ -21,7 +21,7 @@ from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.constraints.packages import check_backend
 from sgl.runtime.deterministic import check_deterministic
-from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype
+from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype, laid_out
 from sgl.runtime.draft_choice import check_drafts, load_drafts
 from sgl.runtime.kv_events import KvEvents
 from sgl.runtime.memory_plan import NOTHING, Beside, KVPlan, gib, held_bytes, kv_bytes, plan_memory, room_on
@@ -228,8 +228,8 @@ def load(config: EngineConfig, model_config: Config, device: torch.device, ranks
     )
     platform = platform_of(config.device)
     for matrix in model.weights.tensors():
-        if matrix.dim() == 2 and (laid_out := platform.lay_out(matrix)) is not matrix:
-            matrix.data = laid_out
+        if matrix.dim() == 2 and (found := laid_out(platform, matrix)) is not matrix:
+            matrix.data = found
     return model
 
 

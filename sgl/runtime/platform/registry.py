@@ -59,11 +59,26 @@ def _named(name: str, option: str) -> Platform:
             f"device must be cpu, cuda or cuda:N{others}, not {option!r}; others come with packages of their own"
         )
         raise ConfigError(message, option="device")
+    if len({each.value for each in found}) > 1:
+        both = " and ".join(sorted(f"{each.value} of {each.dist.name if each.dist else '?'}" for each in found))
+        raise _wrong(option, f"{both} are registered for it; uninstall all of these packages but one")
+    value = found[0].value
     try:
         kind = found[0].load()
     except ImportError as error:
-        message = f"device={option!r}: {found[0].value}, which is registered for it, cannot be imported ({error})"
-        raise ConfigError(message, option="device") from error
+        raise _wrong(option, f"{value}, which is registered for it, cannot be imported ({error})") from error
+    except Exception as error:  # another package's code, which may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise _wrong(option, f"{value}, which is registered for it, cannot be loaded ({what})") from error
     if not (isinstance(kind, type) and issubclass(kind, Platform)):
-        raise ConfigError(f"device={option!r}: {found[0].value} is no class of Platform", option="device")
-    return _made(kind)
+        raise _wrong(option, f"{value} is no class of Platform")
+    if (own := getattr(kind, "name", None)) != name:  # messages and options are made of it
+        raise _wrong(option, f"{value} has name={own!r}, and must have name={name!r}, by which it is registered")
+    try:
+        return _made(kind)
+    except Exception as error:  # as above
+        raise _wrong(option, f"{value} cannot be made ({type(error).__name__}: {error})") from error
+
+
+def _wrong(option: str, why: str) -> ConfigError:
+    return ConfigError(f"device={option!r}: {why}", option="device")
