@@ -191,6 +191,50 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         Store(tmp_path / "file")
 
 
+def test_a_folder_that_was_refused_is_locked_no_more(tmp_path: Path) -> None:
+    """Once it is mended, the next try finds its pages."""
+    first = Store(tmp_path)
+    first.write(first.names(PROMPT))
+    first.files.close()
+    (part,) = tmp_path.glob("*/part-0")
+    (part / "99999999.pages").mkdir()
+    with pytest.raises(ConfigError, match="hicache_storage_dir"):
+        Store(tmp_path)
+    (part / "99999999.pages").rmdir()
+    again = Store(tmp_path)
+    assert again.stored(PROMPT) == 10
+    again.files.close()
+
+
+def test_new_folders_are_open_to_this_user_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        Store(tmp_path / "a" / "b").files.close()
+    finally:
+        os.umask(before)
+    made = list((tmp_path / "a").rglob("*"))
+    assert len(made) == 4
+    assert all(not path.stat().st_mode & 0o077 for path in (tmp_path / "a", *made))
+
+
+def test_open_files_are_bounded_however_often_engines_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "_MOST_SEGMENTS", 4)
+    for number in range(9):
+        store = Store(tmp_path, segment_bytes=1000)
+        store.write(store.names([number] * 40))
+        store.files.close()
+    store = Store(tmp_path, segment_bytes=1000)
+    assert len(list(tmp_path.rglob("*.pages"))) == len(store.files._segments) == 4
+    assert [store.stored([number] * 40) for number in range(9)] == [0] * 5 + [10] * 4
+    for number in range(9, 60):
+        store.write(store.names([number] * 40))
+        assert store.read(store.names([number] * 40)).num_good == 10
+    assert len(list(tmp_path.rglob("*.pages"))) <= 4
+    store.files.close()
+
+
 def test_an_engine_that_ends_does_not_wait_for_a_slow_disk(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

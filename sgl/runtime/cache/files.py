@@ -50,6 +50,7 @@ _HEADER: Final = struct.Struct("<8sI32sQI")  # magic, version, model, bytes of a
 _RECORD: Final = struct.Struct("<32sII")  # name, checksum of name and page, checksum of these
 _SEGMENT_BYTES: Final = 256 << 20
 _LEAST_SEGMENTS: Final = 8  # that the bound is divided into
+_MOST_SEGMENTS: Final = 256  # each is an open file, and a process may often have 1,024, its clients' among them
 _MOST_RECORDS: Final = 1 << 20  # of all segments: their names take some 200 bytes each in memory
 _MOST_PARTS: Final = 64
 _SYNC_BYTES: Final = 64 << 20  # written between two fsyncs
@@ -107,7 +108,8 @@ class PageFiles:
         self._page_bytes = memory.shape[1]
         self._record_bytes = _RECORD.size + self._page_bytes
         self.max_bytes = min(max_bytes, _MOST_RECORDS * self._record_bytes)
-        self._segment_bytes = max(min(segment_bytes, self.max_bytes // _LEAST_SEGMENTS), self._record_bytes)
+        least = max(self.max_bytes // _MOST_SEGMENTS, self._record_bytes)
+        self._segment_bytes = max(min(segment_bytes, self.max_bytes // _LEAST_SEGMENTS), least)
         self.num_bytes = 0
         """Of all segments."""
         self.num_bad = 0
@@ -120,11 +122,13 @@ class PageFiles:
         self._next = 0
         self._unsynced = 0
         self._asked: set[bytes] = set()  # names that are to be written
+        self._lock = -1
         try:
             self._part, self._lock = _claim(folder / model.hex()[:24])
             _tidy(folder, self._part, self.max_bytes)
             self._open_all()
         except OSError as error:
+            self._let_go()
             raise ConfigError(
                 f"hicache_storage_dir={str(folder)!r} cannot be used: {error.strerror or error}",
                 option="hicache_storage_dir",
@@ -201,6 +205,9 @@ class PageFiles:
             self._has_work.notify()
         if self._thread.is_alive():
             self._thread.join()
+        self._let_go()
+
+    def _let_go(self) -> None:
         for segment in self._segments.values():
             os.close(segment.file)
         self._segments.clear()
@@ -332,7 +339,9 @@ class PageFiles:
     def _begin_segment(self) -> _Segment:
         if self._current is not None:
             self._sync()
-        while self._segments and self.num_bytes + self._segment_bytes > self.max_bytes:
+        while self._segments and (
+            self.num_bytes + self._segment_bytes > self.max_bytes or len(self._segments) >= _MOST_SEGMENTS
+        ):
             self._remove(next(iter(self._segments.values())))
         number, self._next = self._next, self._next + 1
         path = self._part / f"{number:08}.pages"
@@ -365,6 +374,8 @@ class PageFiles:
             if not path.stem.isdecimal():
                 continue
             self._next = max(self._next, int(path.stem) + 1)
+            if len(self._segments) >= _MOST_SEGMENTS:  # each start begins another, however little it writes
+                self._remove(next(iter(self._segments.values())))
             segment = _Segment(int(path.stem), os.open(path, os.O_RDWR | os.O_CLOEXEC))
             self._segments[segment.number] = segment
             self.num_bytes += os.fstat(segment.file).st_size
@@ -427,7 +438,8 @@ def _claim(folder: Path) -> tuple[Path, int]:
     """A part that no other engine has, and its lock. Raises OSError."""
     for number in range(_MOST_PARTS):
         part = folder / f"part-{number}"
-        part.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (*reversed(part.parents), part):  # parents=True would leave new ones open to others
+            each.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(part / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
