@@ -456,6 +456,13 @@ def test_a_path_that_is_empty_or_holds_nul_is_refused_by_name(option: str, path:
     assert refused.value.option == option
 
 
+@pytest.mark.parametrize("option", ["model_path", "hicache_storage_dir", "speculative_draft_model_path"])
+def test_a_path_of_a_user_who_is_not_there_is_refused_by_name(option: str) -> None:
+    with pytest.raises(ConfigError, match="there is no user 'nobody-of-that-name'") as refused:
+        Engine(**{"model_path": "embedded", option: "~nobody-of-that-name/x"})  # type: ignore[arg-type]  # as above
+    assert refused.value.option == option
+
+
 def test_a_closed_engine_says_so(folder: Path) -> None:
     engine = Engine(str(folder), device="cpu")
     with slow_steps(engine):

@@ -52,6 +52,8 @@ SpeculativeAlgorithm = Literal["auto", "off", "NGRAM", "GRAMMAR", "DRAFT", "STAN
 def _path(text: str) -> str:
     if not text or "\0" in text:  # an empty one would be the working folder
         raise ValueError("name a file or folder")
+    if text.startswith("~") and os.path.expanduser(text) == text:  # Path.expanduser would raise
+        raise ValueError(f"there is no user {text.split('/')[0][1:]!r}, whose folder it would be")
     return text
 
 
