@@ -144,8 +144,19 @@ def test_prefill_replicas_have_options_of_their_own() -> None:
         ({"tp_size": 2}, "tp_size", "tp_size=2: with prefill_replicas, each replica is one process"),
         ({"prefill_engine": {"dp_size": 2}}, "dp_size", "dp_size=2: with prefill_replicas"),
         ({"prefill_engine": {"port": 1}}, "prefill_engine", "prefill_engine has options of an engine, and 'port'"),
-        ({"prefill_engine": {"page_size": 0}}, "page_size", "page_size=0"),
-        ({"prefill_engine": {"disaggregation_port": 1}}, "prefill_engine", "'disaggregation_port' is none"),
+        ({"prefill_engine": {"max_running_requests": 0}}, "max_running_requests", "max_running_requests=0"),
+        (
+            {"prefill_engine": {"disaggregation_port": 1}},
+            "prefill_engine",
+            "disaggregation_port, which is the cluster's",
+        ),
+        ({"prefill_engine": {"page_size": 32}}, "prefill_engine", "page_size, which is the same for all replicas"),
+        ({"prefill_engine": {"device": "tpu"}}, "prefill_engine", "device, which is the same for all replicas"),
+        (
+            {"prefill_engine": {"disaggregation_transport": "nixl"}},
+            "prefill_engine",
+            "transport, which is the same",
+        ),
     ],
 )
 def test_wrong_options_of_prefill_replicas_are_refused_by_name(given: Any, option: str, said: str) -> None:

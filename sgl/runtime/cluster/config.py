@@ -26,6 +26,20 @@ _OURS = (
     *("disaggregation_mode", "disaggregation_host", "disaggregation_port"),
 )
 """What the cluster decides for each process."""
+_SHARED = (
+    *(
+        "model_path",
+        "model_impl",
+        "device",
+        "dtype",
+        "quantization",
+        "kv_cache_dtype",
+        "page_size",
+        "deterministic",
+    ),
+    *("disaggregation_transport", "disaggregation_key_file"),
+)
+"""Without which no replica could read another's pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +134,13 @@ class Options:
         engine, prefill = {"model_path": "embedded", **parts[1]}, None
         if cluster.prefill_replicas:
             own = cluster.prefill_engine or {}
-            for name in own.keys() - (known[1] - {*_OURS}):
-                raise ConfigError(
-                    f"{source}: prefill_engine has options of an engine, and {name!r} is none"
-                    f"{nearest_name(name, known[1])}",
-                    option="prefill_engine",
-                )
+            theirs = known[1] - {*_OURS, *_SHARED}
+            for name in own.keys() - theirs:
+                why = f"has options of an engine, and {name!r} is none{nearest_name(name, theirs)}"
+                if name in known[1]:
+                    whose = "the cluster's to say" if name in _OURS else "the same for all replicas"
+                    why = f"has {name}, which is {whose}"
+                raise ConfigError(f"{source}: prefill_engine {why}", option="prefill_engine")
             prefill = EngineConfig.from_options({**engine, **own, "disaggregation_mode": "prefill"})
             engine["disaggregation_mode"] = "decode"
         options = cls(
