@@ -43,6 +43,7 @@ def test_defaults_are_those_of_the_checkpoint(folder: Path) -> None:
         ('{"top_p": 1.5}', "top_p"),
         ("[]", "generation_config.json cannot be sampled with"),
         ("{", "generation_config.json cannot be sampled with"),
+        ("[" * 100_000, "generation_config.json cannot be sampled with"),
     ],
 )
 def test_values_that_cannot_be_sampled_with_are_named(folder: Path, content: str, words: str) -> None:
@@ -78,6 +79,8 @@ def test_requests_are_sampled_by_them_unless_they_say_otherwise(folder: Path) ->
             assert len(sampled) > 1
             answer = server.post("/v1/responses", {"input": "the rain", "max_output_tokens": 4}).json()
             assert (answer["temperature"], answer["top_p"]) == (0.0, 1.0)
+            defaults = {"temperature": 0.0, "repetition_penalty": 1.5}
+            assert server.get("/model_info").json()["preferred_sampling_params"] == defaults
         with served(engine, sampling_defaults="openai") as server:
             sampled = {server.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(4)}
             assert len(sampled) > 1

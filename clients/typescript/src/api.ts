@@ -3086,7 +3086,9 @@ export interface components {
             /** Is Generation */
             is_generation: boolean;
             /** Preferred Sampling Params */
-            preferred_sampling_params: null;
+            preferred_sampling_params: {
+                [key: string]: unknown;
+            } | null;
             /** Context Length */
             context_length: number;
             /** Has Image Understanding */

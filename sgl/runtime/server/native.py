@@ -152,7 +152,7 @@ class NativeApi(Api):
                 "tokenizer_path": config.tokenizer_path or config.model_path,
                 "served_model_name": service.model_name,
                 "is_generation": True,
-                "preferred_sampling_params": None,
+                "preferred_sampling_params": service.sampling_defaults or None,
                 "context_length": config.context_length,
                 "has_image_understanding": info["has_image_understanding"],
                 "weight_version": info["weight_version"],

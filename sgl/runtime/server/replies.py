@@ -95,7 +95,7 @@ class ModelInfo(TypedDict):
     tokenizer_path: str
     served_model_name: str
     is_generation: bool
-    preferred_sampling_params: None
+    preferred_sampling_params: dict[str, Any] | None
     context_length: int
     has_image_understanding: bool
     reasoning_parser: str | None

@@ -29,7 +29,7 @@ def sampling_defaults(config: ServerConfig, model_path: str) -> dict[str, Any]:
         if found.get("top_k") == 0:  # transformers' way to leave it out
             found["top_k"] = -1
         SamplingParams(**found)
-    except (OSError, ValueError, AttributeError, InvalidRequest) as error:
+    except (OSError, ValueError, AttributeError, RecursionError, InvalidRequest) as error:
         message = f"{path} cannot be sampled with: {error} (sampling_defaults='openai' does without it)"
         raise ConfigError(message, option="sampling_defaults") from error
     if found:
