@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
 from sgl.runtime.engine import Engine
-from sgl.runtime.model.checkpoint import checkpoint_folder
+from sgl.runtime.model.checkpoint import checkpoint_folder, find_checkpoint
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.loader import load_decoder
@@ -358,6 +358,14 @@ def test_the_end_of_a_turn_that_only_the_tokenizer_names_ends_a_generation(folde
     edit_json(folder / "config.json", eos_token_id=2)
     with Engine(str(folder), device="cpu", max_total_tokens=64) as engine:
         assert engine.get_server_info()["eos_token_ids"] == sorted({2, tokenizer.convert_tokens_to_ids("!")})
+
+
+@pytest.mark.parametrize("path", ["a" * 300, "/" + "a" * 300, "~nobody-of-that-name/x"])
+def test_what_no_path_can_be_is_an_error_of_models(path: str) -> None:
+    with pytest.raises(ModelError, match="is no path of a checkpoint: "):
+        checkpoint_folder(path)
+    with pytest.raises(ModelError, match="is no path of a checkpoint: "):
+        find_checkpoint(path)
 
 
 def test_a_path_to_config_or_weights_is_the_folder(folder: Path) -> None:

