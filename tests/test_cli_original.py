@@ -49,6 +49,11 @@ def launched(line: str) -> tuple[EngineConfig, ServerConfig]:
             {"mem_fraction_static": 0.8, "max_running_requests": 7},
         ),
         ("--mem-frac 0.8 --context-len 99 --served-model m", {"context_length": 99, "served_model_name": "m"}),
+        (
+            "--sampling-defaults model --served-model-name model",
+            {"sampling_defaults": "model", "served_model_name": "model"},
+        ),
+        ("--sampling-defaults openai", {"sampling_defaults": "openai"}),
         ("--dtype half", {"dtype": "float16"}),
         ("--dtype float", {"dtype": "float32"}),
         ("--dtype bfloat16", {"dtype": "bfloat16"}),

@@ -57,7 +57,8 @@ class Option(click.RichOption):
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         """See click."""
         for text in value if isinstance(value, tuple | list) else [value]:
-            if isinstance(text, str) and any(text in other.opts for other in ctx.command.get_params(ctx)):
+            is_flag = isinstance(text, str) and text.startswith("-")  # arguments have names that may be values
+            if is_flag and any(text in other.opts for other in ctx.command.get_params(ctx)):
                 raise click.BadOptionUsage(self.opts[0], f"{self.opts[0]} needs a value, not {text}", ctx)
         return super().type_cast_value(ctx, value)
 
