@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.picture import draw
-from sgl import Engine
 from sgl.runtime.config import EngineConfig
 from tests.tiny_models import tiny_checkpoint
 
@@ -70,10 +69,9 @@ def test_the_examples_of_the_engine_run(tmp_path: Path) -> None:
     text = (REPOSITORY / "docs" / "engine.md").read_text(encoding="utf-8")
     first, second = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     folder = tiny_checkpoint(tmp_path, with_tokenizer=True)
-    exec(first.replace("path/to/checkpoint", str(folder)), {"print": lambda *_: None})
-    with Engine(folder) as engine:
-        names: dict[str, object] = {"engine": engine}
-        exec(second, names)
+    names: dict[str, object] = {"print": lambda *_: None}
+    for block in (first, second):
+        exec(block.replace("path/to/checkpoint", str(folder)), names)
     assert names["result"]["text"].startswith('{"name":"')  # type: ignore[index]
 
 

@@ -47,22 +47,24 @@ def server(engine: sgl.Engine) -> Iterator[LiveServer]:
 
 
 class Borrowed:
-    """What `sgl.Engine(…)` gives to a page: the module's engine, if the options are right; ending it has no effect."""
+    """What `sgl.Engine(…)` gives to a page: the module's engine, if the options are right, until the page ends it."""
 
     engine: sgl.Engine
+    is_ended = False
 
     def __init__(self, model_path: str = "embedded", **options: Any) -> None:
         assert model_path in ("embedded", MODEL, *PACKAGES)
         EngineConfig.from_options(options)
 
     def __getattr__(self, name: str) -> Any:
+        assert not self.is_ended, "the engine is shut down"
         return getattr(self.engine, name)
 
     def __enter__(self) -> Borrowed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        return None
+        self.is_ended = True
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
