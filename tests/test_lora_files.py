@@ -41,6 +41,12 @@ def refused(model: Path, folder: Path, words: str) -> AdapterError:
     return error.value
 
 
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/x", "x" * 300])
+def test_a_path_that_none_can_be_is_refused(model: Path, path: str) -> None:
+    with pytest.raises(AdapterError, match="is no adapter's folder"):
+        read_adapter(path, slots_for(model))
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

