@@ -191,6 +191,18 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         Store(tmp_path / "file")
 
 
+def test_damage_is_told_once(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store.write(store.names(PROMPT))
+    (path, *_) = sorted(tmp_path.rglob("*.pages"))
+    os.truncate(path, 100)
+    for name in store.names(PROMPT):
+        store.read([name])
+    assert store.files.num_bad > 1
+    assert [its.getMessage() for its in caplog.records if "is damaged" in its.getMessage()] == [
+        f"a page in {path.parent} is damaged: it is computed again, as others will be"
+    ]
+
+
 def test_a_folder_that_was_refused_is_locked_no_more(tmp_path: Path) -> None:
     """Once it is mended, the next try finds its pages."""
     first = Store(tmp_path)

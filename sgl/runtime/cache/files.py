@@ -289,11 +289,10 @@ class PageFiles:
             logger.warning("a cached page cannot be read: %s", error)
             size = 0
         stored, checksum, _ = _RECORD.unpack(head)
-        if (
-            size != self._record_bytes
-            or stored != name
-            or checksum != zlib.crc32(memoryview(target), zlib.crc32(name))
-        ):
+        is_its = size == self._record_bytes and stored == name
+        if not is_its or checksum != zlib.crc32(memoryview(target), zlib.crc32(name)):
+            if not self.num_bad:
+                logger.warning("a page in %s is damaged: it is computed again, as others will be", self._part)
             self.num_bad += 1
             self._index.pop(name, None)
             return False
