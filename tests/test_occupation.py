@@ -318,3 +318,13 @@ def test_what_ends_gives_weights_back_too() -> None:
     occupation.Occupation(model, kv, [graphs]).end()
     assert tensor.untyped_storage().nbytes() == 0
     graphs.drop.assert_called_once_with()
+
+
+def test_what_cannot_be_closed_keeps_no_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(folder, **OPTIONS)
+    closed = Mock()
+    monkeypatch.setattr(engine._started.scheduler.memory, "close", Mock(side_effect=OSError("a disk is gone")))
+    monkeypatch.setattr(engine._started.runner, "close", closed)
+    with pytest.raises(OSError, match="a disk is gone"):
+        engine.shutdown()
+    closed.assert_called_once_with()

@@ -76,12 +76,10 @@ class Started:
 
     def close(self) -> None:
         """End other ranks and what writes files, and give back the device's memory. Idempotent."""
-        self.scheduler.memory.close()
-        if self.kv_events is not None:
-            self.kv_events.close()
-        self.runner.close()
-        if self.group is not None:
-            self.group.close()
+        with contextlib.ExitStack() as stack:  # from the last, and each though another raises
+            for part in (self.group, self.runner, self.kv_events, self.scheduler.memory):
+                if part is not None:
+                    stack.callback(part.close)
 
     def facts(self) -> dict[str, Any]:
         """Facts for users beside the options."""
