@@ -215,7 +215,8 @@ def test_what_is_described_is_what_happens(server: LiveServer, tmp_path: Path) -
     settings.write_text(f"[checks]\nnegative_data_rejection.expected-statuses = {statuses}\n")
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings), "run"]
     command += [server.url + "/openapi.json", "--seed", "1"]
-    for path in ("/pause_generation", "/init_weights_update_group"):  # after which others wait, for it to end
+    # After these, others wait for what ends it.
+    for path in ("/pause_generation", "/release_memory_occupation", "/init_weights_update_group"):
         command += ["--exclude-path", path]
     command += ["--suppress-health-check", "all"]  # of how hard it is to make examples up
     command += [
