@@ -153,6 +153,7 @@ def test_embeddings_and_counts_are_put_together(server: Served, one: Engine) -> 
     assert (info["dp_size"], info["tp_size"], len(info["internal_states"])) == (2, 1, 2)
     status = server.get("/v1/status").json()
     assert status["max_total_tokens"] == 2 * info["max_total_tokens"]
+    assert status["engine"]["released_memory"] == {}
     assert status["engine"]["finished"] == sum(state["finished"] for state in info["internal_states"])
     metrics = server.get("/metrics").text
     assert f'sgl:max_total_num_tokens{{model_name="embedded"}} {float(status["max_total_tokens"])}' in metrics

@@ -166,7 +166,7 @@ class Service:
         first, *others = info["internal_states"]
         if not others:
             return dict(first)
-        together = {name: value + sum(other[name] for other in others) for name, value in first.items()}
+        together = {name: _sum([its[name] for its in (first, *others)]) for name in first}
         prompts = together["prompt_tokens"]
         return {**together, "cache_hit_rate": together["cached_tokens"] / prompts if prompts else 0.0}
 
@@ -192,6 +192,15 @@ class Service:
             current.finished(meta)
         if self.tracer is not None:
             self.tracer.generation(meta, name=name, parent=parent)
+
+
+def _sum(counts: list[Any]) -> Any:
+    """Of each engine's, which may be by name."""
+    if isinstance(counts[0], dict):
+        return {
+            name: sum(its.get(name, 0) for its in counts) for name in {name: 0 for its in counts for name in its}
+        }
+    return sum(counts)
 
 
 def _of_client(arguments: dict[str, Any]) -> dict[str, Any]:
