@@ -20,6 +20,7 @@ from sgl.errors import ConfigError
 from sgl.runtime import devices
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
+from sgl.runtime.server.replicas import added
 from tests.patience import PATIENCE, wait_until
 from tests.test_server_process import Served, children, command
 
@@ -154,6 +155,7 @@ def test_embeddings_and_counts_are_put_together(server: Served, one: Engine) -> 
     status = server.get("/v1/status").json()
     assert status["max_total_tokens"] == 2 * info["max_total_tokens"]
     assert status["engine"]["released_memory"] == {}
+    assert status["engine"]["is_paused"] is False
     assert status["engine"]["finished"] == sum(state["finished"] for state in info["internal_states"])
     metrics = server.get("/metrics").text
     assert f'sgl:max_total_num_tokens{{model_name="embedded"}} {float(status["max_total_tokens"])}' in metrics
@@ -226,3 +228,8 @@ def test_too_few_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(2):
         device = devices.device_for(EngineConfig(device="cuda", dp_size=2, dp_rank=rank))
         assert (device.index or 0) == rank
+
+
+def test_counts_of_engines_are_added_by_name() -> None:
+    assert added([{"kv_cache": 3}, {"kv_cache": 4, "weights": 5}]) == {"kv_cache": 7, "weights": 5}
+    assert (added([True, False]), added([1, 2]), added([{}, {"a": 0}])) == (True, 3, {"a": 0})

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import contextvars
 import math
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,16 @@ class _Part:
     work: float
     prompts: list[int] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
+
+
+def added(counts: list[Any]) -> Any:
+    """Of several engines: numbers' sum, also of each name's where they have names, and of truths whether one is."""
+    if isinstance(counts[0], dict):
+        together: Counter[str] = Counter()
+        for its in counts:
+            together.update(its)
+        return dict(together)
+    return any(counts) if isinstance(counts[0], bool) else sum(counts)
 
 
 class Replicas:
@@ -174,9 +185,8 @@ class Replicas:
                     await self._of_all("unload_lora_adapter", arguments[0])
             raise
         finally:
-            if method.startswith(
-                ("flush_cache", "update_weights", "release_memory")
-            ):  # also if one failed: the others' caches are empty
+            # Also if one failed: the others' caches are empty.
+            if method.startswith(("flush_cache", "update_weights", "release_memory")):
                 for engine in range(len(self._engines)):
                     self._placement.forget(engine)
         _, first = answers[0]
@@ -187,7 +197,7 @@ class Replicas:
         if method == "flush_cache":
             return all(its for _, its in answers)
         if method == "release_memory_occupation":
-            return {tag: sum(its.get(tag, 0) for _, its in answers) for tag in first}
+            return added([its for _, its in answers])
         if method == "check_ledger":
             return [f"engine {i + 1}: {breach}" for i, its in answers for breach in its]
         return ", ".join(its for _, its in answers) if method == "stop_profile" else None

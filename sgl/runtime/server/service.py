@@ -29,7 +29,7 @@ from sgl.runtime.server.errors import Forbidden
 from sgl.runtime.server.history import History, note
 from sgl.runtime.server.identity import Caller, caller
 from sgl.runtime.server.reader import BodyReader, is_small
-from sgl.runtime.server.replicas import Replicas
+from sgl.runtime.server.replicas import Replicas, added
 from sgl.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # needs an extra
@@ -162,11 +162,10 @@ class Service:
 
     async def engine_state(self) -> dict[str, Any]:
         """The counts of all engines right now. Raises EngineDead."""
-        info = await self.engine.call("get_server_info")
-        first, *others = info["internal_states"]
-        if not others:
-            return dict(first)
-        together = {name: _sum([its[name] for its in (first, *others)]) for name in first}
+        states = (await self.engine.call("get_server_info"))["internal_states"]
+        if len(states) == 1:
+            return dict(states[0])
+        together = {name: added([its[name] for its in states]) for name in states[0]}
         prompts = together["prompt_tokens"]
         return {**together, "cache_hit_rate": together["cached_tokens"] / prompts if prompts else 0.0}
 
@@ -192,15 +191,6 @@ class Service:
             current.finished(meta)
         if self.tracer is not None:
             self.tracer.generation(meta, name=name, parent=parent)
-
-
-def _sum(counts: list[Any]) -> Any:
-    """Of each engine's, which may be by name."""
-    if isinstance(counts[0], dict):
-        return {
-            name: sum(its.get(name, 0) for its in counts) for name in {name: 0 for its in counts for name in its}
-        }
-    return sum(counts)
 
 
 def _of_client(arguments: dict[str, Any]) -> dict[str, Any]:
