@@ -5,7 +5,8 @@
 MODEL is a folder with a tokenizer, or "embedded"; --option tp_size=2 makes two ranks, pp_size=2 two stages. Each client
 asks one call after another: some plain, some constrained, with drafts of the past, logprobs, penalties or several
 samples, some of them streams that are closed early, some aborted by their id, some cancelled. A greedy prompt comes
-again and again and must be answered alike each time. Status 1 and what was wrong, if a call takes over --stuck seconds.
+again and again and must be answered alike each time. Status 1 and what was wrong, if a call takes over --stuck seconds;
+and where each thread is, if not even that can be told.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import faulthandler
 import random
 import time
 from typing import Any
@@ -21,6 +23,7 @@ from typing import Any
 from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
 
+STARTING = 300  # seconds at most
 _PROMPT = "The order of the day is"
 _SCHEMA = '{"type":"object","properties":{"a":{"type":"integer"},"b":{"enum":["x","yes"]}},"required":["a","b"]}'
 
@@ -151,6 +154,7 @@ def main() -> None:
     parser.add_argument("--stuck", type=float, default=60)
     parser.add_argument("--option", action="append", default=[], help="of the engine, NAME=VALUE")
     given = parser.parse_args()
+    faulthandler.dump_traceback_later(given.seconds + STARTING + 3 * given.stuck, exit=True)
     options: Any = parse_options(EngineConfig, dict(option.split("=", 1) for option in given.option))
     with Engine(given.model, **options) as engine:
         done = soak(engine, clients=given.clients, seed=given.seed, seconds=given.seconds, stuck=given.stuck)
