@@ -13,6 +13,7 @@ import pytest
 
 from sgl.runtime.gateway import replies
 from sgl.runtime.gateway.app import Gateway
+from tests.patience import PATIENCE
 from tests.test_gateway import MockWorker, breaks_off, echo, gateway_of, run, until, value
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -299,3 +300,19 @@ def test_whole_events_are_found_whatever_ends_them() -> None:
         5,
         3,
     ]
+
+
+def test_a_gateway_ends_though_looking_at_a_worker_fails_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any) -> None:
+        try:
+            await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError as error:
+            raise RuntimeError("broken") from error
+
+    async def test() -> None:
+        async with asyncio.timeout(20):
+            async with gateway_of(echo):
+                await asyncio.sleep(0.1)
+
+    monkeypatch.setattr("sgl.runtime.gateway.workers.Servers._look_once", broken)
+    run(test)

@@ -275,6 +275,8 @@ class Servers:
                     if server.is_up and not server.is_leaving:
                         looks.create_task(self._ask(server))
             except ExceptionGroup:  # a defect: looking goes on, or nobody would see that the worker dies
+                if self._session is None:  # a task group that fails forgets that it was cancelled
+                    return
                 logger.exception("worker %s: what it says of itself", server.name)
             await asyncio.sleep(self._config.probe_seconds)
 
