@@ -4,6 +4,7 @@ A child process is killed at every one of its writes, before it, half way and be
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -272,17 +273,84 @@ def test_an_engine_that_ends_does_not_wait_for_a_slow_disk(
     again.files.close()
 
 
+def full(file: int, data: bytes) -> None:
+    """In place of `write_all`, on a disk that fills up meanwhile."""
+    os.write(file, data[:10])
+    raise OSError(28, "No space left on device")
+
+
 def test_a_full_disk_ends_the_writes_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write(store.names(PROMPT)[:5])
-
-    def full(file: int, data: bytes) -> None:
-        os.write(file, data[:10])
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(files_module, "write_all", full)
     assert store.write(store.names(PROMPT)).num_good == 5
     assert store.files.error is not None
+    assert store.files.num_failed == 1
+    assert store.write(store.names(PROMPT)).num_good == 0, "and it is left alone for a while"
+    assert store.files.num_failed == 1
     assert store.read(store.names(PROMPT)[:5]).num_good == 5
+
+
+@pytest.mark.parametrize("before", [1, 2, 5])  # pages, with room for 4 in a segment: amid one, and at its beginning
+@pytest.mark.parametrize("can_cut", [True, False])
+def test_a_disk_that_has_room_again_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, can_cut: bool
+) -> None:
+    monkeypatch.setattr(files_module, "_FIRST_PAUSE", 0.02)
+    store = Store(tmp_path)
+    names = store.names(PROMPT)
+    assert store.write(names[:before]).num_good == before
+    with monkeypatch.context() as patch:
+        patch.setattr(files_module, "write_all", full)
+        if not can_cut:
+            patch.setattr(os, "ftruncate", lambda file, size: (_ for _ in ()).throw(OSError(5, "I/O error")))
+        wait_until(lambda: store.write(names) and store.files.num_failed > 2)
+        assert store.stored(PROMPT) == before
+    wait_until(lambda: store.write(names).num_good == 10)
+    assert store.files.error is None
+    assert store.read(names).num_good == 10
+    assert store.files.num_bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.pages"))
+    store.files.close()
+    again = Store(tmp_path)
+    assert again.stored(PROMPT) == 10
+    assert again.read(names).num_good == 10
+    again.files.close()
+
+
+def test_pauses_of_a_failing_disk_grow(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(files_module, "write_all", full)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    failed = []
+    for _ in range(1200):
+        store.write(store.names(PROMPT))
+        failed.append(store.files.num_failed)
+        now += 1.0
+    times = [at for at, (one, other) in enumerate(itertools.pairwise(failed), 1) if other > one]
+    assert times == [5, 15, 35, 75, 155, 315, 615, 915]
+
+
+def test_an_engine_that_ends_leaves_a_stuck_disk_alone(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, is_stuck = threading.Event(), threading.Event()
+
+    def stuck(*_: object) -> int:
+        is_stuck.set()
+        assert goes_on.wait(PATIENCE)
+        raise OSError(5, "I/O error")
+
+    store.write(store.names(PROMPT))
+    monkeypatch.setattr(files_module, "_STUCK_SECONDS", 0.1)
+    monkeypatch.setattr(os, "preadv", stuck)
+    transfer = store.files.read(store.names(PROMPT), np.arange(1, 11, dtype=np.int32))
+    assert is_stuck.wait(PATIENCE)
+    store.files.close(0.0)
+    assert not transfer.is_done
+    other = Store(tmp_path)
+    assert other.stored(PROMPT) == 0, "it took another part"
+    other.files.close()
+    goes_on.set()
+    store.done(transfer)
 
 
 def test_a_kill_at_any_write_leaves_whole_pages_only(tmp_path: Path) -> None:

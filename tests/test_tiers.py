@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from benchmarks.tiers_soak import Episode
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.scheduler.request import Phase, Request
+from tests.patience import PATIENCE, wait_until
 from tests.scheduler_driver import Driver, Setting, assert_right, make_request
 
 PROMPTS = [[(13 * k + 31 * j) % 97 for k in range(40)] for j in range(6)]
@@ -140,6 +144,52 @@ def test_names_of_pages_are_made_once_for_a_request_that_finds_no_room(tmp_path:
     assert driver.tiers is not None
     assert not driver.tiers.loads._named
     driver.tiers.close()
+
+
+def test_files_that_do_not_answer_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = tiered(folder=tmp_path)
+    for uid, prompt in enumerate(PROMPTS):
+        run_one(before, uid, prompt)
+    settle(before)
+    assert before.files is not None
+    before.files.close()
+    driver = tiered(folder=tmp_path)
+    assert driver.tiers is not None
+    assert driver.files is not None
+    preadv, goes_on = os.preadv, threading.Event()
+    reads: list[int] = []
+
+    def slow(*arguments: Any) -> int:
+        reads.append(arguments[0])
+        assert len(reads) < 3 or goes_on.wait(PATIENCE)
+        return preadv(*arguments)
+
+    def others_ran() -> bool:
+        driver.step()
+        return other.phase is Phase.DONE and len(reads) == 3
+
+    monkeypatch.setattr(os, "preadv", slow)
+    request, other = make_request(10, PROMPTS[0], 2), make_request(11, [5] * 8, 2)
+    driver.scheduler.add(request)
+    driver.scheduler.add(other)
+    wait_until(others_ran)
+    driver.now += 2 * 36 + 2.9  # computing a token takes a second here
+    for _ in range(20):
+        driver.step()
+        driver.check()
+    assert request.phase is Phase.WAITING
+    driver.now += 0.2
+    driver.run()
+    driver.check()
+    assert_right(request)
+    assert request.cached_len == 8, "two pages had come"
+    assert run_one(driver, 12, PROMPTS[1]).cached_len == 0, "no other read waits behind it"
+    assert driver.tiers.counters.num_late == 1
+    goes_on.set()
+    wait_until(lambda: not (driver.step() or driver.tiers.loads._given_up))  # type: ignore[union-attr]
+    driver.check()
+    assert run_one(driver, 13, PROMPTS[2]).cached_len == 36
+    driver.files.close()
 
 
 def test_a_load_that_would_not_pay_is_computed() -> None:

@@ -135,6 +135,8 @@ _COUNTERS = {
     "hicache_read_tokens_total": ("file_read_tokens", "Tokens of KV that were read from files."),
     "hicache_loads_total": ("num_loads", "Prefixes that were loaded."),
     "hicache_declined_loads_total": ("num_declined_loads", "Prompts whose copies it was faster to compute again."),
+    "hicache_late_reads_total": ("num_late_reads", "Reads from files that were not waited for any longer."),
+    "hicache_failed_writes_total": ("num_failed_writes", "Writes to files that the disk refused."),
     "transfers_offered_total": ("num_transfers_offered", "Prompts whose pages were offered to decode engines."),
     "transfers_refused_total": ("num_transfers_refused", "Prompts that the buffer had no room for."),
     "transfers_expired_total": ("num_transfers_expired", "Offers whose time was up."),

@@ -12,12 +12,12 @@ A record is complete or it is not found: a new engine reads the headers of whole
 another one wrote, and every read compares name and checksum. The least recently used segments are removed as a whole.
 One engine at a time has a part, by a lock on its file: further engines have parts of their own.
 
-One thread reads and writes, reads first; it knows host memory, and no trees.
+One thread reads and writes, reads first; it knows host memory, and no trees. A disk that takes no writes is tried again
+after a while; one that does not answer holds up that thread alone.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import math
@@ -40,6 +40,7 @@ import numpy.typing as npt
 from sgl.errors import ConfigError
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
+from sgl.runtime.cache.parts import claim, tidy
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +53,12 @@ _SEGMENT_BYTES: Final = 256 << 20
 _LEAST_SEGMENTS: Final = 8  # that the bound is divided into
 _MOST_SEGMENTS: Final = 256  # each is an open file, and a process may often have 1,024, its clients' among them
 _MOST_RECORDS: Final = 1 << 20  # of all segments: their names take some 200 bytes each in memory
-_MOST_PARTS: Final = 64
 _SYNC_BYTES: Final = 64 << 20  # written between two fsyncs
 CLOSING_SECONDS: Final = 2.0
 """For which an engine that ends writes what was asked for."""
+_STUCK_SECONDS: Final = 5.0  # that it waits beyond, for a disk that does not answer
+_FIRST_PAUSE: Final = 5.0  # seconds between a write that failed and the next; doubled while they fail
+_LONGEST_PAUSE: Final = 300.0
 
 Memory = npt.NDArray[np.uint8]
 
@@ -70,6 +73,8 @@ class Transfer:
     num_good: int = 0
     seconds: float = 0.0
     is_done: bool = False
+    is_unwanted: bool = False
+    """Nobody waits for it any more: no further page is read. Its pages are taken until it is done."""
 
     @property
     def num_pages(self) -> int:
@@ -114,8 +119,12 @@ class PageFiles:
         """Of all segments."""
         self.num_bad = 0
         """Records that were read and are not what was written."""
+        self.num_failed = 0
+        """Writes that the disk refused."""
         self.error: Exception | None = None
-        """Why nothing is written any more."""
+        """Why nothing is written at present."""
+        self._pause = _FIRST_PAUSE
+        self._writes_again = -math.inf  # monotonic seconds, from which a write is tried
         self._index: dict[bytes, tuple[_Segment, int]] = {}
         self._segments: OrderedDict[int, _Segment] = OrderedDict()  # least recently used first
         self._current: _Segment | None = None
@@ -124,8 +133,8 @@ class PageFiles:
         self._asked: set[bytes] = set()  # names that are to be written
         self._lock = -1
         try:
-            self._part, self._lock = _claim(folder / model.hex()[:24])
-            _tidy(folder, self._part, self.max_bytes)
+            self._part, self._lock = claim(folder / model.hex()[:24])
+            tidy(folder, self._part, self.max_bytes)
             self._open_all()
         except OSError as error:
             self._let_go()
@@ -203,9 +212,11 @@ class PageFiles:
             self._is_closing = True
             self._ends = min(self._ends, time.monotonic() + seconds)
             self._has_work.notify()
-        if self._thread.is_alive():
-            self._thread.join()
-        self._let_go()
+        self._thread.join(max(self._ends - time.monotonic(), 0.0) + _STUCK_SECONDS)
+        if self._thread.is_alive():  # its files stay open: another's could have their numbers when it goes on
+            logger.warning("%s does not answer: cached pages that were to be written there are not", self._part)
+        else:
+            self._let_go()
 
     def _let_go(self) -> None:
         for segment in self._segments.values():
@@ -270,7 +281,7 @@ class PageFiles:
     def _read_all(self, transfer: Transfer) -> None:
         began = time.monotonic()
         for name, page in zip(transfer.names, transfer.pages, strict=True):
-            if not self._read(name, page):
+            if transfer.is_unwanted or not self._read(name, page):
                 break
             transfer.num_good += 1
         transfer.seconds = time.monotonic() - began
@@ -301,17 +312,22 @@ class PageFiles:
         return True
 
     def _write_some(self, transfer: Transfer) -> bool:
-        """Write a transfer's next page; False if there is none, or nothing can be written."""
-        if self.error is not None or transfer.num_good == transfer.num_pages:
+        """Write a transfer's next page; False if there is none, or nothing can be written at present."""
+        if time.monotonic() < self._writes_again or transfer.num_good == transfer.num_pages:
             return False
         name, page = transfer.names[transfer.num_good], transfer.pages[transfer.num_good]
-        try:
-            if name not in self._index:
+        if name not in self._index:
+            try:
                 self._append(name, self._memory[page])
-        except OSError as error:
-            self.error = error
-            logger.warning("cached pages are not written to files any more: %s", error)
-            return False
+            except OSError as error:
+                logger.warning("cached pages are not written to files for %g seconds: %s", self._pause, error)
+                self.num_failed += 1
+                self.error, self._writes_again = error, time.monotonic() + self._pause
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                return False
+            if self.error is not None:
+                logger.warning("cached pages are written to files again")
+                self.error, self._pause = None, _FIRST_PAUSE
         transfer.num_good += 1
         return True
 
@@ -322,13 +338,26 @@ class PageFiles:
         data = page.tobytes()
         checksum = zlib.crc32(data, zlib.crc32(name))
         head = _RECORD.pack(name, checksum, zlib.crc32(name + checksum.to_bytes(4, "little")))
-        write_all(segment.file, head + data)
+        try:
+            write_all(segment.file, head + data)
+        except OSError:
+            self._cut(segment)
+            raise
         self._index[name] = segment, len(segment.names)
         segment.names.append(name)
         self.num_bytes += self._record_bytes
         self._unsynced += self._record_bytes
         if self._unsynced > _SYNC_BYTES:
             self._sync()
+
+    def _cut(self, segment: _Segment) -> None:
+        """Take off what was written of a record: all behind it would be out of place."""
+        end = _HEADER.size + len(segment.names) * self._record_bytes
+        self._current = None
+        with suppress(OSError):  # then nothing is appended to it any more
+            os.ftruncate(segment.file, end)
+            self._current = segment
+        self.num_bytes += os.fstat(segment.file).st_size - end
 
     def _sync(self) -> None:
         assert self._current is not None, "something was written"
@@ -345,8 +374,13 @@ class PageFiles:
         number, self._next = self._next, self._next + 1
         path = self._part / f"{number:08}.pages"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            write_all(file, _header(self._model, self._page_bytes))
+        except OSError:
+            os.close(file)
+            path.unlink(missing_ok=True)
+            raise
         segment = self._current = self._segments[number] = _Segment(number, file)
-        write_all(file, _header(self._model, self._page_bytes))
         self.num_bytes += _HEADER.size
         return segment
 
@@ -407,43 +441,3 @@ def write_all(file: int, data: bytes) -> None:
 def _header(model: bytes, page_bytes: int) -> bytes:
     fields = (_MAGIC, _VERSION, model, page_bytes)
     return _HEADER.pack(*fields, zlib.crc32(_HEADER.pack(*fields, 0)))
-
-
-def _tidy(folder: Path, own: Path, max_bytes: int) -> None:
-    """Remove the oldest segments of models and parts that no engine uses, until no more than max_bytes are left."""
-    found: list[tuple[float, int, Path]] = []
-    for part in folder.glob("*/part-*"):
-        if part == own:
-            continue
-        with suppress(OSError):  # in use, another user's, or no part
-            lock = os.open(part / "lock", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for path in part.glob("*.pages"):
-                    status = path.stat()
-                    found.append((status.st_mtime, status.st_size, path))
-            finally:
-                os.close(lock)
-    left = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if left <= max_bytes:
-            break
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-            left -= size
-
-
-def _claim(folder: Path) -> tuple[Path, int]:
-    """A part that no other engine has, and its lock. Raises OSError."""
-    for number in range(_MOST_PARTS):
-        part = folder / f"part-{number}"
-        for each in (*reversed(part.parents), part):  # parents=True would leave new ones open to others
-            each.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(part / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
-        return part, lock
-    raise OSError(f"{_MOST_PARTS} engines use it already")

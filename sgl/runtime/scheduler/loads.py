@@ -2,11 +2,12 @@
 
 A prefix that is being loaded is announced like one that a request computes: prompts that begin with it are held until
 it is in the tree, and others run. It is then leased until its prompt is admitted; like any lease it gives way, so loads
-never keep a request out.
+never keep a request out. Files that answer too late are not waited for: what they gave is loaded, the rest computed.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,9 +25,13 @@ from sgl.runtime.scheduler.leases import Lease, Leases
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.saves import Saves, TierCounters
 
+logger = logging.getLogger(__name__)
+
 _MOST_LOADING = 0.5  # of the device's pages, for loads and for what is loaded and not taken over yet
 _HELD_SECONDS = 30.0  # for which a loaded prefix waits for its prompt
 _MOST_NAMED = 32  # requests whose pages' names are kept
+_LATE = 2.0  # times what computing would have taken, and
+_LATE_SECONDS = 3.0  # on top: how long files are waited for
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +73,9 @@ class Loads:
         self._counters, self._clock = counters, clock
         self._pairs: list[Int32Array] = []  # for the next move
         self._loading: dict[int, _Load] = {}
+        self._given_up: list[
+            tuple[Transfer, Int32Array]
+        ] = []  # late reads, and the host pages that they may still fill
         self._held: OrderedDict[int, tuple[Lease, float]] = OrderedDict()  # loaded prefixes by owner
         self._owners: dict[int, int] = {}  # of these, by the request's uid
         self._named: OrderedDict[int, tuple[int, list[bytes]]] = OrderedDict()
@@ -106,7 +114,7 @@ class Loads:
         page_size, tree = self._host.page_size, self._host.tree
         match = tree.match(key, namespace)
         in_files, names = match.length, []
-        if self._files is not None:
+        if self._files is not None and not self._given_up:
             names = self._stored(key, namespace, max(match.length, cached), request)
             in_files = max(match.length, cached) + len(names) * page_size if names else match.length
         if max(match.length, in_files) <= cached:
@@ -201,6 +209,8 @@ class Loads:
 
     def poll(self) -> None:
         """Take up what has arrived."""
+        if self._given_up:
+            self._free_late()
         if self._loading:
             for load in list(self._loading.values()):
                 self._go_on(load)
@@ -223,7 +233,7 @@ class Loads:
 
     def _go_on(self, load: _Load) -> None:
         if load.reading is not None:
-            if not load.reading.is_done:
+            if not load.reading.is_done and not self._is_late(load, load.reading):
                 return
             self._end_reading(load)
             if not self._begin_loading(load):
@@ -235,6 +245,16 @@ class Loads:
             self.moved = max(self.moved, load.move.number)
             self._end_load(load)
 
+    def _is_late(self, load: _Load, reading: Transfer) -> bool:
+        computing = reading.num_pages * self._host.page_size * self._rates.compute.seconds
+        return self._clock() - load.began > _LATE * computing + _LATE_SECONDS
+
+    def _free_late(self) -> None:
+        for reading, pages in self._given_up:
+            if reading.is_done:
+                self._host.pool.free(pages)
+        self._given_up = [(reading, pages) for reading, pages in self._given_up if not reading.is_done]
+
     def _end_reading(self, load: _Load) -> None:
         """Give what was read its place among the copies; what could not be read is not."""
         reading, pages, tree = load.reading, load.read_pages, self._host.tree
@@ -242,8 +262,14 @@ class Loads:
         assert pages is not None, "it was read into pages"
         good, load.reading, load.read_pages = reading.num_good, None, None
         self._counters.read_pages += good
-        self._rates.note_read(good * self._host.page_size, reading.seconds)
-        self._host.pool.free(pages[good:])
+        if reading.is_done:
+            self._rates.note_read(good * self._host.page_size, reading.seconds)
+            self._host.pool.free(pages[good:])
+        else:
+            logger.warning("a file's cached pages are late: %d of %d are computed", len(pages) - good, len(pages))
+            self._counters.num_late += 1
+            reading.is_unwanted = True
+            self._given_up.append((reading, pages[good:]))
         first = load.host.length * TOKEN_BYTES
         if good:
             key = load.key[first : first + good * self._page_bytes]
@@ -296,7 +322,8 @@ class Loads:
 
     def private_copies(self) -> list[Int32Array]:
         """Host pages that are read into, for the ledger."""
-        return [load.read_pages for load in self._loading.values() if load.read_pages is not None]
+        late = [pages for _, pages in self._given_up]
+        return [load.read_pages for load in self._loading.values() if load.read_pages is not None] + late
 
     def locked(self) -> list[Node]:
         """The device nodes that loads hold, for the ledger."""

@@ -33,6 +33,7 @@ class TierCounters:
     read_pages: int = 0  # from there
     num_loads: int = 0
     num_declined: int = 0  # prompts whose copies it was faster to compute again
+    num_late: int = 0  # reads from files that were not waited for any longer
 
 
 @dataclass(slots=True, eq=False)

@@ -32,6 +32,7 @@ NO_TIERS = dict.fromkeys(
     (
         *("host_total_tokens", "host_used_tokens", "host_saved_tokens", "host_loaded_tokens"),
         *("file_used_bytes", "file_written_tokens", "file_read_tokens", "num_loads", "num_declined_loads"),
+        *("num_late_reads", "num_failed_writes"),
     ),
     0,
 )
@@ -104,6 +105,8 @@ class Tiers:
             "file_read_tokens": counters.read_pages * size,
             "num_loads": counters.num_loads,
             "num_declined_loads": counters.num_declined,
+            "num_late_reads": counters.num_late,
+            "num_failed_writes": 0 if self.files is None else self.files.num_failed,
         }
 
     def clear(self, evict: Callable[[], int]) -> int:
