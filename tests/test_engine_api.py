@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -230,6 +231,33 @@ def test_closing_or_dropping_a_stream_aborts_the_request(engine: Engine) -> None
     stream = engine.generate(PROMPT, {**GREEDY, "max_new_tokens": 400}, stream=True)
     del stream
     assert engine.get_server_info()["internal_states"][0]["aborted"] == aborted + 2
+
+
+@pytest.mark.parametrize("rid", ["mine", None])
+def test_an_abort_on_the_way_into_the_loop_is_kept(
+    engine: Engine, rid: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rid is known, and the loop does not have it yet."""
+    submit, is_known, may_go = engine._loop.submit, threading.Event(), threading.Event()
+
+    def late(submissions: Any) -> None:
+        is_known.set()
+        assert may_go.wait(PATIENCE)
+        submit(submissions)
+
+    monkeypatch.setattr(engine._loop, "submit", late)
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(
+            engine.generate, [PROMPT, PROMPT], {**GREEDY, "max_new_tokens": 90}, rid=["mine", "my"]
+        )
+        assert is_known.wait(PATIENCE)
+        engine.abort(rid)
+        may_go.set()
+        results = asked.result(PATIENCE)
+    assert results[0]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert results[0]["output_ids"] == []
+    assert len(results[1]["output_ids"]) == (90 if rid else 0)
+    assert engine.check_ledger() == []
 
 
 @pytest.mark.usefixtures("slowly")

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sgl.runtime.runner import occupation
 from tests.patience import wait_until
 from tests.program_client import Client, gen
 from tests.test_pause import LONG, OPTIONS, PROMPT, Running, begun, steps
+from tests.tiny_heads import tiny_head
 from tests.tiny_models import tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes no memory back in place")
@@ -296,6 +298,22 @@ def test_a_closed_engine_keeps_no_pages(folder: Path) -> None:
     engine.shutdown()
     with pytest.raises(EngineDead):
         engine.generate("a")
+
+
+@pytest.mark.parametrize("algorithm", ["DRAFT", "EAGLE3"])
+def test_a_closed_engine_keeps_none_of_its_drafters_memory(folder: Path, tmp_path: Path, algorithm: Any) -> None:
+    draft = folder if algorithm == "DRAFT" else tiny_head(tmp_path / "head", vocab_size=259)
+    options: dict[str, Any] = {"speculative_algorithm": algorithm, "speculative_draft_model_path": str(draft)}
+    engine = Engine(folder, **{**OPTIONS, "max_total_tokens": MANY}, **options)
+    runner: Any = engine._started.runner
+    drafts = runner._observer._runner
+    (storage,) = drafts._kv.storages()
+    storage.fill_(1.0)
+    features = [] if algorithm == "DRAFT" else [weakref.ref(drafts._features)]
+    engine.shutdown()
+    assert not storage.any()
+    assert [each() for each in features] == [None] * len(features)
+    engine.shutdown()
 
 
 def test_a_start_without_room_says_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,33 @@ class Texts(Sound):
 class Turned(Sound):
     name = "turned"
     def lay_out(self, matrix): return torch.zeros(matrix.shape[::-1])
+class Heavy(Sound):
+    name = "heavy"
+    def total_memory(self, device, sharing): raise OSError("no counter")
+class Vague(Sound):
+    name = "vague"
+    def total_memory(self, device, sharing): return 1 << 32
+class Full(Sound):
+    name = "full"
+    def memory_left(self, device): return {}["left"]
+class Slow(Sound):
+    name = "slow"
+    def step_tokens(self, device, num_multiplied): return num_multiplied // 0
+class Idle(Sound):
+    name = "idle"
+    def step_tokens(self, device, num_multiplied): return 0
+class Blind(Sound):
+    name = "blind"
+    def attention(self, shape): raise RuntimeError("no kernel")
+class Odd(Sound):
+    name = "odd"
+    def attention(self, shape): return "flash"
+class Locked(Sound):
+    name = "locked"
+    def lay_out(self, matrix): raise ValueError("a lock")
+class Nameless(Sound):
+    name = "nameless"
+    def device_name(self, device): raise ValueError("no plate")
 """
 
 
@@ -119,12 +146,28 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "absent": "device='absent': there is none on this machine",
         "texts": "Texts.device gave 'cpu', which is no torch.device",
         "turned": "Turned.lay_out gave no tensor of its matrix's shape",
+        "heavy": "device='heavy': Heavy.total_memory raised OSError: no counter",
+        "vague": "Vague.total_memory gave 4294967296, which is not what sgl.platforms.Platform asks for",
+        "full": "Full.memory_left raised KeyError: 'left'",
+        "slow": "Slow.step_tokens raised ZeroDivisionError",
+        "idle": "Idle.step_tokens gave 0, which is not",
+        "blind": "Blind.attention raised RuntimeError: no kernel",
+        "odd": "Odd.attention gave 'flash', which is not",
+        "locked": "Locked.lay_out raised ValueError: a lock",
     }.items(),
 )
 def test_a_broken_platform_is_refused_with_what_is_wrong_of_it(name: str, words: str, broken: None) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
         Engine(device=name, max_total_tokens=512)
     assert refused.value.option == "device"
+
+
+def test_a_device_without_a_name_is_said_when_the_name_is_asked_for(broken: None) -> None:
+    with (
+        Engine(device="nameless", max_total_tokens=512) as engine,
+        pytest.raises(ConfigError, match=r"device='nameless': Nameless\.device_name raised ValueError: no plate"),
+    ):
+        engine.get_server_info()
 
 
 def test_the_suite_tells_of_each_check_whatever_a_platform_raises(

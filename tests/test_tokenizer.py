@@ -113,6 +113,20 @@ TOOLS = [{"type": "function", "function": {"name": "ask", "parameters": {"type":
     [
         ({"chat_template.jinja": TURNS}, ""),
         ({"chat_template.json": json.dumps({"chat_template": TURNS})}, ""),
+        (
+            {
+                "chat_template.json": json.dumps(
+                    {
+                        "chat_template": [
+                            {"name": "default", "template": TURNS},
+                            {"name": "tool_use", "template": "tools" + TURNS},
+                        ]
+                    }
+                )
+            },
+            "tools",
+        ),
+        ({"chat_template.json": json.dumps({"chat_template": {"default": TURNS}})}, ""),
         ({"chat_template.jinja": TURNS, "additional_chat_templates/tool_use.jinja": "tools" + TURNS}, "tools"),
         (
             {
@@ -141,6 +155,19 @@ def test_templates_come_from_each_file_that_models_have_them_in(
     assert tokenizer.chat_template == TURNS
     assert tokenizer.apply_chat_template(turns) == "<user>hi"
     assert tokenizer.apply_chat_template(turns, tools=TOOLS) == f"{with_tools}<user>hi"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], {}, {"chat_template": None}, {"chat_template": [TURNS]}, {"chat_template": [{"name": "default"}]}],
+)
+def test_a_file_with_no_template_in_it_is_refused_by_name(tmp_path: Path, content: Any) -> None:
+    TOKENIZERS["byte level"].hf.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.json").write_text(json.dumps(content))
+    with pytest.raises(
+        TokenizerError, match=r"chat_template.json: chat_template must be a text, or a list of objects"
+    ):
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize(

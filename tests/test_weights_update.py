@@ -201,12 +201,14 @@ def test_what_is_wrong_is_refused_and_the_old_weights_stand(engine: Engine, tied
         whole[name].to_sparse(),
         whole[name].to("meta"),
         torch.nn.Parameter(whole[name]).as_subclass(type("DTensor", (torch.Tensor,), {})),
+        torch.nested.nested_tensor([whole[name]]),
+        torch.nested.nested_tensor([whole[name]], layout=torch.jagged),
     ):
         wrong.append(({name: useless}, "give a plain, dense tensor with data"))
     for tensors, message in wrong:
         with pytest.raises(WeightsError, match=message):
             engine.update_weights({**good, **tensors})
-    for given in (None, {}, [("a", 1)], ["a"], [(name, whole[name])] * 2):
+    for given in (None, {}, [("a", 1)], ["a"], [(name, whole[name])] * 2, 3, "a", whole[name]):
         with pytest.raises(InvalidRequest, match=r"named_tensors|twice|1 to"):
             engine.update_weights(given)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="weight_version"):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -21,6 +21,7 @@ from sgl.kernels.latent import flashinfer as latent_flashinfer
 from sgl.kernels.latent.attention import LatentAttention, TritonPrompts
 from sgl.kernels.latent.flashinfer import FlashInferPrompts
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.platform.asked import asked
 from sgl.runtime.platform.registry import platform_of
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def choose_attention(config: EngineConfig, shape: AttentionShape) -> Built:
     """The backend that is asked for, or the fastest that can serve the shape, and the options it decides. Raises
     ConfigError."""
     platform = platform_of(config.device or str(shape.device))
-    own = platform.attention(shape) if config.attention_backend is None else None
+    own = asked(platform, platform.attention, shape, fits=_is_backend) if config.attention_backend is None else None
     if own is not None:
         logger.info("attention: %s's own, without CUDA graphs", platform.name)
         return replace(config, cuda_graph_max_bs=None, disable_cuda_graph=True), own
@@ -54,6 +55,10 @@ def choose_attention(config: EngineConfig, shape: AttentionShape) -> Built:
             option="kv_cache_dtype",
         )
     return _BUILDERS[name](config, shape, reason)
+
+
+def _is_backend(found: Any) -> bool:
+    return found is None or all(callable(getattr(found, name, None)) for name in ("plan", "run"))
 
 
 def _name_and_reason(config: EngineConfig, shape: AttentionShape) -> tuple[_Backend, str]:

@@ -26,6 +26,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.copies import drain
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.loop.submission import Submission
 from sgl.runtime.loop.thread import EngineThread
 from sgl.runtime.model.choice import media_of
 from sgl.runtime.occupation import MemoryOccupation
@@ -107,7 +108,7 @@ class Engine(Trainable):
                 self._builder.close()
                 raise
         is_frozen, self._profiler = startup.freeze(started), StepProfiler()
-        self._rids: dict[Rid, list[int]] = {}
+        self._rids: dict[Rid, list[Submission]] = {}
         self._rids_lock = threading.RLock()  # reentrant: garbage collection may abandon a dropped stream anywhere
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
         self._loop.start()
@@ -236,14 +237,15 @@ class Engine(Trainable):
         On return, their pages are free and no token follows. Callers get what there was with finish_reason "abort"; a
         gen of a program fails with RequestAborted."""
         self._home.check()
-        if rid is None and owner is None:
-            self._loop.abort_and_wait(None)
-            return
         with self._rids_lock:
             known = self._rids.items()
             found = [its for (whose, name), its in known if rid in (None, name) and owner in (None, whose)]
-        if found:
-            self._loop.abort_and_wait(list({uid for its in found for uid in its}))
+        chosen = {its.request.uid: its for each in found for its in each}
+        for submission in chosen.values():
+            submission.is_aborted = True  # the loop may not have it yet
+        is_all = rid is None and owner is None
+        if chosen or is_all:
+            self._loop.abort_and_wait(None if is_all else list(chosen))
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
         """Start a program next to the scheduler: segments in, events out (`sgl.lang.ir.nodes`). The sink runs on
@@ -403,8 +405,8 @@ class Engine(Trainable):
         if self._home.is_elsewhere:
             return
         with self._rids_lock:
-            for rid, uids in call.rids.items():
-                if self._rids.get(rid) == uids:
+            for rid, its in call.rids.items():
+                if self._rids.get(rid) == its:
                     del self._rids[rid]
         self._router.forget(call.uids)
         unfinished = [uid for uid, result in call.results.items() if result.finish_reason is None]

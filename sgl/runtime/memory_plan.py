@@ -22,6 +22,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache, WindowedLayers
 from sgl.runtime.model.loader import dtype_name
 from sgl.runtime.model.shard import Shard
+from sgl.runtime.platform.asked import asked, is_memory
 from sgl.runtime.platform.registry import platform_of
 
 logger = logging.getLogger(__name__)
@@ -158,17 +159,25 @@ def plan_memory(
     weight_bytes = held_bytes(model) + slot_bytes(config, model) + beside.weight_bytes
     rows = config.max_running_requests or platform.max_rows
     page_bytes = bytes_of_token * page_size
-    total_memory, memory_name = platform.total_memory(device, config.num_ranks // config.nnodes * config.dp_size)
+    sharing = config.num_ranks // config.nnodes * config.dp_size
+    total_memory, memory_name = asked(platform, platform.total_memory, device, sharing, fits=is_memory)
     fraction = config.mem_fraction_static or platform.memory_fraction
     available = total_memory * fraction - weight_bytes
-    if (left := platform.memory_left(device)) is not None:
+    left = asked(platform, platform.memory_left, device, fits=lambda its: its is None or isinstance(its, int))
+    if left is not None:
         available = min(available, left)
     num_bytes = model.state_bytes if isinstance(model, RecurrentModel) else 0
     if num_bytes:
         rows, checkpoints = _plan_states(config, rows, available / num_bytes)
         config = replace(config, max_running_requests=rows, state_checkpoints=checkpoints)
         num_bytes *= rows + 1 + checkpoints
-    step_tokens = config.chunked_prefill_size or platform.step_tokens(device, model.weights.num_multiplied)
+    step_tokens = config.chunked_prefill_size or asked(
+        platform,
+        platform.step_tokens,
+        device,
+        model.weights.num_multiplied,
+        fits=lambda its: isinstance(its, int) and its > 0,
+    )
     pools, most_pages = (
         PoolSizes(config, model, model_config, page_size, rows, step_tokens, beside),
         rows * -(-context // page_size),

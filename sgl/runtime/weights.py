@@ -293,6 +293,9 @@ def check_version(version: Any) -> None:
 
 def _named(given: Any) -> dict[str, torch.Tensor]:
     """Checked pairs. Raises InvalidRequest."""
+    if (given is not None and not isinstance(given, Iterable)) or isinstance(given, torch.Tensor | str | bytes):
+        message = f"named_tensors must be pairs of a name and a tensor, not a {type(given).__name__}"
+        raise InvalidRequest(message, param="named_tensors")
     pairs = list(given.items() if isinstance(given, Mapping) else given or ())
     if not pairs or len(pairs) > MAX_TENSORS:
         raise InvalidRequest(f"an update needs 1 to {MAX_TENSORS} tensors, not {len(pairs)}", param="named_tensors")
@@ -306,9 +309,11 @@ def _named(given: Any) -> dict[str, torch.Tensor]:
         if (
             type(tensor) not in (torch.Tensor, torch.nn.Parameter)
             or tensor.layout != torch.strided
+            or tensor.is_nested
             or tensor.is_meta
         ):
-            what = f"a {type(tensor).__name__} on {tensor.device} of layout {tensor.layout}"
+            layout = "nested" if tensor.is_nested else tensor.layout
+            what = f"a {type(tensor).__name__} on {tensor.device} of layout {layout}"
             raise WeightsError(
                 f"{name:.200} is {what}: give a plain, dense tensor with data (of a sharded one, its full_tensor())"
             )

@@ -376,8 +376,9 @@ class EngineLoop:
             request.owner = submission
             request.waits_for_grammar = matcher is not None
             try:
+                submission.check()
                 self.scheduler.add(request)
-            except (QueueFull, InvalidRequest) as error:
+            except (QueueFull, InvalidRequest, RequestAborted) as error:
                 self._end(submission, FinishReason("abort", error=error))
                 continue
             submission.has_entered = True
@@ -413,8 +414,7 @@ class EngineLoop:
                 yield
                 if self._stopping:
                     break
-            submission = self._live.get(uid)
-            if submission is not None:
+            if (submission := self._live.get(uid)) is not None:
                 self._end(submission, FinishReason("abort", error=RequestAborted(f"request {uid} was aborted")))
         if then is not None:
             then()

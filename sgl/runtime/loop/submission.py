@@ -56,10 +56,16 @@ class Submission:
     emitted_logprobs: int = 0
     pieces: str = ""  # text not sent yet
     has_entered: bool = False  # the scheduler knows it
+    is_aborted: bool = False  # by any thread; of use until it enters
     is_incremental: bool = False  # whether tokens become text one by one
 
     def __post_init__(self) -> None:
         self.is_incremental = self.text is not None and (self.stream or self.text.has_stops)
+
+    def check(self) -> None:
+        """Raise RequestAborted for one that was aborted on its way into the loop."""
+        if self.is_aborted:
+            raise RequestAborted(f"request {self.request.uid} was aborted")
 
     def advance(self) -> FinishReason | None:
         """Read the latest token; returns the reason if it ends the request."""

@@ -209,9 +209,7 @@ class PreparedCall(CallResults):
 
     submissions: list[Submission] = field(default_factory=list)
     compiling: list[Future[Any]] = field(default_factory=list)  # the constraints' futures
-    rids: dict[Rid, list[int]] = field(
-        default_factory=dict
-    )  # → uids of each sample, and of all samples of a prompt
+    rids: dict[Rid, list[Submission]] = field(default_factory=dict)  # each sample, and all samples of a prompt
 
     @property
     def uids(self) -> list[int]:
@@ -230,11 +228,11 @@ class PreparedCall(CallResults):
         for submission, result in pairs:
             self.submissions.append(submission)
             self.add(result)
-            self.rids[wanted.owner, result.header.rid] = [result.header.uid]
+            self.rids[wanted.owner, result.header.rid] = [submission]
             if submission.matcher is not None:
                 self.compiling.append(submission.matcher.compilation)
         if wanted.rid is not None:
-            self.rids[wanted.owner, wanted.rid] = [submission.request.uid for submission, _ in pairs]
+            self.rids[wanted.owner, wanted.rid] = [submission for submission, _ in pairs]
 
     def absorb(self, output: Output) -> None:
         """Like CallResults.absorb. Also raises the errors of constraints."""

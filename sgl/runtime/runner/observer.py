@@ -40,6 +40,9 @@ class Observer(Protocol):
     def loaded(self, pages: Int32Array) -> None:
         """The model's part of these pages, [n], comes from host memory; nothing else of their tokens does."""
 
+    def close(self) -> None:
+        """Give the device's memory back after the last step. Idempotent."""
+
 
 def observed(
     batch: Batch, pages: Int32Array, inputs: Sequence[torch.Tensor], taps: Taps | None, places: torch.Tensor | None

@@ -333,6 +333,8 @@ class ModelRunner:
         """Give the device's memory back after the last step, whoever still has the engine. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
+            if self._observer is not None:
+                self._observer.close()
             self.occupation.end()
             self._graphs = self._prompt_graphs = self._verify_graphs = None
 

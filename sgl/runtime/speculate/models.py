@@ -149,6 +149,10 @@ class ModelDrafter:
         """See `Observer`. A head goes on without the features that are lost."""
         self._is_filled.reshape(-1, self._page_size)[pages] = False
 
+    def close(self) -> None:
+        """See `Observer`."""
+        self._runner.close()
+
     def _read(self, step: ObservedStep) -> None:
         """What else of the step is needed."""
 

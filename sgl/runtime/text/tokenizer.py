@@ -294,8 +294,7 @@ def _load_hf(name: str) -> Any:
             _check_readers(name)
             hf = AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # None asks on the terminal
         if hf.chat_template is None and (beside := _file(name, "chat_template.json")) is not None:
-            with open(beside, encoding="utf-8") as file:  # of a processor, where transformers looks only for images
-                hf.chat_template = json.load(file)["chat_template"]
+            hf.chat_template = _templates(beside)
         return hf
     except TokenizerError:
         raise
@@ -305,6 +304,21 @@ def _load_hf(name: str) -> Any:
             f"or another format that transformers reads)",
             path=name,
         ) from error
+
+
+def _templates(path: str) -> str | dict[str, str]:
+    """Of a processor's file, where transformers looks only for images: a template, or several by name. Raises
+    TokenizerError."""
+    with open(path, encoding="utf-8") as file:
+        its = json.load(file)
+    found: Any = its.get("chat_template") if isinstance(its, dict) else None
+    if isinstance(found, list) and all(isinstance(each, dict) for each in found):  # as in tokenizer_config.json
+        found = {each.get("name"): each.get("template") for each in found}
+    named: dict[str, str] = found if isinstance(found, dict) and found else {"default": found}
+    if not all(isinstance(text, str) for pair in named.items() for text in pair):
+        wrong = f"{path}: chat_template must be a text, or a list of objects with a name and a template"
+        raise TokenizerError(wrong, path=path)
+    return found if isinstance(found, str) else named
 
 
 def _check_readers(name: str) -> None:
