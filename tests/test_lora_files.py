@@ -134,7 +134,7 @@ def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> 
     refused(model, tiny_adapter(tmp_path / "adapter", other), "make it")
 
 
-def test_experts_are_refused_and_attention_beside_them_is_not(tmp_path: Path) -> None:
+def test_experts_are_changed_by_their_matrices_not_their_names(tmp_path: Path) -> None:
     mixture = tiny_checkpoint(tmp_path / "mixture", "qwen3-moe", num_hidden_layers=2)
     file = tiny_adapter(tmp_path / "experts", mixture, targets=("q_proj", "up_proj")) / "adapter_model.safetensors"
     slots = slots_for(mixture)
@@ -142,7 +142,11 @@ def test_experts_are_refused_and_attention_beside_them_is_not(tmp_path: Path) ->
     assert slots.product(0, "down") is None
     matrix = {"base_model.model.model.layers.0.mlp.experts.1.up_proj.lora_A.weight": torch.zeros(4, 64)}
     save_file({**load_file(file), **matrix}, file)
-    refused(mixture, file.parent, "adapters of experts are not supported, of attention")
+    refused(mixture, file.parent, "has experts, and lora_target_modules are .*start with all of them")
+    gpt_oss = tiny_checkpoint(tmp_path / "gpt-oss", "gpt-oss", num_hidden_layers=2)
+    file = tiny_adapter(tmp_path / "other", gpt_oss, targets=("q_proj",)) / "adapter_model.safetensors"
+    save_file({**load_file(file), **matrix}, file)
+    refused(gpt_oss, file.parent, "adapters of its experts are not supported, of attention")
 
 
 def test_ranks_and_scales_by_module(model: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ _SYNONYMS = {
 
 _SEVERAL = {
     "--lora-paths": re.compile(r"[^-].*=.*|\{.*\}"),
-    "--lora-target-modules": re.compile(r"[a-z_]+_proj(_\w+)?|all|all-linear"),
+    "--lora-target-modules": re.compile(r"[a-z_]+_proj(_\w+)?|experts|all|all-linear"),
 }
 """Flags that take several values at once, as the original's do, and what those behind the first look like."""
 

@@ -9,7 +9,7 @@ import torch
 
 from sgl.errors import ConfigError
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.lora_options import ALL_LINEAR
+from sgl.runtime.lora_options import ALL_LINEAR, LORA_EXPERTS
 from sgl.runtime.model.adapter import LoraConfig, check_room
 from sgl.runtime.model.base import Config, Model, SizedModel
 from sgl.runtime.model.lora import LoraSlots, parts_of
@@ -50,7 +50,10 @@ def choose_adapters(config: EngineConfig, model_config: Config) -> EngineConfig:
             f"lora_target_modules has {unknown[0]!r}, and {model_config.architecture} has {', '.join(known.parts)}",
             option="lora_target_modules",
         )
-    targets = tuple(name for name in known.parts if name in asked or not asked or ALL_LINEAR in asked)
+    every = [
+        name for name in known.parts if asked or name != LORA_EXPERTS
+    ]  # which take most, and few adapters have
+    targets = tuple(name for name in every if name in asked or not asked or ALL_LINEAR in asked)
     for lora in found:
         check_room(lora, known, rank, targets)
     return replace(config, enable_lora=True, max_lora_rank=rank, lora_target_modules=targets)

@@ -233,8 +233,8 @@ class EngineConfig:
     lora_target_modules: Annotated[
         tuple[str, ...] | None, BeforeValidator(read_lora_targets, json_schema_input_type=Sequence[str] | None)
     ] = None
-    """The modules that adapters may change, by their last names (q_proj, down_proj, …), or all. None: those of
-    lora_paths, or all without."""
+    """The modules that adapters may change, by their last names (q_proj, down_proj, …), or all; experts: those of
+    a mixture. None: those of lora_paths, or without all but experts."""
     speculative_algorithm: SpeculativeAlgorithm | None = None
     """Who drafts tokens, for several to be verified in a step: NGRAM looks up what followed before, GRAMMAR reads on
     where a constraint leaves little choice, DRAFT (or STANDALONE) asks a draft model, EAGLE3 a head. auto: NGRAM and

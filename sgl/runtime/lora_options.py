@@ -62,6 +62,8 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 """The products of a layer of most models that LoRA adapters may have matrices for."""
 LORA_FUSED = {"qkv_proj": LORA_TARGETS[:3], "gate_up_proj": LORA_TARGETS[4:6]}
 """Of models that compute several of them at once."""
+LORA_EXPERTS = "experts"
+"""Every product of the experts of a mixture."""
 ALL_LINEAR = "all-linear"
 """Every product."""
 

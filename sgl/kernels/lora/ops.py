@@ -1,7 +1,8 @@
 """Low-rank adapters on a product's output: out += B (A x), with each token's own A and B.
 
 The plain torch reference serves the CPU; a GPU runs two Triton kernels. The matrices of all adapters are stacked by
-slot. Of a fused product, whose output has several parts side by side, each part has its own A and B.
+slot, or by slot and expert. Of a fused product, whose output has several parts side by side, each part has its own A
+and B.
 """
 
 from __future__ import annotations
@@ -13,32 +14,33 @@ from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.lora.rows import AdapterRows
 
 Shrunk = torch.Tensor
-"""What `shrink` leaves for `expand_`: [T, parts * rank] in the order of tokens on a CPU, float32
-[splits, T, parts * rank] to sum in the order of `AdapterRows` on a GPU."""
+"""What `shrink` leaves for `expand_`, in the order of `AdapterRows`: [T, parts * rank] on a CPU, float32
+[splits, T, parts * rank] to sum on a GPU."""
 
 
 def shrink(x: torch.Tensor, a: torch.Tensor, rows: AdapterRows, num_parts: int) -> Shrunk:
-    """A x of T tokens x [T, k]. a: [slots, parts * rank, k]. Tokens without adapter are left out."""
+    """A x of tokens of x [n, k], T in `rows`. a: [slots, parts * rank, k], or [slots, experts, parts * rank, k]. Tokens
+    without adapter are left out."""
     if x.is_cuda:
         from sgl.kernels.lora import triton as kernels
 
         return kernels.shrink(x, a, rows, num_parts)
-    shrunk = x.new_zeros(len(x), a.shape[1])
-    for slot, tokens in rows.groups:
-        shrunk[tokens] = functional.linear(x[tokens], a[slot])
+    shrunk = x.new_zeros(len(rows.order), a.shape[-2])
+    for slot, tokens, places in rows.groups:
+        shrunk[places] = functional.linear(x[tokens], _matrix(a, slot))
     return shrunk
 
 
 def expand_(shrunk: Shrunk, b: torch.Tensor, out: torch.Tensor, rows: AdapterRows, parts: tuple[int, ...]) -> None:
-    """Add B times what `shrink` left to out [T, n], in place. b: [slots, n, rank], scaled. parts: widths of its parts,
-    side by side."""
+    """Add B times what `shrink` left to out [T, n], in place. b: [slots, n, rank], scaled, or
+    [slots, experts, n, rank]. parts: widths of its parts, side by side."""
     if out.is_cuda:
         from sgl.kernels.lora import triton as kernels
 
         kernels.expand_(shrunk, b, out, rows, parts)
         return
-    for slot, tokens in rows.groups:
-        out[tokens] += _expanded(shrunk[tokens], b[slot], parts)
+    for slot, tokens, places in rows.groups:
+        out[tokens] += _expanded(shrunk[places], _matrix(b, slot), parts)
 
 
 def expand_silu_and_mul(shrunk: Shrunk, b: torch.Tensor, gate_up: torch.Tensor, rows: AdapterRows) -> torch.Tensor:
@@ -50,6 +52,10 @@ def expand_silu_and_mul(shrunk: Shrunk, b: torch.Tensor, gate_up: torch.Tensor, 
     width = gate_up.shape[1] // 2
     expand_(shrunk, b, gate_up, rows, (width, width))
     return silu_and_mul(gate_up)
+
+
+def _matrix(stacked: torch.Tensor, slot: int) -> torch.Tensor:
+    return stacked[slot] if stacked.dim() == 3 else stacked[divmod(slot, stacked.shape[1])]
 
 
 def _expanded(shrunk: torch.Tensor, b: torch.Tensor, parts: tuple[int, ...]) -> torch.Tensor:

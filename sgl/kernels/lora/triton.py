@@ -27,8 +27,8 @@ _RUN, _MOST_SPLITS = 1024, 8  # columns of a program at least, and programs side
 
 def shrink(x: torch.Tensor, a: torch.Tensor, rows: AdapterRows, num_parts: int) -> torch.Tensor:
     """See `ops.shrink`: float32 [splits, T, parts * rank]; places of tokens without adapter are undefined."""
-    num_tokens, width = x.shape
-    columns = a.shape[1]
+    num_tokens, width = len(rows.order), x.shape[1]
+    columns = a.shape[-2]
     rank = min(columns // num_parts, _WHOLE_RANK)
     num_tiles, num_blocks = len(rows.tiles), columns // rank
     splits = 1  # of shapes alone: each number is a kernel of its own
@@ -47,6 +47,7 @@ def shrink(x: torch.Tensor, a: torch.Tensor, rows: AdapterRows, num_parts: int) 
         a.stride(0),
         columns,
         triton.cdiv(width, splits * _WIDTH) * _WIDTH,
+        num_experts=_num_experts(a),
         tokens=rows.block,
         rank=rank,
         block=_WIDTH,
@@ -65,7 +66,7 @@ def expand_(
     first, second, third = (*parts, 0, 0)[:3]
     block = _columns(max(parts), rows)
     numbers = [triton.cdiv(each, block) for each in parts]
-    rank = b.shape[2]
+    rank = b.shape[-1]
     _expand[sum(numbers), len(rows.tiles)](
         shrunk,
         b,
@@ -79,6 +80,7 @@ def expand_(
         first,
         second,
         third,
+        num_experts=_num_experts(b),
         tokens=rows.block,
         rank=min(rank, _WHOLE_RANK),
         num_ranks=rank // min(rank, _WHOLE_RANK),
@@ -127,9 +129,20 @@ def _columns(width: int, rows: AdapterRows) -> int:
     return _WIDE if width >= 8192 and rows.block == SMALL else _NARROW
 
 
+def _num_experts(stacked: torch.Tensor) -> int:
+    return 1 if stacked.dim() == 3 else stacked.shape[1]
+
+
 def _precision(x: torch.Tensor) -> str:
     """Of sums, whose inputs a product of 16 bits has rounded; AMD's tensor cores have no tf32."""
     return "tf32" if x.dtype != torch.float32 and limits.of(x.device).is_nvidia else "ieee"
+
+
+@triton.jit
+def _matrix(stacked, slot, slot_stride, size, num_experts: tl.constexpr):
+    """Where a slot's matrix of `size` elements begins; of experts, slot counts them, too."""
+    expert = slot % num_experts
+    return stacked + (slot // num_experts).to(tl.int64) * slot_stride + expert.to(tl.int64) * size
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -145,6 +158,7 @@ def _shrink(
     slot_stride,
     columns,
     run,
+    num_experts: tl.constexpr,
     tokens: tl.constexpr,
     rank: tl.constexpr,
     block: tl.constexpr,
@@ -162,7 +176,8 @@ def _shrink(
     is_used = place < count
     token = tl.load(order + first + place, mask=is_used, other=0).to(tl.int64)
     column = tl.program_id(1) * rank + tl.arange(0, rank)
-    matrix = a + slot.to(tl.int64) * slot_stride + column[None, :].to(tl.int64) * width
+    of_slot = _matrix(a, slot, slot_stride, columns * width, num_experts)
+    matrix = of_slot + column[None, :].to(tl.int64) * width
     begin = tl.program_id(2) * run
     total = tl.zeros((tokens, rank), tl.float32)
     for start in range(begin, tl.minimum(begin + run, width), block):
@@ -226,6 +241,7 @@ def _expand(
     first_width,
     second_width,
     third_width,
+    num_experts: tl.constexpr,
     tokens: tl.constexpr,
     rank: tl.constexpr,
     num_ranks: tl.constexpr,
@@ -255,7 +271,7 @@ def _expand(
     is_there = column < end
     total = _product(
         shrunk,
-        b + slot.to(tl.int64) * slot_stride,
+        _matrix(b, slot, slot_stride, (first_width + second_width + third_width) * (num_ranks * rank), num_experts),
         first + place,
         is_used,
         column,

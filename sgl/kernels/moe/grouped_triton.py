@@ -18,6 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels import limits
 from sgl.kernels.layers.fused_triton import overlap
+from sgl.kernels.lora.experts import ExpertAdapters
 from sgl.kernels.moe import packed_triton
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
@@ -68,7 +69,11 @@ _ROUTER_WIDE = Tiles(16, 16, 64, 4, 2)
 
 
 def mixture(
-    x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = None, plan: Plan | None = None
+    x: torch.Tensor,
+    experts: Experts,
+    shared: torch.Tensor | None = None,
+    plan: Plan | None = None,
+    adapters: ExpertAdapters | None = None,
 ) -> torch.Tensor:
     """`mixture.mixture` for contiguous x: [num_used, T, hidden] in x's dtype, with `shared` one part more.
 
@@ -82,6 +87,7 @@ def mixture(
     logits, counts = _scores(x, *router, num_all, is_invariant=experts.is_invariant)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=x.device)
     lists = torch.empty(num_all, num_tokens, dtype=torch.int32, device=x.device)
+    ids = None if adapters is None else torch.empty(num_tokens, top_k, dtype=torch.int32, device=x.device)
     num_padded = triton.next_power_of_2(num_all)
     _select[(num_tokens,)](
         logits,
@@ -89,6 +95,7 @@ def mixture(
         weights,
         counts,
         lists,
+        ids,
         num_tokens,
         logits.stride(0),
         num_used=top_k,
@@ -97,7 +104,12 @@ def mixture(
         num_warps=min(4, max(1, num_padded // 128)),
         **overlap(x.device),
     )
-    multiply(x, experts, weights, counts, lists, out, plan)
+    if adapters is None or ids is None:
+        multiply(x, experts, weights, counts, lists, out, plan)
+    else:
+        pairs = adapters.pairs(ids)
+        gated = multiply(x, experts, weights, counts, lists, out, plan, adapters.added(x, pairs))
+        adapters.add_down_(gated, weights, out[:top_k].view(-1, hidden), pairs)
     if shared is not None and experts.has_gate:
         torch.mul(shared, logits[:, experts.num_experts :].sigmoid(), out=out[top_k])
     elif shared is not None:
@@ -113,12 +125,14 @@ def multiply(
     lists: torch.Tensor,
     out: torch.Tensor,
     plan: Plan | None,
-) -> None:
+    added: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Fill out [num_used, T, hidden] with what the chosen experts make of x [T, hidden], times float32 weights
     [T, num_used].
 
     counts: int32 [experts], pairs of a token and its expert; lists: int32 [experts, T], which: token * num_used + slot.
-    plan: the tiles, if not those of PLANS."""
+    plan: the tiles, if not those of PLANS. added: [num_used * T, 2 * intermediate] to gates and ups, in the order of
+    `ExpertAdapters`, in which the gated pairs [num_used * T, intermediate] are returned then."""
     biases = experts.gate_up_bias, experts.down_bias
     alpha, limit = experts.clamped or (None, None)
     num_experts, hidden, size = experts.down.shape
@@ -129,8 +143,8 @@ def multiply(
     for is_down, tiles in enumerate(plan):
         num_rows = hidden if is_down else size
         matrices = experts.down if is_down else experts.gate_up
-        if isinstance(matrices, PackedExperts) and packed_triton.is_worth_a_copy(
-            matrices, num_pairs / num_experts, x.dtype
+        if isinstance(matrices, PackedExperts) and (
+            added is not None or packed_triton.is_worth_a_copy(matrices, num_pairs / num_experts, x.dtype)
         ):
             matrices = packed_triton.dequantized(matrices, counts, x.dtype)
         if isinstance(matrices, PackedExperts):
@@ -141,14 +155,14 @@ def multiply(
         rows = tiles.rows if is_down else 2 * tiles.rows
         num_bytes = (tiles.tokens + rows) * tiles.columns * x.element_size()
         tensors = (gated, matrices, weights, counts, lists, out) if is_down else (x, matrices, counts, lists, gated)
-        gates = {} if is_down else {"alpha": alpha, "limit": limit}
+        more = {"is_by_slot": added is not None} if is_down else {"alpha": alpha, "limit": limit, "added": added}
         (_down if is_down else _gate_up)[(blocks * triton.cdiv(num_rows, tiles.rows),)](
             *tensors,
             biases[is_down],
             num_tokens,
             num_experts,
             num_rows,
-            **gates,
+            **more,
             has_bias=biases[is_down] is not None,
             width=size if is_down else hidden,
             top_k=top_k,
@@ -160,6 +174,7 @@ def multiply(
             num_stages=limits.of(x.device).stages(tiles.stages, num_bytes),
             **options,
         )
+    return gated
 
 
 def choose(pairs_per_expert: float, itemsize: int) -> Plan:
@@ -269,6 +284,7 @@ def _select(
     weights,
     counts,
     lists,
+    to_ids,
     num_tokens,
     logits_stride,
     num_used: tl.constexpr,
@@ -311,6 +327,8 @@ def _select(
     shares = tl.where(slots < top_k, shares / total * weight_scale, 1.0)
     is_slot = slots < num_used
     tl.store(weights + token * num_used + slots, shares, mask=is_slot)
+    if to_ids is not None:
+        tl.store(to_ids + token * num_used + slots, ids, mask=is_slot)
     place = tl.atomic_add(counts + ids, 1, mask=is_slot, sem="relaxed")
     tl.store(lists + ids.to(tl.int64) * num_tokens + place, token * num_used + slots, mask=is_slot)
 
@@ -326,6 +344,7 @@ def _gate_up(
     num_tokens,
     num_experts,
     size,
+    added,
     alpha: tl.constexpr,
     limit: tl.constexpr,
     has_bias: tl.constexpr,
@@ -370,9 +389,16 @@ def _gate_up(
     if has_bias:
         gates += tl.load(bias + row).to(tl.float32)[None, :]
         ups += tl.load(bias + row + size).to(tl.float32)[None, :]
+    is_inside = is_pair[:, None] & (rows < size)[None, :]
+    place = before + places
+    if added is not None:
+        place = (pairs % top_k) * num_tokens + pairs // top_k
+        at_added = added + place.to(tl.int64)[:, None] * (2 * size) + rows[None, :]
+        gates += tl.load(at_added, mask=is_inside, other=0.0).to(tl.float32)
+        ups += tl.load(at_added + size, mask=is_inside, other=0.0).to(tl.float32)
     gated = gated_by(gates, ups, alpha, limit)
-    to = out + (before + places).to(tl.int64)[:, None] * size + rows[None, :]
-    tl.store(to, gated.to(out.dtype.element_ty), mask=is_pair[:, None] & (rows < size)[None, :])
+    to = out + place.to(tl.int64)[:, None] * size + rows[None, :]
+    tl.store(to, gated.to(out.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -387,6 +413,7 @@ def _down(
     num_tokens,
     num_experts,
     size,
+    is_by_slot: tl.constexpr,
     has_bias: tl.constexpr,
     width: tl.constexpr,
     top_k: tl.constexpr,
@@ -408,7 +435,9 @@ def _down(
     places, is_pair, pairs = pairs_of(lists, expert, first, count, num_tokens, block_tokens)
     shares = tl.load(weights + pairs, mask=is_pair, other=0.0)
     columns = tl.arange(0, block_columns)
-    at_x = gated + (before + tl.minimum(places, count - 1)).to(tl.int64)[:, None] * width + columns[None, :]
+    number = (pairs % top_k) * num_tokens + pairs // top_k
+    place = number if is_by_slot else before + tl.minimum(places, count - 1)
+    at_x = gated + place.to(tl.int64)[:, None] * width + columns[None, :]
     rows = (tl.program_id(0) % num_tiles) * block_rows + tl.arange(0, block_rows)
     row = expert.to(tl.int64) * size + tl.minimum(rows, size - 1)
     at = matrix + row[:, None] * width + columns[None, :]
@@ -416,5 +445,5 @@ def _down(
     if has_bias:
         sums += tl.load(bias + row).to(tl.float32)[None, :]
     sums *= shares[:, None]
-    to = out + ((pairs % top_k) * num_tokens + pairs // top_k).to(tl.int64)[:, None] * size + rows[None, :]
+    to = out + number.to(tl.int64)[:, None] * size + rows[None, :]
     tl.store(to, sums.to(out.dtype.element_ty), mask=is_pair[:, None] & (rows < size)[None, :])

@@ -10,26 +10,29 @@ import torch
 
 from sgl.kernels.layers.activation import clamped_and_mul, silu_and_mul
 from sgl.kernels.layers.linear import linear
+from sgl.kernels.lora.experts import ExpertAdapters
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import matrix_of
 
 LEAST_SUM = 1e-20  # of weights that are normalised, as DeepSeek adds it
 
 
-def mixture(x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = None) -> torch.Tensor:
+def mixture(
+    x: torch.Tensor, experts: Experts, shared: torch.Tensor | None = None, adapters: ExpertAdapters | None = None
+) -> torch.Tensor:
     """The sum of what the experts make of x [T, hidden], in x's dtype: [T, hidden], or [parts, T, hidden] to sum.
 
     shared: what an expert for all tokens makes of x, [T, hidden], added with the sigmoid of its gate if it has one.
-    Nothing waits for a GPU, and all shapes follow from T.
+    adapters: of the experts, and of some tokens. Nothing waits for a GPU, and all shapes follow from T.
     """
     if x.is_cuda:
         from sgl.kernels.moe import grouped_triton
 
-        return grouped_triton.mixture(x, experts, shared)
+        return grouped_triton.mixture(x, experts, shared, adapters=adapters)
     logits = linear(x, experts.router, experts.router_bias).float()
     num_experts = experts.num_experts
     weights, ids = route(logits[:, :num_experts], experts)
-    out = summed(x, experts, weights, ids)
+    out = summed(x, experts, weights, ids, adapters)
     if shared is not None:
         out += shared * logits[:, num_experts:].sigmoid() if experts.has_gate else shared
     return out.to(x.dtype)
@@ -58,14 +61,23 @@ def route(logits: torch.Tensor, experts: Experts) -> tuple[torch.Tensor, torch.T
     return torch.cat((weights, torch.ones_like(shared, dtype=weights.dtype)), 1), torch.cat((ids, shared), 1)
 
 
-def summed(x: torch.Tensor, experts: Experts, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """float32 [T, hidden] of x [T, hidden] and `route`'s weights and ids, [T, num_used].
+def summed(
+    x: torch.Tensor,
+    experts: Experts,
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    adapters: ExpertAdapters | None = None,
+) -> torch.Tensor:
+    """float32 [T, hidden] of x [T, hidden] and `route`'s weights and ids, [T, num_used]. adapters: see `mixture`.
 
     Each expert computes its tokens at once; experts without tokens cost nothing."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     flat = ids.flatten()
     pairs = flat.argsort(stable=True)
     tokens, scales = pairs // ids.shape[1], weights.flatten()[pairs].unsqueeze(1)
+    if adapters is not None:
+        adapted, numbers = adapters.pairs(ids), pairs % ids.shape[1] * len(x) + tokens
+        added, kept = adapters.added(x, adapted), x.new_empty(len(pairs), experts.down.shape[2])
     counts = torch.bincount(flat, minlength=len(experts.down)).tolist()
     end = 0
     for expert, count in enumerate(counts):
@@ -76,7 +88,15 @@ def summed(x: torch.Tensor, experts: Experts, weights: torch.Tensor, ids: torch.
         biases = experts.gate_up_bias, experts.down_bias
         before, after = (None if bias is None else bias[expert] for bias in biases)
         product = linear(x[its], matrix_of(experts.gate_up, expert, x.dtype), before)
+        if adapters is not None:
+            product += added[numbers[start:end]]
         gated = silu_and_mul(product) if experts.clamped is None else clamped_and_mul(product, *experts.clamped)
+        if adapters is not None:
+            kept[numbers[start:end]] = gated
         product = linear(gated, matrix_of(experts.down, expert, x.dtype), after)
         out.index_add_(0, its, product.float() * scales[start:end])
+    if adapters is not None:
+        more = x.new_zeros(len(pairs), x.shape[1])
+        adapters.add_down_(kept, weights, more, adapted)
+        out += more.view(-1, *x.shape).float().sum(0)
     return out

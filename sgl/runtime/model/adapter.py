@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sgl.errors import AdapterError, ModelError
 from sgl.runtime.model.checkpoint import checkpoint_folder, local_path
-from sgl.runtime.model.lora import Adapter, LoraSlots, Modules, Pair, parts_of
+from sgl.runtime.model.lora import Adapter, LoraSlots, Modules, Pair, Shape, is_of_expert, parts_of
 from sgl.runtime.model.weight_files import FLOAT_DTYPES, opened, read
 
 CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
@@ -27,7 +29,6 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "modules_to_save": ([],),
     "lora_bias": (False,),
     "layer_replication": ([],),
-    "target_parameters": ([],),
     "trainable_token_indices": ([], {}),
     "use_qalora": (False,),
     "use_bdlora": (False,),
@@ -40,7 +41,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 _OTHER_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that changed the base's weights, too."""
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<which>[AB])(?:\.default)?\.weight")
-_LAYER = re.compile(r".*\.[^.]*\.(\d+)\.")
+_LAYER, _OF_LAYERS = re.compile(r".*\.[^.]*\.(\d+)\."), re.compile(r".*\.layers\.(\d+)\.")
+"""Where a module's layer is: by default its last number, also that of an expert."""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _MOST_BYTES = 1 << 20  # of a config
 
@@ -57,8 +59,13 @@ class LoraConfig:
     alpha_pattern: Mapping[str, float]
     targets: str | tuple[str, ...]
     excluded: str | tuple[str, ...]
+    parameters: tuple[str, ...]
+    """The ends of those of fused experts."""
     layers: frozenset[int] | None
     """None: all."""
+    layer_of: re.Pattern[str]
+    of_experts: frozenset[str]
+    """Modules of single experts that its file has matrices of: where experts are fused, `targets` are no experts."""
 
     @staticmethod
     def read(path: str) -> LoraConfig:
@@ -85,6 +92,9 @@ class LoraConfig:
             raise _wrong(folder, "rank_pattern must give positive integers by module")
         if not isinstance(alphas, dict) or not all(map(_is_number, alphas.values())):
             raise _wrong(folder, "alpha_pattern must give numbers by module")
+        parameters = given.get("target_parameters") or []
+        if not isinstance(parameters, list) or not all(isinstance(each, str) and each for each in parameters):
+            raise _wrong(folder, f"target_parameters is {_shown(parameters)}, which are no names")
         layers = given.get("layers_to_transform")
         layers = [layers] if isinstance(layers, int) else layers or []
         if not isinstance(layers, list) or not all(type(each) is int and each >= 0 for each in layers):
@@ -102,21 +112,49 @@ class LoraConfig:
             alphas,
             _modules(folder, "target_modules", given),
             _modules(folder, "exclude_modules", given),
+            tuple(parameters),
             None if not layers else frozenset(layers),
+            _OF_LAYERS if given.get("layers_pattern") else _LAYER,
+            _single_experts(folder),
         )
 
     def modules(self, known: Modules) -> dict[str, int]:
         """The model's modules that it changes, as `model.layers.0.self_attn.q_proj`, with their ranks. Raises
         AdapterError for none, or others than those known."""
-        wanted = [module for module in known.shapes if self._is_target(module)]
+        wanted = [
+            module
+            for module in known.shapes
+            if (module in self.of_experts or not is_of_expert(module)) and self._is_target(module)
+        ]
+        fused = {
+            module: rank
+            for parameter, rank in self.fused(known).items()
+            for modules in known.fused[parameter]
+            for module in modules
+        }
         if self.targets != _ALL_LINEAR:
             for place, why in known.ends.items():
                 if self._is_target(place):
                     raise _wrong(self.folder, f"target_modules has {place}: {why}")
-        if not wanted:
+        if twice := next((module for module in wanted if module in fused), None):
+            raise _wrong(self.folder, f"target_modules and target_parameters both have {twice}")
+        if not (wanted or fused):
             names = ", ".join(known.names)
             raise _wrong(self.folder, f"{_shown(self.targets)} is in none of the model's layers: they have {names}")
-        return {module: self._of(self.rank_pattern, module, self.rank) for module in wanted}
+        return {module: self._of(self.rank_pattern, module, self.rank) for module in wanted} | fused
+
+    def fused(self, known: Modules) -> dict[str, int]:
+        """The parameters of experts that it changes, with their ranks. Raises AdapterError for others."""
+        for target in self.parameters:
+            if not any(_names((target,), its, self.folder) for its in known.fused):
+                its = ", ".join(dict.fromkeys(f"experts.{its.rpartition('.')[2]}" for its in known.fused)) or "none"
+                why = known.reason(f".{target}.") or f"of the model's parameters, adapters may change {its}"
+                raise _wrong(self.folder, f"target_parameters has {_shown(target)}: {why}")
+        return {
+            its: self._of(self.rank_pattern, its, self.rank)
+            for its in known.fused
+            if _names(self.parameters, its, self.folder)
+        }
 
     def scale(self, module: str, rank: int) -> float:
         """What B A x is multiplied with."""
@@ -126,7 +164,7 @@ class LoraConfig:
     def _is_target(self, module: str) -> bool:
         if _names(self.excluded, module, self.folder):
             return False
-        layer = _LAYER.match(module)
+        layer = self.layer_of.match(module)
         if self.layers is not None and (layer is None or int(layer[1]) not in self.layers):
             return False
         return self.targets == _ALL_LINEAR or _names(self.targets, module, self.folder)
@@ -167,37 +205,86 @@ def check_room(lora: LoraConfig, known: Modules, rank: int, targets: Collection[
 def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str]) -> dict[str, Pair]:
     """The matrices of the wanted modules, whole, float32 on the CPU. Raises AdapterError, also for wrong ones of
     others."""
-    modules = lora.modules(known)
-    found = [file for name in WEIGHTS if (file := lora.folder / name).is_file()]
-    if not found:
+    fused = lora.fused(known)
+    of_fused = {module for parameter in fused for its in known.fused[parameter] for module in its}
+    singles = {module: rank for module, rank in lora.modules(known).items() if module not in of_fused}
+    file = _weights_file(lora.folder)
+    if file is None:
         missing = lora.folder / WEIGHTS[0]
         raise AdapterError(f"{missing} is missing, and so is {WEIGHTS[1]}", path=str(missing))
-    file = found[0]
     with _as_adapters(file), opened(file) as tensors:
-        names = _found(tensors, modules, known, file)
-        pairs = {}
-        for module, rank in modules.items():
-            wide, deep = known.shapes[module]
-            for which, shape in (("A", (rank, deep)), ("B", (wide, rank))):
-                header = tensors.get_slice(names[module, which])
-                shape_there, dtype = tuple(header.get_shape()), str(header.get_dtype())
-                if shape_there != shape:
-                    raise _wrong_tensor(
-                        file,
-                        names[module, which],
-                        f"{list(shape_there)}; the model and rank {rank} make it {list(shape)}",
-                    )
-                if dtype not in FLOAT_DTYPES:
-                    raise _wrong_tensor(file, names[module, which], f"of {dtype}, and floats are expected")
+        holders = {*singles, *(_holder(parameter, fused) for parameter in fused)}
+        names, pairs = _found(tensors, holders, known, file), {}
+        for module, rank in singles.items():
+            its = _checked(
+                tensors, (names[module, "A"], names[module, "B"]), known.shapes[module], rank, rank, file
+            )
             if module in wanted:
-                a, b = (read(tensors, names[module, which], file).float() for which in "AB")
-                if not (a.isfinite().all() and b.isfinite().all()):
-                    raise _wrong_tensor(file, names[module, "A"], "not finite, or its B is not")
-                pairs[module] = Pair(a, b * lora.scale(module, rank))
+                pairs[module] = _read(tensors, its, lora.scale(module, rank), file)
+        for parameter, rank in fused.items():
+            holder, experts = _holder(parameter, fused), known.fused[parameter]
+            out, width = known.shapes[experts[0][0]]
+            whole = out * len(experts[0]), width
+            its = _checked(
+                tensors, (names[holder, "A"], names[holder, "B"]), whole, rank * len(experts), rank, file
+            )
+            if experts[0][0] in wanted:
+                a, b = _read(tensors, its, lora.scale(parameter, rank), file)
+                # rows of A are by expert, columns of B by rank
+                by_expert = zip(
+                    experts, torch.split(a, rank), torch.unflatten(b, 1, (rank, -1)).unbind(2), strict=True
+                )
+                for modules, of_a, of_b in by_expert:
+                    parts = zip(modules, torch.split(of_b, out), strict=True)
+                    pairs |= {module: Pair(of_a, rows) for module, rows in parts}
     return pairs
 
 
-def _found(tensors: Any, modules: Mapping[str, int], known: Modules, file: Path) -> dict[tuple[str, str], str]:
+def _checked(
+    tensors: Any, names: tuple[str, str], shape: Shape, width: int, rank: int, file: Path
+) -> tuple[str, str]:
+    """The names of A [width, in] and B [out, width], if they are so. Raises AdapterError."""
+    for name, expected in zip(names, ((width, shape[1]), (shape[0], width)), strict=True):
+        header = tensors.get_slice(name)
+        shape_there, dtype = tuple(header.get_shape()), str(header.get_dtype())
+        if shape_there != expected:
+            raise _wrong_tensor(
+                file, name, f"{list(shape_there)}; the model and rank {rank} make it {list(expected)}"
+            )
+        if dtype not in FLOAT_DTYPES:
+            raise _wrong_tensor(file, name, f"of {dtype}, and floats are expected")
+    return names
+
+
+def _read(tensors: Any, names: tuple[str, str], scale: float, file: Path) -> Pair:
+    a, b = (read(tensors, name, file).float() for name in names)
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise _wrong_tensor(file, names[0], "not finite, or its B is not")
+    return Pair(a, b * scale)
+
+
+def _holder(parameter: str, fused: Container[str]) -> str:
+    """What has the matrices of a parameter: the last one's wrapper is around the one before."""
+    experts, _, name = parameter.rpartition(".")
+    is_inside = name == "gate_up_proj" and f"{experts}.down_proj" in fused
+    return f"{experts}.base_layer" if is_inside else experts
+
+
+def _weights_file(folder: Path) -> Path | None:
+    return next((file for name in WEIGHTS if (file := folder / name).is_file()), None)
+
+
+def _single_experts(folder: Path) -> frozenset[str]:
+    """The modules of single experts in an adapter's file, if there is one."""
+    file = _weights_file(folder)
+    if file is None:
+        return frozenset()
+    with _as_adapters(file), opened(file) as tensors:
+        found = map(_NAME.fullmatch, tensors.keys())
+        return frozenset(its["module"] for its in found if its is not None and is_of_expert(its["module"]))
+
+
+def _found(tensors: Any, modules: Collection[str], known: Modules, file: Path) -> dict[tuple[str, str], str]:
     """The names of the file's tensors by module, and A or B. Raises AdapterError unless these are all."""
     names: dict[tuple[str, str], str] = {}
     for name in tensors.keys():  # noqa: SIM118 - not a mapping

@@ -261,7 +261,7 @@ class Decoder:
         shared = None
         if layer.gate_up is not None and layer.down is not None:
             shared = fed(x, layer.gate_up, layer.down, index, lora)
-        parts = mixture(x, experts, shared)
+        parts = mixture(x, experts, shared, None if lora is None else lora.of_experts(index))
         return parts if self.collectives is None or parts.dim() == x.dim() else parts.sum(0)
 
     def _added(

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.layers.linear import Matrix, linear, linear_add
+from sgl.kernels.lora.experts import ExpertAdapters
 from sgl.kernels.lora.ops import Shrunk, expand_, expand_silu_and_mul, shrink
 from sgl.kernels.lora.rows import AdapterRows
-from sgl.runtime.lora_options import LORA_FUSED
+from sgl.runtime.lora_options import LORA_EXPERTS, LORA_FUSED
 
 _LEAST_RANK = 16  # of a tensor core's tile
 _ALIGNED = 64  # elements
+EXPERT_PRODUCTS = "expert_gate_up", "expert_down"
 
 
 Shape = tuple[int, int]
@@ -32,6 +34,8 @@ class Modules:
     shapes: Mapping[str, Shape]  # [out, in] of the products that adapters may change
     refused: Mapping[str, str]  # the reason by what the names of others contain; empty: they never run
     ends: Mapping[str, str]  # the same of embedding and head, by their names
+    fused: Mapping[str, Sequence[tuple[str, ...]]] = field(default_factory=dict)
+    """By parameters of experts: for each expert, the modules that have its rows one after the other."""
 
     @property
     def names(self) -> list[str]:
@@ -41,15 +45,22 @@ class Modules:
     @property
     def parts(self) -> list[str]:
         """As `names`, for those that compute several products these."""
-        return list(dict.fromkeys(part for name in self.names for part in parts_of(name)))
+        return list(dict.fromkeys(part for module in self.shapes for part in parts_of(module)))
 
     def reason(self, module: str) -> str | None:
-        """Why an adapter may not change a module."""
+        """Why an adapter may not change a module; module: perhaps what follows its name, too."""
         return next((why for part, why in {**self.refused, **self.ends}.items() if part in f"{module}."), None)
 
 
+def is_of_expert(module: str) -> bool:
+    """Whether it is one of the experts of a mixture."""
+    return ".experts." in module
+
+
 def parts_of(module: str) -> tuple[str, ...]:
-    """The products that a module computes."""
+    """The products that a module computes, as `lora_target_modules` names them."""
+    if is_of_expert(module):
+        return (LORA_EXPERTS,)
     name = module.rpartition(".")[2]
     return LORA_FUSED.get(name, (name,))
 
@@ -67,18 +78,19 @@ class Product(NamedTuple):
 
     sources: tuple[Source, ...]
     depth: int  # columns
+    num_experts: int | None = None
+    """Whose modules these are, an expert after the other."""
 
 
 class _Stacked(NamedTuple):
     """Of one product of one layer."""
 
-    a: torch.Tensor  # [slots, parts * rank, in]
-    b: torch.Tensor  # [slots, out, rank]
+    a: torch.Tensor  # [slots, parts * rank, in], or [slots, experts, parts * rank, in]
+    b: torch.Tensor  # [slots, out, rank], or [slots, experts, out, rank]
     parts: tuple[int, ...]  # out by module
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """A module's two matrices. B is scaled."""
 
     a: torch.Tensor  # [rank, in]
@@ -99,6 +111,7 @@ class _Place:
 
     sources: tuple[Source, ...]
     depth: int
+    num_experts: int | None
     first_a: int
     first_b: int
 
@@ -126,7 +139,11 @@ class LoraSlots:
         self._places, self._size = _places(layers, self.rank)
         self._buffer = torch.zeros(num_slots, self._size, dtype=dtype, device=device)
         self._layers = [
-            {name: self._stacked(self._buffer, place) for name, place in places.items()} for places in self._places
+            {
+                name: _by_expert(self._stacked(self._buffer, place), place.num_experts)
+                for name, place in places.items()
+            }
+            for places in self._places
         ]
 
     @staticmethod
@@ -168,6 +185,13 @@ class LoraSlots:
     def product(self, layer: int, name: str) -> _Stacked | None:
         """The stacked matrices of a layer's product (a field of LayerWeights); None: no adapter has any."""
         return self._layers[layer].get(name)
+
+    def of_experts(self, layer: int, rows: AdapterRows) -> ExpertAdapters | None:
+        """What adapters add to a layer's experts; None: nothing."""
+        gate_up, down = (self.product(layer, name) for name in EXPERT_PRODUCTS)
+        if gate_up is None or down is None:
+            return None
+        return ExpertAdapters(rows, gate_up[:2], down[:2])
 
     def _fill(self, flat: torch.Tensor, place: _Place, pairs: Mapping[str, Pair]) -> None:
         a, b, parts = self._stacked(flat.unsqueeze(0), place)
@@ -235,6 +259,10 @@ class LoraStep:
             expand_(shrunk, stacked.b, gate_up, self._rows, stacked.parts)
             return gate(gate_up)
         return expand_silu_and_mul(shrunk, stacked.b, gate_up, self._rows)
+
+    def of_experts(self, layer: int) -> ExpertAdapters | None:
+        """What is added to a layer's experts."""
+        return self._slots.of_experts(layer, self._rows)
 
     def _join(self) -> None:
         if self._aside is not None:
@@ -312,14 +340,21 @@ def padded_rank(rank: int, device: torch.device) -> int:
     return rank if device.type == "cpu" else max(_LEAST_RANK, 1 << (rank - 1).bit_length())
 
 
+def _by_expert(its: _Stacked, num_experts: int | None) -> _Stacked:
+    if num_experts is None:
+        return its
+    a, b = (torch.unflatten(matrices, 1, (num_experts, -1)) for matrices in its[:2])
+    return _Stacked(a, b, its.parts[: len(its.parts) // num_experts])
+
+
 def _places(layers: Sequence[Mapping[str, Product]], rank: int) -> tuple[list[dict[str, _Place]], int]:
     """By layer and product, and the elements of a slot."""
     size, found = 0, []
     for products in layers:
         places = {}
-        for name, (sources, depth) in products.items():
+        for name, (sources, depth, num_experts) in products.items():
             first_b = size + math.ceil(len(sources) * rank * depth / _ALIGNED) * _ALIGNED
-            places[name] = _Place(sources, depth, size, first_b)
+            places[name] = _Place(sources, depth, num_experts, size, first_b)
             size = first_b + math.ceil(sum(len(its.rows) for its in sources) * rank / _ALIGNED) * _ALIGNED
         found.append(places)
     return found, size

@@ -10,7 +10,7 @@ import torch
 
 from sgl.runtime.lora_options import LORA_FUSED, LORA_TARGETS
 from sgl.runtime.model.base import Config, SizedModel
-from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.config import ExpertsConfig, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gdn.config import HybridConfig
@@ -18,7 +18,7 @@ from sgl.runtime.model.gdn.model import Hybrid
 from sgl.runtime.model.gdn.order import grouped_order, query_order, rotary_order
 from sgl.runtime.model.gdn.parts import cuts as hybrid_cuts
 from sgl.runtime.model.gdn.parts import local as hybrid_local
-from sgl.runtime.model.lora import Modules, Product, Shape, Source
+from sgl.runtime.model.lora import EXPERT_PRODUCTS, Modules, Product, Shape, Source
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.loader import paired_by_halves
 from sgl.runtime.model.mla.model import LatentDecoder
@@ -36,8 +36,10 @@ _PARTS = {
     "gate_up": LORA_TARGETS[4:6],
     "down": LORA_TARGETS[6:],
 }
-_EXPERTS = "adapters of experts are not supported, of attention and of MLPs that all tokens take they are"
-_MIXTURES = (".experts.", ".block_sparse_moe.", ".mlp.gate.", ".mlp.router.")
+_EXPERTS = "adapters of its experts are not supported, of attention and of MLPs that all tokens take they are"
+_ROUTER = "adapters of what chooses experts are not supported, of the experts they are"
+_ROUTERS = (".mlp.gate.", ".block_sparse_moe.gate.", ".mlp.router.")
+_MIXTURES = (".experts.", *_ROUTERS)
 _SHARED_GATE = "adapters of the gate of a shared expert are not supported, of its other modules they are"
 _UP = (
     "adapters of it need model_impl='transformers', since sgl's own latent attention never computes keys and values"
@@ -96,8 +98,21 @@ def decoder_modules(config: ModelConfig) -> Modules:
                     module = f"{prefix}.{whole.get(part, part)}"
                     out, width = _shape(part, config, layer)
                     shapes[module] = shapes.get(module, (0, 0))[0] + out, width
-    refused = {".shared_expert_gate.": _SHARED_GATE, **dict.fromkeys(_MIXTURES, _EXPERTS)}
-    return Modules(shapes, refused, _ends(_body(config)))
+    refused: dict[str, str] = {".shared_expert_gate.": _SHARED_GATE}
+    parameters: dict[str, list[tuple[str, ...]]] = {}
+    if config.experts is not None and config.experts.clamped is not None:
+        refused |= dict.fromkeys(_MIXTURES, _EXPERTS)  # they have biases, and gates beside ups
+    elif config.experts is not None:
+        refused |= dict.fromkeys(_ROUTERS, _ROUTER)
+        for layer in filter(config.has_experts, range(config.num_layers)):
+            for parameter, modules in zip(
+                ("gate_up_proj", "down_proj"), _expert_modules(config, layer), strict=True
+            ):
+                shapes |= {
+                    name: _expert_shape(parameter, config.experts, config) for its in modules for name in its
+                }
+                parameters[f"{_body(config)}.layers.{layer}.mlp.experts.{parameter}"] = modules
+    return Modules(shapes, refused, _ends(_body(config)), parameters)
 
 
 def decoder_products(config: ModelConfig, shard: Shard) -> list[dict[str, Product]]:
@@ -105,14 +120,45 @@ def decoder_products(config: ModelConfig, shard: Shard) -> list[dict[str, Produc
     layers = []
     for layer in shard.layers(config):
         places = {name: _place(config, layer, name) for name in _PARTS}
-        layers.append(
-            {
-                name: _product(config, shard, layer, place, _PARTS[name])
-                for name, place in places.items()
-                if place is not None
-            }
-        )
+        products = {
+            name: _product(config, shard, layer, place, _PARTS[name])
+            for name, place in places.items()
+            if place is not None
+        }
+        if config.has_experts(layer) and config.experts is not None and config.experts.clamped is None:
+            by_parameter = zip(EXPERT_PRODUCTS, _expert_modules(config, layer), strict=True)
+            products |= {name: _of_experts(config, shard, modules) for name, modules in by_parameter}
+        layers.append(products)
     return layers
+
+
+def _expert_modules(config: ModelConfig, layer: int) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Of each expert: gate and up, and down."""
+    names = FAMILIES[config.architecture].experts
+    assert names is not None, "the layer has some"
+    assert config.experts is not None, "the layer has some"
+    places = [
+        f"{_body(config)}.layers.{layer}.{names.block}.experts.{expert}"
+        for expert in range(config.experts.num_experts)
+    ]
+    return [(f"{its}.{names.gate}", f"{its}.{names.up}") for its in places], [
+        (f"{its}.{names.down}",) for its in places
+    ]
+
+
+def _of_experts(config: ModelConfig, shard: Shard, modules: list[tuple[str, ...]]) -> Product:
+    assert config.experts is not None, "the layer has some"
+    out, width = _expert_shape("down_proj" if len(modules[0]) == 1 else "gate_up_proj", config.experts, config)
+    cut = (*shard.part(f"{modules[0][0]}.weight", config), slice(None), slice(None))[:2]  # of each the same
+    rows = torch.arange(out)[cut[0]]
+    sources = tuple(Source(name, rows, cut[1]) for its in modules for name in its)
+    return Product(sources, len(range(width)[cut[1]]), len(modules))
+
+
+def _expert_shape(parameter: str, experts: ExpertsConfig, config: ModelConfig) -> Shape:
+    """Of a module of an expert."""
+    size, hidden = experts.intermediate_size, config.hidden_size
+    return (hidden, size) if parameter == "down_proj" else (size, hidden)
 
 
 def _product(config: ModelConfig, shard: Shard, layer: int, place: str, parts: tuple[str, ...]) -> Product:

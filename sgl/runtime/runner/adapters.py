@@ -48,5 +48,5 @@ class Adapters:
     def _rows(self, slots: Int32Array) -> AdapterRows:
         block = block_of(len(slots))
         order, tiles = tiled(slots, None if self._slots.is_on_cpu else block)
-        on_device = self._uploader.upload(order, tiles)
-        return AdapterRows(on_device[0], on_device[1], block)
+        on_device = self._uploader.upload(order, tiles, slots)
+        return AdapterRows(on_device[0], on_device[1], block, on_device[2])

@@ -79,7 +79,7 @@ class DecodeGraphs:
             self._aside = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]  # torch leaves it so
         if lora is not None:
             most = max(self._num_tiles(bucket, lora) for bucket in self._buckets)
-            num_bytes = 4 * max_rows + 12 * most + 2 * ALIGNMENT
+            num_bytes = 8 * max_rows + 12 * most + 3 * ALIGNMENT
             self._adapters = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)
         self._logits = torch.empty(max_rows, len(model.vocabulary), dtype=torch.float32, device=model.device)
 
@@ -163,10 +163,10 @@ class DecodeGraphs:
         assert self._lora is not None, "there are adapters"
         num_rows = len(slots)
         block = block_of(num_rows)
-        arrays = tiled(slots, block, self._num_tiles(num_rows, self._lora))
+        arrays = *tiled(slots, block, self._num_tiles(num_rows, self._lora)), slots
         self._uploader.upload_into(self._adapters, *arrays)
-        order, tiles = views_into(self._adapters, arrays)
-        return LoraStep(self._lora, AdapterRows(order, tiles, block), aside=self._aside)
+        order, tiles, of_rows = views_into(self._adapters, arrays)
+        return LoraStep(self._lora, AdapterRows(order, tiles, block, of_rows), aside=self._aside)
 
     @staticmethod
     def _num_tiles(num_rows: int, lora: LoraSlots) -> int:
