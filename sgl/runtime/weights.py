@@ -6,9 +6,10 @@ next tokens are of the new weights (`Engine.pause_generation("retract")` before 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from sgl.errors import EngineDead, InvalidRequest, WeightsError
 from sgl.lang.ir.sampling import shown
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.loop.pause import settle
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.files import Files
@@ -213,17 +215,25 @@ class WeightUpdates:
         used, theirs = self._check(given, is_whole=is_whole, source=source)
         check_aliases(writer, used.keys(), lambda name: get(theirs[name]), source)
         check_numbers(used, lambda name: get(theirs[name]), self._model.dtype, source)
+        with self._failing("the steps before an update"):
+            settle(self._loop)  # whose tokens are the old weights'
         self._loop.copies.settle()
-        try:
+        with self._failing("an update"):
             write(self._model, writer, used, lambda name: get(theirs[name]), self._tells)
-        except BaseException as error:
-            dead = EngineDead(f"an update failed half-way: {type(error).__name__}: {error}")
-            self._loop.fail(dead)
-            raise dead from error
         self._scheduler.memory.outdate()
         self.num_updates += 1
         self._loop.weight_version = version if version is not None else self.version
         return WeightsUpdate(True, f"{len(used)} tensors are new; weight_version is {self.version!r}")
+
+    @contextlib.contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Around what must not fail: the engine ends. Raises EngineDead."""
+        try:
+            yield
+        except BaseException as error:
+            dead = EngineDead(f"{what} failed half-way: {type(error).__name__}: {error}")
+            self._loop.fail(dead)
+            raise dead from error
 
     @property
     def version(self) -> str:

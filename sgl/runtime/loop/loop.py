@@ -7,8 +7,7 @@ A step has two orders; `forward` and `sample` only launch where there is a GPU, 
                    forward N    sample N                handle N - 1     if no request is constrained
     in D stages    forward N    masks N - D + 1         sample, handle N - D + 1
 
-So with run-ahead (`disable_overlap_schedule=False`), step N computes while the result before it is handled. Outputs
-leave through one `deliver` call a step.
+So with run-ahead (`disable_overlap_schedule=False`), step N computes while the result before it is handled.
 """
 
 from __future__ import annotations
@@ -196,7 +195,7 @@ class EngineLoop:
                     raise self._failure[0]
                 self._round_began = time.monotonic()
                 self._expire()
-                self._step()
+                self.step()
                 self._flush()
         except BaseException as error:  # every caller gets it
             logger.exception("the engine loop stopped")
@@ -220,7 +219,8 @@ class EngineLoop:
                 self._inbox.get_nowait()()
         self._slices.work_off(_SLICES_SECONDS)
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """A round: launch a step, and handle an earlier one's results."""
         if self._speculator.wants_results and (latest := self._in_flight) is not None:
             self._in_flight = None
             self._handle(*latest)

@@ -42,6 +42,14 @@ def pause(loop: EngineLoop, mode: Any) -> None:
         loop.call(lambda: _retract_all(scheduler))
 
 
+def settle(loop: EngineLoop) -> None:
+    """End the steps under way, and begin none. On the loop's thread, between two steps."""
+    was_paused, loop.scheduler.is_paused = loop.scheduler.is_paused, True
+    while not loop.is_quiet:
+        loop.step()
+    loop.scheduler.is_paused = was_paused
+
+
 def go_on(loop: EngineLoop) -> None:
     """Begin steps again. Idempotent. Raises EngineDead."""
     loop.call(lambda: setattr(loop.scheduler, "is_paused", False))

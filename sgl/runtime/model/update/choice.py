@@ -14,17 +14,13 @@ from sgl.runtime.model.update.writer import Writer
 
 
 def writer_of(model: Model, quantization: str | None) -> Writer:
-    """A model's. quantization: the engine's option. Raises WeightsError for what is quantised, and for models in
-    several stages."""
+    """A model's, or one rank's part of it. quantization: the engine's option. Raises WeightsError for what is
+    quantised."""
     scheme = getattr(model.config, "scheme", None)
     if quantization is not None or scheme is not None:
         kept = f"quantization={quantization!r}" if quantization is not None else f"a checkpoint in {scheme}"
         raise WeightsError(
             f"quantised weights take no new ones in place ({kept}): start the engine on an unquantised model"
-        )
-    if model.links is not None:
-        raise WeightsError(
-            "a model in several stages (pp_size) takes no new weights in place: tp_size cuts it, too"
         )
     if isinstance(model, Decoder):
         return DecoderWriter(model)

@@ -47,19 +47,20 @@ class LatentWriter:
 
     def begin(self, names: Collection[str]) -> None:
         """See `Writer`."""
-        weights = self._weights
+        weights, layers = self._weights, self._model.shard.layers(self._model.whole_config)
         touched = {int(found[1]) for name in names if (found := _LAYER.match(name)) is not None}
-        unpack(weights.layers[index] for index in sorted(touched))
+        unpack(layer for index, layer in zip(layers, weights.layers, strict=True) if index in touched)
         if self._tied:
             weights.lm_head = weights.embedding
         elif isinstance(weights.lm_head, PackedMatrix):
             weights.lm_head = plain(weights.lm_head)
-        self._targets = checkpoint_tensors(self._model.config, weights)
+        self._targets = checkpoint_tensors(self._model.config, weights, layers.start)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """See `Writer`."""
-        target = self._targets[_EMBEDDING if self._tied and name == LM_HEAD else name]
-        fill_part(name, target, tensor, self._model.whole_config, self._model.shard)
+        target = self._targets.get(_EMBEDDING if self._tied and name == LM_HEAD else name)
+        if target is not None:  # else another stage's
+            fill_part(name, target, tensor, self._model.whole_config, self._model.shard)
 
     def finish(self) -> None:
         """See `Writer`."""

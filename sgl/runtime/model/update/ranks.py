@@ -1,4 +1,5 @@
-"""Writing checked tensors on all ranks that hold parts of a model: rank 0 has them, and the others are sent them."""
+"""Writing checked tensors on all ranks that hold parts of a model: rank 0 has them, and sends them to the ranks of its
+stage, each of which sends them down its chain of stages."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Any
 import torch
 
 from sgl.runtime.model.base import Model
+from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.writer import Given, Writer
 
@@ -23,34 +26,69 @@ def write(
     get: Callable[[str], torch.Tensor],
     tells: Callable[[Told], None] | None,
 ) -> None:
-    """Write tensors that were checked. tells: the other ranks, which then `follow`."""
+    """Write tensors that were checked. tells: the other ranks, which then `follow`. On return nothing reads the given
+    tensors any more."""
+    route = None
     if tells is not None:
         tells([(name, _name(its.dtype), list(its.shape)) for name, its in given.items()])
+        route = _Route(model)
     writer.begin(given.keys())
     for name in given:
         tensor = get(name).detach()
-        if tells is not None and model.collectives is not None:
+        if route is not None:
             tensor = tensor.to(model.device).contiguous()
-            model.collectives.broadcast_(_bytes(tensor))
+            route.share(tensor)
         writer.put(name, tensor)
     writer.finish()
+    if route is not None:
+        route.end()
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)  # another process may own what was copied
 
 
 @torch.inference_mode()
 def follow(model: Model, told: Sequence[Any]) -> None:
     """Take part in `write` on a rank other than 0."""
-    writer = writer_of(model, None)  # rank 0 has refused what has none
+    writer, route = writer_of(model, None), _Route(model)  # rank 0 has refused what has no writer
     writer.begin([name for name, _, _ in told])
-    assert model.collectives is not None, "there are several ranks"
     for name, dtype, shape in told:
         tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=model.device)
-        model.collectives.broadcast_(_bytes(tensor))
+        route.share(tensor)
         writer.put(name, tensor)
     writer.finish()
+    route.end()
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)
+class _Route:
+    """This rank's part of the way from rank 0 to all."""
+
+    def __init__(self, model: Model) -> None:
+        self._group, self._links, self._device = model.collectives, model.links, model.device
+        self._is_first = self._is_last = True
+        if model.links is not None:
+            assert isinstance(model, Decoder | LatentDecoder), "other models are not cut into stages"
+            self._is_first, self._is_last = model.is_first, model.is_last
+
+    def share(self, tensor: torch.Tensor) -> None:
+        """Send rank 0's values, or fill the tensor with them, and pass them on."""
+        values = tensor.view(-1).view(torch.uint8)
+        if self._is_first and self._group is not None:
+            self._group.broadcast_(values)
+        elif not self._is_first and self._links is not None:
+            self._links.receive(values)
+        if not self._is_last and self._links is not None:
+            self._links.send(values)
+
+    def end(self) -> None:
+        """Once round the ring: the first stage then knows that the last one has all."""
+        if self._links is None:
+            return
+        sign = torch.zeros(1, device=self._device)
+        if self._is_first:
+            self._links.send(sign)
+            self._links.receive(sign.clone())
+        else:
+            self._links.send(self._links.receive(sign))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,0 +1,171 @@
+"""New weights for models that several processes hold: each rank's part, refusals that leave all ranks alone, and
+logprobs of groups of samples, bit for bit from run to run."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sgl import Engine
+from sgl.errors import WeightsError
+from sgl.kernels import cpu
+from tests.patience import PATIENCE, wait_until
+from tests.test_rollouts import PROMPT as SAMPLED
+from tests.test_rollouts import computed, group, steps
+from tests.test_weights_update import GREEDY, OPTIONS, PROMPT, expected, outcome, shaken, tensors_of
+from tests.tiny_models import tiny_checkpoint
+from tests.tiny_transformers import tiny_transformer
+
+DETERMINISTIC: dict[str, Any] = {**OPTIONS, "deterministic": True}
+LONG = {**GREEDY, "max_new_tokens": 100}
+CUTS: list[Any] = [
+    {"tp_size": 2},
+    {"pp_size": 2},
+    pytest.param({"tp_size": 2, "pp_size": 2}, marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("old") / "m", "llama")
+
+
+@pytest.fixture(scope="module")
+def new(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shaken(old, tmp_path_factory.mktemp("new") / "m")
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_all_ranks_take_an_update_or_none_does(old: Path, new: Path, cut: dict[str, Any]) -> None:
+    wanted = expected(new, **cut)
+    with Engine(old, **OPTIONS, **cut) as engine:
+        before = outcome(engine)
+        whole = tensors_of(new)
+        name = "model.layers.1.self_attn.k_proj.weight"  # of the second stage
+        noise = whole[name].clone()
+        noise[-1, -1] = float("nan")  # of the second rank
+        for wrong, words in (
+            ({"other.weight": whole[name]}, "no place for: other.weight"),
+            ({name: whole[name][:-1]}, r"k_proj.weight of the update is \[31, 64\]; this model's is \[32, 64\]"),
+            ({name: noise}, "k_proj.weight of the update has numbers NaN"),
+        ):
+            with pytest.raises(WeightsError, match=words):
+                engine.update_weights({**whole, **wrong}, weight_version="never")
+            engine.flush_cache()
+            assert outcome(engine) == before
+            assert engine.weight_version == "default"
+        assert engine.update_weights(whole, weight_version="1").success
+        assert outcome(engine) == wanted != before
+        engine.update_weights_from_disk(old, weight_version="0")
+        assert outcome(engine) == before
+        assert engine.check_ledger() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tied", "qwen3-moe", "deepseek"])
+def test_stages_of_other_models_take_their_layers(kind: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"tie_word_embeddings": True, "num_hidden_layers": 3} if kind == "tied" else {}
+    if kind == "deepseek":
+        first = tiny_transformer(tmp_path / "old", "DeepseekV3ForCausalLM", num_hidden_layers=3)
+    else:
+        first = tiny_checkpoint(tmp_path / "old", "llama" if kind == "tied" else kind, **options)
+    other = shaken(first, tmp_path / "new")
+    wanted = expected(other, pp_size=2)
+    with Engine(first, **OPTIONS, pp_size=2) as engine:
+        before = outcome(engine)
+        engine.update_weights(tensors_of(other))
+        assert outcome(engine) == wanted != before
+        engine.update_weights_from_disk(first)
+        assert outcome(engine) == before
+
+
+@pytest.mark.skipif(cpu.why_not() is not None, reason=f"cannot be compiled: {cpu.why_not()}")
+def test_a_groups_logprobs_are_those_of_another_engines_prompts_bit_for_bit(old: Path, new: Path) -> None:
+    """Of two ranks, before an update and after it, and from run to run."""
+    runs = []
+    for _ in range(2):
+        with Engine(old, **DETERMINISTIC, tp_size=2) as engine:
+            before = group(engine)
+            engine.update_weights(tensors_of(new))
+            runs.append((before, group(engine)))
+    assert runs[0] == runs[1]
+    for folder, samples in zip((old, new), runs[0], strict=True):
+        with Engine(folder, **{**DETERMINISTIC, "chunked_prefill_size": 9}, tp_size=2) as other:
+            assert computed(other, samples) == [logprobs for _, logprobs in samples]
+
+
+class Stopped:
+    """Two requests that are paused under way."""
+
+    def __init__(self, engine: Engine, mode: Any) -> None:
+        self._engine, self.results = engine, list[Any]()
+        before = steps(engine)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        wait_until(lambda: steps(engine) > before + 8)
+        engine.pause_generation(mode)
+        self.so_far = engine._loop.call(self._ids)
+
+    def _run(self) -> None:
+        self.results = self._engine.generate(
+            input_ids=[PROMPT, PROMPT[:9]], sampling_params=LONG, return_logprob=True
+        )
+
+    def _ids(self) -> list[list[int]]:
+        live = self._engine._loop._live
+        return [list(live[uid].request.output_ids) for uid in sorted(live)]
+
+    def wait(self) -> list[Any]:
+        self._engine.continue_generation()
+        self._thread.join(PATIENCE)
+        return self.results
+
+
+@pytest.mark.parametrize("cut", [{"tp_size": 2}, pytest.param({"pp_size": 2}, marks=pytest.mark.slow)], ids=str)
+def test_generations_of_ranks_are_paused_in_three_ways(old: Path, new: Path, cut: dict[str, Any]) -> None:
+    with Engine(old, **OPTIONS, **cut) as engine, Engine(new, **OPTIONS) as other:
+        plain = engine.generate(input_ids=[PROMPT, PROMPT[:9]], sampling_params=LONG)
+        for mode in ("in_place", "retract"):
+            assert [its["output_ids"] for its in Stopped(engine, mode).wait()] == [
+                its["output_ids"] for its in plain
+            ]
+        ended = Stopped(engine, "abort").wait()
+        assert all(its["meta_info"]["finish_reason"]["type"] == "abort" for its in ended)
+        assert all(0 < len(its["output_ids"]) < 100 for its in ended)
+        stopped = Stopped(engine, "retract")
+        engine.update_weights_from_disk(new, weight_version="1")
+        found = stopped.wait()
+        for prompt, so_far, result in zip([PROMPT, PROMPT[:9]], stopped.so_far, found, strict=True):
+            ids = result["output_ids"]
+            assert ids[: len(so_far)] == so_far
+            assert 0 < len(so_far) < 100
+            rest = {**LONG, "max_new_tokens": 100 - len(so_far)}
+            assert (
+                ids[len(so_far) :] == other.generate(input_ids=prompt + so_far, sampling_params=rest)["output_ids"]
+            )
+            assert result["meta_info"]["weight_version"] == "1"
+        assert engine.check_ledger() == []
+
+
+@pytest.mark.parametrize("cut", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
+def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
+    old: Path, new: Path, cut: dict[str, Any]
+) -> None:
+    """Updates while steps are under way, without a pause: no token is of both."""
+    with Engine(old, **OPTIONS, **cut) as engine:
+        stream = engine.generate(input_ids=SAMPLED, sampling_params=LONG, return_logprob=True, stream=True)
+        events = [next(stream) for _ in range(4)]
+        engine.update_weights_from_disk(new, weight_version="1")
+        events += list(stream)
+    ids = events[-1]["output_ids"]
+    found = [entry[0] for event in events for entry in event["meta_info"]["output_token_logprobs"]]
+    num_old = len(
+        next(its for its in reversed(events) if its["meta_info"]["weight_version"] == "default")["output_ids"]
+    )
+    assert 4 <= num_old < 100
+    with Engine(old, **OPTIONS) as first:
+        wanted = computed(first, [(ids[:num_old], [])])[0]
+    assert found[:num_old] == pytest.approx(wanted, abs=1e-4)
