@@ -194,6 +194,8 @@ def samples() -> dict[str, set[str]]:
     server = ServerMetrics(responses={("/generate", 200): 1})
     tiers = ["host_total_tokens", "host_used_tokens", "file_used_bytes"]
     engine = dict.fromkeys([*metrics._GAUGES, *(source for source, _ in metrics._COUNTERS.values()), *tiers], 0)
+    rank = dict.fromkeys(["engine", "rank", *(source for _, source, _ in metrics._RANKS.values())], 0)
+    engine |= {"ranks": [rank]}  # type: ignore[dict-item]
     found: dict[str, set[str]] = defaultdict(set)
     for family in Scrape(server, "model", 1, engine).collect():
         for sample in family.samples:

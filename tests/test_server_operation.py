@@ -22,6 +22,8 @@ from sgl.cli.options import option_docs
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.metrics import Histogram
+from sgl.runtime.parallel.times import NUMBERS
+from sgl.runtime.parallel.times import told as told_of_rank
 from tests.house import REPOSITORY
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
@@ -127,8 +129,14 @@ def test_the_model_may_have_any_name(engine: Engine) -> None:
         server.close()
 
 
-def test_every_metric_is_documented(server: LiveServer) -> None:
+def test_every_metric_is_documented(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.get("/metrics")  # so that there is a response to count
+    state = server.service.engine_state
+
+    async def of_ranks() -> dict[str, Any]:
+        return {**await state(), "ranks": [{"engine": 0, "rank": 0, **told_of_rank([0] * NUMBERS)}]}
+
+    monkeypatch.setattr(server.service, "engine_state", of_ranks)
     text = (REPOSITORY / "docs" / "server.md").read_text()
     listed = re.findall(r"^\| `sgl:(\w+)`(?: `([\w ]+)`)? \| (\w+) \| (yes)? ?\| (.*) \|$", text, re.MULTILINE)
     families = families_of(server)

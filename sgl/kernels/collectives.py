@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import logging
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -70,6 +71,8 @@ class Collectives:
         self._name = name
         self._group = _joined(meeting, name, rank, size, device)
         self._fused: FusedReduction | None = None
+        self.waited_ns = 0
+        """For which this rank waited for what the others had to give, on a CPU."""
         self._ending: threading.Thread | None = None
         c10d: Any = distributed.distributed_c10d  # its types lack what follows
         self._sum, self._largest = c10d.AllreduceOptions(), c10d.AllreduceOptions()
@@ -119,7 +122,7 @@ class Collectives:
             for each in others:
                 first = first + each
             return first
-        _finish(self._group.allreduce([x], self._sum))
+        self._finish(self._group.allreduce([x], self._sum))
         return x
 
     def add_rms_norm(
@@ -143,12 +146,12 @@ class Collectives:
         """The largest of all ranks for each element of x, int64 [n], in place."""
         if self._fused is not None and self._fused.largest_(x):
             return x
-        _finish(self._group.allreduce([x], self._largest))
+        self._finish(self._group.allreduce([x], self._largest))
         return x
 
     def broadcast_(self, x: torch.Tensor) -> torch.Tensor:
         """Overwrite x with rank 0's."""
-        _finish(self._group.broadcast([x], self._from_first))
+        self._finish(self._group.broadcast([x], self._from_first))
         return x
 
     def gather_columns(self, x: torch.Tensor) -> torch.Tensor:
@@ -158,8 +161,14 @@ class Collectives:
     def _gathered(self, x: torch.Tensor) -> torch.Tensor:
         """x [n, ...] of all ranks: [size, n, ...]."""
         everyone = x.new_empty(self.size * len(x), *x.shape[1:])
-        _finish(self._group._allgather_base(everyone, x.contiguous(), self._gather))
+        self._finish(self._group._allgather_base(everyone, x.contiguous(), self._gather))
         return everyone.view(self.size, *x.shape)
+
+    def _finish(self, work: Any) -> None:
+        if work is not None:  # NCCL's on the current stream need not be waited for
+            began = time.perf_counter_ns()
+            work.wait()
+            self.waited_ns += time.perf_counter_ns() - began
 
     def close(self) -> None:
         """End what still waits for others."""
@@ -179,6 +188,8 @@ class Links:
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
         self._most = 2 * stages
         self._endings: list[threading.Thread] = []
+        self.waited_ns = 0
+        """For which this stage waited for the one before it, on a CPU."""
         after, before = (stage + 1) % stages, (stage - 1) % stages
         if device.type == "cuda":
             # NCCL works off what two ranks exchange in order: a group for each edge, lest a send wait for a receive.
@@ -205,7 +216,9 @@ class Links:
     def receive(self, x: torch.Tensor) -> torch.Tensor:
         """Wait for what the previous stage sent next, of x's shape and dtype, and overwrite x with it. A GPU waits in
         stream order."""
+        began = time.perf_counter_ns()
         self._in.recv([x], self._previous, 0).wait()
+        self.waited_ns += time.perf_counter_ns() - began
         return x
 
     def close(self) -> None:
@@ -235,8 +248,3 @@ def _ending(group: Any) -> threading.Thread:
     thread = threading.Thread(target=group.abort if group.name() == "nccl" else lambda: None, daemon=True)
     thread.start()
     return thread
-
-
-def _finish(work: Any) -> None:
-    if work is not None:  # NCCL's on the current stream need not be waited for
-        work.wait()

@@ -88,6 +88,7 @@ class Engine(Trainable):
             stream_interval=self.config.stream_interval,
             check_ledger=self.config.check_ledger,
             speculator=started.speculator,
+            spending=None if started.group is None else started.group.spending,
         )
         self._memory = MemoryOccupation(self.config, started.runner, self._loop)  # here: callers share its lock
         self._adapters = Adapters(self.config, started.runner, started.scheduler, self._loop)
@@ -332,14 +333,14 @@ class Engine(Trainable):
 
         def look() -> dict[str, Any]:
             scheduler, counters = self._scheduler, dataclasses.asdict(self._scheduler.counters)
-            prompt_tokens = counters["prompt_tokens"]
             return {
                 "num_running_reqs": scheduler.num_running,
                 "num_queue_reqs": len(scheduler.queue),
                 **self._halts(),
                 **scheduler.memory.state(),
+                "ranks": [] if self._started.group is None else self._started.group.told(),
                 "encoded_images": self._started.runner.num_encoded,
-                "cache_hit_rate": counters["cached_tokens"] / prompt_tokens if prompt_tokens else 0.0,
+                "cache_hit_rate": counters["cached_tokens"] / max(1, counters["prompt_tokens"]),
                 **counters,
             }
 

@@ -23,6 +23,7 @@ from sgl.runtime.model.update.ranks import follow
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import BEAT_SECONDS
 from sgl.runtime.parallel.lines import End, end_of
+from sgl.runtime.parallel.times import Times
 from sgl.runtime.runner.runner import Launched
 
 logger = logging.getLogger(__name__)
@@ -69,8 +70,11 @@ def _follow(end: End, rank: int) -> NoReturn:
         plan = KVPlan(**build.plan)
         runner = startup.follow(EngineConfig(**build.options), model, plan, frozenset(build.eos_ids))
         launched: deque[Launched] = deque()  # not sampled yet
+        times = Times(end.numbers, ranks, device)
         while True:
-            frame = wire.unpacked(end.get())
+            data = end.get()
+            times.begin()
+            frame = wire.unpacked(data)
             if isinstance(frame, wire.Forward):
                 if shard.stage:
                     runner.relay(frame.batch)
@@ -88,6 +92,7 @@ def _follow(end: End, rank: int) -> NoReturn:
                 _stop()
             elif not shard.stage:  # only the first stage samples
                 runner.follow(launched.popleft(), frame.masks)
+            times.end(isinstance(frame, wire.Forward))
 
 
 def _stop() -> NoReturn:

@@ -152,6 +152,25 @@ _COUNTERS = {
     "transfer_pulled_bytes_total": ("transfer_pulled_bytes", "Bytes of these."),
     "transfer_pull_seconds_total": ("transfer_pull_seconds", "Seconds that they were under way, added up."),
 }
+_RANKS: dict[str, tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str]] = {
+    "rank_steps_total": (CounterMetricFamily, "steps", "Steps that a rank has begun."),
+    "rank_busy_seconds_total": (
+        *(CounterMetricFamily, "busy_seconds"),
+        "Seconds that a rank's host has spent on what rank 0 told it; on a CPU, computing is part of it.",
+    ),
+    "rank_waiting_seconds_total": (
+        *(CounterMetricFamily, "waiting_seconds"),
+        "Seconds between these while steps went on: waiting for rank 0, and rank 0's other work.",
+    ),
+    "rank_exchange_seconds_total": (
+        *(CounterMetricFamily, "exchange_seconds"),
+        "Of a rank's busy seconds on a CPU, those in which it waited for what other ranks computed.",
+    ),
+    "rank_memory_bytes": (
+        *(GaugeMetricFamily, "memory_bytes"),
+        "Bytes of its device that a rank's process has taken, or of the machine's memory without one.",
+    ),
+}
 # SGLang's servers have these, too.
 _SGLANG = """time_to_first_token_seconds inter_token_latency_seconds e2e_request_latency_seconds queue_time_seconds
 max_total_num_tokens num_used_tokens token_usage gen_throughput num_running_reqs num_queue_reqs kv_available_tokens
@@ -211,3 +230,6 @@ class Scrape(Collector):
             yield GaugeMetricFamily, name, text, (), [((), values[name])]
         for name, (source, text) in _COUNTERS.items():
             yield CounterMetricFamily, name, text, (), [((), values[source])]
+        for name, (rank_kind, source, text) in _RANKS.items():
+            samples = [((str(its["engine"]), str(its["rank"])), its[source]) for its in engine["ranks"]]
+            yield rank_kind, name, text, ("engine", "rank"), samples

@@ -328,7 +328,7 @@ def _with_torch(
     else:
         group.send(Build(asdict(config), asdict(plan), sorted(eos_ids)))
         with group.failing():
-            runner = LeadingRunner(build_runner(config, model, attention, plan, eos_ids, drafter), group)
+            runner = LeadingRunner(build_runner(config, model, attention, plan, eos_ids, drafter), group, device)
     most_tokens, tiers = _most_tokens(config, plan.num_pages), None
     if platform_of(config.device).is_gpu:
         runner.warm_up(most_tokens)

@@ -32,7 +32,7 @@ from sgl.runtime.loop.copies import Copies
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.masks import collect_masks
 from sgl.runtime.loop.slices import Slices
-from sgl.runtime.loop.submission import Output, Submission
+from sgl.runtime.loop.submission import Output, Spending, Submission
 from sgl.runtime.loop.thread import EngineThread, settle
 from sgl.runtime.loop.timers import Timers
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
@@ -69,9 +69,10 @@ class EngineLoop:
         stream_interval: int = 1,
         check_ledger: bool = False,
         speculator: Speculator | None = None,
+        spending: Callable[[], Spending] | None = None,
     ) -> None:
         """depth: steps under way at once. jump_cost: by how many steps a row of several tokens prolongs its step. pins:
-        forced text is cut into the same tokens, whether they are appended or sampled."""
+        forced text is cut into the same tokens, whether they are appended or sampled. spending: of several ranks."""
         self.scheduler = scheduler
         self.timers, self.weight_version = Timers(), "default"
         """Actions between steps, for the loop's own thread."""
@@ -81,7 +82,7 @@ class EngineLoop:
         self._run_ahead = run_ahead
         self._jump_forward, self._pins, self._jump_cost = jump_forward, pins, jump_cost
         self._stream_interval, self._check_ledger = stream_interval, check_ledger
-        self._speculator = speculator or Speculator(scheduler)
+        self._speculator, self._spending = speculator or Speculator(scheduler), spending
         self._hinted: list[Request] = []  # whose constraint tells what is likely
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Submission] = {}
@@ -260,8 +261,7 @@ class EngineLoop:
         if step.batch.setups:
             now = time.monotonic()
             for request in step.requests[step.num_decodes :]:
-                submission: Submission = request.owner
-                submission.first_step = submission.first_step or now
+                request.owner.begin(now, self._spending)
 
     def _handle(self, step: Step, pending: PendingStep) -> None:
         for requests in self.scheduler.handle(step, self.copies.result(step, pending)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +12,9 @@ from sgl.runtime.batch import Float32Array, Logprobs
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import FinishReason, Request
 from sgl.runtime.text.output import TextOutput
+
+Spending = Callable[[], list[dict[str, Any]]]
+"""What each rank has done since it was made."""
 
 
 class Detail(NamedTuple):
@@ -28,6 +32,7 @@ class Detail(NamedTuple):
     weight_version: str
     embedding: Float32Array | None  # [hidden_size] with the last output, if asked for
     transfer: dict[str, Any] | None = None  # with the last output, if asked for
+    ranks: list[dict[str, Any]] | None = None  # with the last output: what each did meanwhile, if there are several
 
 
 @dataclass(slots=True)
@@ -52,6 +57,7 @@ class Submission:
     submitted: float = 0.0  # monotonic seconds
     first_step: float = 0.0
     first_token: float = 0.0
+    spending: Spending | None = None  # from its first step on
     emitted: int = 0  # output tokens sent
     emitted_logprobs: int = 0
     pieces: str = ""  # text not sent yet
@@ -66,6 +72,11 @@ class Submission:
         """Raise RequestAborted for one that was aborted on its way into the loop."""
         if self.is_aborted:
             raise RequestAborted(f"request {self.request.uid} was aborted")
+
+    def begin(self, now: float, spending: Callable[[], Spending] | None) -> None:
+        """A step has some of the prompt, at that moment: perhaps its first."""
+        if not self.first_step:
+            self.first_step, self.spending = now, None if spending is None else spending()
 
     def advance(self) -> FinishReason | None:
         """Read the latest token; returns the reason if it ends the request."""
@@ -116,6 +127,7 @@ class Submission:
                 weight_version=weight_version,
                 embedding=None if reason is None or reason.type == "abort" else request.embedding,
                 transfer=request.offered,
+                ranks=None if reason is None or self.spending is None else self.spending(),
             )
             self.emitted_logprobs = len(request.output_logprobs)
         pieces, self.pieces = self.pieces, ""

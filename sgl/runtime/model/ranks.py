@@ -30,6 +30,11 @@ class Ranks:
             links = Links(meeting, f"chain{shard.rank}", shard.stage, shard.stages, device)
         return Ranks(shard, stage, links)
 
+    @property
+    def waited_ns(self) -> int:
+        """For which this process waited for what others had to give."""
+        return sum(each.waited_ns for each in (self.stage, self.links) if each is not None)
+
     def close(self) -> None:
         """End what waits for others. Idempotent."""
         for each in (self.stage, self.links):

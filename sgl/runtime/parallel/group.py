@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.lines import line_of
+from sgl.runtime.parallel.times import NUMBERS, since, told
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,9 @@ class RankGroup:
         self._closed = threading.Event()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank, of this host
         self._ranks: Ranks | None = None  # once they have met
+        self._engine = config.dp_rank or 0
+        self.own_numbers = [0] * NUMBERS
+        """What rank 0 tells of itself; see `times`."""
         self._line, place = line_of(config)
         try:
             self._processes = started(place, range(1, size // config.nnodes), size)
@@ -71,6 +76,20 @@ class RankGroup:
         """This process's connections."""
         assert self._ranks is not None, "they have met"
         return self._ranks
+
+    def told(self) -> list[dict[str, Any]]:
+        """How each rank has spent its time; see `times`. Safe from any thread."""
+        return [{"engine": self._engine, "rank": rank, **told(its)} for rank, its in enumerate(self._numbers())]
+
+    def spending(self) -> Callable[[], list[dict[str, Any]]]:
+        """Begin to count; the result tells what each rank has spent since."""
+        before = self._numbers()
+        return lambda: [
+            {"rank": rank, **since(*its)} for rank, its in enumerate(zip(before, self._numbers(), strict=True))
+        ]
+
+    def _numbers(self) -> list[list[int]]:
+        return [[*self.own_numbers], *(self._line.numbers(reader)[:NUMBERS] for reader in range(self.size - 1))]
 
     def send(self, frame: wire.Frame) -> None:
         """Send all ranks a frame. Raises EngineDead."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+
 from sgl.grammar.automaton.finished import Standing
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.runtime.batch import Batch, PageMoves, PendingMoves, PendingStep, StepResult, TokenMasks
 from sgl.runtime.model.lora import Adapter
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import RankGroup
+from sgl.runtime.parallel.times import Times
 from sgl.runtime.runner.cut_vocabulary import outline
 from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.runner import Launched, ModelRunner
@@ -16,21 +19,28 @@ from sgl.runtime.runner.runner import Launched, ModelRunner
 class LeadingRunner:
     """See `batch.Runner`. Raises EngineDead when a rank is gone."""
 
-    def __init__(self, own: ModelRunner, group: RankGroup) -> None:
+    def __init__(self, own: ModelRunner, group: RankGroup, device: torch.device) -> None:
         self._own = own
         self._group = group
+        self._times = Times(group.own_numbers, group.ranks, device)
 
     def forward(self, batch: Batch) -> Launched:
         """Start the forward pass of a step on all ranks."""
+        self._times.begin()
         self._group.send(wire.Forward(batch))
         with self._group.failing():
-            return (self._own.forward if self._group.ranks.links is None else self._own.enter)(batch)
+            launched = (self._own.forward if self._group.ranks.links is None else self._own.enter)(batch)
+        self._times.end(1)
+        return launched
 
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep:
         """Sample after a forward pass on all ranks."""
+        self._times.begin()
         self._group.send(wire.Sample(None if masks is None else outline(masks)))
         with self._group.failing():
-            return _LedStep(self._own.sample(launched, masks), self._group)
+            pending = _LedStep(self._own.sample(launched, masks), self._group)
+        self._times.end(0)
+        return pending
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
         """Both phases of a step at once."""

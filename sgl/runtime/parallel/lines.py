@@ -15,6 +15,7 @@ from sgl.kernels.collectives import Folder, Meeting
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.parallel.ring import Ring
 from sgl.runtime.parallel.tcp import Hub, Spoke, secret_of
+from sgl.runtime.parallel.times import Numbers
 
 _SHARED_MEMORY = Path("/dev/shm")
 _CONNECTING_SECONDS = 300.0
@@ -31,6 +32,10 @@ class Line(Meeting, Protocol):
         """How often it has told that it lives."""
         ...
 
+    def numbers(self, reader: int) -> list[int]:
+        """What it tells of itself; see `times`."""
+        ...
+
     def gone(self, reader: int) -> str | None:
         """Why it is not there any more, if that is known."""
         ...
@@ -42,6 +47,11 @@ class Line(Meeting, Protocol):
 
 class End(Meeting, Protocol):
     """Another rank's end."""
+
+    @property
+    def numbers(self) -> Numbers:
+        """What it tells of itself; see `times`."""
+        ...
 
     def get(self) -> bytes:
         """Wait for the next frame."""
@@ -65,7 +75,7 @@ class _LocalLine(Folder):
         super().__init__(str(path))
         self._folder = path
         self._ring = Ring(path / "ring", num_readers)
-        self.put, self.beats = self._ring.put, self._ring.beats
+        self.put, self.beats, self.numbers = self._ring.put, self._ring.beats, self._ring.numbers
 
     def gone(self, reader: int) -> str | None:
         with contextlib.suppress(OSError):
@@ -82,7 +92,7 @@ class _LocalEnd(Folder):
         self._folder = path
         self._rank = rank
         ring = Ring(path / "ring", num_readers, rank - 1)
-        self.get, self.beat = ring.get, ring.beat
+        self.get, self.beat, self.numbers = ring.get, ring.beat, ring.own_numbers
 
     def fail(self, text: str) -> None:
         with contextlib.suppress(OSError):

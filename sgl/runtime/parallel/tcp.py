@@ -4,8 +4,8 @@ Whoever connects and the hub prove to each other that they know the secret, by H
 message then carries an HMAC of a key of that connection and of the message's number, so none can be forged, repeated or
 left out. Nothing is encrypted: the network sees prompts and tokens.
 
-A message is its length, its HMAC, and content. To the hub that is MessagePack: ("beat",), ("set", key, value), ("get",
-key) or ("error", text); from it the bytes of a frame, or the value of a get, behind a letter that tells which.
+A message is its length, its HMAC, and content. To the hub that is MessagePack: ("beat", numbers), ("set", key, value),
+("get", key) or ("error", text); from it the bytes of a frame, or the value of a get, behind a letter that tells which.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ import msgspec
 from torch import distributed
 
 from sgl.errors import ConfigError, EngineDead
+from sgl.runtime.parallel.times import NUMBERS
 
 logger = logging.getLogger(__name__)
 
-_GREETING = b"sgl ranks 1\n"
+_GREETING = b"sgl ranks 2\n"
 _NONCE, _PROOF = 32, 32  # bytes
 _RANK = struct.Struct("<I")
 _HEAD = struct.Struct("<Q32s")  # length, HMAC
@@ -95,6 +96,7 @@ class Hub:
         self._num_peers = num_ranks + num_nodes
         self._connections: dict[int, Connection] = {}
         self._beats = [0] * self._num_peers
+        self._numbers = [[0] * NUMBERS] * self._num_peers
         self._errors: dict[int, str] = {}
         self._gone: set[int] = set()
         self._store: dict[str, bytes] = {}
@@ -119,6 +121,10 @@ class Hub:
     def beats(self, reader: int) -> int:
         """How often a rank (reader + 1) has told that it lives."""
         return self._beats[reader + 1]
+
+    def numbers(self, reader: int) -> list[int]:
+        """What it told of itself with its latest beat; see `times`."""
+        return self._numbers[reader + 1]
 
     def gone(self, reader: int) -> str | None:
         """Why a rank that was there is not any more."""
@@ -188,7 +194,7 @@ class Hub:
             while True:
                 kind, *rest = _unpacked(connection.receive())
                 if kind == "beat":
-                    self._beats[rank] += 1
+                    self._beats[rank], self._numbers[rank] = self._beats[rank] + 1, rest[0]
                 elif kind == "set":
                     self._set(*rest)
                 elif kind == "get":
@@ -225,6 +231,8 @@ class Spoke:
         key = _proven_hub(sock, secret, rank)
         self._connection = Connection(_ready(sock), key, is_hub=False)
         self.host = self._connection.host
+        self.numbers = [0] * NUMBERS
+        """What each beat tells; see `times`."""
         self._frames: deque[bytes] = deque()  # that came before a value
         self._stores: list[Any] = []
 
@@ -238,7 +246,7 @@ class Spoke:
 
     def beat(self) -> None:
         """Tell that this rank lives. Raises OSError."""
-        self._connection.send(_packed(("beat",)))
+        self._connection.send(_packed(("beat", self.numbers)))
 
     def fail(self, text: str) -> None:
         """Tell why this rank ends."""

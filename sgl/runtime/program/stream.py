@@ -93,6 +93,7 @@ class NodeRequests:
             "generated_tokens": sum(len(request.output_ids) for request in requests) - forced,
             "forced_tokens": forced + forced_tokens,
             **speculation,
+            **({} if (spending := self.submissions[0].spending) is None else {"ranks": spending()}),
             "queue_seconds": max(each.first_step - each.submitted for each in self.submissions),
             "compute_seconds": max(now - each.first_step for each in self.submissions),
             "lease": None if lease is None else lease.lost or "held",

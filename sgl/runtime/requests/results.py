@@ -106,6 +106,8 @@ class NativeResult:
         }
         if detail.num_drafted:
             meta |= {"drafted_tokens": detail.num_drafted, "accepted_tokens": detail.num_accepted}
+        if detail.ranks is not None:
+            meta["ranks"] = detail.ranks
         if self.header.top_logprobs >= 0:
             meta.update(self._logprobs(first_logprob, with_input=with_input))
         result: dict[str, Any] = {"text": self.text, "output_ids": list(self.output_ids), "meta_info": meta}

@@ -40,12 +40,15 @@ class _Part:
 
 
 def added(counts: list[Any]) -> Any:
-    """Of several engines: numbers' sum, also of each name's where they have names, and of truths whether one is."""
+    """Of several engines: numbers' sum, also of each name's where they have names, of truths whether one is, and lists
+    one after the other."""
     if isinstance(counts[0], dict):
         together: Counter[str] = Counter()
         for its in counts:
             together.update(its)
         return dict(together)
+    if isinstance(counts[0], list):
+        return [one for its in counts for one in its]
     return any(counts) if isinstance(counts[0], bool) else sum(counts)
 
 

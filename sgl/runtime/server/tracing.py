@@ -1,4 +1,5 @@
-"""OpenTelemetry spans: each HTTP request, in it each generation's queue, prefill, decode. Needs `sgl[otel]`."""
+"""OpenTelemetry spans: each HTTP request, in it each generation's queue, prefill, decode, and what its ranks did. Needs
+`sgl[otel]`."""
 
 from __future__ import annotations
 
@@ -95,6 +96,15 @@ class Tracer:
             ("decode", prefilled, end),
         ):
             self._tracer.start_span(stage, context=inside, start_time=began).end(ended)
+        for its in meta.get("ranks") or usage.get("ranks") or ():
+            counted = {f"sgl.rank.{key}": value for key, value in its.items() if key != "rank"}
+            rank = self._tracer.start_span(
+                f"rank {its['rank']}",
+                context=inside,
+                start_time=queued,
+                attributes={"sgl.rank": its["rank"], **counted},
+            )
+            rank.end(end)
         span.end(end)
 
     def close(self) -> None:
