@@ -88,6 +88,9 @@ def test_what_ran_goes_on_and_what_comes_waits(folder: Path, run_ahead: bool) ->
         engine.pause_generation("in_place")
         assert steps(engine) == before
         engine.resume_memory_occupation(["kv_cache"])
+        assert state(engine)["is_paused"]  # by who paused meanwhile
+        assert steps(engine) == before
+        engine.continue_generation()
         assert running.wait()["output_ids"] == other.wait()["output_ids"] == wanted
         assert engine.check_ledger() == []
 
@@ -99,6 +102,20 @@ def test_a_pause_from_before_stays(folder: Path) -> None:
         engine.resume_memory_occupation()
         assert state(engine)["is_paused"]
         engine.continue_generation()
+        assert len(engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]) == 120
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract", "abort"])
+def test_a_pause_meanwhile_stays_and_no_longer_than_it_is_meant(folder: Path, mode: Any) -> None:
+    with Engine(folder, **OPTIONS) as engine:
+        engine.release_memory_occupation()
+        engine.pause_generation(mode)
+        engine.resume_memory_occupation()
+        assert state(engine)["is_paused"]
+        engine.continue_generation()
+        engine.release_memory_occupation()
+        engine.resume_memory_occupation()
+        assert not state(engine)["is_paused"]
         assert len(engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]) == 120
 
 

@@ -23,7 +23,7 @@ class MemoryOccupation:
     def __init__(self, config: EngineConfig, runner: EngineRunner, loop: EngineLoop) -> None:
         self._config, self._loop, self._scheduler = config, loop, loop.scheduler
         self._runner = runner
-        self._was_paused = False
+        self._stays_paused = False  # once all memory is there again
         self._lock = threading.Lock()
 
     @property
@@ -38,7 +38,7 @@ class MemoryOccupation:
         runner, parts = self._able(), self._parts(tags, is_release=True)
         with self._lock:
             if not self.released:
-                self._was_paused = self._loop.call(lambda: self._scheduler.is_paused)
+                self._stays_paused = self._loop.call(lambda: self._scheduler.is_paused)
             pause(self._loop, "retract")
 
             def give_back() -> dict[Part, int]:
@@ -49,11 +49,11 @@ class MemoryOccupation:
             try:
                 return {str(part): number for part, number in self._loop.call(give_back).items()}
             finally:
-                if not self.released and not self._was_paused:  # nothing was given back
+                if not self.released and not self._stays_paused:  # nothing was given back
                     go_on(self._loop)
 
     def resume(self, tags: Any) -> None:
-        """Take memory again; once all is there, go on unless the engine was paused before. Idempotent. Raises
+        """Take memory again; once all is there, go on unless somebody has paused the engine. Idempotent. Raises
         InvalidRequest and EngineDead."""
         runner, parts = self._able(), self._parts(tags, is_release=False)
         with self._lock:
@@ -65,8 +65,14 @@ class MemoryOccupation:
                 raise InvalidRequest(
                     f"the device has no memory for what was released: free some, and call again ({error})"
                 ) from error
-            if not self.released and not self._was_paused:
+            if not self.released and not self._stays_paused:
                 go_on(self._loop)
+
+    def pause(self, mode: Any) -> None:
+        """See `pause.pause`; it outlasts a release that goes on. Raises InvalidRequest and EngineDead."""
+        with self._lock:
+            pause(self._loop, mode)
+            self._stays_paused = True
 
     def go_on(self) -> None:
         """See `pause.go_on`. Raises InvalidRequest while memory is released, or just being."""

@@ -13,7 +13,7 @@ from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
-from sgl.runtime.loop.pause import PauseMode, pause
+from sgl.runtime.loop.pause import PauseMode
 from sgl.runtime.model.update.shipped import FLATTENED, check_load_format, shipped_tensors
 from sgl.runtime.occupation import MemoryOccupation
 from sgl.runtime.parallel.wire import Write
@@ -142,7 +142,7 @@ class Trainable:
         Raises InvalidRequest and EngineDead.
         """
         self._home.check()
-        pause(self._loop, mode)
+        self._memory.pause(mode)
 
     def continue_generation(self) -> None:
         """Go on after `pause_generation`. Idempotent. Raises InvalidRequest while memory is released, and
@@ -163,7 +163,7 @@ class Trainable:
 
     def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """Take memory again that was released; None: all of it. Once all is there, generations go on, unless
-        `pause_generation` came before. Idempotent. Raises InvalidRequest and EngineDead."""
+        `pause_generation` came before or meanwhile. Idempotent. Raises InvalidRequest and EngineDead."""
         self._home.check()
         self._memory.resume(tags)
 
