@@ -240,7 +240,12 @@ def test_batches_pass_through_the_ring_bit_for_bit(capacity: int, tmp_path: Path
     rng = np.random.default_rng(capacity)
     number = {64: 20, 5000: 200, 1 << 20: 1000}[capacity]
     sent: list[wire.Frame] = [wire.Forward(random_batch(rng)) for _ in range(number)]
-    sent += [wire.Sample(None), wire.Sample([None, 3, BROADCAST]), wire.Load({"a": None}), wire.Build({}, 7, [1])]
+    sent += [
+        wire.Sample(None),
+        wire.Sample([None, 3, BROADCAST]),
+        wire.Load({"a": None}),
+        wire.Build({}, 7, [1], ""),
+    ]
     path = tmp_path / "ring"
     writer = Ring(path, 2, capacity=capacity)
     got: list[list[wire.Frame]] = [[], []]

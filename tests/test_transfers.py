@@ -217,13 +217,14 @@ def test_params_of_others_are_refused_by_name() -> None:
     params, layout = TransferParams.read(given, SECRET), layout_of(SETTING)
     key = pair.request(PROMPT, 1).key()
     params.check(layout, None, key)
+    params.check(replace(layout, tp_size=2), None, key)  # of ranks that hold other heads
     with pytest.raises(InvalidRequest, match="another prompt"):
         params.check(layout, None, key[::-1])
     with pytest.raises(InvalidRequest, match="another prompt"):
         params.check(layout, "salt", key)
     with pytest.raises(InvalidRequest, match="40 tokens"):
         params.check(layout, None, key[:80])
-    for field, value in (("page_size", 8), ("tp_size", 2), ("dtype", "float16"), ("model", "other")):
+    for field, value in (("page_size", 8), ("dtype", "float16"), ("model", "other")):
         with pytest.raises(InvalidRequest, match=field if field != "model" else "another model"):
             params.check(replace(layout, **{field: value}), None, key)
     wrong: list[Any] = [

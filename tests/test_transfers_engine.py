@@ -238,7 +238,6 @@ def test_other_weights_are_another_model(prefill: Engine, tmp_path: Path) -> Non
 
 def test_options_that_cannot_go_together_are_refused(path: str, tmp_path: Path) -> None:
     for options, match in (
-        ({"tp_size": 2}, "tp_size"),
         ({"pp_size": 2}, "pp_size"),
         ({"disable_radix_cache": True}, "disable_radix_cache"),
         ({"disaggregation_host": "0.0.0.0"}, "disaggregation_host"),

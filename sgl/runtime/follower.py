@@ -16,7 +16,6 @@ from typing import NoReturn
 from sgl.runtime import startup
 from sgl.runtime.batch import PageMoves
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.memory_plan import KVPlan
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.model.update.ranks import follow
@@ -62,13 +61,13 @@ def _follow(end: End, rank: int) -> NoReturn:
     with startup.device_of(config, rank) as device:
         shard = Shard.of(rank, config.tp_size, config.pp_size)
         ranks = Ranks.join(end, shard, device, in_order=config.deterministic)
-        model = startup.load(config, startup.checked_model(config, device), device, ranks)
+        model_config = startup.checked_model(config, device)
+        model = startup.load(config, model_config, device, ranks)
         build = wire.unpacked(end.get())
         if isinstance(build, wire.Stop):
             _stop()
         assert isinstance(build, wire.Build), "it comes second"
-        plan = KVPlan(**build.plan)
-        runner = startup.follow(EngineConfig(**build.options), model, plan, frozenset(build.eos_ids))
+        runner = startup.follow(build, model_config, model, shard)
         launched: deque[Launched] = deque()  # not sampled yet
         times = Times(end.numbers, ranks, device)
         while True:

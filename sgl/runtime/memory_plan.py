@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from sgl.errors import ConfigError
+from sgl.kernels.attention.base import AttentionShape
 from sgl.runtime.adapter_choice import slot_bytes
 from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.devices import kv_dtype
-from sgl.runtime.model.base import Config, RecurrentModel, SizedModel
+from sgl.runtime.model.base import Config, Model, RecurrentModel, SizedModel
 from sgl.runtime.model.choice import eyes_of
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache, WindowedLayers
@@ -63,6 +64,15 @@ class KVPlan:
         if self.window is None or not self.num_window_pages:
             return None
         return WindowedLayers(_windowed(model.windows, model), self.window, self.num_window_pages)
+
+    def attention_shape(self, config: EngineConfig, model: Model) -> AttentionShape:
+        """What attention over this rank's pages has to compute."""
+        assert config.page_size is not None, "it is decided"
+        shape, windowed = model.attention_shape(config.page_size, kv_dtype(config)), self.windowed(model)
+        if windowed is None:
+            return shape
+        pooled = (window for window in shape.windows if window is not None and window <= windowed.window)
+        return replace(shape, pooled_windows=tuple(pooled))
 
 
 def kv_bytes(config: EngineConfig, model: SizedModel, plan: KVPlan) -> int:

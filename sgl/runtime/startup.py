@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sgl.errors import ConfigError
-from sgl.kernels.attention.base import AttentionBackend, AttentionShape
+from sgl.kernels.attention.base import AttentionBackend
 from sgl.machine_limits import memory_limit, num_processors
 from sgl.runtime.adapter_choice import adapter_slots, choose_adapters
 from sgl.runtime.attention_choice import choose_attention
@@ -42,6 +42,7 @@ from sgl.runtime.platform.registry import platform_of
 from sgl.runtime.runner.observer import Observer
 from sgl.runtime.runner.own import EngineRunner, OwnRunner
 from sgl.runtime.runner.runner import ModelRunner, current
+from sgl.runtime.runner.shared_rows import SharedRows
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits
 from sgl.runtime.scheduler.tiers import Tiers
@@ -51,7 +52,7 @@ from sgl.runtime.speculate.models import ModelDrafter
 from sgl.runtime.speculate.speculator import Speculator
 from sgl.runtime.text.tokenizer import Tokenizer
 from sgl.runtime.tier_choice import check_tiers, open_tiers, plan_host
-from sgl.runtime.transfer_choice import check_transfers, open_transfers, plan_transfers
+from sgl.runtime.transfer_choice import check_transfers, open_transfers, plan_transfers, shared_rows
 
 logger = logging.getLogger(__name__)
 
@@ -320,21 +321,24 @@ def _with_torch(
     beside = NOTHING if drafts is None else drafts.beside
     config, plan = plan_memory(config, model, model_config, beside)
     plan = plan_transfers(config, model, replace(plan, num_host_pages=plan_host(config, model, plan)))
-    config, attention = choose_attention(config, _attention_shape(config, model, plan))
+    config, attention = choose_attention(config, plan.attention_shape(config, model))
     drafter = None if drafts is None else drafts.drafter(config, plan.num_pages, eos_ids)
     runner: ModelRunner | LeadingRunner
     if group is None:
         runner = build_runner(config, model, attention, plan, eos_ids, drafter)
     else:
-        group.send(Build(asdict(config), asdict(plan), sorted(eos_ids)))
+        path = group.file("rows")
+        shared = shared_rows(config, model_config, model, plan, path, 0)
+        group.send(Build(asdict(config), asdict(plan), sorted(eos_ids), path))
         with group.failing():
-            runner = LeadingRunner(build_runner(config, model, attention, plan, eos_ids, drafter), group, device)
+            own = build_runner(config, model, attention, plan, eos_ids, drafter, shared)
+            runner = LeadingRunner(own, group, device)
     most_tokens, tiers = _most_tokens(config, plan.num_pages), None
     if platform_of(config.device).is_gpu:
         runner.warm_up(most_tokens)
     if plan.num_host_pages:
         tiers = open_tiers(config, model, runner, plan.num_host_pages, most_tokens)
-    transfers = open_transfers(config, model, runner.host, plan)
+    transfers = open_transfers(config, model_config, model, runner.host, plan)
     return _Ready(config, model, plan, runner, beside, drafter, tiers, transfers, model)
 
 
@@ -356,10 +360,12 @@ def _kv_events(config: EngineConfig, scheduler: Scheduler) -> KvEvents | None:
     return KvEvents(recorded, page_size, config.kv_events, config.kv_events_replay, config.dp_rank or 0)
 
 
-def follow(config: EngineConfig, model: Model, plan: KVPlan, eos_ids: frozenset[int]) -> ModelRunner:
-    """The runner of a rank other than 0, whose config is rank 0's with every None resolved."""
-    _, attention = choose_attention(config, _attention_shape(config, model, plan))
-    return build_runner(config, model, attention, plan, eos_ids)
+def follow(build: Build, model_config: Config, model: Model, shard: Shard) -> ModelRunner:
+    """The runner of a rank other than 0, as rank 0 has decided."""
+    config, plan = EngineConfig(**build.options), KVPlan(**build.plan)
+    _, attention = choose_attention(config, plan.attention_shape(config, model))
+    shared = shared_rows(config, model_config, model, plan, build.shared, shard.rank)
+    return build_runner(config, model, attention, plan, frozenset(build.eos_ids), shared=shared)
 
 
 def build_runner(
@@ -369,6 +375,7 @@ def build_runner(
     plan: KVPlan,
     eos_ids: frozenset[int],
     observer: Observer | None = None,
+    shared: SharedRows | None = None,
 ) -> ModelRunner:
     """A runner with its KV pages, and host pages for copies; all ranks wait for each other. Raises ConfigError."""
     page_size = config.page_size
@@ -401,6 +408,7 @@ def build_runner(
         lora=adapter_slots(config, model),
         num_checkpoints=config.state_checkpoints or 0,
         host_pages=plan.num_host_pages + plan.num_transfer_pages,
+        shared=shared,
         observer=observer,
         deterministic=config.deterministic,
     )
@@ -426,15 +434,6 @@ def _most_tokens(config: EngineConfig, num_pages: int) -> int:
 def _step_tokens(config: EngineConfig) -> int | None:
     assert config.chunked_prefill_size is not None
     return None if config.chunked_prefill_size == -1 else config.chunked_prefill_size
-
-
-def _attention_shape(config: EngineConfig, model: Model, plan: KVPlan) -> AttentionShape:
-    assert config.page_size is not None
-    shape, windowed = model.attention_shape(config.page_size, kv_dtype(config)), plan.windowed(model)
-    if windowed is None:
-        return shape
-    pooled = (window for window in shape.windows if window is not None and window <= windowed.window)
-    return replace(shape, pooled_windows=tuple(pooled))
 
 
 def freeze(started: Started) -> bool:

@@ -133,7 +133,7 @@ def open_tiers(config: EngineConfig, model: Model, runner: Measurable, num_pages
     if config.hicache_storage_dir is not None:
         files = PageFiles(
             Path(config.hicache_storage_dir).expanduser(),
-            identity(config, model),
+            identity(config, model, model.config, weights_hash(model.weights.tensors())),
             memory,
             page_size,
             config.hicache_storage_size * _GB,
@@ -144,20 +144,24 @@ def open_tiers(config: EngineConfig, model: Model, runner: Measurable, num_pages
     return Tiers(HostCache(num_pages - 1, page_size), rates, files=files, most_saves=most)
 
 
-def identity(config: EngineConfig, model: Model) -> bytes:
+def identity(config: EngineConfig, model: Model, described: Any, weights: bytes) -> bytes:
     """32 bytes that differ for models, weights, dtypes and page sizes whose pages differ: by bits, in deterministic
-    mode. The checkpoint's folder does not matter."""
-    described: Any = model.config
+    mode. The checkpoint's folder does not matter. described: the model's config. weights: a hash of them."""
     if dataclasses.is_dataclass(described) and not isinstance(described, type):
         fields = dataclasses.fields(described)
         described = {field.name: repr(getattr(described, field.name)) for field in fields if field.name != "path"}
     options: Any = (config.dtype, config.kv_cache_dtype, config.quantization, config.page_size, config.model_impl)
     if config.deterministic:  # to the bit
         threads = torch.get_num_threads() if model.device.type == "cpu" else 0
-        options = (*options, torch.__version__, model.device.type, config.attention_backend, threads)
-    whole = hashlib.blake2b(repr((described, options)).encode(), digest_size=32)
-    whole.update(weights_hash(model.weights.tensors()))
-    return whole.digest()
+        options = (
+            *options,
+            torch.__version__,
+            model.device.type,
+            config.attention_backend,
+            threads,
+            config.tp_size,
+        )
+    return hashlib.blake2b(repr((described, options)).encode() + weights, digest_size=32).digest()
 
 
 @torch.inference_mode()

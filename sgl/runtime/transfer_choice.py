@@ -9,6 +9,9 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from sgl.errors import ConfigError
 from sgl.machine_limits import memory_limit
 from sgl.native_code import private_folder
@@ -16,18 +19,21 @@ from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.devices import kv_dtype
 from sgl.runtime.memory_plan import KVPlan, gib, token_bytes
-from sgl.runtime.model.base import Model, RecurrentModel
+from sgl.runtime.model.base import Config, Model, RecurrentModel
+from sgl.runtime.model.weight_files import weight_files
 from sgl.runtime.parallel.tcp import secret_of
 from sgl.runtime.runner.host_pages import HostPages
+from sgl.runtime.runner.shared_rows import SharedRows
 from sgl.runtime.scheduler.exports import Exports, Home
 from sgl.runtime.scheduler.imports import Imports
 from sgl.runtime.scheduler.transfers import Transfers
-from sgl.runtime.tier_choice import identity
+from sgl.runtime.tier_choice import identity, weights_hash
 from sgl.runtime.transfer.nixl import NixlReader, NixlRemote
 from sgl.runtime.transfer.offers import Offers
 from sgl.runtime.transfer.params import PageLayout
 from sgl.runtime.transfer.reader import TcpReader
 from sgl.runtime.transfer.server import TransferServer
+from sgl.runtime.transfer.shape import PageShape
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +55,13 @@ def check_transfers(config: EngineConfig) -> None:
         return
     if config.disable_radix_cache:
         raise _wrong(config, "disable_radix_cache", f"leaves no pages for disaggregation_mode={mode!r}")
-    for option in ("tp_size", "pp_size", "dp_size"):
+    for option, why in (
+        ("pp_size", "the pages of its stages are not joined"),
+        ("dp_size", "start several servers instead"),
+        ("nnodes", "its ranks share memory, on one host"),
+    ):
         if getattr(config, option) > 1:
-            raise _wrong(config, option, f"with disaggregation_mode={mode!r}: such an engine is one process yet")
+            raise _wrong(config, option, f"with disaggregation_mode={mode!r}: {why}")
     if config.speculative_draft_model_path is not None:
         raise _wrong(
             config,
@@ -81,7 +91,7 @@ def plan_transfers(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
             f"sends pages of all layers, and {name} has layers with windows of their own",
         )
     assert config.page_size is not None, "it is decided"
-    page_bytes = token_bytes(config, model) * config.page_size
+    page_bytes = token_bytes(config, model) * config.page_size * config.tp_size
     limit = memory_limit()
     if config.disaggregation_buffer_mb is None:
         num_bytes = min(int(_BUFFER_SHARE * plan.num_pages * page_bytes), _MOST_BUFFER)
@@ -96,16 +106,38 @@ def plan_transfers(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
     return replace(plan, num_transfer_pages=pages + 1)
 
 
-def open_transfers(config: EngineConfig, model: Model, host: HostPages | None, plan: KVPlan) -> Transfers | None:
+def shared_rows(
+    config: EngineConfig, model_config: Config, model: Model, plan: KVPlan, path: str, rank: int
+) -> SharedRows | None:
+    """The host memory of an engine of several ranks, in a file; None if pages go nowhere. Raises ConfigError."""
+    if not plan.num_transfer_pages:
+        return None
+    shape, num_rows = _shape(config, model_config), plan.num_host_pages + plan.num_transfer_pages
+    page_bytes = token_bytes(config, model) * shape.num_tokens
+    return SharedRows(Path(path), num_rows, page_bytes, rank, config.tp_size, shape.num_parts(config.tp_size))
+
+
+def _shape(config: EngineConfig, model_config: Config) -> PageShape:
+    assert config.page_size is not None, "it is decided"
+    fragments = model_config.num_layers * (1 if model_config.latent_dim else 2)
+    return PageShape(fragments, config.page_size, model_config.num_kv_heads, config.tp_size)
+
+
+def open_transfers(
+    config: EngineConfig, model_config: Config, model: Model, host: HostPages | None, plan: KVPlan
+) -> Transfers | None:
     """Of an engine whose runner is ready; None if it is for prompts and outputs alike. Raises ConfigError."""
     if not plan.num_transfer_pages:
         return None
     assert host is not None, "the runner was made with host pages"
     assert config.page_size is not None, "it is decided"
-    secret, memory = _secret(config), host.memory
+    secret, shared, rows = _secret(config), host.shared, host.memory
+    memory, rows = (rows, rows) if shared is None else (shared.whole, shared.rows)
     dtype, kv = str(model.dtype).removeprefix("torch."), str(kv_dtype(config) or model.dtype).removeprefix("torch.")
     layout = PageLayout(
-        model=identity(replace(config, dtype="auto"), model).hex(),
+        model=identity(
+            replace(config, dtype="auto"), model, model_config, _weights(config, model_config, model)
+        ).hex(),
         dtype=dtype,
         kv_cache_dtype=kv,
         page_size=config.page_size,
@@ -116,7 +148,12 @@ def open_transfers(config: EngineConfig, model: Model, host: HostPages | None, p
     first = plan.num_host_pages
     by_nixl, name = config.disaggregation_transport == "nixl", secrets.token_hex(16)
     if config.disaggregation_mode == "decode":
-        reader = NixlReader(memory, name) if by_nixl else TcpReader(memory)
+        shape = _shape(config, model_config)
+
+        def fit(row: int, tp_size: int) -> None:
+            shape.fit(rows[row], tp_size)
+
+        reader = NixlReader(memory, fit, name) if by_nixl else TcpReader(memory, fit)
         imports = Imports(reader, layout, pool, first, time.monotonic)
         return Transfers(pool, layout, secret, imports=imports)
     offers = Offers()
@@ -126,6 +163,14 @@ def open_transfers(config: EngineConfig, model: Model, host: HostPages | None, p
     logger.info("decode engines pull KV pages from %s:%d", home.host, home.port)
     exports = Exports(offers, server, home, layout, secret, pool, first, config.disaggregation_lease)
     return Transfers(pool, layout, secret, exports=exports)
+
+
+def _weights(config: EngineConfig, model_config: Config, model: Model) -> bytes:
+    """A hash of the model's weights, whatever part of them each rank has."""
+    if config.load_format == "dummy":
+        return f"drawn on {model.device.type}".encode()
+    files = weight_files(Path(model_config.path))
+    return weights_hash(torch.from_numpy(np.memmap(file, np.uint8, mode="c")) for file in files)
 
 
 def _secret(config: EngineConfig) -> bytes:

@@ -61,7 +61,7 @@ class Entry:
 def read_headers(folder: Path) -> dict[str, Entry]:
     """The tensors of a checkpoint. Raises WeightsError."""
     entries: dict[str, Entry] = {}
-    files, index = _weight_files(folder)
+    files, index = _files_and_index(folder)
     placed = {} if index is None else _weight_map(index)
     for file in files:
         with opened(file) as tensors:
@@ -90,7 +90,12 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise WeightsError(f"cannot read {index}: {error!r}", path=str(index)) from error
 
 
-def _weight_files(folder: Path) -> tuple[list[Path], Path | None]:
+def weight_files(folder: Path) -> list[Path]:
+    """A checkpoint's. Raises WeightsError."""
+    return _files_and_index(folder)[0]
+
+
+def _files_and_index(folder: Path) -> tuple[list[Path], Path | None]:
     """In transformers' order of preference, and the index that names them."""
     if is_gguf(folder):
         return [folder], None

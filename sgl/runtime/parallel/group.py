@@ -51,9 +51,9 @@ class RankGroup:
         self._engine = config.dp_rank or 0
         self.own_numbers = [0] * NUMBERS
         """What rank 0 tells of itself; see `times`."""
-        self._line, place = line_of(config)
+        self._line, self._place = line_of(config)
         try:
-            self._processes = started(place, range(1, size // config.nnodes), size)
+            self._processes = started(self._place, range(1, size // config.nnodes), size)
             if config.nnodes > 1:
                 logger.info("waiting for %d other hosts at %s", config.nnodes - 1, config.dist_init_addr)
             self._await_beats()
@@ -90,6 +90,10 @@ class RankGroup:
 
     def _numbers(self) -> list[list[int]]:
         return [[*self.own_numbers], *(self._line.numbers(reader)[:NUMBERS] for reader in range(self.size - 1))]
+
+    def file(self, name: str) -> str:
+        """One that ranks on one host, and nobody else, may read while the group lives."""
+        return os.path.join(self._place[0], name)
 
     def send(self, frame: wire.Frame) -> None:
         """Send all ranks a frame. Raises EngineDead."""

@@ -14,6 +14,7 @@ from sgl.runtime.parallel.times import Times
 from sgl.runtime.runner.cut_vocabulary import outline
 from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.runner import Launched, ModelRunner
+from sgl.runtime.runner.shared_rows import SharedRows
 
 
 class LeadingRunner:
@@ -23,6 +24,7 @@ class LeadingRunner:
         self._own = own
         self._group = group
         self._times = Times(group.own_numbers, group.ranks, device)
+        self._num_moves = 0
 
     def forward(self, batch: Batch) -> Launched:
         """Start the forward pass of a step on all ranks."""
@@ -47,10 +49,13 @@ class LeadingRunner:
         return self.sample(self.forward(batch), masks)
 
     def move(self, moves: PageMoves) -> PendingMoves:
-        """Copy pages on all ranks; done when this one's are."""
+        """Copy pages on all ranks; done when this one's are, or where ranks share memory when all ranks' are."""
         self._group.send(wire.Move(moves.saves, moves.loads))
+        self._num_moves += 1
         with self._group.failing():
-            return self._own.move(moves)
+            own = self._own.move(moves)
+        shared = None if self.host is None else self.host.shared
+        return own if shared is None else _LedMoves(own, shared, self._num_moves)
 
     @property
     def host(self) -> HostPages | None:
@@ -95,6 +100,30 @@ class LeadingRunner:
     def is_launching(self) -> bool:
         """See ModelRunner."""
         return self._own.is_launching()
+
+
+class _LedMoves:
+    """Copies of all ranks."""
+
+    def __init__(self, own: PendingMoves, shared: SharedRows, number: int) -> None:
+        """number: of the other ranks' moves; this one's count its measurements, too."""
+        self._own = own
+        self._shared = shared
+        self._number = number
+        self.number = own.number
+
+    @property
+    def load_seconds(self) -> float:
+        """See PendingMoves; of this rank."""
+        return self._own.load_seconds
+
+    def is_loaded(self) -> bool:
+        """See PendingMoves."""
+        return self._own.is_loaded() and self._shared.all_have("loaded", self._number)
+
+    def is_saved(self) -> bool:
+        """See PendingMoves."""
+        return self._own.is_saved() and self._shared.all_have("saved", self._number)
 
 
 class _LedStep:

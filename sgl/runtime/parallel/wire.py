@@ -44,6 +44,7 @@ class Build:
     options: dict[str, Any]
     plan: dict[str, Any]
     eos_ids: list[int]
+    shared: str  # the file of memory that ranks share, if they do
 
 
 @dataclass(frozen=True, slots=True)

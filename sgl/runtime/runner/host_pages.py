@@ -25,6 +25,7 @@ from sgl.kernels.pages import gather, scatter
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Int32Array, PageMoves
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.runner.shared_rows import SharedRows
 
 _BUFFER_BYTES = 256 << 20
 _BUFFER_SHARE = 0.002  # of the device's memory, at most
@@ -87,11 +88,15 @@ def _buffer_pages(page_bytes: int, device: torch.device) -> int:
 class HostPages:
     """`num_pages` pages of host memory beside a KV cache. Raises ConfigError if there is not so much."""
 
-    def __init__(self, kv: KVCache, num_pages: int, device: torch.device) -> None:
+    def __init__(self, kv: KVCache, num_pages: int, device: torch.device, shared: SharedRows | None = None) -> None:
+        """shared: has this rank's pages, and is told what is done."""
         self._cache = kv.fragments()
         page_bytes = self._cache.shape[0] * self._cache.shape[2]
+        self.shared = shared
         try:
-            self.memory: npt.NDArray[np.uint8] = np.empty((num_pages, page_bytes), np.uint8)
+            self.memory: npt.NDArray[np.uint8] = (
+                np.empty((num_pages, page_bytes), np.uint8) if shared is None else shared.own
+            )
         except MemoryError as error:
             raise _too_much(num_pages * page_bytes) from error
         self._host = torch.from_numpy(self.memory)
@@ -100,8 +105,9 @@ class HostPages:
         self._streams: _Streams | None = None
         if device.type == "cuda":
             self._current = torch.cuda.device(device)
-            _pin(self.memory)
-            self._streams = _Streams(self._cache, self._host, device)
+            _pin(self.memory if shared is None else shared.mapped)
+            done = None if shared is None else torch.from_numpy(shared.done)
+            self._streams = _Streams(self._cache, self._host, device, done)
 
     @torch.inference_mode()
     def move(self, moves: PageMoves) -> DoneMoves | DeviceMoves:
@@ -119,6 +125,8 @@ class HostPages:
             began = time.perf_counter()
         if len(loads):
             scatter(self._cache, loads[:, 1], self._as_pages(self._host[loads[:, 0]]))
+        if self.shared is not None:
+            self.shared.tell(self._number)
         return DoneMoves(self._number, time.perf_counter() - began)
 
     def wait(self, number: int) -> None:
@@ -147,7 +155,10 @@ class HostPages:
 class _Streams:
     """Copies on a GPU: one stream saves, another one loads, and the present one gathers."""
 
-    def __init__(self, cache: torch.Tensor, host: torch.Tensor, device: torch.device) -> None:
+    def __init__(
+        self, cache: torch.Tensor, host: torch.Tensor, device: torch.device, done: torch.Tensor | None
+    ) -> None:
+        """done: int64 [2] of pinned memory, for the numbers of moves that have saved, and that have loaded."""
         self._cache, self._host = cache, host
         page_bytes = host.shape[1]
         self._pages = _buffer_pages(page_bytes, device)
@@ -161,6 +172,9 @@ class _Streams:
         self._uploader = Uploader(device)
         self._saved_by = np.zeros(len(host), np.int64)  # the last move that saves to each host page
         self._under_way: deque[DeviceMoves] = deque()
+        self._done, self._counts = done, torch.zeros(2, dtype=torch.int64, device=device)
+        for stream in (self._saving, self._loading):
+            stream.wait_stream(torch.cuda.current_stream())
 
     def move(self, number: int, moves: PageMoves) -> DeviceMoves:
         """See `HostPages.move`."""
@@ -177,6 +191,11 @@ class _Streams:
         if len(moves.loads):
             self._load(moved, moves.loads)
         moved.loaded.record(self._loading)
+        if self._done is not None:  # copied behind what it counts
+            for which, stream in enumerate((self._saving, self._loading)):
+                with torch.cuda.stream(stream):
+                    self._counts[which].add_(1)
+                    self._done[which].copy_(self._counts[which], non_blocking=True)
         return moved
 
     def wait(self, number: int) -> None:
@@ -195,7 +214,7 @@ class _Streams:
         self._saving.wait_stream(steps)
         flat = buffer.view(len(part), -1)
         with torch.cuda.stream(self._saving):
-            for first, count, host in _runs(part[:, 1]):
+            for first, count, host in self._runs(part[:, 1]):
                 self._host[host : host + count].copy_(flat[first : first + count], non_blocking=True)
         is_free.record(self._saving)
 
@@ -214,13 +233,19 @@ class _Streams:
             for turn, part in enumerate(_parts(loads, self._pages)):
                 buffer = self._in[turn % 2][: len(part)]
                 flat = buffer.view(len(part), -1)
-                for first, count, host in _runs(part[:, 0]):
+                for first, count, host in self._runs(part[:, 0]):
                     flat[first : first + count].copy_(self._host[host : host + count], non_blocking=True)
                 if not turn:
                     moved.copied.record(self._loading)
                     self._loading.wait_event(steps_are_done)
                 scatter(self._cache, pages[start : start + len(part)], buffer)
                 start += len(part)
+
+    def _runs(self, pages: Int32Array) -> Iterator[tuple[int, int, int]]:
+        """What one copy takes: its first index, how many pages, and the first page."""
+        if self._host.is_contiguous():
+            return _runs(pages)
+        return ((index, 1, page) for index, page in enumerate(pages.tolist()))
 
 
 def _wait(moved: DoneMoves | DeviceMoves) -> None:

@@ -40,6 +40,7 @@ from sgl.runtime.runner.pack import pack, pack_places, windowed_step
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, pool, score_inputs
 from sgl.runtime.runner.sampler import Sampler
+from sgl.runtime.runner.shared_rows import SharedRows
 from sgl.runtime.runner.states import RowStates
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.runner.verify_graphs import MAX_QUERIES, VerifyGraphs
@@ -105,11 +106,13 @@ class ModelRunner:
         lora: LoraSlots | None = None,
         num_checkpoints: int = 0,
         host_pages: int = 0,
+        shared: SharedRows | None = None,
         observer: Observer | None = None,
         deterministic: bool = False,
     ) -> None:
-        """num_checkpoints: of a RecurrentModel's states. host_pages: of host memory for copies. observer: one with
-        layers is for a Decoder. deterministic: rows do not depend on others."""
+        """num_checkpoints: of a RecurrentModel's states. host_pages: of host memory for copies, which
+        ranks may have `shared`. observer: one with layers is for a Decoder. deterministic: rows do not depend on
+        others."""
         self._model, self._observer, self._multiple = model, observer, TILE if deterministic else 1
         if observer is not None and observer.layers:
             assert isinstance(model, Decoder), "startup refuses others"
@@ -120,7 +123,7 @@ class ModelRunner:
         if isinstance(model, RecurrentModel):
             self._states = RowStates(model, max_rows, num_checkpoints)
         self._kv = kv
-        self.host = HostPages(kv, host_pages, device) if host_pages else None
+        self.host = HostPages(kv, host_pages, device, shared) if host_pages else None
         self._attention = attention
         self._current = current(device)
         self._launching_since: float | None = None  # monotonic seconds

@@ -11,14 +11,14 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
 
 PARAM: Final = "kv_transfer_params"
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_CHARACTERS: Final = 512
 """Of a text in them."""
 _MAX_INT: Final = 1 << 53  # what any JSON reader keeps
@@ -33,8 +33,8 @@ class PageLayout:
     dtype: str
     kv_cache_dtype: str
     page_size: int  # tokens
-    page_bytes: int
-    tp_size: int
+    page_bytes: int  # of all heads
+    tp_size: int  # which may differ: see `PageShape.fit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +107,11 @@ class TransferParams:
 
 def mismatch(theirs: PageLayout, own: PageLayout) -> str | None:
     """How their pages differ from the engine's own, for its client; None: not at all."""
-    for name in ("page_size", "tp_size", "dtype", "kv_cache_dtype"):
+    for name in ("page_size", "dtype", "kv_cache_dtype"):
         its, ours = getattr(theirs, name), getattr(own, name)
         if its != ours:
             return f"is of an engine with {name}={its!r}, and this one has {name}={ours!r}"
-    if theirs != own:
+    if replace(theirs, tp_size=own.tp_size) != own:
         return "is of another model, other weights or another quantisation of it, or deterministic differs"
     return None
 

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -69,8 +70,10 @@ class TcpReader:
 
     kind = PAGES
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, fit: Callable[[int, int], None]) -> None:
+        """fit: turns what arrived in a row, from an engine with such a tp_size, into the own engine's page."""
         self.memory = memory
+        self._fit = fit
         self._threads = ThreadPoolExecutor(MOST_READS, thread_name_prefix="sgl-read")
         self._reads: set[Read] = set()
         self._lock = threading.Lock()
@@ -131,15 +134,19 @@ class TcpReader:
             self._receive(read, line)
             line.send(DONE)
 
+    def _take(self, read: Read, page: int, checksum: int) -> None:
+        """A page is there. Raises ValueError."""
+        if zlib.crc32(memoryview(self.memory[page])) != checksum:
+            raise ValueError("a page arrived damaged")
+        self._fit(page, read.params.tp_size)
+        read.num_good += 1
+
     def _receive(self, read: Read, line: Line) -> None:
         """Fill the pages, and count the good ones. Raises OSError, EOFError and ValueError."""
         for page in read.pages:
             (checksum,) = CHECKSUM.unpack(line.receive(CHECKSUM.size))
-            content = memoryview(self.memory[page])
-            line.receive_into(content)
-            if zlib.crc32(content) != checksum:
-                raise ValueError("a page arrived damaged")
-            read.num_good += 1
+            line.receive_into(memoryview(self.memory[page]))
+            self._take(read, page, checksum)
 
     def _settle(self, read: Read) -> None:
         """Nothing writes to the pages any more: recv_into has returned."""

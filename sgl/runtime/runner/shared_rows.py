@@ -1,0 +1,82 @@
+"""Rows of host memory that the ranks of one host share, so that rank 0 sends and fills the pages of all.
+
+A row has a page of each rank. Pages of ranks with other heads come first, in the heads' order: together they are the
+model's, which a row begins with however many ranks there are. Ranks that hold the same heads again follow.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sgl.errors import ConfigError
+
+Memory = npt.NDArray[np.uint8]
+_HEADER = 4096  # bytes of counters, at least: rows begin at a page of memory
+_SAVED, _LOADED = 0, 1
+_fence = threading.Lock()
+
+
+class SharedRows:
+    """One rank's view. Rank 0's comes first."""
+
+    def __init__(self, path: Path, num_rows: int, page_bytes: int, rank: int, size: int, num_parts: int) -> None:
+        """page_bytes: of one rank's page. num_parts: how many of the `size` ranks hold other heads. Raises
+        ConfigError if there is not so much shared memory."""
+        header = -(-16 * size // _HEADER) * _HEADER
+        num_bytes = header + num_rows * size * page_bytes
+        with open(path, "r+b" if rank else "w+b") as file:
+            if not rank:
+                _reserve(file.fileno(), num_bytes, path)
+            mapped = mmap.mmap(file.fileno(), num_bytes)
+        self.mapped: Memory = np.frombuffer(mapped, np.uint8)
+        self.rows = self.mapped[header:].reshape(num_rows, size * page_bytes)
+        """Each with all pages."""
+        self.whole = self.rows[:, : num_parts * page_bytes]
+        """The model's pages."""
+        part, copy = divmod(rank, size // num_parts)
+        start = (copy * num_parts + part) * page_bytes
+        self.own = self.rows[:, start : start + page_bytes]
+        """This rank's pages."""
+        self._counts = np.frombuffer(mapped, np.int64, 2 * size).reshape(size, 2)
+        self.done = self._counts[rank]
+        """Of this rank's moves, how many have saved, and how many have loaded."""
+
+    def tell(self, number: int) -> None:
+        """So many of this rank's moves are done."""
+        _publish()
+        self.done[:] = number
+
+    def all_have(self, what: Literal["saved", "loaded"], number: int) -> bool:
+        """Whether all other ranks have done this in so many moves."""
+        least = int(self._counts[1:, _SAVED if what == "saved" else _LOADED].min())
+        _publish()
+        return least >= number
+
+
+def _reserve(file: int, num_bytes: int, path: Path) -> None:
+    """Take the memory now: a write to what is not there would end the process."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, num_bytes)
+        else:
+            os.truncate(file, num_bytes)
+    except OSError as error:
+        raise ConfigError(
+            f"{num_bytes / 2**30:.2f} GiB of memory that ranks share cannot be had in {path.parent.parent} "
+            f"({error.strerror}): make it larger (containers have 64 MB by default), or set a lower "
+            "disaggregation_buffer_mb",
+            option="disaggregation_buffer_mb",
+        ) from error
+
+
+def _publish() -> None:
+    """Order memory accesses before against those after, also where processors do not (Arm)."""
+    with _fence:
+        pass
