@@ -179,14 +179,6 @@ def test_what_cannot_be_given_back_is_refused(folder: Path) -> None:
         assert not state(engine)["is_paused"]
 
 
-@pytest.mark.slow
-def test_several_ranks_refuse(folder: Path) -> None:
-    with Engine(folder, **OPTIONS, tp_size=2) as engine:
-        with pytest.raises(InvalidRequest, match="tp_size=2: only an engine of one process"):
-            engine.release_memory_occupation()
-        assert len(engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]) == 120
-
-
 @pytest.mark.skipif(cpu.why_not() is not None, reason="cannot be compiled")
 def test_weights_come_back_with_their_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: in memory of torch's own, which moves."""

@@ -19,7 +19,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.model.update.ranks import follow
-from sgl.runtime.parallel import wire
+from sgl.runtime.parallel import occupation, wire
 from sgl.runtime.parallel.group import BEAT_SECONDS
 from sgl.runtime.parallel.lines import End, end_of
 from sgl.runtime.parallel.times import Times
@@ -87,6 +87,8 @@ def _follow(end: End, rank: int) -> NoReturn:
                 runner.drop_adapter(frame.number)
             elif isinstance(frame, wire.Write):
                 follow(model, frame.told)
+            elif isinstance(frame, wire.Release | wire.Restore | wire.Capture):
+                occupation.follow(frame, runner.occupation, ranks)
             elif not isinstance(frame, wire.Sample):
                 _stop()
             elif not shard.stage:  # only the first stage samples

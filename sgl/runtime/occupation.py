@@ -12,6 +12,8 @@ from sgl.lang.ir.sampling import shown
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.pause import go_on, pause
+from sgl.runtime.parallel.leader import LeadingRunner
+from sgl.runtime.parallel.occupation import RankedOccupation
 from sgl.runtime.runner.occupation import PARTS, Occupation, Part
 from sgl.runtime.runner.own import EngineRunner
 from sgl.runtime.runner.runner import ModelRunner
@@ -29,7 +31,7 @@ class MemoryOccupation:
     @property
     def released(self) -> dict[str, int]:
         """Bytes by part."""
-        its = self._runner.occupation.released if isinstance(self._runner, ModelRunner) else {}
+        its = self._runner.occupation.released if isinstance(self._runner, ModelRunner | LeadingRunner) else {}
         return {str(part): number for part, number in its.items()}
 
     def release(self, tags: Any) -> dict[str, int]:
@@ -88,20 +90,17 @@ class MemoryOccupation:
                 f"the memory of {', '.join(gone)} is released: call resume_memory_occupation first"
             )
 
-    def _able(self) -> Occupation:
+    def _able(self) -> Occupation | RankedOccupation:
         config, why_not = self._config, None
-        if not isinstance(self._runner, ModelRunner):
-            option = "tp_size" if config.tp_size > 1 else "pp_size" if config.pp_size > 1 else "device"
-            why_not = (
-                f"{option}={getattr(config, option)!r}: only an engine of one process of torch gives memory back"
-            )
+        if not isinstance(self._runner, ModelRunner | LeadingRunner):
+            why_not = f"device={config.device!r}: only an engine of torch gives memory back"
         elif config.disaggregation_mode not in (None, "null"):
             why_not = f"disaggregation_mode={config.disaggregation_mode!r}: other engines pull pages"
         else:
             why_not = self._runner.occupation.why_not
         if why_not is not None:
             raise InvalidRequest(why_not, param="tags")
-        assert isinstance(self._runner, ModelRunner), "others were refused"
+        assert isinstance(self._runner, ModelRunner | LeadingRunner), "others were refused"
         return self._runner.occupation
 
     def _parts(self, tags: Any, *, is_release: bool) -> list[Part]:

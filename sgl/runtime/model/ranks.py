@@ -35,6 +35,21 @@ class Ranks:
         """For which this process waited for what others had to give."""
         return sum(each.waited_ns for each in (self.stage, self.links) if each is not None)
 
+    def sum(self, numbers: list[int], device: torch.device) -> list[int]:
+        """The sums of what all ranks have, which go round the ring of stages; rank 0 alone has those of all stages. All
+        ranks wait for those before them. Between steps."""
+        own = torch.tensor(numbers, dtype=torch.int64, device=device)
+        if self.stage is not None:
+            own = self.stage.sum(own)
+        if self.links is not None:
+            others = torch.empty_like(own)
+            if self.shard.stage:
+                own = own + self.links.receive(others)
+            self.links.send(own)
+            if not self.shard.stage:
+                own = self.links.receive(others)
+        return own.tolist()
+
     def close(self) -> None:
         """End what waits for others. Idempotent."""
         for each in (self.stage, self.links):

@@ -10,6 +10,7 @@ from sgl.runtime.batch import Batch, PageMoves, PendingMoves, PendingStep, StepR
 from sgl.runtime.model.lora import Adapter
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import RankGroup
+from sgl.runtime.parallel.occupation import RankedOccupation
 from sgl.runtime.parallel.times import Times
 from sgl.runtime.runner.cut_vocabulary import outline
 from sgl.runtime.runner.host_pages import HostPages
@@ -25,6 +26,7 @@ class LeadingRunner:
         self._group = group
         self._times = Times(group.own_numbers, group.ranks, device)
         self._num_moves = 0
+        self.occupation = RankedOccupation(own.occupation, group)
 
     def forward(self, batch: Batch) -> Launched:
         """Start the forward pass of a step on all ranks."""

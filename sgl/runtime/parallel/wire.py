@@ -9,6 +9,7 @@ A frame is one of
     Sample   what the others need of its masks
     AddAdapter, DropAdapter   a LoRA adapter, by its number and folder
     Write    new weights follow, through the collectives
+    Release, Restore, Capture   memory, given back and taken again
     Stop     the end
 """
 
@@ -16,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 
 from sgl.runtime.batch import Batch, Int32Array, RowSetup
 from sgl.runtime.media.item import MediaItem, MediaRun
+from sgl.runtime.runner.occupation import Part
 from sgl.runtime.sampling_params import SamplingParams
 
 _DTYPES = {0: np.dtype(np.int32), 1: np.dtype(np.bool_)}
@@ -92,14 +94,33 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """Give these parts of the memory back; see `occupation`."""
+
+    parts: list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Take these parts again."""
+
+    parts: list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Record CUDA graphs anew, with all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End."""
 
 
-Frame = Load | Build | Forward | Move | Sample | AddAdapter | DropAdapter | Write | Stop
-_KINDS: dict[str, type[Frame]] = {
-    kind.__name__: kind for kind in (Load, Build, Forward, Move, Sample, AddAdapter, DropAdapter, Write, Stop)
-}
+Frame = (
+    Load | Build | Forward | Move | Sample | AddAdapter | DropAdapter | Write | Release | Restore | Capture | Stop
+)
+_KINDS: dict[str, type[Frame]] = {kind.__name__: kind for kind in get_args(Frame)}
 
 
 def packed(frame: Frame) -> bytes:

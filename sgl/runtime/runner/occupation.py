@@ -30,7 +30,7 @@ class Occupation:
     """Of one runner. On the thread that launches its steps, and with none under way."""
 
     def __init__(self, model: Model, kv: KVCache, graphs: Sequence[Graphs]) -> None:
-        self._graphs, self._device = graphs, model.device
+        self._graphs, self.device = graphs, model.device
         is_gpu = model.device.type == "cuda"
         self._current: AbstractContextManager[Any] = torch.cuda.device(model.device) if is_gpu else nullcontext()
         self._kv = Occupied(kv.storages(), keeps=False)
@@ -40,7 +40,7 @@ class Occupation:
 
     def parts(self) -> tuple[Part, ...]:
         """Those that can be given back here: on a CPU, weights are in the only memory that there is."""
-        return ("kv_cache",) if self._device.type == "cpu" else PARTS
+        return ("kv_cache",) if self.device.type == "cpu" else PARTS
 
     @property
     def why_not(self) -> str | None:
@@ -67,6 +67,12 @@ class Occupation:
 
     def restore(self, parts: Collection[Part]) -> None:
         """Take these again. Graphs are captured anew when the others are there."""
+        self.take(parts)
+        if self.released.keys() == {"cuda_graph"}:
+            self.capture()
+
+    def take(self, parts: Collection[Part]) -> None:
+        """Take these again, but graphs."""
         with self._current:
             if "weights" in parts and self._weights is not None:
                 self._weights.restore()
@@ -75,10 +81,15 @@ class Occupation:
             if "kv_cache" in parts and "kv_cache" in self.released:
                 self._kv.restore()
                 del self.released["kv_cache"]
-            if self.released.keys() == {"cuda_graph"}:
-                for graphs in self._graphs:
-                    graphs.capture()
-                self.released.clear()
+
+    def capture(self) -> None:
+        """Record the graphs anew, also those that were not dropped: all ranks do it at once."""
+        with self._current:
+            for graphs in self._graphs:
+                if "cuda_graph" not in self.released:
+                    graphs.drop()
+                graphs.capture()
+        self.released.pop("cuda_graph", None)
 
     def end(self) -> None:
         """Give all back for good, after the last step, without a wait for the device."""
@@ -90,8 +101,8 @@ class Occupation:
 
     def _free_bytes(self) -> int:
         """Of the device, once torch keeps none of what it does not use."""
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             return 0
-        torch.cuda.synchronize(self._device)
+        torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        return int(torch.cuda.mem_get_info(self._device)[0])
+        return int(torch.cuda.mem_get_info(self.device)[0])

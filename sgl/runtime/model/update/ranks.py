@@ -10,7 +10,9 @@ import torch
 
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.gdn.model import Hybrid
 from sgl.runtime.model.mla.model import LatentDecoder
+from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.writer import Given, Writer
 
@@ -63,32 +65,23 @@ class _Route:
     """This rank's part of the way from rank 0 to all."""
 
     def __init__(self, model: Model) -> None:
-        self._group, self._links, self._device = model.collectives, model.links, model.device
-        self._is_first = self._is_last = True
-        if model.links is not None:
-            assert isinstance(model, Decoder | LatentDecoder), "other models are not cut into stages"
-            self._is_first, self._is_last = model.is_first, model.is_last
+        assert isinstance(model, Decoder | LatentDecoder | Hybrid), "other models are not cut"
+        self._ranks, self._device = Ranks(model.shard, model.collectives, model.links), model.device
 
     def share(self, tensor: torch.Tensor) -> None:
         """Send rank 0's values, or fill the tensor with them, and pass them on."""
-        values = tensor.view(-1).view(torch.uint8)
-        if self._is_first and self._group is not None:
-            self._group.broadcast_(values)
-        elif not self._is_first and self._links is not None:
-            self._links.receive(values)
-        if not self._is_last and self._links is not None:
-            self._links.send(values)
+        values, shard = tensor.view(-1).view(torch.uint8), self._ranks.shard
+        group, links = self._ranks.stage, self._ranks.links
+        if group is not None and not shard.stage:
+            group.broadcast_(values)
+        elif links is not None and shard.stage:
+            links.receive(values)
+        if links is not None and not shard.is_last:
+            links.send(values)
 
     def end(self) -> None:
-        """Once round the ring: the first stage then knows that the last one has all."""
-        if self._links is None:
-            return
-        sign = torch.zeros(1, device=self._device)
-        if self._is_first:
-            self._links.send(sign)
-            self._links.receive(sign.clone())
-        else:
-            self._links.send(self._links.receive(sign))
+        """Then rank 0 knows that the last stage has all."""
+        self._ranks.sum([0], self._device)
 
 
 def _name(dtype: torch.dtype) -> str:

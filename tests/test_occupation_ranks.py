@@ -1,0 +1,137 @@
+"""The memory of engines of several ranks, given back and taken again by all, also where one fails."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from sgl import Engine
+from sgl.errors import InvalidRequest
+from sgl.kernels.collectives import Folder
+from sgl.runtime.model.ranks import Ranks
+from sgl.runtime.model.shard import Shard
+from sgl.runtime.parallel import wire
+from sgl.runtime.parallel.occupation import RankedOccupation, follow
+from sgl.runtime.runner import occupation
+from sgl.runtime.runner.occupation import PARTS, Part
+from tests.patience import PATIENCE
+from tests.test_occupation import state
+from tests.test_pause import LONG, OPTIONS, PROMPT, begun
+from tests.tiny_models import tiny_checkpoint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes no memory back in place")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    return tiny_checkpoint(folder, vocab_size=259, max_position_embeddings=1024, with_tokenizer=True)
+
+
+@pytest.mark.parametrize("cut", [{"tp_size": 2}, pytest.param({"pp_size": 2}, marks=pytest.mark.slow)], ids=str)
+def test_all_ranks_give_back_and_go_on(folder: Path, cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with Engine(folder, **OPTIONS, **cut) as engine:
+        wanted = engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]
+        of_one = engine.get_server_info()["kv_bytes"]
+        running = begun(engine)
+        assert engine.release_memory_occupation() == {"kv_cache": 2 * of_one} == state(engine)["released_memory"]
+        assert engine.release_memory_occupation() == {}
+        with pytest.raises(InvalidRequest, match="kv_cache is released"):
+            engine.continue_generation()
+        engine.update_weights_from_disk(folder)
+        engine.resume_memory_occupation()
+        assert running.wait()["output_ids"] == wanted
+        with monkeypatch.context() as patch:
+            patch.setattr(occupation.Occupied, "release", Mock(side_effect=OSError("no pages")))
+            with pytest.raises(OSError, match="no pages"):
+                engine.release_memory_occupation()
+        assert state(engine)["released_memory"] == {"kv_cache": of_one}  # the other rank's
+        assert state(engine)["is_paused"]
+        engine.resume_memory_occupation()
+        assert state(engine)["released_memory"] == {}
+        assert engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"] == wanted
+        assert engine.check_ledger() == []
+
+
+class Memory:
+    """Of a rank."""
+
+    device = CPU
+    why_not = None
+
+    def __init__(self, fails: Collection[str]) -> None:
+        self.fails, self.calls, self.released = {*fails}, list[str](), dict[Part, int]()
+
+    def parts(self) -> tuple[Part, ...]:
+        return PARTS
+
+    def release(self, parts: Collection[Part]) -> None:
+        self._do("release")
+        self.released |= dict.fromkeys([*parts, "cuda_graph"], 5)
+
+    def take(self, parts: Collection[Part]) -> None:
+        self._do("take")
+        for part in {*parts} - {"cuda_graph"}:
+            self.released.pop(part, None)
+
+    def capture(self) -> None:
+        self._do("capture")
+        self.released.pop("cuda_graph", None)
+
+    def _do(self, what: str) -> None:
+        self.calls.append(what)
+        if what in self.fails:
+            raise torch.OutOfMemoryError(what)
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_one_rank_lacks_is_missing_and_can_be_tried_again(
+    tmp_path: Path, tp_size: int, pp_size: int, failing: int
+) -> None:
+    size = tp_size * pp_size
+    memories = [Memory(["take"] if rank == failing else []) for rank in range(size)]
+    frames = [queue.Queue[wire.Frame | None]() for _ in range(size)]
+
+    kept: list[Ranks] = []  # some are done before others
+
+    def joined(rank: int) -> Ranks:
+        kept.append(ranks := Ranks.join(Folder(str(tmp_path)), Shard.of(rank, tp_size, pp_size), CPU))
+        return ranks
+
+    def other(rank: int) -> None:
+        ranks = joined(rank)
+        while (frame := frames[rank].get(timeout=PATIENCE)) is not None:
+            assert isinstance(frame, wire.Release | wire.Restore | wire.Capture)
+            follow(frame, memories[rank], ranks)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(size) as threads:
+        others: list[Future[None]] = [threads.submit(other, rank) for rank in range(1, size)]
+        group = Mock(size=size, ranks=joined(0), failing=nullcontext)
+        group.send = lambda frame: [its.put(wire.unpacked(wire.packed(frame))) for its in frames]
+        leader = RankedOccupation(memories[0], group)  # type: ignore[arg-type]
+        try:
+            assert leader.release(PARTS) == dict.fromkeys(PARTS, 5 * size)
+            with pytest.raises((torch.OutOfMemoryError, InvalidRequest)) as raised:
+                leader.restore(PARTS)
+            assert (raised.type is InvalidRequest) == (failing > 0)
+            assert leader.released == {"kv_cache": 5, "weights": 5, "cuda_graph": 5 * size}
+            memories[failing].fails.clear()
+            leader.restore(PARTS)
+            assert leader.released == {}
+        finally:
+            for its in frames:
+                its.put(None)
+        for each in others:
+            each.result(PATIENCE)
+    assert [its.calls for its in memories] == [["release", "take", "take", "capture"]] * size
