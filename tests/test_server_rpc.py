@@ -380,9 +380,6 @@ def test_calls_are_counted_and_shown_as_those_of_http(server: LiveServer, client
     assert f'path="{path}",status="200"' in server.get("/metrics").text
     [noted] = server.get("/v1/requests").json()
     assert (noted["id"], noted["path"], noted["completion_tokens"]) == ("mine", path, 6)
-    with pytest.raises(grpc.RpcError) as raised:
-        client.stub.LoadLoRAAdapter(pb.LoadLoRAAdapterRequest())
-    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_port_in_use_is_an_error_of_its_option(engine: Engine, server: LiveServer) -> None:

@@ -17,13 +17,19 @@ _REFUSED = {
     "input_embeds": "prompts are token ids",
 }
 _REFUSED_PARAMS = {"custom_params": "they are for a custom logit processor"}
+_HERE = "this server records all that a step does, from now on, into a folder of its own"
+UNDONE_PROFILE = dict.fromkeys(
+    ("output_dir", "start_step", "num_steps", "activities", "with_stack", "record_shapes", "profile_by_stage"),
+    _HERE,
+)
+"""Fields of a StartProfileRequest."""
 _CONSTRAINTS = {"ebnf_grammar": "ebnf"}  # their names here, where they differ
 _MAX_INTERVAL = 1 << 20
 
 
 def generate_arguments(request: Any, *, context_length: int, dp_size: int) -> dict[str, Any]:
     """Arguments of Engine.generate for a GenerateRequest. Raises InvalidRequest."""
-    _refuse(request, _REFUSED)
+    refuse(request, _REFUSED)
     check_rank(request, dp_size)
     arguments: dict[str, Any] = {
         "input_ids": ids_of(request, context_length),
@@ -42,8 +48,7 @@ def generate_arguments(request: Any, *, context_length: int, dp_size: int) -> di
         for name in ("top_logprobs_num", "token_ids_logprob"):
             if getattr(request, name):
                 raise InvalidRequest(f"{name} needs return_logprob", param=name)
-    named = {"rid": request.request_id, "lora_path": request.lora_id}
-    return {**arguments, **{name: value for name, value in named.items() if value}}
+    return {**arguments, "rid": request.request_id} if request.request_id else arguments
 
 
 def ids_of(request: Any, context_length: int) -> list[int]:
@@ -79,7 +84,7 @@ def stream_interval(request: Any) -> int:
 def sampling_params(params: Any, context_length: int) -> dict[str, Any]:
     """Our names and defaults. A zero that means nothing, which is what a client sends that leaves the field alone, is
     the default; max_new_tokens that is left out is what the context has room for."""
-    _refuse(params, _REFUSED_PARAMS)
+    refuse(params, _REFUSED_PARAMS)
     found = {
         "temperature": _number(params.temperature),
         "top_p": _number(params.top_p) or 1.0,
@@ -105,7 +110,8 @@ def sampling_params(params: Any, context_length: int) -> dict[str, Any]:
     return found
 
 
-def _refuse(message: Any, refused: dict[str, str]) -> None:
+def refuse(message: Any, refused: dict[str, str]) -> None:
+    """Raise InvalidRequest for a message with any of these fields, which says why."""
     for field, _ in message.ListFields():  # those that are not their defaults
         if field.name in refused:
             raise InvalidRequest(f"{field.name} is not supported here: {refused[field.name]}", param=field.name)

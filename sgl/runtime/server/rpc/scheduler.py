@@ -17,7 +17,15 @@ from sgl.runtime.server.encoding import size_of_result
 from sgl.runtime.server.identity import caller
 from sgl.runtime.server.native import SILENT_SECONDS, UNRESPONSIVE_SECONDS
 from sgl.runtime.server.rpc.about import About
-from sgl.runtime.server.rpc.bodies import check_rank, generate_arguments, ids_of, stream_interval
+from sgl.runtime.server.rpc.adapters import AdapterIds
+from sgl.runtime.server.rpc.bodies import (
+    UNDONE_PROFILE,
+    check_rank,
+    generate_arguments,
+    ids_of,
+    refuse,
+    stream_interval,
+)
 from sgl.runtime.server.rpc.door import Write, rpc
 from sgl.runtime.server.rpc.replies import Stream, completions
 from sgl.runtime.server.service import Service
@@ -33,12 +41,15 @@ class Scheduler:
         self._service = service
         self._embedder = Embedder(service)
         self._about = About(service)
+        self._adapters = AdapterIds(service)
 
     @rpc()
     async def Generate(self, request: Any, write: Write) -> None:
         """Chunks if asked for, and the end of each output."""
         config = self._service.engine.config
         arguments = generate_arguments(request, context_length=config.context_length or 0, dp_size=config.dp_size)
+        if request.lora_id:
+            arguments["lora_path"] = self._adapters.name_of(request.lora_id)
         if not request.stream:
             results = await self._service.generate(**arguments)
             several = results if isinstance(results, list) else [results]
@@ -106,6 +117,34 @@ class Scheduler:
         """The tokenizer's files."""
         for chunk in await asyncio.to_thread(self._about.tokenizer):
             await write(chunk)
+
+    @rpc(for_admin=True)
+    async def LoadLoRAAdapter(self, request: Any) -> Any:
+        """Load a LoRA adapter from a folder of this server."""
+        return await self._adapters.load(request)
+
+    @rpc(for_admin=True)
+    async def UnloadLoRAAdapter(self, request: Any) -> Any:
+        """Refuse new requests with a LoRA adapter, wait for those that have it, and free it."""
+        return await self._adapters.unload(request)
+
+    @rpc(is_probe=True)
+    async def ListLoadedLoRAAdapters(self, request: Any) -> Any:
+        """Those that requests may name, however they were loaded."""
+        return self._adapters.listed()
+
+    @rpc(for_admin=True)
+    async def StartProfile(self, request: Any) -> Any:
+        """Record a profile of steps until StopProfile."""
+        refuse(request, UNDONE_PROFILE)
+        await self._service.engine.call("start_profile")
+        return common_pb2.ProfileResponse(success=True, message="steps are recorded until StopProfile")
+
+    @rpc(for_admin=True)
+    async def StopProfile(self, request: Any) -> Any:
+        """Write the profile, for Chrome or Perfetto."""
+        path = await self._service.engine.call("stop_profile")
+        return common_pb2.ProfileResponse(success=True, message=f"the profile is in {path} on the server")
 
     @rpc(for_admin=True)
     async def FlushCache(self, request: Any) -> Any:
