@@ -199,7 +199,7 @@ MOST_LINES = {
     "runtime.jax": 1_150,
     "runtime.media": 780,
     "runtime.model.eagle": 480,
-    "runtime.model.gdn": 1_170,
+    "runtime.model.gdn": 1_210,
     "runtime.model.hf": 1_420,
     "runtime.model.mla": 1_040,
     "runtime.model.quantized": 850,

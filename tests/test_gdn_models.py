@@ -175,7 +175,7 @@ def test_candidates_are_scored_as_texts_of_their_own(with_tokenizer: Path) -> No
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("tp_size", 3), ("pp_size", 2), ("quantization", "fp8"), ("load_format", "gguf")],
+    [("tp_size", 3), ("pp_size", 5), ("quantization", "fp8"), ("load_format", "gguf")],
 )
 def test_what_hybrids_cannot_have_is_refused(option: str, value: Any, with_tokenizer: Path) -> None:
     with pytest.raises(ConfigError) as caught:

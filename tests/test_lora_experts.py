@@ -26,9 +26,9 @@ PARAMS = {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True}
 def made(path: Path, family: str) -> tuple[Path, dict[str, Path]]:
     """A mixture, and adapters of its experts alone and with others, and of attention."""
     model = tiny_checkpoint(path / "model", family, num_hidden_layers=2)
-    shared = ("shared_expert.down_proj",) if family == "qwen2-moe" else ()
+    others = ALL if family == "qwen2-moe" else ATTENTION  # what is called like an expert's is the shared one's, too
     return model, {
-        "single": tiny_adapter(path / "single", model, seed=1, targets=(*ATTENTION, *shared), experts="single"),
+        "single": tiny_adapter(path / "single", model, seed=1, targets=others, experts="single"),
         "fused": tiny_adapter(path / "fused", model, seed=2, rank=3, lora_alpha=5, targets=(), experts="fused"),
         "attention": tiny_adapter(path / "attention", model, seed=3, targets=ATTENTION),
     }

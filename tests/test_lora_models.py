@@ -112,6 +112,7 @@ def test_adapters_equal_the_merged_models(name: str, tmp_path: Path) -> None:
         *((name, "tp_size") for name in ("deepseek-v2", "qwen2-moe", "phi3")),
         *((name, "tp_size") for name in ("qwen3-next", "qwen3-next, some dense", "qwen3.5")),
         ("deepseek-v2", "pp_size"),
+        ("qwen3-next, some dense", "pp_size"),
     ],
 )
 def test_adapters_among_ranks(name: str, option: str, tmp_path: Path) -> None:

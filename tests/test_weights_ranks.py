@@ -13,6 +13,7 @@ from sgl import Engine
 from sgl.errors import WeightsError
 from sgl.kernels import cpu
 from tests.patience import PATIENCE, wait_until
+from tests.test_gdn_models import tiny_hybrid
 from tests.test_rollouts import PROMPT as SAMPLED
 from tests.test_rollouts import computed, group, steps
 from tests.test_weights_update import GREEDY, OPTIONS, PROMPT, expected, outcome, shaken, tensors_of
@@ -65,11 +66,13 @@ def test_all_ranks_take_an_update_or_none_does(old: Path, new: Path, cut: dict[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["tied", "qwen3-moe", "deepseek"])
+@pytest.mark.parametrize("kind", ["tied", "qwen3-moe", "deepseek", "hybrid"])
 def test_stages_of_other_models_take_their_layers(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"tie_word_embeddings": True, "num_hidden_layers": 3} if kind == "tied" else {}
     if kind == "deepseek":
         first = tiny_transformer(tmp_path / "old", "DeepseekV3ForCausalLM", num_hidden_layers=3)
+    elif kind == "hybrid":
+        first, _ = tiny_hybrid(tmp_path / "old", "3.5-moe")
     else:
         first = tiny_checkpoint(tmp_path / "old", "llama" if kind == "tied" else kind, **options)
     other = shaken(first, tmp_path / "new")

@@ -91,7 +91,7 @@ def _windowed(windows: tuple[int | None, ...], model: SizedModel) -> list[bool]:
 
 
 def _layer_bytes(config: EngineConfig, model: SizedModel) -> int:
-    return KVCache.bytes_per_token(model.config, kv_dtype(config) or model.dtype) // model.config.num_layers
+    return KVCache.layer_bytes(model.config, kv_dtype(config) or model.dtype)
 
 
 class PoolSizes:
@@ -291,8 +291,7 @@ def gib(num_bytes: float) -> str:
 
 def token_bytes(config: EngineConfig, model: SizedModel) -> int:
     """Of the stage with the most layers: all have the same pages."""
-    num_bytes = KVCache.bytes_per_token(model.config, kv_dtype(config) or model.dtype)
-    return num_bytes // model.config.num_layers * model.most_layers
+    return _layer_bytes(config, model) * model.most_layers
 
 
 def held_bytes(model: SizedModel) -> int:

@@ -183,7 +183,7 @@ class RecurrentModel(Model, Protocol):
     """A model with recurrent layers, whose sequences have states besides keys and values."""
 
     state_bytes: int
-    """Of one sequence's states."""
+    """Of one sequence's states, in the stage with the most."""
 
     def new_states(self, num_slots: int) -> StateCache:
         """So many empty states."""

@@ -96,10 +96,9 @@ class KVCache:
     @staticmethod
     def bytes_per_token(layout: KVLayout, dtype: torch.dtype) -> int:
         """Over all layers, keys and values."""
-        return (
-            (1 if layout.latent_dim else 2)
-            * layout.num_layers
-            * layout.num_kv_heads
-            * layout.head_dim
-            * dtype.itemsize
-        )
+        return layout.num_layers * KVCache.layer_bytes(layout, dtype)
+
+    @staticmethod
+    def layer_bytes(layout: KVLayout, dtype: torch.dtype) -> int:
+        """Of a token in a layer."""
+        return (1 if layout.latent_dim else 2) * layout.num_kv_heads * layout.head_dim * dtype.itemsize

@@ -308,8 +308,8 @@ def _hybrid_products(config: HybridConfig, shard: Shard) -> list[dict[str, Produ
         return Product(tuple(sources), len(range(depth)[sources[0].columns]))
 
     layers = []
-    for layer, (attends, is_sparse) in enumerate(zip(config.attends, config.is_sparse, strict=True)):
-        place = f"{config.prefix}layers.{layer}"
+    for layer in shard.layers_of(len(config.attends)):
+        attends, is_sparse, place = config.attends[layer], config.is_sparse[layer], f"{config.prefix}layers.{layer}"
         mlp = f"{place}.mlp.shared_expert" if is_sparse else f"{place}.mlp"
         mixer = f"{place}.self_attn" if attends else f"{place}.linear_attn"
         products = {"gate_up": product(mlp, "gate_proj", "up_proj"), "down": product(mlp, "down_proj")}

@@ -71,13 +71,13 @@ class Shard:
                 f"tp_size={size}: {config.path} has {wrong}, which {size} ranks cannot share equally",
                 option="tp_size",
             )
-        self.check_stages(config.path, config)
+        self.check_stages(config.path, config.num_layers)
 
-    def check_stages(self, path: str, config: HasLayers) -> None:
+    def check_stages(self, path: str, num_layers: int) -> None:
         """Raise ConfigError for a model with fewer layers than there are stages."""
-        if config.num_layers < self.stages:
+        if num_layers < self.stages:
             raise ConfigError(
-                f"pp_size={self.stages}: {path} has {config.num_layers} layers, fewer than stages", option="pp_size"
+                f"pp_size={self.stages}: {path} has {num_layers} layers, fewer than stages", option="pp_size"
             )
 
     def local(self, config: ModelConfig) -> ModelConfig:
@@ -105,7 +105,11 @@ class Shard:
 
     def layers(self, config: HasLayers) -> range:
         """Its layers."""
-        first, after = (stage * config.num_layers // self.stages for stage in (self.stage, self.stage + 1))
+        return self.layers_of(config.num_layers)
+
+    def layers_of(self, num_layers: int) -> range:
+        """Its layers of so many."""
+        first, after = (stage * num_layers // self.stages for stage in (self.stage, self.stage + 1))
         return range(first, after)
 
     def vocabulary(self, vocab_size: int) -> range:

@@ -24,16 +24,17 @@ from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.base import Model, RecurrentModel
 from sgl.runtime.model.choice import eyes_of
 from sgl.runtime.model.decoder import Decoder
+from sgl.runtime.model.gdn.model import Hybrid
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.model.lora import Adapter, LoraSlots, LoraStep
+from sgl.runtime.model.lora import Adapter, LoraSlots
 from sgl.runtime.model.mla.model import LatentDecoder
-from sgl.runtime.model.seen import Seen
 from sgl.runtime.model.taps import Taps
 from sgl.runtime.runner.adapters import Adapters
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.idle import idle_batch
+from sgl.runtime.runner.inputs import Inputs
 from sgl.runtime.runner.observer import Observer, observed
 from sgl.runtime.runner.occupation import Graphs, Occupation
 from sgl.runtime.runner.pack import pack, pack_places, windowed_step
@@ -68,23 +69,6 @@ class Launched:
     awaited: tuple[int, torch.Tensor] | None = (
         None  # hidden states under way: how many, and which sample, int64 [S]
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """A step's tensors on the device; T tokens."""
-
-    token_ids: torch.Tensor  # int64 [T]
-    positions: torch.Tensor  # int64 [T]
-    slots: torch.Tensor  # int64 [T], or [2, T]: see `KVCache.slots_of`
-    last: torch.Tensor  # int64 [S]: tokens to sample after
-    wanted: torch.Tensor | None  # int64 [N]: tokens whose hidden states are wanted; None: all
-    seen: Seen | None = None
-    lora: LoraStep | None = None  # of tokens with adapters
-
-    @property
-    def num_wanted(self) -> int:
-        return len(self.token_ids if self.wanted is None else self.wanted)
 
 
 class ModelRunner:
@@ -211,33 +195,37 @@ class ModelRunner:
     @torch.inference_mode()
     def enter(self, batch: Batch) -> Launched:
         """`forward` of the first of several stages; further steps may enter before this one is sampled."""
-        links = self._model.links
-        assert links is not None, "there are several stages"
-        with self._current, self._on_threads(is_last=True):
-            self._choose_threads(batch)
-            self._write_adapters(batch)
-            inputs = self._inputs(batch, self._step(batch))
-            links.send(self._through_stage(inputs.token_ids, inputs))
-            return Launched(batch, None, awaited=(inputs.num_wanted, inputs.last))
+        inputs = self._through_stage(batch)
+        return Launched(batch, None, awaited=(inputs.num_wanted, inputs.last))
 
     @torch.inference_mode()
     def relay(self, batch: Batch) -> None:
         """A step's part in a stage behind the first."""
-        links, width = self._model.links, self._model.config.hidden_size
+        self._through_stage(batch)
+
+    def _through_stage(self, batch: Batch) -> Inputs:
+        links, model, states = self._model.links, self._model, self._states
         assert links is not None, "there are several stages"
+        assert isinstance(model, Decoder | Hybrid | LatentDecoder), "other models are not cut"
         with self._current, self._on_threads(is_last=True):
             self._choose_threads(batch)
             self._write_adapters(batch)
             inputs = self._inputs(batch, self._step(batch))
-            before = torch.empty(len(inputs.token_ids), width, dtype=self._model.dtype, device=self._model.device)
-            done = self._through_stage(links.receive(before), inputs)
+            before = inputs.token_ids
+            if not model.is_first:
+                shape = len(before), model.config.hidden_size
+                before = links.receive(torch.empty(shape, dtype=model.dtype, device=model.device))
+            tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
+            if isinstance(model, Hybrid):
+                assert states is not None, "it has some"
+                states.load(batch)
+                done = model.forward_stage(before, *tensors, inputs.lora, states.step(batch))
+                states.save(batch)
+            else:
+                done = model.forward_stage(before, *tensors, inputs.lora)
             if len(done):
                 links.send(done)
-
-    def _through_stage(self, before: torch.Tensor, inputs: _Inputs) -> torch.Tensor:
-        tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
-        assert isinstance(self._model, Decoder | LatentDecoder), "other models are not cut"
-        return self._model.forward_stage(before, *tensors, inputs.lora)
+            return inputs
 
     def _arrived(self, launched: Launched) -> Launched:
         """With the hidden states that the last stage sends back."""
@@ -427,7 +415,7 @@ class ModelRunner:
         inputs = token_ids, positions, slots if self._kv.windowed is None else slots[0]
         self._observer.observe(observed(batch, pages, inputs, taps, places))
 
-    def _inputs(self, batch: Batch, step: AttentionStep, upload: Callable[..., Any] | None = None) -> _Inputs:
+    def _inputs(self, batch: Batch, step: AttentionStep, upload: Callable[..., Any] | None = None) -> Inputs:
         """Upload a step and plan its attention."""
         packed = pack(batch, step, self._kv.page_size)
         token_ids, positions, slots, from_device, from_rows, last = (upload or self._uploader.upload)(*packed)
@@ -444,4 +432,4 @@ class ModelRunner:
         lora = None
         if self._adapters is not None and batch.adapters is not None:
             lora = self._adapters.step(batch, None if is_every_token_wanted else packed.last)
-        return _Inputs(token_ids, positions, slots, last, None if is_every_token_wanted else last, seen, lora)
+        return Inputs(token_ids, positions, slots, last, None if is_every_token_wanted else last, seen, lora)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -70,8 +71,6 @@ def load_hybrid(
 class Hybrid:
     """A loaded `RecurrentModel`, or one rank's part of it, which gives the same hidden states."""
 
-    links: Links | None = None
-
     def __init__(
         self,
         config: HybridConfig,
@@ -84,18 +83,21 @@ class Hybrid:
         shard = WHOLE if ranks is None else ranks.shard
         self.whole_config, self.shard = config, shard
         self.collectives: Collectives | None = None if ranks is None else ranks.stage
+        self.links: Links | None = None if ranks is None else ranks.links
+        self.is_first, self.is_last = shard.stage == 0, shard.is_last
         self.vocabulary = shard.vocabulary(config.vocab_size)
         self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
-        self.config = config = local(config, shard)
+        stages = [local(config, replace(shard, stage=stage)) for stage in range(shard.stages)]
+        self.config = config = stages[shard.stage]
         self.weights = weights
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.max_positions = max_positions or config.context_length
-        self.most_layers = config.num_layers
+        self.most_layers = max(its.num_layers for its in stages)
         self.windows: tuple[int | None, ...] = (None,) * config.num_layers
         self.captures = True
         self._rotary_table = _partial_table(config, self.max_positions, self.device)
-        self.state_bytes = _state_bytes(config, self.dtype)
+        self.state_bytes = max(_state_bytes(its, self.dtype) for its in stages)
         self._places = [sum(config.attends[:layer]) for layer in range(len(config.attends))]  # in the KV cache
 
     def new_states(self, num_slots: int) -> StateCache:
@@ -128,10 +130,47 @@ class Hybrid:
         lora: LoraStep | None = None,
     ) -> torch.Tensor:
         """See `RecurrentModel`."""
+        before = self._embedded(input_ids)
+        return self._layers(
+            before, positions, kv, slots, attention, wanted, states=states, lora=lora, captured=captured
+        )
+
+    @torch.inference_mode()
+    def forward_stage(
+        self,
+        before: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KVCache,
+        slots: torch.Tensor,
+        attention: AttentionBackend,
+        wanted: torch.Tensor | None = None,
+        lora: LoraStep | None = None,
+        states: StateStep | None = None,
+    ) -> torch.Tensor:
+        """See `Decoder.forward_stage`. states: as of `forward`."""
+        before, wanted = self._embedded(before) if self.is_first else before, wanted if self.is_last else None
+        return self._layers(
+            before, positions, kv, slots, attention, wanted, states=states, lora=lora, captured=False
+        )
+
+    def _layers(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        kv: KVCache,
+        slots: torch.Tensor,
+        attention: AttentionBackend,
+        wanted: torch.Tensor | None,
+        *,
+        states: StateStep | None,
+        lora: LoraStep | None,
+        captured: bool,
+    ) -> torch.Tensor:
+        """What this part makes of hidden states [T, hidden]: the wanted ones after the last norm, or all for the next
+        stage."""
         assert states is not None, "its runner has states"
         config = self.config
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
-        residual = self._embedded(input_ids)
         rest: torch.Tensor | None = None
         for index, layer in enumerate(self.weights.layers):
             x = self._normed(rest, residual, layer.input_norm)
@@ -155,7 +194,12 @@ class Hybrid:
             else:
                 shared = fed(x, layer.mlp.shared.gate_up, layer.mlp.shared.down, index, lora)
                 rest = mixture(x, layer.mlp.experts, shared)
-        return self._normed(rest, residual, self.weights.norm)
+        if self.is_last:
+            return self._normed(rest, residual, self.weights.norm)
+        if rest is not None:
+            rest = rest if rest.dim() == 2 else rest.sum(0)
+            residual += rest if self.collectives is None else self.collectives.sum(rest)
+        return residual
 
     def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedding = self.weights.embedding
@@ -259,7 +303,7 @@ class Hybrid:
             for matrix in self.weights.distinct_matrices():
                 width = next(matrix_tensors(matrix)).shape[1]
                 linear(torch.zeros(num_tokens, width, dtype=self.dtype, device=self.device), matrix, None)
-            if num_tokens <= most_rows:
+            if self.is_first and num_tokens <= most_rows:
                 self.logits(torch.zeros(num_tokens, self.config.hidden_size, dtype=self.dtype, device=self.device))
 
 

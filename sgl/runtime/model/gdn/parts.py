@@ -1,7 +1,8 @@
-"""One rank's part of a hybrid: some heads of attention and of delta nets, columns of MLPs and experts, and tokens.
+"""One rank's part of a hybrid: some layers, and of these some heads of attention and of delta nets, columns of MLPs and
+experts, and tokens.
 
 A part is a smaller model of the same kind: what it reads of a checkpoint is a checkpoint of its own config. Its states
-are those of its heads.
+are those of its layers and heads.
 """
 
 from __future__ import annotations
@@ -21,11 +22,7 @@ Cuts = tuple[int, list[slice]]
 def check_parts(config: HybridConfig, shard: Shard) -> None:
     """Raise ConfigError for a model that cannot be cut into so many parts."""
     size, experts = shard.size, config.experts
-    if shard.stages > 1:
-        raise ConfigError(
-            f"pp_size={shard.stages}: {config.architecture} is not cut into stages; tp_size cuts its heads",
-            option="pp_size",
-        )
+    shard.check_stages(config.path, len(config.attends))
     sizes = {
         "attention heads": config.num_heads,
         "key heads in its delta nets": config.key_heads,
@@ -48,7 +45,7 @@ def check_parts(config: HybridConfig, shard: Shard) -> None:
 
 def local(config: HybridConfig, shard: Shard) -> HybridConfig:
     """The config of this part; hidden size and vocabulary stay the model's."""
-    size, experts = shard.size, config.experts
+    size, experts, layers = shard.size, config.experts, shard.layers_of(len(config.attends))
     if experts is not None:
         experts = replace(
             experts,
@@ -57,6 +54,8 @@ def local(config: HybridConfig, shard: Shard) -> HybridConfig:
         )
     return replace(
         config,
+        attends=config.attends[layers.start : layers.stop],
+        is_sparse=config.is_sparse[layers.start : layers.stop],
         num_heads=config.num_heads // size,
         num_kv_heads=max(1, config.num_kv_heads // size),
         key_heads=config.key_heads // size,

@@ -34,7 +34,8 @@ class StateCache:
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """See `copy_states`."""
         for states in self._all:
-            copy_states(states, sources, targets)
+            if len(states):  # a stage may have no such layer
+                copy_states(states, sources, targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class StateStep:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     zeros = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)  # take memory only where used
     return torch.from_numpy(zeros).view(dtype).view(shape)

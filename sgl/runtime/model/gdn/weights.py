@@ -83,7 +83,7 @@ class HybridWeights:
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: list[HybridLayer]
-    norm: torch.Tensor  # float32 [hidden]
+    norm: torch.Tensor  # float32 [hidden]; of a part without the last layer [0]
     lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
     is_tied: bool = False
     """See `weights.Weights`."""
@@ -169,13 +169,14 @@ def load(config: HybridConfig, dtype: torch.dtype, device: torch.device, shard: 
     # a tied checkpoint may hold the head, too
     entries, quantized = read_quantized(used, config.scheme, device)
     tied = config.tie_word_embeddings and _HEAD not in entries
-    packable = {}
+    packable, own, first = {}, local(config, shard), shard.layers_of(len(config.attends)).start
     if config.experts is not None and keeps_groups(device):
         mlps = {
-            its: f"{config.prefix}layers.{its}.mlp" for its, is_sparse in enumerate(config.is_sparse) if is_sparse
+            its: f"{config.prefix}layers.{first + its}.mlp"
+            for its, is_sparse in enumerate(own.is_sparse)
+            if is_sparse
         }
         packable = whole_experts(mlps, config.experts.num_experts, quantized)
-    own = local(config, shard)
     weights = allocate(own, dtype, device, tied=tied, without=packable, shard=shard)
     fused = any(name.endswith("experts.gate_up_proj") for name in entries)
     check_tensors(entries, tensor_shapes(config, tied=tied, fused=fused), folder)
@@ -187,7 +188,7 @@ def load(config: HybridConfig, dtype: torch.dtype, device: torch.device, shard: 
             for each in experts
         )
         mlp.experts = pack_both(mlp.experts, gate_up, down, quantized, device)
-    places = slots(own, weights, fused=fused)
+    places = slots(own, weights, fused=fused, first=first)
     for file in sorted({entry.file for entry in entries.values()}):
         with opened(file) as tensors:
             for name, slot in places.items():
@@ -208,10 +209,10 @@ def fill(
     """Random ones, initialised like transformers'. All parts are cut from the same."""
     tied, own = config.tie_word_embeddings, local(config, shard)
     weights = allocate(own, dtype, device, tied=tied, shard=shard)
-    shapes = tensor_shapes(config, tied=tied, fused=True)
+    places = slots(own, weights, fused=True, first=shard.layers_of(len(config.attends)).start)
     generator = torch.Generator(device).manual_seed(seed)
-    for name, slot in slots(own, weights, fused=True).items():
-        drawn = torch.empty(shapes[name], dtype=dtype, device=device)
+    for name, shape in tensor_shapes(config, tied=tied, fused=True).items():
+        drawn = torch.empty(shape, dtype=dtype, device=device)
         if name.endswith("A_log"):
             drawn.uniform_(0.01, 16.0, generator=generator).log_()
         elif name.endswith((".dt_bias", "linear_attn.norm.weight")):
@@ -220,7 +221,8 @@ def fill(
             drawn.zero_()
         else:
             drawn.normal_(0.0, config.initializer_range, generator=generator)
-        slot.put(cut(name, drawn, config, shard))
+        if name in places:
+            places[name].put(cut(name, drawn, config, shard))
     return weights
 
 
@@ -299,12 +301,13 @@ def allocate(
     num_tokens = len(shard.vocabulary(config.vocab_size))
     embedding = tensor(num_tokens, hidden)
     lm_head = embedding if tied else tensor(num_tokens, hidden)
-    return HybridWeights(embedding, layers, tensor(hidden, wide=True), lm_head)
+    return HybridWeights(embedding, layers, tensor(hidden if shard.is_last else 0, wide=True), lm_head)
 
 
-def slots(config: HybridConfig, weights: HybridWeights, *, fused: bool) -> dict[str, Slot]:
-    """Every tensor of a checkpoint of this config, or of a part's. fused: experts are stored together."""
-    slots = {f"{config.prefix}embed_tokens.weight": _into(weights.embedding)}
+def slots(config: HybridConfig, weights: HybridWeights, *, fused: bool, first: int = 0) -> dict[str, Slot]:
+    """Every tensor of a checkpoint of this config, or of a part's. fused: experts are stored together. first: the
+    number of the part's first layer."""
+    slots = {f"{config.prefix}embed_tokens.weight": _into(weights.embedding)} if len(weights.embedding) else {}
     for index, layer in enumerate(weights.layers):
         parts = {
             "input_layernorm.weight": _one_more(layer.input_norm),
@@ -318,9 +321,10 @@ def slots(config: HybridConfig, weights: HybridWeights, *, fused: bool) -> dict[
             parts |= _sparse_slots(layer.mlp, fused=fused)
         else:
             parts |= _dense_slots("mlp", layer.mlp)
-        slots |= {f"{config.prefix}layers.{index}.{name}": slot for name, slot in parts.items()}
-    slots[f"{config.prefix}norm.weight"] = _one_more(weights.norm)
-    if weights.lm_head is not weights.embedding:
+        slots |= {f"{config.prefix}layers.{first + index}.{name}": slot for name, slot in parts.items()}
+    if len(weights.norm):
+        slots[f"{config.prefix}norm.weight"] = _one_more(weights.norm)
+    if weights.lm_head is not weights.embedding and len(weights.embedding):
         slots[_HEAD] = _into(_plain(weights.lm_head))
     return slots
 

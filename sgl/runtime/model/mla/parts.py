@@ -17,7 +17,7 @@ from sgl.runtime.model.shard import Shard
 def check_parts(config: LatentConfig, shard: Shard) -> None:
     """Raise ConfigError for a model that cannot be cut into so many parts."""
     size = shard.size
-    shard.check_stages(config.path, config)
+    shard.check_stages(config.path, config.num_layers)
     sizes = {"attention heads": config.num_heads}
     if config.num_dense:
         sizes["columns of its MLP (intermediate_size)"] = config.intermediate_size

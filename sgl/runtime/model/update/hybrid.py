@@ -46,7 +46,7 @@ class HybridWriter:
 
     def begin(self, names: Collection[str]) -> None:
         """See `Writer`."""
-        weights = self._weights
+        weights, layers = self._weights, self._model.shard.layers_of(len(self._config.attends))
         unpack(weights.parts())
         if self._tied:
             weights.lm_head = weights.embedding
@@ -55,15 +55,16 @@ class HybridWriter:
         self._slots = {
             name: slot
             for fused in (False, True)
-            for name, slot in slots(self._model.config, weights, fused=fused).items()
+            for name, slot in slots(self._model.config, weights, fused=fused, first=layers.start).items()
         }
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
         """See `Writer`."""
         if self._tied and name == LM_HEAD:
             name = self._embedding
-        part = cut(name, tensor, self._config, self._model.shard)
-        self._slots[name].put(part.to(self._weights.embedding.device))
+        if name in self._slots:  # else another stage's
+            part = cut(name, tensor, self._config, self._model.shard)
+            self._slots[name].put(part.to(self._weights.embedding.device))
 
     def finish(self) -> None:
         """See `Writer`."""
