@@ -28,8 +28,9 @@ EPISODE = 10_000  # operations with one setting
 _RESTARTS = 4  # of an episode
 
 
-def tiered_setting(rng: random.Random, folder: Path) -> Setting:
-    """Host memory that is smaller or larger than the device's, copies that end sooner or later."""
+def tiered_setting(rng: random.Random, folder: Path, *, recurrent: bool = False) -> Setting:
+    """Host memory that is smaller or larger than the device's, copies that end sooner or later. recurrent: of a model
+    with states."""
     setting = random_setting(rng)
     setting.radix = True
     setting.host_pages = max(2, int(setting.num_pages * rng.choice([0.2, 1.0, 3.0])))
@@ -39,15 +40,18 @@ def tiered_setting(rng: random.Random, folder: Path) -> Setting:
     setting.seed = rng.getrandbits(31)
     setting.window = rng.choice([None, None, None, 2 * setting.page_size + 3])
     setting.drafts = rng.random() < 0.3
+    if recurrent:
+        setting.checkpoints, setting.host_states = rng.choice([1, 3, 8, 40]), rng.choice([1, 4, 40])
+        setting.folder, setting.window, setting.drafts, setting.depth = None, None, False, 1
     return setting
 
 
 class Episode:
     """Random operations under one setting; `total` counts pages of all its engines."""
 
-    def __init__(self, rng: random.Random, folder: Path) -> None:
+    def __init__(self, rng: random.Random, folder: Path, *, recurrent: bool = False) -> None:
         self.rng = rng
-        self.setting = tiered_setting(rng, folder)
+        self.setting = tiered_setting(rng, folder, recurrent=recurrent)
         self.total = TierCounters()
         self.finished = 0
         self._uid = 0
@@ -89,7 +93,7 @@ class Episode:
                     driver.check()
                 for request in live:
                     if request.finish_reason is not None and request.finish_reason.type != "abort":
-                        assert_right(request, window=setting.window)
+                        assert_right(request, recurrent=setting.checkpoints is not None, window=setting.window)
                 live = [request for request in live if request.phase is not Phase.DONE]
             for lease in leases:
                 memory.leases.release(lease)
@@ -167,7 +171,7 @@ def main() -> None:
         size = min(EPISODE, args.operations - done)
         seed = args.seed * 1_000_003 + number
         with tempfile.TemporaryDirectory() as folder:
-            episode = Episode(random.Random(seed), Path(folder))
+            episode = Episode(random.Random(seed), Path(folder), recurrent=number % 4 == 3)
             try:
                 episode.run(size)
             except BaseException:

@@ -17,10 +17,13 @@ from tests.mock_runner import MockRunner
 class MockMoves:
     """See `batch.PendingMoves`."""
 
-    def __init__(self, mover: MockMover, number: int, moves: PageMoves, saved: list[bytes]) -> None:
+    def __init__(
+        self, mover: MockMover, number: int, moves: PageMoves, saved: list[bytes], states: list[int]
+    ) -> None:
         self.number = number
         self.moves = moves
         self.saved = saved
+        self.states = states
         self.executed = False
         self.load_seconds = 0.0
         self._mover = mover
@@ -38,6 +41,7 @@ class MockMover:
 
     def __init__(self, runner: MockRunner, num_host_pages: int, rng: random.Random, lateness: float) -> None:
         self.memory = np.zeros((num_host_pages + 1, runner.page_size * 8), np.uint8)
+        self.states: dict[int, int] = {}
         self._runner = runner
         self._rng = rng
         self._lateness = lateness
@@ -45,10 +49,12 @@ class MockMover:
         self._number = 0
 
     def move(self, moves: PageMoves) -> MockMoves:
-        for pages in (moves.saves[:, 1], moves.loads[:, 1]):
+        for pages in (moves.saves[:, 1], moves.loads[:, 1], moves.state_saves[:, 1], moves.state_loads[:, 1]):
             assert len(set(pages.tolist())) == len(pages), "a page is copied to twice in one move"
         self._number += 1
-        launched = MockMoves(self, self._number, moves, [self._read(page) for page in moves.saves[:, 0].tolist()])
+        states = [self._runner.checkpoints[slot] for slot in moves.state_saves[:, 0].tolist()]
+        saved = [self._read(page) for page in moves.saves[:, 0].tolist()]
+        launched = MockMoves(self, self._number, moves, saved, states)
         self._queue.append(launched)
         return launched
 
@@ -60,6 +66,9 @@ class MockMover:
             for host, page in moves.moves.loads.tolist():
                 size = self._runner.page_size
                 self._runner.kv[page * size : (page + 1) * size] = self.memory[host].view(np.int64).tolist()
+            self.states |= zip(moves.moves.state_saves[:, 1].tolist(), moves.states, strict=True)
+            for host, slot in moves.moves.state_loads.tolist():
+                self._runner.checkpoints[slot] = self.states[host]
             moves.executed = True
 
     def _read(self, page: int) -> bytes:

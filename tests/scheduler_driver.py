@@ -53,6 +53,8 @@ class Setting:
     """Steps under way at once; with more than one, overlap says nothing."""
     host_pages: int | None = None
     """Of host memory; None: there is only the device's."""
+    host_states: int | None = None
+    """Of host memory, for checkpoints of recurrent states."""
     folder: Path | None = None
     """For the file tier; None: there is none."""
     lateness: float = 0.5
@@ -98,7 +100,7 @@ class Driver:
                 )
             rates = Rates(compute=1.0, load=1e-6, read=1e-6)
             rates.is_fixed = True
-            host = HostCache(host_pages, setting.page_size)
+            host = HostCache(host_pages, setting.page_size, setting.host_states)
             self.tiers = Tiers(host, rates, files=self.files, most_saves=setting.most_saves, clock=lambda: self.now)
         self.scheduler = Scheduler(
             limits,

@@ -30,7 +30,7 @@ def made(num_pages: int = 40, num_host_pages: int = 60) -> tuple[KVCache, HostPa
     device = torch.device("cuda")
     kv = KVCache(Layout(), num_pages, 16, torch.bfloat16, device)
     kv.fragments().random_(0, 256)
-    return kv, HostPages(kv, num_host_pages, device)
+    return kv, HostPages(kv.fragments(), num_host_pages, device)
 
 
 def pairs(left: list[int], right: list[int]) -> Any:

@@ -226,7 +226,14 @@ def test_latents_and_the_modules_of_transformers_have_copies_too(architecture: s
             assert (ids(again), cached(again)) == (wanted, [88] * 8)
 
 
-def test_recurrent_states_are_refused(tmp_path: Path) -> None:
+def test_recurrent_states_in_files_are_refused(tmp_path: Path) -> None:
     model, _ = tiny_hybrid(tmp_path, "next")
+    options = {**OPTIONS, **TIERED, "skip_tokenizer_init": True}
     with pytest.raises(ConfigError, match="keeps no recurrent states"):
-        Engine(str(model), skip_tokenizer_init=True, **{**OPTIONS, **TIERED})
+        Engine(str(model), **options, hicache_storage_backend="file", hicache_storage_dir=str(tmp_path / "files"))
+    with pytest.raises(ConfigError, match="state_checkpoints=0 leaves nothing"):
+        Engine(str(model), **options, state_checkpoints=0)
+    with pytest.raises(ConfigError, match="pp_size=2 with enable_hierarchical_cache"):
+        Engine(str(model), **options, pp_size=2)
+    with pytest.raises(ConfigError, match="holds no state"):
+        Engine(str(model), **{**options, "hicache_ratio": 0.05}, state_checkpoints=4)

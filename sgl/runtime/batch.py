@@ -111,12 +111,19 @@ class Batch:
         return np.repeat(rows, counts), ends - 1 - np.arange(len(ends))
 
 
+def no_pairs() -> Int32Array:
+    """[0, 2]."""
+    return np.empty((0, 2), np.int32)
+
+
 @dataclass(slots=True)
 class PageMoves:
-    """Pages to copy between the device and host memory: first saves, then loads."""
+    """What to copy between the device and host memory: first saves, then loads."""
 
     saves: Int32Array  # [n, 2] (device page, host page), as they are before batches that are launched later
     loads: Int32Array  # [m, 2] (host page, device page)
+    state_saves: Int32Array = field(default_factory=no_pairs)  # (checkpoint, host state)
+    state_loads: Int32Array = field(default_factory=no_pairs)  # (host state, checkpoint)
 
 
 class PendingMoves(Protocol):

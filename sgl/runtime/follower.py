@@ -80,7 +80,7 @@ def _follow(end: End, rank: int) -> NoReturn:
                 else:
                     launched.append((runner.forward if ranks.links is None else runner.enter)(frame.batch))
             elif isinstance(frame, wire.Move):
-                runner.move(PageMoves(frame.saves, frame.loads))
+                runner.move(PageMoves(frame.saves, frame.loads, frame.state_saves, frame.state_loads))
             elif isinstance(frame, wire.AddAdapter):
                 runner.add_adapter(frame.number, runner.read_adapter(frame.path))
             elif isinstance(frame, wire.DropAdapter):

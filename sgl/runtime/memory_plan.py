@@ -56,6 +56,8 @@ class KVPlan:
     """Of the pool of layers with a window; 0: there is one pool."""
     num_host_pages: int = 0
     """Of host memory for copies, also with an unused one."""
+    num_host_states: int = 0
+    """Of host memory for copies of checkpoints of recurrent states."""
     num_transfer_pages: int = 0
     """Of host memory that pages to and from other engines go through, with an unused one, behind those."""
 

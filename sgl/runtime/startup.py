@@ -320,7 +320,7 @@ def _with_torch(
     drafts = load_drafts(config, model_config, model, tokenizer)
     beside = NOTHING if drafts is None else drafts.beside
     config, plan = plan_memory(config, model, model_config, beside)
-    plan = plan_transfers(config, model, replace(plan, num_host_pages=plan_host(config, model, plan)))
+    plan = plan_transfers(config, model, plan_host(config, model, plan))
     config, attention = choose_attention(config, plan.attention_shape(config, model))
     drafter = None if drafts is None else drafts.drafter(config, plan.num_pages, eos_ids)
     runner: ModelRunner | LeadingRunner
@@ -337,7 +337,7 @@ def _with_torch(
     if platform_of(config.device).is_gpu:
         runner.warm_up(most_tokens)
     if plan.num_host_pages:
-        tiers = open_tiers(config, model, runner, plan.num_host_pages, most_tokens)
+        tiers = open_tiers(config, model, runner, plan, most_tokens)
     transfers = open_transfers(config, model_config, model, runner.host, plan)
     return _Ready(config, model, plan, runner, beside, drafter, tiers, transfers, model)
 
@@ -408,6 +408,7 @@ def build_runner(
         lora=adapter_slots(config, model),
         num_checkpoints=config.state_checkpoints or 0,
         host_pages=plan.num_host_pages + plan.num_transfer_pages,
+        host_states=plan.num_host_states,
         shared=shared,
         observer=observer,
         deterministic=config.deterministic,

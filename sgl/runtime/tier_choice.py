@@ -38,6 +38,9 @@ class Measurable(Protocol):
     def host(self) -> HostPages | None:
         """Its host memory."""
 
+    def state_seconds(self) -> float:
+        """Seconds that a recurrent state takes to load."""
+
     def measure(self, num_tokens: int) -> tuple[float, float]:
         """Seconds of a step of one token, and of a prompt of num_tokens."""
 
@@ -76,15 +79,27 @@ def check_tiers(config: EngineConfig) -> None:
         )
 
 
-def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> int:
-    """Pages of host memory for copies of the KV pages, with an unused one; 0: none. Raises ConfigError."""
+def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
+    """The plan with host memory for copies of KV pages, and of states where a model has some, if there are to be any.
+    Raises ConfigError."""
     if not config.enable_hierarchical_cache:
-        return 0
-    if isinstance(model, RecurrentModel):
+        return plan
+    state_bytes = model.state_bytes if isinstance(model, RecurrentModel) else 0
+    num_states = config.state_checkpoints or 0
+    if isinstance(model, RecurrentModel) and config.pp_size > 1:
         raise _wrong(
             config,
-            "enable_hierarchical_cache",
-            f"keeps no recurrent states, and {model.config.architecture} has layers with some",
+            "pp_size",
+            "with enable_hierarchical_cache: a stage may lack either attention or recurrent layers, and copies are of "
+            "both; tp_size is fine",
+        )
+    if state_bytes and not num_states:
+        raise _wrong(config, "state_checkpoints", "leaves nothing from which enable_hierarchical_cache could go on")
+    if state_bytes and config.hicache_storage_backend is not None:
+        raise _wrong(
+            config,
+            "hicache_storage_backend",
+            f"keeps no recurrent states, and {model.config.architecture} has layers with some; host memory is for any",
         )
     if plan.num_window_pages:
         raise _wrong(
@@ -95,6 +110,7 @@ def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> int:
     page_size = config.page_size
     assert page_size is not None, "it is decided"
     page_bytes = token_bytes(config, model) * page_size
+    device_bytes = plan.num_pages * page_bytes + num_states * state_bytes
     limit = memory_limit()
     sharing = config.num_ranks // config.nnodes * config.dp_size
     if config.hicache_size:
@@ -102,21 +118,25 @@ def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> int:
         if num_bytes * sharing > limit.num_bytes:
             raise _wrong(config, "hicache_size", f"is more than {gib(limit.num_bytes)} ({limit.what})")
     else:
-        num_bytes = int(config.hicache_ratio * plan.num_pages * page_bytes)
+        num_bytes = int(config.hicache_ratio * device_bytes)
         most = int(limit.num_bytes * _MOST_OF_MEMORY / sharing)
         if num_bytes > most:
             logger.warning("hicache_ratio=%g is cut to %s of host memory", config.hicache_ratio, gib(most))
             num_bytes = most
-    pages = num_bytes // page_bytes
-    if pages < 1:
+    states = num_bytes * num_states // device_bytes if state_bytes else 0  # of either, the same multiple
+    pages = (num_bytes - states * state_bytes) // page_bytes
+    if pages < 1 or (state_bytes and states < 1):
         option = "hicache_size" if config.hicache_size else "hicache_ratio"
-        raise _wrong(config, option, f"holds no page, of which one takes {gib(page_bytes)}")
+        what, its = ("page", page_bytes) if pages < 1 else ("state", state_bytes)
+        raise _wrong(config, option, f"holds no {what}, of which one takes {gib(its)}")
     logger.info("copies of KV pages: %s of host memory, %d tokens", gib(pages * page_bytes), pages * page_size)
-    return pages + 1
+    if states:
+        logger.info("copies of states: %s of host memory, %d states", gib(states * state_bytes), states)
+    return dataclasses.replace(plan, num_host_pages=pages + 1, num_host_states=states)
 
 
-def open_tiers(config: EngineConfig, model: Model, runner: Measurable, num_pages: int, most_tokens: int) -> Tiers:
-    """Host memory and files of an engine whose runner is ready. num_pages: with the unused one. Raises ConfigError."""
+def open_tiers(config: EngineConfig, model: Model, runner: Measurable, plan: KVPlan, most_tokens: int) -> Tiers:
+    """Host memory and files of an engine whose runner is ready. Raises ConfigError."""
     assert config.page_size is not None, "it is decided"
     assert config.context_length is not None, "it is decided"
     assert runner.host is not None, "it was made with host pages"
@@ -128,7 +148,7 @@ def open_tiers(config: EngineConfig, model: Model, runner: Measurable, num_pages
     step, prompt = runner.measure(num_tokens)
     compute = max(prompt - step, prompt / 2) / num_tokens
     load = runner.host.page_seconds() / page_size
-    rates = Rates(compute, load, page_bytes / _READ_BYTES_A_SECOND / page_size, step)
+    rates = Rates(compute, load, page_bytes / _READ_BYTES_A_SECOND / page_size, step, runner.state_seconds())
     files = None
     if config.hicache_storage_dir is not None:
         files = PageFiles(
@@ -141,7 +161,8 @@ def open_tiers(config: EngineConfig, model: Model, runner: Measurable, num_pages
         logger.info("copies of KV pages in %s: %d pages are there", config.hicache_storage_dir, len(files))
     logger.info("a token takes %.2g s to compute and %.2g s to load", compute, load)
     most = most_saves(page_bytes, model.device)
-    return Tiers(HostCache(num_pages - 1, page_size), rates, files=files, most_saves=most)
+    host = HostCache(plan.num_host_pages - 1, page_size, plan.num_host_states or None)
+    return Tiers(host, rates, files=files, most_saves=most)
 
 
 def identity(config: EngineConfig, model: Model, described: Any, weights: bytes) -> bytes:

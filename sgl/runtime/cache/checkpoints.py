@@ -9,6 +9,7 @@ pages nobody holds.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from sgl.runtime.cache.radix import Node
 
@@ -21,11 +22,20 @@ class Checkpoints:
         self.free: list[int] = list(range(num_slots - 1, -1, -1))
         self.of_node: OrderedDict[Node, int] = OrderedDict()
         """Least recently used first."""
+        self.on_taken: Callable[[Node], None] | None = None
+        """Called before a node's slot is taken for another."""
 
-    def alloc(self) -> int | None:
-        """A slot for a request, taken from a node if none is free; None if nodes have none."""
+    def alloc(self, *, spares_locked: bool = False) -> int | None:
+        """A slot, taken from a node if none is free; None if nodes have none. spares_locked: only from nodes that
+        nobody holds."""
         if not self.free and self.of_node:
-            self.cut(next((node for node in self.of_node if not node.lock_ref), next(iter(self.of_node))))
+            node = next((node for node in self.of_node if not node.lock_ref), None)
+            if node is None and not spares_locked:
+                node = next(iter(self.of_node))
+            if node is not None:
+                if self.on_taken is not None:
+                    self.on_taken(node)
+                self.cut(node)
         return self.free.pop() if self.free else None
 
     def release(self, slot: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from sgl.runtime.batch import Int32Array
+from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.radix import Node, RadixCache
@@ -46,10 +47,13 @@ def cool(cache: RadixCache, node: Node, length: int) -> list[Node]:
 class HostCache:
     """`num_pages` host pages beside the device's tree."""
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, num_states: int | None = None) -> None:
+        """num_states: copies of checkpoints of recurrent states; None: the model has none."""
         self.pool = PagePool(num_pages + 1, page_size)  # page 0 is as unused as the device's dummy page
         self.tree = RadixCache(self.pool)
         self.page_size = page_size
+        self.states = None if num_states is None else Checkpoints(num_states)
+        self.tree.end_watcher = self.states
 
     @property
     def num_used(self) -> int:
@@ -80,6 +84,21 @@ class HostCache:
         held = self.tree.insert(key[first * page_bytes : end * page_bytes], pages, namespace, after=match.node).node
         self.tree.move_lock(match.node, held)
         return held, np.stack((node.pages_from(0)[first:end], pages), axis=1)
+
+    def add_state(self, node: Node) -> tuple[Node, int] | None:
+        """Room for the checkpoint of a device `node` that has one: the copy's node, locked, and the host's state. None
+        if there is one, if the pages before it have no copy, or if others need all room."""
+        assert self.states is not None, "the model has states"
+        copy = self.tree.match(*path_of(node)).node
+        if copy.length != node.length or copy in self.states.of_node:
+            return None
+        self.tree.lock(copy)
+        state = self.states.alloc(spares_locked=True)
+        if state is None:
+            self.tree.unlock(copy)
+            return None
+        self.states.attach(copy, state)
+        return copy, state
 
     def drop(self, key: bytes, namespace: Namespace, length: int) -> None:
         """Give up the copy of what is behind the first `length` tokens of `key`, as far as nothing else needs it."""

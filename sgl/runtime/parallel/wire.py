@@ -69,6 +69,8 @@ class Move:
 
     saves: Int32Array
     loads: Int32Array
+    state_saves: Int32Array
+    state_loads: Int32Array
 
 
 @dataclass(frozen=True, slots=True)

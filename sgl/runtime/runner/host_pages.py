@@ -23,8 +23,7 @@ import torch
 from sgl.errors import ConfigError
 from sgl.kernels.pages import gather, scatter
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import Int32Array, PageMoves
-from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.batch import Int32Array, PageMoves, PendingMoves
 from sgl.runtime.runner.shared_rows import SharedRows
 
 _BUFFER_BYTES = 256 << 20
@@ -48,6 +47,28 @@ class DoneMoves:
     def is_saved(self) -> bool:
         """Yes."""
         return True
+
+
+@dataclass(slots=True, eq=False)
+class JoinedMoves:
+    """Copies of pages, and of recurrent states."""
+
+    pages: PendingMoves
+    states: list[DoneMoves | DeviceMoves]
+    number: int
+
+    @property
+    def load_seconds(self) -> float:
+        """See `batch.PendingMoves`; of pages."""
+        return self.pages.load_seconds
+
+    def is_loaded(self) -> bool:
+        """See `batch.PendingMoves`."""
+        return self.pages.is_loaded() and all(its.is_loaded() for its in self.states)
+
+    def is_saved(self) -> bool:
+        """See `batch.PendingMoves`."""
+        return self.pages.is_saved() and all(its.is_saved() for its in self.states)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,11 +107,15 @@ def _buffer_pages(page_bytes: int, device: torch.device) -> int:
 
 
 class HostPages:
-    """`num_pages` pages of host memory beside a KV cache. Raises ConfigError if there is not so much."""
+    """`num_pages` pages of host memory beside a KV cache, or states beside others. Raises ConfigError if there is not
+    so much."""
 
-    def __init__(self, kv: KVCache, num_pages: int, device: torch.device, shared: SharedRows | None = None) -> None:
-        """shared: has this rank's pages, and is told what is done."""
-        self._cache = kv.fragments()
+    def __init__(
+        self, cache: torch.Tensor, num_pages: int, device: torch.device, shared: SharedRows | None = None
+    ) -> None:
+        """cache: [F, pages, bytes], see `KVCache.fragments`. shared: has this rank's pages, and is told what is
+        done."""
+        self._cache = cache
         page_bytes = self._cache.shape[0] * self._cache.shape[2]
         self.shared = shared
         try:
@@ -134,9 +159,9 @@ class HostPages:
         if self._streams is not None:
             self._streams.wait(number)
 
-    def page_seconds(self) -> float:
+    def page_seconds(self, most: int = _MEASURED_PAGES) -> float:
         """Seconds that loading a page takes, of several; measured with copies of the dummy page."""
-        num_pages = min(_MEASURED_PAGES, len(self.memory) - 1)
+        num_pages = min(most, len(self.memory) - 1)
         host, dummy = np.arange(1, num_pages + 1, dtype=np.int32), np.zeros(num_pages, np.int32)
         nothing = np.empty((0, 2), np.int32)
         saves, loads = (np.stack(pair, axis=1) for pair in ((dummy, host), (host, dummy)))

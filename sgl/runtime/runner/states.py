@@ -7,18 +7,25 @@ import torch
 
 from sgl.kernels.gdn.rows import Rows
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import EMPTY_STATE, Batch, Int64Array
+from sgl.runtime.batch import EMPTY_STATE, Batch, Int64Array, PageMoves
 from sgl.runtime.model.base import RecurrentModel
 from sgl.runtime.model.gdn.states import StateStep
+from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages
+
+_MEASURED_STATES = 4
 
 
 class RowStates:
     """The states of a model: first one for each of `num_rows` rows, one that padding rows share, then checkpoints."""
 
-    def __init__(self, model: RecurrentModel, num_rows: int, num_checkpoints: int) -> None:
+    def __init__(self, model: RecurrentModel, num_rows: int, num_checkpoints: int, num_host: int = 0) -> None:
+        """num_host: states of host memory, for copies of checkpoints. Raises ConfigError."""
         self._first = num_rows + 1
         self._cache = model.new_states(self._first + num_checkpoints)
         self._uploader = Uploader(model.device)
+        self._host: list[HostPages] = []
+        if num_host:
+            self._host = [HostPages(part, num_host + 1, model.device) for part in self._cache.fragments()]
 
     def warm_up(self) -> None:
         """Compile what copies states."""
@@ -37,6 +44,21 @@ class RowStates:
         saves = batch.state_saves
         if saves is not None and len(saves):
             self._copy(saves[:, 0].astype(np.int64), saves[:, 1].astype(np.int64) + self._first)
+
+    def move(self, moves: PageMoves) -> list[DoneMoves | DeviceMoves]:
+        """Copy checkpoints between the device and host memory; see `batch.Mover`."""
+        offsets = np.array([self._first, 0], np.int32)
+        its = PageMoves(moves.state_saves + offsets, moves.state_loads + offsets[::-1])
+        return [host.move(its) for host in self._host]
+
+    def wait(self, number: int) -> None:
+        """See `HostPages.wait`."""
+        for host in self._host:
+            host.wait(number)
+
+    def load_seconds(self) -> float:
+        """Seconds that loading a state takes. Before there are any."""
+        return sum(host.page_seconds(_MEASURED_STATES) for host in self._host)
 
     def step(self, batch: Batch) -> StateStep:
         """The states that the batch's tokens change."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sgl.runtime.batch import Int32Array, PendingMoves
+from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.files import PageFiles, Transfer
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.in_flight import InFlight
@@ -48,6 +49,7 @@ class _Load:
     reading: Transfer | None = None  # what follows the copy, from files
     read_pages: Int32Array | None = None  # private host pages for it
     pages: Int32Array | None = None  # private device pages
+    slot: int | None = None  # of a checkpoint of the recurrent state at its end
     move: PendingMoves | None = None
 
 
@@ -65,13 +67,16 @@ class Loads:
         files: PageFiles | None,
         counters: TierCounters,
         clock: Callable[[], float],
+        states: Checkpoints | None,
     ) -> None:
+        """states: the device's checkpoints of recurrent states, if the model has some."""
         self.moved = 0
         """The number of the last move whose loads the tree has."""
         self._cache, self._in_flight, self._leases = cache, in_flight, leases
         self._host, self._saves, self._rates, self._files = host, saves, rates, files
-        self._counters, self._clock = counters, clock
+        self._counters, self._clock, self._states = counters, clock, states
         self._pairs: list[Int32Array] = []  # for the next move
+        self._state_pairs: list[tuple[int, int]] = []  # likewise
         self._loading: dict[int, _Load] = {}
         self._given_up: list[
             tuple[Transfer, Int32Array]
@@ -113,18 +118,21 @@ class Loads:
         """The owner of a new load; 0 if none pays, None if there is no room for one now."""
         page_size, tree = self._host.page_size, self._host.tree
         match = tree.match(key, namespace)
-        in_files, names = match.length, []
+        copy, usable = match.node, cached
+        if self._states is not None and self._host.states is not None:  # others go on only where a state was kept
+            copy, usable = self._host.states.deepest(copy), self._states.deepest(node).length
+        in_files, names = copy.length, []
         if self._files is not None and not self._given_up:
             names = self._stored(key, namespace, max(match.length, cached), request)
             in_files = max(match.length, cached) + len(names) * page_size if names else match.length
-        if max(match.length, in_files) <= cached:
+        if max(copy.length, in_files) <= usable:
             return 0
         ahead = sum(len(load.key) // TOKEN_BYTES - load.node.length for load in self._loading.values())
-        end = self._rates.worth_loading(cached, match.length, in_files, ahead)
-        if end <= cached:
+        end = self._rates.worth_loading(usable, copy.length, in_files, ahead)
+        if end <= usable:
             self._counters.num_declined += request is not None
             return 0
-        missing = (end - cached) // page_size
+        missing = max(0, end - cached) // page_size
         most = _MOST_LOADING * self._cache.pool.num_pages
         if missing > most:
             return 0
@@ -138,19 +146,19 @@ class Loads:
                 return 0
             self._saves.queue(*copied)
             match = tree.match(key, namespace)
-        load = _Load(
-            self._next_owner, key[: end * TOKEN_BYTES], namespace, node, match.node, request, self._clock()
-        )
+            copy = match.node
+        node = self._cache.cut(node, min(cached, end))
+        load = _Load(self._next_owner, key[: end * TOKEN_BYTES], namespace, node, copy, request, self._clock())
         self._next_owner -= 1
         self._cache.lock(node)
-        tree.lock(match.node)
-        if end > match.length:
-            self._begin_reading(load, names[: (end - match.length) // page_size])
+        tree.lock(copy)
+        if end > copy.length:
+            self._begin_reading(load, names[: (end - copy.length) // page_size])
         if load.reading is None:
-            load.key = load.key[: TOKEN_BYTES * match.length]
+            load.key = load.key[: TOKEN_BYTES * copy.length]
             if not self._begin_loading(load):
                 self._cache.unlock(node)
-                tree.unlock(match.node)
+                tree.unlock(copy)
                 return None
         self._loading[load.owner] = load
         self._in_flight.begin(load.owner, load.key, namespace)
@@ -179,16 +187,31 @@ class Loads:
             load.reading = self._files.read(names[: len(pages)], pages)
 
     def _begin_loading(self, load: _Load) -> bool:
-        """Allocate device pages for what has a copy; False if there are none."""
+        """Allocate device pages, and a checkpoint, for what has a copy; False if there are none."""
         num_pages = (load.host.length - load.node.length) // self._host.page_size
-        if num_pages <= 0:
+        if num_pages <= 0 and self._states is None:
             return False
+        if self._states is not None:
+            load.slot = self._states.alloc(spares_locked=True)  # a step that comes may read locked ones
+            if load.slot is None:
+                return False
         pages = self._cache.alloc(num_pages)
         if pages is None:
+            self._release_slot(load)
             return False
         load.pages = pages
-        self._pairs.append(np.stack((load.host.pages_from(0)[-num_pages:], pages), axis=1))
+        self._pairs.append(
+            np.stack((load.host.pages_from(0)[load.node.length // self._host.page_size :], pages), axis=1)
+        )
+        if load.slot is not None:
+            assert self._host.states is not None, "both sides have states"
+            self._state_pairs.append((self._host.states.use(load.host), load.slot))
         return True
+
+    def _release_slot(self, load: _Load) -> None:
+        if self._states is not None and load.slot is not None:
+            self._states.release(load.slot)
+            load.slot = None
 
     @property
     def _page_bytes(self) -> int:
@@ -225,6 +248,11 @@ class Loads:
         pairs, self._pairs = self._pairs, []
         return pairs
 
+    def take_states(self) -> list[tuple[int, int]]:
+        """The (host state, checkpoint) pairs of the next move."""
+        pairs, self._state_pairs = self._state_pairs, []
+        return pairs
+
     def launched(self, move: PendingMoves) -> None:
         """What was taken is under way."""
         for load in self._loading.values():
@@ -241,7 +269,8 @@ class Loads:
         elif load.move is not None and load.move.is_loaded():
             assert load.pages is not None, "pages were moved"
             self._counters.loaded_pages += len(load.pages)
-            self._rates.note_load(len(load.pages) * self._host.page_size, load.move.load_seconds)
+            if len(load.pages):
+                self._rates.note_load(len(load.pages) * self._host.page_size, load.move.load_seconds)
             self.moved = max(self.moved, load.move.number)
             self._end_load(load)
 
@@ -283,11 +312,14 @@ class Loads:
         del self._loading[load.owner]
         node = load.node
         if load.pages is not None:
-            key = load.key[node.length * TOKEN_BYTES :]
-            inserted = self._cache.insert(key, load.pages, load.namespace, after=node)
-            self._cache.pool.free(inserted.duplicates)
-            self._cache.move_lock(node, inserted.node)
-            node = inserted.node
+            if len(load.pages):
+                key = load.key[node.length * TOKEN_BYTES :]
+                inserted = self._cache.insert(key, load.pages, load.namespace, after=node)
+                self._cache.pool.free(inserted.duplicates)
+                self._cache.move_lock(node, inserted.node)
+                node = inserted.node
+            if self._states is not None and load.slot is not None:
+                self._states.attach(node, load.slot)
             request = load.request
             if request is None or request.phase is Phase.WAITING:
                 self._held[load.owner] = self._leases.hold(node), self._clock() + _HELD_SECONDS
@@ -324,6 +356,10 @@ class Loads:
         """Host pages that are read into, for the ledger."""
         late = [pages for _, pages in self._given_up]
         return [load.read_pages for load in self._loading.values() if load.read_pages is not None] + late
+
+    def slots(self) -> list[int]:
+        """Checkpoints of loads, for the ledger."""
+        return [load.slot for load in self._loading.values() if load.slot is not None]
 
     def locked(self) -> list[Node]:
         """The device nodes that loads hold, for the ledger."""

@@ -74,9 +74,9 @@ class RowMemory:
         """Host memory and files; None: only the device's memory."""
         if tiers is not None:
             assert share, "what is not shared is not kept"
-            assert self.states is None, "states have no copies"
-            assert self.windows is None, "pages of layers with a window have none"
-            tiers.attach(self.cache, self._in_flight, self.leases)
+            assert self.windows is None, "pages of layers with a window have no copies"
+            states = None if self.states is None else self.states.checkpoints
+            tiers.attach(self.cache, self._in_flight, self.leases, states)
         self.transfers = transfers
         """Pages to or from other engines; None: this one is for prompts and outputs alike."""
         if transfers is not None:
@@ -166,7 +166,7 @@ class RowMemory:
             if owner is None and self.tiers is not None:
                 owner = self.tiers.loads.computes_or_loads(request, cached_len, match.node)
             return owner
-        if self.states is not None:
+        if self.states is not None and pending.owner >= 0:  # else it is a load, which has what there is
             self.states.want(pending.owner, pending.length)
         if self.windows is not None:
             self.windows.want(pending.owner, pending.length)
@@ -398,5 +398,6 @@ class RowMemory:
             incoming = self.transfers.incoming()
         problems += check(self.pool, self.cache, private, [*locked, *self.leases.nodes()], incoming)
         if self.states is not None:
-            problems += check_states(self.states.checkpoints, self.cache, self.states.slots())
+            slots = self.states.slots() + ([] if self.tiers is None else self.tiers.loads.slots())
+            problems += check_states(self.states.checkpoints, self.cache, slots)
         return problems if self.windows is None else problems + self.windows.check(self.running, self.leases)

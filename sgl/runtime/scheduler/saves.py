@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sgl.runtime.batch import Int32Array, PendingMoves
+from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.files import PageFiles, Transfer
 from sgl.runtime.cache.host import HostCache, cool, path_of
 from sgl.runtime.cache.keys import Namespace
@@ -56,13 +57,16 @@ class Saves:
         files: PageFiles | None,
         most: int,
         counters: TierCounters,
+        states: Checkpoints | None,
     ) -> None:
-        """cache: the device's. most: pages that are copied between two steps, at most."""
+        """cache: the device's. most: pages that are copied between two steps, at most. states: the device's
+        checkpoints of recurrent states, if the model has some."""
         self.is_paused = False
         """Nothing is saved."""
         self._cache, self._host, self._rates, self._files = cache, host, rates, files
-        self._most, self._counters = most, counters
+        self._most, self._counters, self._states = most, counters, states
         self._pairs: list[Int32Array] = []  # for the next move
+        self._state_pairs: list[tuple[int, int]] = []  # likewise
         self._num_pages = 0  # of these
         self._saving: list[_Save] = []
         self._writing: list[tuple[Transfer, Node]] = []
@@ -77,14 +81,34 @@ class Saves:
             self._finished.discard(node.id)
         elif self._wanted(node):
             self.save(node)
+        if self._states is not None:
+            self._states.cut(node)
+
+    def lose_state(self, node: Node) -> None:
+        """Before the checkpoint of a device node is taken for another."""
+        if node.id not in self._finished and self._wanted(node):
+            self.save(node)
 
     def _wanted(self, node: Node) -> bool:
         """Whether a copy of a device node's prefix may be of use."""
         return not self.is_paused and node.is_attached and (self._rates.pays or self._files is not None)
 
     def save(self, node: Node) -> bool:
-        """Copy what is not copied yet of the prefix that ends at a device node; returns whether all of it is, or will
-        be with the next move."""
+        """Copy what is not copied yet of the prefix that ends at a device node, or where a model has states of what
+        others can go on from; returns whether all of it is, or will be with the next move."""
+        if self._states is None:
+            return self._save_pages(node)
+        node = self._states.deepest(node)
+        is_saved = node.parent is None or self._save_pages(node)
+        if is_saved and node.parent is not None:
+            assert self._host.states is not None, "both sides have states"
+            if (added := self._host.add_state(node)) is not None:
+                copy, state = added
+                self._state_pairs.append((self._states.of_node[node], state))
+                self._saving.append(_Save(copy))
+        return is_saved
+
+    def _save_pages(self, node: Node) -> bool:
         added = self._host.add(node, self._most - self._num_pages)
         if added is None:
             missing = node.length - self._host.length(*path_of(node))
@@ -199,6 +223,11 @@ class Saves:
     def take(self) -> list[Int32Array]:
         """The (device page, host page) pairs of the next move."""
         pairs, self._pairs, self._num_pages = self._pairs, [], 0
+        return pairs
+
+    def take_states(self) -> list[tuple[int, int]]:
+        """The (checkpoint, host state) pairs of the next move."""
+        pairs, self._state_pairs = self._state_pairs, []
         return pairs
 
     def launched(self, move: PendingMoves) -> None:

@@ -14,10 +14,11 @@ from collections.abc import Callable
 import numpy as np
 
 from sgl.runtime.batch import Int32Array, Mover, PageMoves
+from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.files import PageFiles
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.in_flight import InFlight
-from sgl.runtime.cache.ledger import check
+from sgl.runtime.cache.ledger import check, check_states
 from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.scheduler.leases import Leases
@@ -62,14 +63,19 @@ class Tiers:
         self._most_saves = most_saves
         self._clock = clock
 
-    def attach(self, cache: RadixCache, in_flight: InFlight, leases: Leases) -> None:
+    def attach(
+        self, cache: RadixCache, in_flight: InFlight, leases: Leases, states: Checkpoints | None = None
+    ) -> None:
         """The device's side."""
-        self.saves = Saves(cache, self.host, self.rates, self.files, self._most_saves, self.counters)
+        assert (states is None) == (self.host.states is None), "states have copies where there are some"
+        self.saves = Saves(cache, self.host, self.rates, self.files, self._most_saves, self.counters, states)
         self.loads = Loads(
             *(cache, in_flight, leases, self.host, self.saves),
-            *(self.rates, self.files, self.counters, self._clock),
+            *(self.rates, self.files, self.counters, self._clock, states),
         )
         cache.end_watcher = self.saves
+        if states is not None:
+            states.on_taken = self.saves.lose_state
         leases.demotes = self.saves
 
     @property
@@ -87,8 +93,11 @@ class Tiers:
     def launch(self, mover: Mover) -> None:
         """Have pages copied. After a step is scheduled and before it is launched."""
         saves, loads = self.saves.take(), self.loads.take()
-        if saves or loads:
-            move = mover.move(PageMoves(_joined(saves), _joined(loads)))
+        states = [
+            np.array(its, np.int32).reshape(-1, 2) for its in (self.saves.take_states(), self.loads.take_states())
+        ]
+        if saves or loads or any(map(len, states)):
+            move = mover.move(PageMoves(_joined(saves), _joined(loads), *states))
             self.saves.launched(move)
             self.loads.launched(move)
 
@@ -154,6 +163,8 @@ class Tiers:
         """Breaches of ownership of host pages."""
         locked = [*self.loads.locked_copies(), *self.saves.locked()]
         problems = check(self.host.pool, self.host.tree, self.loads.private_copies(), locked)
+        if self.host.states is not None:
+            problems += check_states(self.host.states, self.host.tree, [])
         return [f"host memory: {problem}" for problem in problems]
 
 

@@ -31,6 +31,10 @@ class StateCache:
         )
         self.of_rule, self.of_convolution = (list(each.unbind()) for each in self._all)
 
+    def fragments(self) -> list[torch.Tensor]:
+        """All of it as uint8 [layers, slots, bytes]: that of the rule, and of the convolution."""
+        return [each.view(*each.shape[:2], -1).view(torch.uint8) for each in self._all]
+
     def copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         """See `copy_states`."""
         for states in self._all:
