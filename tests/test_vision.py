@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 import sgl
+from sgl.errors import ConfigError
 from sgl.runtime.engine import Engine
 from tests.tiny_vision import ARCHITECTURES, PLACE, Oracle, picture, place, tiny_vision, words
 
@@ -90,15 +91,21 @@ def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_pa
             assert [result["output_ids"] for result in forked] == [expected[3]] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "architecture", ["Qwen2_5_VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"]
+    ("architecture", "ranks"),
+    [
+        pytest.param("Qwen2_5_VLForConditionalGeneration", {"tp_size": 2}, marks=pytest.mark.slow),
+        pytest.param("Qwen3VLMoeForConditionalGeneration", {"tp_size": 2}, marks=pytest.mark.slow),
+        pytest.param("Qwen2_5_VLForConditionalGeneration", {"pp_size": 3}, marks=pytest.mark.slow),
+        pytest.param("Qwen2_5_VLForConditionalGeneration", {"tp_size": 2, "pp_size": 2}, marks=pytest.mark.slow),
+        ("Qwen3VLForConditionalGeneration", {"pp_size": 2}),
+    ],
 )
-def test_ranks_see_what_one_process_sees(architecture: str, tmp_path: Path) -> None:
+def test_ranks_see_what_one_process_sees(architecture: str, ranks: dict[str, int], tmp_path: Path) -> None:
     """The first one alone has the tower."""
-    path = tiny_vision(tmp_path, architecture)
+    path = tiny_vision(tmp_path, architecture, text={"num_hidden_layers": 4})
     oracle, prompts = Oracle(path, architecture), made_prompts()
-    with Engine(str(path), **{**OPTIONS, "tp_size": 2, "chunked_prefill_size": 7, "page_size": 4}) as engine:
+    with Engine(str(path), **{**OPTIONS, **ranks, "chunked_prefill_size": 7, "page_size": 4}) as engine:
         results = engine.generate(
             input_ids=[ids for ids, _ in prompts],
             image_data=[images for _, images in prompts],
@@ -131,6 +138,11 @@ def engine(folder: Path) -> Iterator[Engine]:
     with Engine(str(folder), **{**OPTIONS, "skip_tokenizer_init": False}) as engine:
         yield engine
         assert engine.check_ledger() == []
+
+
+def test_a_first_stage_without_all_layers_that_the_tower_adds_to_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pp_size=2: the first stage .* 1 layers, .* behind the first 2"):
+        Engine(str(folder), **OPTIONS, pp_size=2)
 
 
 def num_encoded(engine: Engine) -> int:

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import sgl
-from sgl.errors import ConfigError, ContextTooLong, InvalidRequest, ProgramError
+from sgl.errors import ContextTooLong, InvalidRequest, ProgramError
 from sgl.runtime.engine import Engine
 from sgl.runtime.media import fetch, read
 from tests.live_server import LiveServer
@@ -222,8 +222,6 @@ def test_images_are_counted_against_the_context(folder: Path) -> None:
             engine.generate(input_ids=[*PROMPT, *range(5, 20)], image_data=picture(1), sampling_params=GREEDY)
         with pytest.raises(ContextTooLong):
             engine.generate(input_ids=[*place(), *place()], image_data=[picture(1)] * 2, sampling_params=GREEDY)
-    with pytest.raises(ConfigError, match="pp_size"):
-        Engine(str(folder), device="cpu", pp_size=2)
 
 
 def test_a_model_for_texts_refuses_images() -> None:

@@ -174,12 +174,6 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
     check_kv_dtype(config, device)
     if config.deterministic:
         check_deterministic(config, model_config, device)
-    if media_of(model_config) is not None and config.pp_size > 1:
-        raise ConfigError(
-            f"pp_size={config.pp_size}: a model that takes images ({model_config.architecture}) is not cut into "
-            "stages; tp_size cuts its layers, and dp_size serves several copies of it",
-            option="pp_size",
-        )
     if config.state_checkpoints is not None and not isinstance(model_config, HybridConfig):
         raise ConfigError(
             f"state_checkpoints={config.state_checkpoints}: {model_config.architecture} has no recurrent layers",

@@ -92,12 +92,12 @@ def load_model(
             from sgl.runtime.model.vision import SharedTower, load_tower  # imported only where it serves, as below
 
             tower = None
-            if ranks is None or ranks.shard.rank == 0:
+            if ranks is None or ranks.shard.rank == ranks.shard.stage == 0:
                 tower = load_tower(
                     config, device=device, dtype=dtype, load_format=load_format, max_bytes=image_cache_bytes
                 )
             eyes = tower
-            if ranks is not None and ranks.stage is not None:
+            if ranks is not None and ranks.stage is not None and ranks.shard.stage == 0:
                 like = torch.empty(0, dtype=resolve_dtype(config, dtype, device), device=device)
                 eyes = SharedTower(tower, config, ranks.stage, like)
         return load_decoder(

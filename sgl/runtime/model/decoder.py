@@ -112,10 +112,7 @@ class Decoder:
         keys and values of others. captured: for a CUDA graph. seen: of images among the tokens. lora: of tokens with
         adapters.
         """
-        if seen is not None:
-            state = self._embed_seen(input_ids, slots, seen)
-        else:
-            state = self.embed(input_ids, positions, slots)
+        state = self.embed(input_ids, positions, slots, seen)
         state.lora = lora
         is_single = len(input_ids) == 1 and self.device.type == "cuda" and not self.weights.is_invariant
         if is_single and seen is None and lora is None:
@@ -132,10 +129,13 @@ class Decoder:
         attention: AttentionBackend,
         wanted: torch.Tensor | None = None,
         lora: LoraStep | None = None,
+        seen: Seen | None = None,
     ) -> torch.Tensor:
-        """`forward` of a stage. before: input_ids in the first one, in others what the stage before returned. Returns
-        [T, hidden] for the next stage; in the last one what `forward` does."""
-        state = self.embed(before, positions, slots) if self.is_first else self._state(before, positions, slots)
+        """`forward` of a stage. before: input_ids in the first one, in others what the stage before returned. seen: of
+        images, whose embeddings only the first one is given. Returns [T, hidden] for the next stage; in the last one
+        what `forward` does."""
+        begin = self.embed if self.is_first else self._state
+        state = begin(before, positions, slots, seen)
         state.lora = lora
         if self.is_last:
             return self._last_layers(state, kv, attention, wanted, captured=False)
@@ -169,20 +169,23 @@ class Decoder:
             return state.residual[:0]
         return self.finish(state, self._attend(last, state, query, kv, attention), wanted, captured=captured)
 
-    def embed(self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> LayerState:
+    def embed(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, seen: Seen | None = None
+    ) -> LayerState:
         """Tokens before the first layer; arguments as for `forward`."""
-        return self._state(self._embedded(input_ids), positions, slots)
+        residual = self._embedded(input_ids)
+        if seen is not None:
+            seen.embed(residual)
+        return self._state(residual, positions, slots, seen)
 
-    def _state(self, residual: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> LayerState:
+    def _state(
+        self, residual: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, seen: Seen | None
+    ) -> LayerState:
+        if seen is not None:
+            by_axis = rotary_rows_by_axis(self._rotary_tables[0], seen.places, self._axes, self.dtype)
+            return LayerState(residual, by_axis, slots, seen=seen)
         rotary, *local = (rotary_rows(table, positions, self.dtype) for table in self._rotary_tables)
         return LayerState(residual, rotary, slots, local[0] if local else None)
-
-    def _embed_seen(self, input_ids: torch.Tensor, slots: torch.Tensor, seen: Seen) -> LayerState:
-        """`embed` with images."""
-        rotary = rotary_rows_by_axis(self._rotary_tables[0], seen.places, self._axes, self.dtype)
-        state = LayerState(self._embedded(input_ids), rotary, slots, seen=seen)
-        seen.embed(state.residual)
-        return state
 
     def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedding = self.weights.embedding

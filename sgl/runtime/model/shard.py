@@ -72,6 +72,13 @@ class Shard:
                 option="tp_size",
             )
         self.check_stages(config.path, config.num_layers)
+        first, deep = replace(self, stage=0).layers(config), 0 if config.media is None else config.media.num_deep
+        if self.stages > 1 and len(first) < deep:
+            raise ConfigError(
+                f"pp_size={self.stages}: the first stage of {config.path} would have {len(first)} layers, and what its "
+                f"vision tower makes is added behind the first {deep}",
+                option="pp_size",
+            )
 
     def check_stages(self, path: str, num_layers: int) -> None:
         """Raise ConfigError for a model with fewer layers than there are stages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -26,3 +27,8 @@ class Inputs:
     def num_wanted(self) -> int:
         """Hidden states that are wanted."""
         return len(self.token_ids if self.wanted is None else self.wanted)
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """Arguments that only a model which sees has."""
+        return {} if self.seen is None else {"seen": self.seen}

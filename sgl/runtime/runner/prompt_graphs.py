@@ -142,7 +142,8 @@ class PromptGraphs:
         return np.zeros(bucket, np.int64), np.zeros(bucket, np.int64), np.zeros((*pools, bucket), np.int64)
 
     def _enter(self, inputs: list[torch.Tensor]) -> LayerState:
-        state = self._model.embed(*inputs)
+        token_ids, positions, slots = inputs
+        state = self._model.embed(token_ids, positions, slots)
         state.residual = self._residual[: len(state.residual)].copy_(state.residual)
         return state
 

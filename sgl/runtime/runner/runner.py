@@ -28,6 +28,7 @@ from sgl.runtime.model.gdn.model import Hybrid
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import Adapter, LoraSlots
 from sgl.runtime.model.mla.model import LatentDecoder
+from sgl.runtime.model.seen import Seen
 from sgl.runtime.model.taps import Taps
 from sgl.runtime.runner.adapters import Adapters
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
@@ -223,7 +224,7 @@ class ModelRunner:
                 done = model.forward_stage(before, *tensors, inputs.lora, states.step(batch))
                 states.save(batch)
             else:
-                done = model.forward_stage(before, *tensors, inputs.lora)
+                done = model.forward_stage(before, *tensors, inputs.lora, **inputs.more)
             if len(done):
                 links.send(done)
             return inputs
@@ -402,8 +403,7 @@ class ModelRunner:
             model = cast(RecurrentModel, self._model)
             hidden = model.forward(inputs.token_ids, *tensors, states=states, lora=inputs.lora)
         elif graphs is None:
-            more: dict[str, Any] = {} if inputs.seen is None else {"seen": inputs.seen}  # only the decoder's
-            hidden = self._model.forward(inputs.token_ids, *tensors, lora=inputs.lora, **more)
+            hidden = self._model.forward(inputs.token_ids, *tensors, lora=inputs.lora, **inputs.more)
         else:
             hidden = graphs.run(num_tokens, inputs.wanted)
         if self._observer is not None:
@@ -434,9 +434,9 @@ class ModelRunner:
         is_every_token_wanted = bool(batch.score_targets or batch.pool_from) or len(last) == len(token_ids)
         seen = None
         if batch.places:
-            assert self._eyes is not None, "only a model that sees is given images"
             (places,) = self._uploader.upload(pack_places(batch, packed.positions))
-            seen = self._eyes.see(places, batch.media)
+            assert self._eyes is not None or not cast(Decoder, self._model).is_first, "no other is given images"
+            seen = Seen(places, []) if self._eyes is None else self._eyes.see(places, batch.media)
         lora = None
         if self._adapters is not None and batch.adapters is not None:
             lora = self._adapters.step(batch, None if is_every_token_wanted else packed.last)
