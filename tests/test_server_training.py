@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -232,13 +233,23 @@ def free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def trainer(told: Connection, values: list[torch.Tensor]) -> None:
+def trainer(told: Connection, values: list[torch.Tensor], size: int = 2) -> None:
     """A trainer's process: it tells its port, makes the group, broadcasts, and is gone."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True)  # the group's, too
     told.send(store.port)
-    group = join(f"tcp://127.0.0.1:{store.port}", 0, 2, "g", "gloo", datetime.timedelta(seconds=SECONDS))
+    group = join(f"tcp://127.0.0.1:{store.port}", 0, size, "g", "gloo", datetime.timedelta(seconds=SECONDS))
     for value in values:
         torch.distributed.broadcast(value, src=0, group=group)
+
+
+def started(values: list[torch.Tensor], size: int = 2) -> tuple[SpawnProcess, int]:
+    """A trainer of a group of so many, and its port."""
+    context = multiprocessing.get_context("spawn")
+    hears, tells = context.Pipe(duplex=False)
+    process = context.Process(target=trainer, args=(tells, values, size), daemon=True)
+    process.start()
+    assert hears.poll(SECONDS), "the trainer did not start"
+    return process, int(hears.recv())
 
 
 def test_no_trainer_is_awaited_over_nccl_without_a_gpu(server: LiveServer) -> None:
@@ -252,12 +263,7 @@ def test_no_trainer_is_awaited_over_nccl_without_a_gpu(server: LiveServer) -> No
 def test_a_trainer_broadcasts_weights_and_its_death_holds_nobody(server: LiveServer, engine: Engine) -> None:
     before = norm(engine)
     values = [before + 2, torch.rand(259, 64)]
-    context = multiprocessing.get_context("spawn")
-    hears, tells = context.Pipe(duplex=False)
-    process = context.Process(target=trainer, args=(tells, values), daemon=True)
-    process.start()
-    assert hears.poll(SECONDS), "the trainer did not start"
-    port = hears.recv()
+    process, port = started(values)
     place = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
     reply = post(server, "/init_weights_update_group", **place, group_name="g", backend="gloo")
     assert reply.json()["success"], reply.text

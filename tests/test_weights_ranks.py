@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sgl import Engine
-from sgl.errors import WeightsError
+from sgl.errors import InvalidRequest, WeightsError
 from sgl.kernels import cpu
 from tests.patience import PATIENCE, wait_until
 from tests.test_gdn_models import tiny_hybrid
 from tests.test_rollouts import PROMPT as SAMPLED
 from tests.test_rollouts import computed, group, steps
+from tests.test_server_training import free_port, started
 from tests.test_weights_update import GREEDY, OPTIONS, PROMPT, expected, outcome, shaken, tensors_of
 from tests.tiny_models import tiny_checkpoint
 from tests.tiny_transformers import tiny_transformer
@@ -27,6 +29,12 @@ CUTS: list[Any] = [
     {"pp_size": 2},
     pytest.param({"tp_size": 2, "pp_size": 2}, marks=pytest.mark.slow),
 ]
+
+
+def cold(engine: Engine) -> Any:
+    """The outcome; a cached prefix may round otherwise."""
+    assert engine.flush_cache()
+    return outcome(engine)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +63,7 @@ def test_all_ranks_take_an_update_or_none_does(old: Path, new: Path, cut: dict[s
         ):
             with pytest.raises(WeightsError, match=words):
                 engine.update_weights({**whole, **wrong}, weight_version="never")
-            engine.flush_cache()
-            assert outcome(engine) == before
+            assert cold(engine) == before
             assert engine.weight_version == "default"
         assert engine.update_weights(whole, weight_version="1").success
         assert outcome(engine) == wanted != before
@@ -98,6 +105,62 @@ def test_a_groups_logprobs_are_those_of_another_engines_prompts_bit_for_bit(old:
     for folder, samples in zip((old, new), runs[0], strict=True):
         with Engine(folder, **{**DETERMINISTIC, "chunked_prefill_size": 9}, tp_size=2) as other:
             assert computed(other, samples) == [logprobs for _, logprobs in samples]
+
+
+@pytest.mark.parametrize("cut", [{"tp_size": 2}, pytest.param({"pp_size": 2}, marks=pytest.mark.slow)], ids=str)
+def test_a_trainer_broadcasts_to_all_ranks(old: Path, new: Path, cut: dict[str, Any]) -> None:
+    """Each is a rank of its group, though rank 0 checks what comes and gives it to all."""
+    whole = tensors_of(new)
+    names = sorted(whole)
+    noise = whole[names[0]].clone()
+    noise[0, 0] = float("inf")
+    process, port = started([*(whole[name] for name in names), noise], 3)
+    look: dict[str, Any] = {"names": names, "dtypes": ["float32"] * len(names)}
+    look["shapes"] = [list(whole[name].shape) for name in names]
+    wanted = expected(new, **cut)
+    with Engine(old, **OPTIONS, **cut) as engine:
+        before = cold(engine)
+        with pytest.raises(InvalidRequest, match=r"rank_offset=1: 2 ranks .* are more than 2"):
+            engine.init_weights_update_group("127.0.0.1", port, 1, 2, "g", "gloo")
+        engine.init_weights_update_group("127.0.0.1", port, 1, 3, "g", "gloo")
+        with pytest.raises(WeightsError, match="no place for: other"):
+            engine.update_weights_from_distributed(["other"], ["float32"], [[1]], "g")
+        assert cold(engine) == before
+        engine.update_weights_from_distributed(**look, group_name="g")
+        assert cold(engine) == wanted != before
+        with pytest.raises(WeightsError, match="has numbers from"):
+            engine.update_weights_from_distributed(names[:1], ["float32"], [list(noise.shape)], "g")
+        process.join(PATIENCE)
+        with pytest.raises(InvalidRequest, match="did not arrive"):
+            engine.update_weights_from_distributed(**look, group_name="g")
+        assert cold(engine) == wanted
+        with pytest.raises(InvalidRequest, match="no group 'g'"):
+            engine.destroy_weights_update_group("g")
+        with pytest.raises(InvalidRequest, match="came about within"):
+            engine.init_weights_update_group("127.0.0.1", free_port(), 1, 3, "g", "gloo", timeout=0.2)
+        assert cold(engine) == wanted
+
+
+def test_what_is_held_is_written_later_or_never(old: Path, new: Path) -> None:
+    with Engine(old, **OPTIONS) as engine:
+        before = cold(engine)
+        with pytest.raises(InvalidRequest, match="no update is held"):
+            engine.commit_update()
+        assert "held" in engine.update_weights_from_disk(new, weight_version="1", hold=True).message
+        assert (cold(engine), engine.weight_version) == (before, "default")
+        engine.drop_update()
+        with pytest.raises(InvalidRequest, match="no update is held"):
+            engine.commit_update()
+        engine.update_weights_from_disk(new, weight_version="1", hold=True)
+        with pytest.raises(WeightsError, match="no place"):
+            engine.update_weights({"other": torch.ones(2)}, hold=True)
+        assert engine.config.model_path == str(old)
+        assert engine.commit_update().success
+        assert (cold(engine), engine.weight_version) == (expected(new), "1")
+        assert engine.config.model_path == str(new)
+        engine.update_weights(tensors_of(old), hold=True)
+        engine.commit_update()
+        assert cold(engine) == before
 
 
 class Stopped:

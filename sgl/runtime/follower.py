@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
+from dataclasses import asdict
 from typing import NoReturn
 
 from sgl.runtime import startup
@@ -18,6 +19,7 @@ from sgl.runtime.batch import PageMoves
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
+from sgl.runtime.model.update.group import Bystanders
 from sgl.runtime.model.update.ranks import follow
 from sgl.runtime.parallel import occupation, wire
 from sgl.runtime.parallel.group import BEAT_SECONDS
@@ -69,6 +71,7 @@ def _follow(end: End, rank: int) -> NoReturn:
         assert isinstance(build, wire.Build), "it comes second"
         runner = startup.follow(build, model_config, model, shard)
         launched: deque[Launched] = deque()  # not sampled yet
+        bystanders = Bystanders(rank, device)
         times = Times(end.numbers, ranks, device)
         while True:
             data = end.get()
@@ -87,6 +90,12 @@ def _follow(end: End, rank: int) -> NoReturn:
                 runner.drop_adapter(frame.number)
             elif isinstance(frame, wire.Write):
                 follow(model, frame.told)
+            elif isinstance(frame, wire.Enter):
+                bystanders.enter(**asdict(frame))
+            elif isinstance(frame, wire.Hear):
+                bystanders.hear(frame.name, frame.tensors)
+            elif isinstance(frame, wire.Leave):
+                bystanders.leave(frame.name)
             elif isinstance(frame, wire.Release | wire.Restore | wire.Capture):
                 occupation.follow(frame, runner.occupation, ranks)
             elif not isinstance(frame, wire.Sample):

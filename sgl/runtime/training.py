@@ -16,7 +16,6 @@ from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.pause import PauseMode
 from sgl.runtime.model.update.shipped import FLATTENED, check_load_format, shipped_tensors
 from sgl.runtime.occupation import MemoryOccupation
-from sgl.runtime.parallel.wire import Write
 from sgl.runtime.requests.changes import WeightsUpdate, checked_path
 from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.weights import NamedTensors, WeightUpdates
@@ -36,16 +35,32 @@ class Trainable:
         named_tensors: NamedTensors,
         *,
         weight_version: str | None = None,
+        hold: bool = False,
     ) -> WeightsUpdate:
         """Replace weights in place, by their names in a Hugging Face checkpoint; tensors that are not given stay.
 
         Tensors are whole, of any float dtype, on any device, with finite numbers; each rank takes its part. All are
         checked first: after a WeightsError or InvalidRequest the old weights stand. Nothing that is cached is found
         again. Generations under way go on with the KV that they have, unless `pause_generation("retract")` came before.
-        weight_version: a name for the weights. Raises EngineDead, too.
+        weight_version: a name for the weights. hold: check all, and keep it for `commit_update`, so that of several
+        engines all take an update or none does. Raises EngineDead, too.
         """
         self._home.check()
-        return self._weights.from_tensors(named_tensors, version=weight_version, source="the update")
+        return self._weights.from_tensors(named_tensors, version=weight_version, source="the update", hold=hold)
+
+    def commit_update(self) -> WeightsUpdate:
+        """Write the update that is held. Raises InvalidRequest if none is, or while weights are released, and
+        EngineDead."""
+        self._home.check()
+        update, path = self._weights.commit()
+        if path is not None:
+            self.config = dataclasses.replace(self.config, model_path=path)
+        return update
+
+    def drop_update(self) -> None:
+        """Forget the update that is held. Idempotent. Raises EngineDead."""
+        self._home.check()
+        self._weights.drop()
 
     def update_weights_from_tensor(
         self,
@@ -54,6 +69,8 @@ class Trainable:
         *,
         serialized_named_tensors: Sequence[str | bytes] | None = None,
         weight_version: str | None = None,
+        hold: bool = False,
+        is_copy: bool = False,
     ) -> WeightsUpdate:
         """`update_weights`, perhaps with tensors of another process.
 
@@ -61,7 +78,7 @@ class Trainable:
         tensor, as bytes or base64; one of them, or one for each rank, of which the first is taken. On a GPU, tensors
         then travel as handles of its memory (CUDA IPC); on a CPU as names of shared memory, with the sharing strategy
         "file_system". Nothing but tensors is read from them. load_format "flattened_bucket": a dictionary of one
-        flattened tensor and its parts' places.
+        flattened tensor and its parts' places. is_copy: another engine reads the same message, too.
         """
         self._home.check()
         check_load_format(load_format)
@@ -72,9 +89,9 @@ class Trainable:
             if not isinstance(serialized_named_tensors, list | tuple) or not serialized_named_tensors:
                 message = "serialized_named_tensors must be a list with one text, or one for each rank"
                 raise InvalidRequest(message, param="serialized_named_tensors")
-            named_tensors = shipped_tensors(serialized_named_tensors[0], load_format)
+            named_tensors = shipped_tensors(serialized_named_tensors[0], load_format, is_copy=is_copy)
         assert named_tensors is not None, "one was given"
-        return self._weights.from_tensors(named_tensors, version=weight_version, source="the update")
+        return self._weights.from_tensors(named_tensors, version=weight_version, source="the update", hold=hold)
 
     def init_weights_update_group(
         self,
@@ -87,8 +104,9 @@ class Trainable:
         *,
         timeout: float = 300.0,
     ) -> None:
-        """Enter a process group with a trainer, its rank 0, as rank `rank_offset` of `world_size`. timeout: seconds for
-        the trainer to come, and later for each update to arrive. Raises InvalidRequest."""
+        """Enter a process group with a trainer, its rank 0, as rank `rank_offset` of `world_size`; with tp_size or
+        pp_size, each rank enters, from there on. timeout: seconds for the trainer to come, and later for each update to
+        arrive. Raises InvalidRequest."""
         self._home.check()
         seconds = checked_seconds("timeout", timeout)
         self._weights.join(master_address, master_port, rank_offset, world_size, group_name, backend, seconds)
@@ -102,6 +120,7 @@ class Trainable:
         *,
         load_format: str | None = None,
         weight_version: str | None = None,
+        hold: bool = False,
     ) -> WeightsUpdate:
         """`update_weights` with tensors that a group's trainer broadcasts, in this order; "flattened_bucket": all their
         bytes in one tensor. A trainer that sends nothing costs its group, and the old weights stand. Raises
@@ -109,7 +128,8 @@ class Trainable:
         self._home.check()
         check_load_format(load_format)
         is_flat = load_format == FLATTENED
-        return self._weights.from_group(names, dtypes, shapes, group_name, version=weight_version, is_flat=is_flat)
+        options: dict[str, Any] = {"version": weight_version, "is_flat": is_flat, "hold": hold}
+        return self._weights.from_group(names, dtypes, shapes, group_name, **options)
 
     def destroy_weights_update_group(self, group_name: str = "weight_update_group") -> None:
         """Leave a trainer's group. Raises InvalidRequest for an unknown one."""
@@ -117,14 +137,15 @@ class Trainable:
         self._weights.leave(group_name)
 
     def update_weights_from_disk(
-        self, model_path: str | os.PathLike[str], *, weight_version: str | None = None
+        self, model_path: str | os.PathLike[str], *, weight_version: str | None = None, hold: bool = False
     ) -> WeightsUpdate:
         """`update_weights` with all tensors of a checkpoint of the same model. Raises ModelError and InvalidRequest,
         too."""
         self._home.check()
         path = checked_path("model_path", model_path)
-        update = self._weights.from_files(path, version=weight_version)
-        self.config = dataclasses.replace(self.config, model_path=path)
+        update = self._weights.from_files(path, version=weight_version, hold=hold)
+        if not hold:
+            self.config = dataclasses.replace(self.config, model_path=path)
         return update
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
@@ -191,5 +212,5 @@ class Trainable:
     @cached_property
     def _weights(self) -> WeightUpdates:
         started, group = self._started, self._started.group
-        tells = None if group is None else lambda told: group.send(Write(told))
-        return WeightUpdates(self.config, started.model, started.scheduler, self._loop, tells, self._memory)
+        send = None if group is None else group.send
+        return WeightUpdates(self.config, started.model, started.scheduler, self._loop, send, self._memory)

@@ -10,6 +10,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from sgl.runtime.model.update.group import TrainerGroup
 from sgl.runtime.model.update.ranks import Told, write
 from sgl.runtime.model.update.writer import FLOATS, Given, Writer, check, check_aliases, check_numbers
 from sgl.runtime.occupation import MemoryOccupation
+from sgl.runtime.parallel import wire
 from sgl.runtime.requests.changes import WeightsUpdate
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.tier_choice import weights_hash
@@ -40,6 +42,17 @@ _BACKENDS = "nccl", "gloo"
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """`path`: of a checkpoint, which is whole."""
+
+    looks: Mapping[str, Given]
+    get: Callable[[str], torch.Tensor]
+    version: str | None
+    source: str
+    path: str | None = None
+
+
 class WeightUpdates:
     """Of one engine. Safe from any thread."""
 
@@ -49,45 +62,60 @@ class WeightUpdates:
         model: Model | None,
         scheduler: Scheduler,
         loop: EngineLoop,
-        tells: Callable[[Told], None] | None,
+        send: Callable[[wire.Frame], None] | None,
         memory: MemoryOccupation,
     ) -> None:
-        """model: None, if torch does not compute it. tells: see `ranks.write`; None: there is one rank."""
+        """model: None, if torch does not compute it. send: to the other ranks; None: there is one."""
         self._memory = memory
         self._config, self._of_torch, self._scheduler, self._loop = config, model, scheduler, loop
-        self._tells = tells
+        self._send = send
         self._writer: Writer | None = None
+        self._held: _Update | None = None  # checked
         self._groups: dict[str, TrainerGroup | None] = {}  # None: being joined
         self._lock = threading.Lock()
         self.num_updates = 0
 
-    def from_tensors(self, given: NamedTensors, *, version: str | None, source: str) -> WeightsUpdate:
-        """Write some of the model's tensors. Raises WeightsError and InvalidRequest before the first is written, and
-        EngineDead."""
+    def from_tensors(self, given: NamedTensors, *, version: str | None, source: str, hold: bool) -> WeightsUpdate:
+        """Write some of the model's tensors; or, with hold, keep them for `commit`. Raises WeightsError and
+        InvalidRequest before the first is written, and EngineDead."""
         check_version(version)
         tensors = _named(given)
         looks = {name: Given(tuple(its.shape), its.dtype) for name, its in tensors.items()}
-        return self._loop.call(
-            lambda: self._write(looks, tensors.__getitem__, version, is_whole=False, source=source)
-        )
+        update = _Update(looks, tensors.__getitem__, version, source)
+        return self._loop.call(lambda: self._take(update, hold=hold))
 
-    def from_files(self, path: str, *, version: str | None) -> WeightsUpdate:
+    def from_files(self, path: str, *, version: str | None, hold: bool) -> WeightsUpdate:
         """Write all of the model's tensors from a checkpoint of the same model. Raises ModelError, and EngineDead."""
         check_version(version)
         files = Files(path, self._model, self._config.model_impl)
 
         def write_all() -> WeightsUpdate:
-            looks = files.given(self.writer)
-            return self._write(looks, files.get, version, is_whole=True, source=path)
+            return self._take(_Update(files.given(self.writer), files.get, version, path, path), hold=hold)
 
         return self._loop.call(write_all)
+
+    def commit(self) -> tuple[WeightsUpdate, str | None]:
+        """Write what is held, and say what checkpoint it was, if it was one. Raises InvalidRequest where nothing is
+        held, or memory was released meanwhile, and EngineDead."""
+
+        def commit() -> tuple[WeightsUpdate, str | None]:
+            if (held := self._held) is None:
+                raise InvalidRequest("no update is held: give one with hold=True")
+            self._held = None
+            return self._write(held), held.path
+
+        return self._loop.call(commit)
+
+    def drop(self) -> None:
+        """Hold no update any more. Idempotent."""
+        self._loop.call(lambda: setattr(self, "_held", None))
 
     def join(self, address: Any, port: Any, rank: Any, size: Any, name: Any, backend: Any, seconds: float) -> None:
         """Enter a group with a trainer, which is its rank 0; waits for it. Raises InvalidRequest."""
         _check_group(address, port, rank, size, name, backend)
-        if self._tells is not None:
-            message = "an engine of several ranks takes no broadcasts: send it tensors, or have it read files"
-            raise InvalidRequest(message, param="tp_size")
+        if rank + (num_ranks := self._config.num_ranks) > size:
+            message = f"rank_offset={rank}: {num_ranks} ranks (tp_size, pp_size) from there on are more than {size}"
+            raise InvalidRequest(message, param="world_size")
         if backend == "nccl" and self._model.device.type != "cuda":  # known before anybody waits for the trainer
             message = f"backend 'nccl' sends between GPUs, and the weights are on {self._model.device}: take 'gloo'"
             raise InvalidRequest(message, param="backend")
@@ -97,21 +125,37 @@ class WeightUpdates:
             self._groups[name] = None
         group = None
         try:
+            self._tell_all(wire.Enter(address, port, rank, size, name, backend, seconds))
             group = TrainerGroup(address, port, rank, size, name, backend, seconds)
         finally:
             with self._lock:
                 del self._groups[name]
                 if group is not None:
                     self._groups[name] = group
+            if group is None:
+                self._tell_all(wire.Leave(name))
 
     def leave(self, name: Any) -> None:
         """Let go of a group. Raises InvalidRequest for an unknown one."""
         self._group(name).close()
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
         with self._lock:
             self._groups.pop(name, None)
+        self._tell_all(wire.Leave(name))
+
+    def _tell_all(self, frame: wire.Frame) -> None:
+        """The other ranks, between two steps."""
+        if (send := self._send) is not None:
+            self._loop.call(lambda: send(frame))
+
+    def _tell(self, told: Told) -> None:
+        assert self._send is not None, "there are other ranks"
+        self._send(wire.Write(told))
 
     def from_group(
-        self, names: Any, dtypes: Any, shapes: Any, name: Any, *, version: str | None, is_flat: bool
+        self, names: Any, dtypes: Any, shapes: Any, name: Any, *, version: str | None, is_flat: bool, hold: bool
     ) -> WeightsUpdate:
         """Write what a group's trainer broadcasts: tensors of these names in order, or, flat, all of their bytes in
         one. Nothing is awaited that does not fit. Raises WeightsError, InvalidRequest and EngineDead."""
@@ -127,16 +171,20 @@ class WeightUpdates:
                 received = [flat]
             else:
                 received = [torch.empty(its.shape, dtype=its.dtype, device=device) for its in looks.values()]
+            self._tell_all(
+                wire.Hear(name, [(str(its.dtype).removeprefix("torch."), its.numel()) for its in received])
+            )
             try:
                 group.receive(received)
             except InvalidRequest:
-                with self._lock:
-                    self._groups.pop(name, None)
+                self._forget(name)
                 raise
             if is_flat:
                 parts = zip(torch.split(flat, sizes), looks.values(), strict=True)
                 received = [part.clone().view(its.dtype).view(its.shape) for part, its in parts]
-        return self.from_tensors(zip(looks, received, strict=True), version=version, source="the trainer")
+        return self.from_tensors(
+            zip(looks, received, strict=True), version=version, source="the trainer", hold=hold
+        )
 
     def _group(self, name: Any) -> TrainerGroup:
         with self._lock:
@@ -196,33 +244,33 @@ class WeightUpdates:
         check(writer, used, is_whole=is_whole, source=source)
         return used, theirs
 
-    def _write(
-        self,
-        given: Mapping[str, Given],
-        get: Callable[[str], torch.Tensor],
-        version: str | None,
-        *,
-        is_whole: bool,
-        source: str,
-    ) -> WeightsUpdate:
-        """On the loop's thread, between two steps."""
+    def _take(self, update: _Update, *, hold: bool) -> WeightsUpdate:
+        """Check it, and write or hold it. On the loop's thread, between two steps."""
         if self._scheduler.memory.transfers is not None:
             raise InvalidRequest(
                 f"an engine with disaggregation_mode={self._config.disaggregation_mode!r} keeps the weights that it "
                 "started with: others pull what it computed, or it pulls theirs"
             )
-        writer = self.writer
-        used, theirs = self._check(given, is_whole=is_whole, source=source)
-        check_aliases(writer, used.keys(), lambda name: get(theirs[name]), source)
-        check_numbers(used, lambda name: get(theirs[name]), self._model.dtype, source)
-        with self._failing("the steps before an update"):
-            settle(self._loop)  # whose tokens are the old weights'
-        self._loop.copies.settle()
+        used, theirs = self._check(update.looks, is_whole=update.path is not None, source=update.source)
+        check_aliases(self.writer, used.keys(), lambda name: update.get(theirs[name]), update.source)
+        check_numbers(used, lambda name: update.get(theirs[name]), self._model.dtype, update.source)
+        if not hold:
+            self._loop.copies.settle()
+            return self._write(update)
+        self._held = update
+        return WeightsUpdate(True, f"{len(used)} tensors are held for commit_update")
+
+    def _write(self, update: _Update) -> WeightsUpdate:
+        """On the loop's thread; checked."""
+        used, theirs = self._check(update.looks, is_whole=update.path is not None, source=update.source)
         with self._failing("an update"):
-            write(self._model, writer, used, lambda name: get(theirs[name]), self._tells)
+            settle(self._loop)  # tokens of steps under way are the old weights'
+            self._loop.copies.settle()
+            tell = None if self._send is None else self._tell
+            write(self._model, self.writer, used, lambda name: update.get(theirs[name]), tell)
         self._scheduler.memory.outdate()
         self.num_updates += 1
-        self._loop.weight_version = version if version is not None else self.version
+        self._loop.weight_version = update.version if update.version is not None else self.version
         return WeightsUpdate(True, f"{len(used)} tensors are new; weight_version is {self.version!r}")
 
     @contextlib.contextmanager

@@ -9,6 +9,7 @@ A frame is one of
     Sample   what the others need of its masks
     AddAdapter, DropAdapter   a LoRA adapter, by its number and folder
     Write    new weights follow, through the collectives
+    Enter, Hear, Leave          a trainer's process group, and what it broadcasts there
     Release, Restore, Capture   memory, given back and taken again
     Stop     the end
 """
@@ -96,6 +97,34 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Enter:
+    """Enter a trainer's group, each rank as the `first` and its own number; see `TrainerGroup`."""
+
+    address: str
+    port: int
+    first: int
+    size: int
+    name: str
+    backend: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hear:
+    """Take part in broadcasts of tensors of these dtypes and numbers of elements."""
+
+    name: str
+    tensors: list[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave a trainer's group."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Give these parts of the memory back; see `occupation`."""
 
@@ -120,7 +149,21 @@ class Stop:
 
 
 Frame = (
-    Load | Build | Forward | Move | Sample | AddAdapter | DropAdapter | Write | Release | Restore | Capture | Stop
+    Load
+    | Build
+    | Forward
+    | Move
+    | Sample
+    | AddAdapter
+    | DropAdapter
+    | Write
+    | Enter
+    | Hear
+    | Leave
+    | Release
+    | Restore
+    | Capture
+    | Stop
 )
 _KINDS: dict[str, type[Frame]] = {kind.__name__: kind for kind in get_args(Frame)}
 

@@ -25,17 +25,20 @@ Method = Literal[
     "update_weights_from_disk",
     "update_weights_from_tensor",
     "update_weights_from_distributed",
+    "commit_update",
+    "drop_update",
     "init_weights_update_group",
     "destroy_weights_update_group",
 ]
+UPDATES = "update_weights_from_disk", "update_weights_from_tensor", "update_weights_from_distributed"
 WITH_OPTIONS = (
-    *("update_weights_from_disk", "update_weights_from_tensor", "update_weights_from_distributed"),
+    *UPDATES,
     *("init_weights_update_group", "destroy_weights_update_group"),
 )
 """Methods whose last argument is a dictionary of keywords."""
 WAITING = (
     *("unload_lora_adapter", "pause_generation", "continue_generation"),
-    *("release_memory_occupation", "resume_memory_occupation"),
+    *("release_memory_occupation", "resume_memory_occupation", "commit_update", "drop_update"),
     *WITH_OPTIONS,
 )
 """Methods that wait for others, or take long."""

@@ -19,7 +19,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.requests.arguments import has_list_of_prompts, part_of, samples_of
 from sgl.runtime.server.engine_process import EngineProcess, RemoteSession
-from sgl.runtime.server.methods import WITH_OPTIONS, Method
+from sgl.runtime.server.methods import UPDATES, WITH_OPTIONS, Method
 from sgl.runtime.server.placement import Placement, future_of, future_of_program, future_of_prompts
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -71,6 +71,7 @@ class Replicas:
         ]
         self._placement = Placement(config.dp_size)
         self._rids: set[tuple[str | None, str]] = set()  # in use, with their owners
+        self._updating = asyncio.Lock()  # an update is held by all before any writes it
 
     @property
     def config(self) -> EngineConfig:
@@ -175,12 +176,14 @@ class Replicas:
             best = max(self._up(), key=lambda i: self._placement.found(i, future), default=0)
             return await self._engines[best].call(method, *arguments)
         if method == "init_weights_update_group":
-            message = (
-                f"{len(self._engines)} engines (dp_size) enter no group: send them tensors, or have them read files"
-            )
-            raise InvalidRequest(message, param="dp_size")
+            return await self._enter_group(*arguments)
         try:
-            answers = await self._of_all(method, *arguments)
+            if method in (*UPDATES, "release_memory_occupation"):
+                async with self._updating:
+                    run = self._update if method in UPDATES else self._of_all
+                    answers = await run(method, *arguments)
+            else:
+                answers = await self._of_all(method, *arguments)
         except SglError:
             known = [its.lora_name for its in self.config.lora_paths or ()]
             if method == "load_lora_adapter" and arguments[0] not in known:
@@ -205,6 +208,59 @@ class Replicas:
             return [f"engine {i + 1}: {breach}" for i, its in answers for breach in its]
         return ", ".join(its for _, its in answers) if method == "stop_profile" else None
 
+    async def _update(self, method: Method, *arguments: Any) -> list[tuple[int, Any]]:
+        """Have all take an update, or none: each checks it first. One that is restarted meanwhile has the weights of
+        its checkpoint."""
+        *given, options = arguments
+        first = next(iter(self._up()), 0)
+
+        def of(engine: int) -> tuple[Any, ...]:
+            is_copy = {"is_copy": engine != first} if method == "update_weights_from_tensor" else {}
+            return *given, {**options, "hold": True, **is_copy}
+
+        try:
+            held = [i for i, _ in await self._of_each(method, of)]
+        except BaseException:
+            with contextlib.suppress(SglError):
+                await self._of_all("drop_update")
+            raise
+        found = await asyncio.gather(
+            *(self._engines[i].call("commit_update") for i in held), return_exceptions=True
+        )
+        answers = [(i, each) for i, each in zip(held, found, strict=True) if not isinstance(each, BaseException)]
+        for each in found if not answers else ():
+            assert isinstance(each, BaseException), "all failed"
+            raise each
+        return answers
+
+    async def _enter_group(
+        self, address: Any, port: Any, rank: Any, size: Any, *names: Any
+    ) -> tuple[bool, str] | None:
+        """Each rank of each engine enters, engine by engine: all or none."""
+        if len(self._up()) < len(self._engines):
+            raise EngineDead(f"{len(self._up())} of {len(self._engines)} engines are running, and a group has all")
+        ranks = [rank] * len(self._engines)
+        if type(rank) is type(size) is int:  # else each refuses it
+            ranks = [rank + i * self.config.num_ranks for i in range(len(self._engines))]
+            if ranks[-1] + self.config.num_ranks > size:  # before any waits for others
+                number = len(self._engines) * self.config.num_ranks
+                message = f"rank_offset={rank}: {number} ranks of all engines from there on are more than {size}"
+                raise InvalidRequest(message, param="world_size")
+        method: Method = "init_weights_update_group"
+        calls = (
+            its.call(method, address, port, first, size, *names)
+            for its, first in zip(self._engines, ranks, strict=True)
+        )
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [each for each in found if isinstance(each, BaseException)]
+        if errors:
+            for its, each in zip(self._engines, found, strict=True):
+                if not isinstance(each, BaseException):
+                    with contextlib.suppress(SglError):
+                        await its.call("destroy_weights_update_group", names[0], {})
+            raise errors[0]
+        return None
+
     def note_adapter(self, method: Method, name: str, *about: Any) -> None:
         """See EngineProcess; also of those that are being restarted."""
         for engine in self._engines:
@@ -216,9 +272,12 @@ class Replicas:
             engine.note_model(path)
 
     async def _of_all(self, method: Method, *arguments: Any) -> list[tuple[int, Any]]:
+        return await self._of_each(method, lambda _: arguments)
+
+    async def _of_each(self, method: Method, arguments: Callable[[int], tuple[Any, ...]]) -> list[tuple[int, Any]]:
         """The answers of those that serve, and go on serving meanwhile. Raises EngineDead if none does."""
         up = self._up() or [0]
-        calls = (self._engines[i].call(method, *arguments) for i in up)
+        calls = (self._engines[i].call(method, *arguments(i)) for i in up)
         found = await asyncio.gather(*calls, return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException) and not isinstance(each, EngineDead):

@@ -4,15 +4,20 @@ group's timeout."""
 from __future__ import annotations
 
 import datetime
+import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 
 from sgl.errors import InvalidRequest
 
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 _POLL_SECONDS = 1e-3
 
 
@@ -23,7 +28,7 @@ class TrainerGroup:
         self, address: str, port: int, rank: int, size: int, name: str, backend: str, seconds: float
     ) -> None:
         """Wait for the others. Raises InvalidRequest if they do not come within the time."""
-        self._seconds = seconds
+        self._seconds, self._is_closed = seconds, False
         timeout = datetime.timedelta(seconds=seconds)
         host = f"[{address}]" if ":" in address else address
         try:
@@ -46,6 +51,8 @@ class TrainerGroup:
                 while not work.is_completed():
                     if time.monotonic() > end:
                         raise TimeoutError(f"nothing for {self._seconds:g} s")
+                    if self._is_closed:
+                        raise TimeoutError("the group was left")
                     time.sleep(_POLL_SECONDS)
                 work.wait()
         except (RuntimeError, TimeoutError) as error:
@@ -56,7 +63,8 @@ class TrainerGroup:
             ) from error
 
     def close(self) -> None:
-        """Let go of it. Waits for nobody."""
+        """Let go of it. Waits for nobody. Idempotent."""
+        self._is_closed = True
         abort = getattr(self._group, "abort", None)
         try:
             if abort is not None:
@@ -66,6 +74,54 @@ class TrainerGroup:
         c10d: Any = distributed.distributed_c10d
         for table in (c10d._world.pg_map, c10d._world.pg_names, c10d._world.pg_group_ranks):
             table.pop(self._group, None)
+
+
+class Bystanders:
+    """On a rank other than 0: enters trainers' groups, which count every rank, and hears broadcasts, which rank 0 then
+    gives to all. On a thread for each group, while steps go on. What fails is told in the log: a trainer's next
+    broadcast then does not end, and rank 0 says so."""
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        self._rank, self._device = rank, device
+        self._groups: dict[str, Future[TrainerGroup]] = {}
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+
+    def enter(
+        self, address: str, port: int, first: int, size: int, name: str, backend: str, seconds: float
+    ) -> None:
+        """See `TrainerGroup`."""
+        self.leave(name)
+        self._threads[name] = threads = ThreadPoolExecutor(1, thread_name_prefix="sgl-trainer")
+        self._groups[name] = threads.submit(
+            self._told, TrainerGroup, address, port, first + self._rank, size, name, backend, seconds
+        )
+
+    def hear(self, name: str, tensors: Sequence[tuple[str, int]]) -> None:
+        """Take part in these broadcasts: dtypes, and numbers of elements."""
+        if name in self._groups:
+            self._threads[name].submit(self._told, self._hear, self._groups[name], tensors)
+
+    def leave(self, name: str) -> None:
+        """Let go of a group."""
+        group, threads = self._groups.pop(name, None), self._threads.pop(name, None)
+        if threads is not None and group is not None:
+            threads.shutdown(wait=False)
+            group.add_done_callback(lambda its: None if its.exception() else its.result().close())
+
+    def _hear(self, group: Future[TrainerGroup], tensors: Sequence[tuple[str, int]]) -> None:
+        sizes = [(getattr(torch, dtype), number) for dtype, number in tensors]
+        most = max(dtype.itemsize * number for dtype, number in sizes)
+        with torch.inference_mode():
+            scratch = torch.empty(most, dtype=torch.uint8, device=self._device)
+            for dtype, number in sizes:
+                group.result().receive([scratch[: dtype.itemsize * number].view(dtype)])
+
+    def _told(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        try:
+            return call(*arguments)
+        except Exception:
+            logger.exception("rank %d is not of a trainer's group", self._rank)
+            raise
 
 
 def join(url: str, rank: int, size: int, name: str, backend: str, timeout: datetime.timedelta) -> Any:

@@ -31,15 +31,18 @@ _DTYPES = {name: its for name, its in vars(torch).items() if isinstance(its, tor
 _PARAM = "serialized_named_tensors"
 
 
-def shipped_tensors(message: Any, load_format: str | None) -> list[tuple[str, torch.Tensor]]:
-    """The named tensors of a message: bytes, or base64 of them. Raises InvalidRequest for anything else."""
-    found = _loaded(message)
+def shipped_tensors(
+    message: Any, load_format: str | None, *, is_copy: bool = False
+) -> list[tuple[str, torch.Tensor]]:
+    """The named tensors of a message: bytes, or base64 of them. is_copy: another process reads it, too, and lets go of
+    its shared memory, which senders count on once. Raises InvalidRequest for anything else."""
+    found = _loaded(message, is_copy)
     if load_format == FLATTENED:
         return _unflattened(found)
     pairs = list(found.items()) if isinstance(found, dict) else found
     if not isinstance(pairs, list):
         raise _wrong(f"holds a {type(found).__name__}, not pairs of a name and a tensor")
-    return [_pair(pair) for pair in pairs]
+    return [_pair(pair, is_copy) for pair in pairs]
 
 
 def check_load_format(given: Any) -> None:
@@ -49,7 +52,7 @@ def check_load_format(given: Any) -> None:
         raise InvalidRequest(f"load_format must be one of {known}, not {given!r}", param="load_format")
 
 
-def _loaded(message: Any) -> Any:
+def _loaded(message: Any, is_copy: bool) -> Any:
     if isinstance(message, str):
         try:
             message = base64.b64decode(message, validate=True)
@@ -58,20 +61,20 @@ def _loaded(message: Any) -> Any:
     if not isinstance(message, bytes) or len(message) > MOST_BYTES:
         raise _wrong(f"must be at most {MOST_BYTES} bytes, or base64 of them")
     try:
-        return _Unpickler(io.BytesIO(message)).load()
+        return _Unpickler(io.BytesIO(message), is_copy).load()
     except InvalidRequest:
         raise
     except Exception as error:  # a torn pickle raises anything
         raise _wrong(f"cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _pair(pair: Any) -> tuple[str, torch.Tensor]:
+def _pair(pair: Any, is_copy: bool) -> tuple[str, torch.Tensor]:
     name, its = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
     if isinstance(its, _OfRanks):  # each rank's process made one of its own; they are equal
         values = getattr(its, "values", None)
         if not isinstance(values, list) or not values:
             raise _wrong(f"{name} has no values")
-        its = _loaded(values[0])
+        its = _loaded(values[0], is_copy)
     if not isinstance(name, str) or not isinstance(its, torch.Tensor):
         raise _wrong("holds something else than pairs of a name and a tensor")
     return name, its
@@ -130,6 +133,13 @@ def _file(cls: Any, manager: Any, handle: Any, size: Any, dtype: Any = None) -> 
         raise ValueError("a handle of shared memory is not torch's")
     rebuild: Any = reductions.rebuild_storage_filename
     return rebuild(torch.UntypedStorage, manager, handle, int(size))
+
+
+def _copied_file(*arguments: Any) -> Any:
+    """`_file`, without a share in who still reads it."""
+    storage = _file(*arguments)
+    storage._shared_incref()
+    return storage
 
 
 def _typed(storage: Any, dtype: Any) -> Any:
@@ -197,6 +207,10 @@ class _Unpickler(pickle.Unpickler):
     }
     """What clients' own modules have names for, wherever these are."""
 
+    def __init__(self, file: io.BytesIO, is_copy: bool) -> None:
+        super().__init__(file)
+        self._is_copy = is_copy
+
     def find_class(self, module: str, name: str) -> Any:
         """See pickle. Raises InvalidRequest for what tensors do not need."""
         if module == "torch" and name in _DTYPES:
@@ -207,7 +221,7 @@ class _Unpickler(pickle.Unpickler):
             if name in ("rebuild_storage_fd", "DupFd"):
                 hint = ': set torch.multiprocessing.set_sharing_strategy("file_system") where CPU tensors are sent'
             raise _wrong(f"calls for {module}.{name}, which tensors do not need{hint}")
-        return found
+        return _copied_file if found is _file and self._is_copy else found
 
 
 def _wrong(what: str) -> InvalidRequest:
