@@ -32,6 +32,7 @@ from sgl.kernels.layers.linear import linear, linear_add
 from sgl.kernels.layers.single_triton import project, project_add_, project_gated
 from sgl.kernels.mask.ops import apply_token_mask_
 from sgl.kernels.pages import gather, scatter
+from sgl.kernels.peer_sums_triton import sum_rows
 from sgl.kernels.sampling.triton import draw_keys
 from sgl.runtime import startup
 from sgl.runtime.batch import Batch, RowSetup
@@ -213,6 +214,14 @@ def ranks() -> None:
         places = spread(keys, 1, size, torch.bfloat16)
         largest(places, size, keys)
     apply_token_mask_(logits, masks, rows)
+    residual = torch.empty(9, 4096, dtype=torch.bfloat16, device="cuda")
+    places = {"rank": 1, "num_blocks": 264}
+    for size in (2, 4):
+        addresses = torch.empty(size, dtype=torch.int64, device="cuda")
+        for added in ((None, None), (residual, residual[0])):
+            for is_of_owners in (False, True):
+                of = (addresses, addresses, 4096, 7, *added, residual, (0, 9, 9), 1e-5)
+                sum_rows(*of, is_of_owners=is_of_owners, **places)
 
 
 def others() -> None:

@@ -53,10 +53,10 @@ def reductions(folder: Folder, rank: int) -> list[tuple[Any, float, float]]:
     for hidden in HIDDEN:
         for dtype in (torch.bfloat16, torch.float32):
             collectives = Collectives(folder, f"group{hidden}{dtype}", rank, 2, device)
-            collectives.fuse(hidden, dtype)
+            collectives.fuse(hidden, dtype, 8192)
             most = collectives.fused_tokens
             assert bool(most) == (dtype == torch.bfloat16 and find_spec("flashinfer") is not None)
-            for tokens in (1, 2, 3, 17, 256, 700, *((most, most + 1) if most else ())):
+            for tokens in (1, 2, 3, 17, 256, 700, *((most, most + 1, 8191) if most else (5000,))):
                 random = torch.Generator(device).manual_seed(tokens)
                 *parts, residual = torch.randn(3, tokens, hidden, generator=random, device=device).to(dtype)
                 weight = torch.randn(hidden, generator=random, device=device).to(dtype)
@@ -87,6 +87,29 @@ def test_sums_are_right_eager_and_in_graphs(tmp_path: Path) -> None:
     for errors in on_gpus(reductions, tmp_path):
         assert errors
         assert all(far < bar for _, far, bar in errors), [each for each in errors if not each[1] < each[2]]
+
+
+def sums_in_a_row(folder: Folder, rank: int) -> int:
+    """How many numbers are wrong of sums without a pause, which one rank begins late at times."""
+    device, dtype, hidden = torch.device("cuda", rank), torch.bfloat16, 1024
+    collectives = Collectives(folder, "row", rank, 2, device)
+    collectives.fuse(hidden, dtype, 8192)
+    wrong = torch.zeros(1, dtype=torch.int64, device=device)
+    draws = np.random.default_rng(3)
+    for number in range(3000):
+        tokens, late = int(draws.integers(1, 8192)), int(draws.integers(0, 40))
+        if late < 2 and late == rank:
+            torch.cuda._sleep(200_000)
+        room = collectives.room(tokens)
+        part = torch.empty(tokens, hidden, dtype=dtype, device=device) if room is None else room
+        part.fill_((number % 80) * (rank + 1))
+        wrong += (collectives.sum(part) != number % 80 * 3).sum()
+    collectives.close()
+    return int(wrong)
+
+
+def test_sums_in_a_row_do_not_overtake_each_other(tmp_path: Path) -> None:
+    assert on_gpus(sums_in_a_row, tmp_path) == [0, 0]
 
 
 def exchanges(folder: Folder, rank: int) -> None:

@@ -17,16 +17,19 @@ import torch
 from torch import distributed
 
 from sgl.kernels import flashinfer_version
+from sgl.kernels.exchange import Exchange
 from sgl.kernels.layers.norm import add_rms_norm
 
 if TYPE_CHECKING:
     from sgl.kernels.fused_reduction import FusedReduction
+    from sgl.kernels.peer_sums import PeerSums
 
 logger = logging.getLogger(__name__)
 
 _PATIENCE = datetime.timedelta(hours=1)  # a rank's death is noticed by whoever watches processes
 _ENDING_SECONDS = 1.0
 _LOOPBACK = "127.0.0.1"
+_ANOTHER = "another rank cannot do better"
 
 
 class Meeting(Protocol):
@@ -73,6 +76,7 @@ class Collectives:
         self._fused: FusedReduction | None = None
         self.waited_ns = 0
         """For which this rank waited for what the others had to give, on a CPU."""
+        self._peers: PeerSums | None = None
         self._ending: threading.Thread | None = None
         c10d: Any = distributed.distributed_c10d  # its types lack what follows
         self._sum, self._largest = c10d.AllreduceOptions(), c10d.AllreduceOptions()
@@ -86,28 +90,58 @@ class Collectives:
         """Up to how many tokens sums are fused with what follows; see `fuse`."""
         return 0 if self._fused is None else self._fused.most_tokens
 
-    def fuse(self, hidden_size: int, dtype: torch.dtype) -> None:
-        """Prepare for sums of hidden states of this size; waits for the others. On GPUs of one host with FlashInfer,
-        small sums, the addition to the residual and the norm become one kernel."""
+    def fuse(self, hidden_size: int, dtype: torch.dtype, most_tokens: int) -> None:
+        """Prepare for sums of hidden states of up to so many tokens; waits for the others. On GPUs of one host the sum,
+        the addition to the residual and the norm become one kernel: FlashInfer's for few tokens, and for more, which
+        are never captured, one that reads the others' memory."""
         if self._device.type != "cuda" or self._in_order:
             return
+        why = self._fuse_few(hidden_size, dtype)
+        if why is not None:
+            logger.info("sums of few tokens on %d ranks go through NCCL: %s", self.size, why)
+        if most_tokens > self.fused_tokens:
+            why = self._fuse_many(hidden_size, dtype, most_tokens)
+            if why is not None:
+                logger.info("sums of many tokens on %d ranks go through NCCL: %s", self.size, why)
+
+    def _fuse_few(self, hidden_size: int, dtype: torch.dtype) -> str | None:
+        """Why not, if not."""
         why = flashinfer_version.why_not()
         if why is not None:
-            why = f"not by FlashInfer: {why}"
-        else:
-            from sgl.kernels.fused_reduction import FusedReduction
+            return f"not by FlashInfer: {why}"
+        from sgl.kernels.fused_reduction import FusedReduction
 
-            why = FusedReduction.obstacle(self._meeting, self.size, self.rank, self._device, hidden_size, dtype)
-            if not self._is_any(why):
-                try:
-                    store = self._meeting.store(f"{self._name}-fused", self.size)
-                    fused = FusedReduction(store, self.rank, self.size, self._device, hidden_size, dtype)
-                except RuntimeError as error:
-                    why = str(error)
-                if not self._is_any(why):
-                    self._fused = fused
-                    return
-        logger.info("sums of %d ranks go through NCCL alone: %s", self.size, why or "another rank cannot do better")
+        why = FusedReduction.obstacle(self._meeting, self.size, self.rank, self._device, hidden_size, dtype)
+        if self._is_any(why):
+            return why or _ANOTHER
+        fused = None
+        try:
+            store = self._meeting.store(f"{self._name}-fused", self.size)
+            fused = FusedReduction(store, self.rank, self.size, self._device, hidden_size, dtype)
+        except RuntimeError as error:
+            why = str(error)
+        if self._is_any(why):
+            return why or _ANOTHER
+        self._fused = fused
+        return None
+
+    def _fuse_many(self, hidden_size: int, dtype: torch.dtype, most_tokens: int) -> str | None:
+        """Why not, if not."""
+        if not self._meeting.is_one_host:
+            return "they are on several hosts"
+        from sgl.kernels.peer_sums import PeerSums
+
+        why, peers = None, None
+        exchange = Exchange(self._meeting.store(f"{self._name}-peers", self.size), self.rank, self.size)
+        try:
+            shape = most_tokens, hidden_size
+            peers = PeerSums(exchange.allgather, self.rank, self.size, self._device, shape, dtype)
+        except RuntimeError as error:
+            why = str(error)
+        if self._is_any(why):
+            return why or _ANOTHER
+        self._peers = peers
+        return None
 
     def _is_any(self, why: str | None) -> bool:
         """Whether any rank has a reason; the host waits."""
@@ -117,6 +151,8 @@ class Collectives:
         """The sum of x of all ranks, which may overwrite x."""
         if self._fused is not None and self._fused.takes(x):
             return self._fused.sum(x)
+        if self._peers is not None and self._peers.takes(x):
+            return self._peers.sum(x)
         if self._in_order:
             first, *others = self._gathered(x).unbind()
             for each in others:
@@ -131,7 +167,15 @@ class Collectives:
         """`norm.add_rms_norm` of the sum of x [T, n] of all ranks, which may overwrite x."""
         if self._fused is not None and self._fused.takes(x):
             return self._fused.add_rms_norm(x, residual, weight, eps)
+        if self._peers is not None and self._peers.takes(x):
+            return self._peers.add_rms_norm(x, residual, weight, eps)
         return add_rms_norm(self.sum(x), residual, weight, eps)
+
+    def room(self, num_tokens: int) -> torch.Tensor | None:
+        """Where the next x of a sum that follows should be written, [num_tokens, n], if anywhere."""
+        if self._peers is None or num_tokens <= self.fused_tokens:
+            return None
+        return self._peers.room(num_tokens)
 
     def norm_parts_(self, x: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, int], eps: float) -> None:
         """`norm.norm_parts_` of rows of which other ranks have as many columns again."""
@@ -173,6 +217,8 @@ class Collectives:
     def close(self) -> None:
         """End what still waits for others."""
         self._ending = ending = self._ending or _ending(self._group)
+        if self._peers is not None:
+            self._peers.release()
         if self._fused is not None:
             # Both kinds of kernels may wait in turn.
             default = torch.cuda.default_stream(self._device)

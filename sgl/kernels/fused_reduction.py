@@ -13,13 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-import msgspec
 import torch
 from flashinfer import comm
 from flashinfer.comm.mnnvl import create_tensor_from_cuda_memory
 from flashinfer.comm.trtllm_ar import get_trtllm_comm_module
 
 from sgl.kernels import flashinfer_version
+from sgl.kernels.exchange import Exchange
 from sgl.kernels.keys_triton import largest, spread
 from sgl.kernels.layers.fused_triton import overlap
 
@@ -60,7 +60,7 @@ class FusedReduction:
             max_token_num=self.most_tokens,
             hidden_dim=hidden_size,
             dtype=dtype,
-            comm_backend=_Exchange(store, rank, size),
+            comm_backend=_Backend(Exchange(store, rank, size), rank, size),
         )
         handle = self._workspace.mem_handles[2]  # into which the others push
         shape = (handle.buf_size,)
@@ -158,14 +158,13 @@ def _flat(given: Any) -> Any:
     return given.view(-1) if isinstance(given, torch.Tensor) else given
 
 
-class _Exchange(comm.mnnvl.CommBackend):  # type: ignore[misc]  # it has no types
-    """What ranks tell each other while they begin, through a store."""
+class _Backend(comm.mnnvl.CommBackend):  # type: ignore[misc]  # it has no types
+    """An exchange as FlashInfer calls it."""
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
-        self._store = store
+    def __init__(self, exchange: Exchange, rank: int, size: int) -> None:
+        self._exchange = exchange
         self._rank = rank
         self._size = size
-        self._count = 0
 
     def Get_rank(self) -> int:  # noqa: N802
         return self._rank
@@ -175,11 +174,7 @@ class _Exchange(comm.mnnvl.CommBackend):  # type: ignore[misc]  # it has no type
 
     def allgather(self, data: Any) -> list[Any]:
         """What each rank gave, in their order."""
-        self._count += 1
-        self._store.set(f"{self._count}/{self._rank}", msgspec.msgpack.encode(data))
-        return [
-            msgspec.msgpack.decode(bytes(self._store.get(f"{self._count}/{rank}"))) for rank in range(self._size)
-        ]
+        return self._exchange.allgather(data)
 
     def bcast(self, data: Any, root: int) -> Any:
         """What this rank gave."""
@@ -189,6 +184,6 @@ class _Exchange(comm.mnnvl.CommBackend):  # type: ignore[misc]  # it has no type
         """Wait until all are here."""
         self.allgather(None)
 
-    def Split(self, color: int, key: int) -> _Exchange:  # noqa: N802
+    def Split(self, color: int, key: int) -> _Backend:  # noqa: N802
         """The group as it is: nothing here is split."""
         raise NotImplementedError("a group of ranks is not split")

@@ -386,9 +386,9 @@ def build_runner(
             f"are {gib(limit.num_bytes)} in all ({limit.what}): set a lower max_total_tokens or mem_fraction_static",
             option="max_total_tokens" if config.max_total_tokens is not None else "mem_fraction_static",
         ) from error
-    if model.collectives is not None:
-        model.collectives.fuse(model.config.hidden_size, model.dtype)
     max_tokens = _most_tokens(config, plan.num_pages)
+    if model.collectives is not None:
+        model.collectives.fuse(model.config.hidden_size, model.dtype, max_tokens + config.max_running_requests)
     runner = ModelRunner(
         model,
         kv,

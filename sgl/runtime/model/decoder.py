@@ -280,6 +280,9 @@ class Decoder:
         """`linear_add`; before a norm, and of several ranks this one's part, all of it is left."""
         if self.collectives is None and norm is None:
             return linear_add(x, matrix, bias, state.residual, captured=captured)
+        room = None if self.collectives is None else self.collectives.room(len(x))
+        if room is not None and isinstance(matrix, torch.Tensor) and bias is None:
+            return torch.mm(x, matrix.t(), out=room)
         return linear(x, matrix, bias)
 
     def _normed(
