@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from sgl.kernels.collectives import Collectives, Folder, Links
+from sgl.kernels.exchange import Exchange
+from sgl.kernels.peer_sums import PeerSums
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.parallel import group as group_module
@@ -32,18 +34,18 @@ HIDDEN = (576, 896, 2880, 4096, 5120)
 OPTIONS: dict[str, Any] = {"device": "cuda", "max_total_tokens": 16_384, "random_seed": 5, "check_ledger": True}
 
 
-def on_gpus(work: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
-    """What each of two processes with a GPU each returns."""
+def on_gpus(work: Callable[..., Any], folder: Path, *arguments: Any, size: int = 2) -> list[Any]:
+    """What each of two processes with a GPU each returns, or of so many that share two."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=context) as pool:
+    with ProcessPoolExecutor(size, mp_context=context) as pool:
         return [
             future.result(300)
-            for future in [pool.submit(_on_gpu, work, rank, str(folder), *arguments) for rank in range(2)]
+            for future in [pool.submit(_on_gpu, work, rank, str(folder), *arguments) for rank in range(size)]
         ]
 
 
 def _on_gpu(work: Callable[..., Any], rank: int, folder: str, *arguments: Any) -> Any:
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank % 2)
     return work(Folder(folder), rank, *arguments)
 
 
@@ -110,6 +112,29 @@ def sums_in_a_row(folder: Folder, rank: int) -> int:
 
 def test_sums_in_a_row_do_not_overtake_each_other(tmp_path: Path) -> None:
     assert on_gpus(sums_in_a_row, tmp_path) == [0, 0]
+
+
+def sums_of_four(folder: Folder, rank: int) -> float:
+    """The largest relative error."""
+    device, dtype, hidden, size = torch.device("cuda", rank % 2), torch.bfloat16, 512, 4
+    peers = PeerSums(
+        Exchange(folder.store("four", size), rank, size).allgather, rank, size, device, (300, hidden), dtype
+    )
+    worst = 0.0
+    for tokens in (1, 2, 3, 5, 64, 299, 300):
+        random = torch.Generator(device).manual_seed(tokens)
+        *parts, residual = torch.randn(size + 1, tokens, hidden, generator=random, device=device).to(dtype)
+        expected = torch.stack([*parts, residual]).double().sum(0)
+        wanted = expected * torch.rsqrt(expected.square().mean(-1, keepdim=True) + 1e-5)
+        normed = peers.add_rms_norm(parts[rank], residual, torch.ones(hidden, dtype=dtype, device=device), 1e-5)
+        for found, exact in ((normed, wanted), (residual, expected)):
+            worst = max(worst, float((found.double() - exact).norm() / exact.norm()))
+    Exchange(folder.store("end", size), rank, size).allgather(None)
+    return worst
+
+
+def test_four_ranks_sum_slices(tmp_path: Path) -> None:
+    assert max(on_gpus(sums_of_four, tmp_path, size=4)) < 6e-3
 
 
 def exchanges(folder: Folder, rank: int) -> None:
