@@ -109,6 +109,7 @@ class PromptGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Record every bucket, the largest first, whose memory others reuse."""
+        self._inputs.zero_()  # what earlier steps left there may not be token ids where another bucket has them
         with capturing(f"steps of up to {self._buckets[-1]} tokens with prompts") as (pool, stream):
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
