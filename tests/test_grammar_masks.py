@@ -71,6 +71,26 @@ def test_masks_of_random_regexes(pattern: str, seed: int) -> None:
     check_walk(grammar.compile(regex=pattern, vocabulary=PIECES).matcher(), PIECES, random.Random(seed), 6)
 
 
+NEARLY_ANY = st.lists(
+    st.sampled_from([".", r"[\s\S]", r"[^\n]", "[^a]", "(a|[^a])", "[^ab{]", "a"]), min_size=1, max_size=4
+)
+
+
+@given(NEARLY_ANY, st.lists(st.sampled_from(["", "+", "*", "?", "{2,}"]), min_size=4, max_size=4), SEEDS)
+def test_masks_of_nearly_any_text(parts: list[str], counts: list[str], seed: int) -> None:
+    """Places that differ from where any text may follow in a few bytes, or only in whether the text may end."""
+    pattern = "".join(part + count for part, count in zip(parts, counts, strict=False))
+    check_walk(grammar.compile(regex=pattern, vocabulary=PIECES).matcher(), PIECES, random.Random(seed), 6)
+
+
+@pytest.mark.parametrize("pattern", [".+", r"[\s\S]+", "[^\n]+", "(.|\n){1,}"])
+def test_a_text_that_must_not_be_empty_is_not_ended_at_once(pattern: str) -> None:
+    matcher = grammar.compile(regex=pattern, vocabulary=PIECES).matcher()
+    assert not mask_of(matcher, PIECES)[list(PIECES.eos_ids)].any()
+    assert matcher.accept_bytes(b"x")
+    assert mask_of(matcher, PIECES)[list(PIECES.eos_ids)].all()
+
+
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("whitespace", ["compact", "flexible"])
 def test_masks_of_a_schema_over_every_kind_of_tokenizer(name: str, whitespace: Any) -> None:

@@ -128,6 +128,7 @@ def likeness(automaton: Automaton, place: Place) -> tuple[int, bytes] | None:
 def beside(vocabulary: Vocabulary, place: Place, like: Mask, first: bytes) -> Plan:
     """What begins with other bytes is as in the mask of a like place; tokens that begin with these are walked."""
     trie, row = vocabulary.trie, like.row.copy()
+    forbid(row, np.array(vocabulary.eos_ids, np.int32))  # the text may end there, but perhaps not here
     for byte in first:
         row &= ~vocabulary.beginning_with(byte)
     nodes = trie.step(np.zeros(len(first), np.int64), np.frombuffer(first, np.uint8))
@@ -167,3 +168,8 @@ def _regions(automaton: Automaton, place: Place) -> list[tuple[int, int]] | None
 def allow(row: Int32Array, tokens: Int32Array) -> None:
     """Set the bits of some tokens."""
     np.bitwise_or.at(row, tokens >> 5, np.left_shift(1, tokens & 31, dtype=np.int32))
+
+
+def forbid(row: Int32Array, tokens: Int32Array) -> None:
+    """Clear the bits of some tokens."""
+    np.bitwise_and.at(row, tokens >> 5, ~np.left_shift(1, tokens & 31, dtype=np.int32))
