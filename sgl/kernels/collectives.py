@@ -224,6 +224,8 @@ class Collectives:
             default = torch.cuda.default_stream(self._device)
             self._fused.release(lambda: default.query() and not ending.is_alive(), _ENDING_SECONDS)
         ending.join(_ENDING_SECONDS)
+        if self._peers is not None:
+            self._peers.let_go()
 
 
 class Links:
