@@ -205,7 +205,7 @@ MOST_LINES = {
     "runtime.model.quantized": 850,
     "runtime.model.update": 1_180,
     "runtime.parallel": 1_480,
-    "runtime.server": 11_430,
+    "runtime.server": 11_880,
     "runtime.speculate": 1_240,
     "runtime.transfer": 920,
     "cli": 2_710,

@@ -45,6 +45,12 @@ class NoSuchModel(NotThere):
     code = "model_not_found"
 
 
+class NotServed(InvalidRequest):
+    """This server, as it was started, does not do that."""
+
+    http_status, code = 501, "not_served"
+
+
 class BodyTooLong(InvalidRequest):
     """The body exceeds the server's limit."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -12,6 +13,9 @@ from sgl.runtime.config import ServerConfig
 from sgl.runtime.server.rpc.door import Door
 from sgl.runtime.server.rpc.scheduler import Scheduler
 from sgl.runtime.server.service import Service
+
+if TYPE_CHECKING:
+    from sgl.runtime.server.rpc.kv_relay import KvRelay
 
 _ENDING_SECONDS = 1.0
 _PINGS = {
@@ -51,9 +55,21 @@ class RpcListener:
     @contextlib.asynccontextmanager
     async def serving(self, service: Service) -> AsyncIterator[None]:
         """Serve within the context."""
-        self._server.add_generic_rpc_handlers((Door(service).handlers(Scheduler(service)),))
+        relay = _relay_of(service)
+        self._server.add_generic_rpc_handlers((Door(service).handlers(Scheduler(service, relay)),))
         await self._server.start()
         try:
             yield
         finally:
             await self._server.stop(_ENDING_SECONDS)
+            if relay is not None:
+                await relay.close()
+
+
+def _relay_of(service: Service) -> KvRelay | None:
+    config = service.engine.config
+    if config.kv_events is None or (config.dp_size > 1 and config.kv_events.endswith(":0")):  # nobody knows where
+        return None
+    from sgl.runtime.server.rpc.kv_relay import KvRelay  # ZeroMQ is there: the engine publishes by it
+
+    return KvRelay(service)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smg_grpc_proto import sglang_scheduler_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
@@ -14,6 +14,7 @@ from sgl.errors import EngineDead, InvalidRequest
 from sgl.runtime.requests.aside import aside
 from sgl.runtime.server.embeddings.api import Embedder
 from sgl.runtime.server.encoding import size_of_result
+from sgl.runtime.server.errors import NotServed
 from sgl.runtime.server.identity import caller
 from sgl.runtime.server.native import SILENT_SECONDS, UNRESPONSIVE_SECONDS
 from sgl.runtime.server.rpc.about import About
@@ -30,6 +31,9 @@ from sgl.runtime.server.rpc.door import Write, rpc
 from sgl.runtime.server.rpc.replies import Stream, completions
 from sgl.runtime.server.service import Service
 
+if TYPE_CHECKING:
+    from sgl.runtime.server.rpc.kv_relay import KvRelay
+
 # Methods have the definition's names.
 # ruff: noqa: N802
 
@@ -37,8 +41,9 @@ from sgl.runtime.server.service import Service
 class Scheduler:
     """The methods."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, relay: KvRelay | None) -> None:
+        """relay: of KV events, if the engine tells them."""
+        self._service, self._relay = service, relay
         self._embedder = Embedder(service)
         self._about = About(service)
         self._adapters = AdapterIds(service)
@@ -132,6 +137,19 @@ class Scheduler:
     async def ListLoadedLoRAAdapters(self, request: Any) -> Any:
         """Those that requests may name, however they were loaded."""
         return self._adapters.listed()
+
+    @rpc(for_admin=True, is_probe=True)
+    async def SubscribeKvEvents(self, request: Any, write: Write) -> None:
+        """What the caches store and drop."""
+        if self._relay is None:
+            raise NotServed(
+                "this server's caches tell nothing: start it with --kv-events tcp://HOST:PORT (and a port other than "
+                "0, if there are several engines)"
+            )
+        found = self._relay.batches(request.start_sequence_number, lambda: self._service.is_draining)
+        async with contextlib.aclosing(found) as batches:
+            async for batch in batches:
+                await write(batch)
 
     @rpc(for_admin=True)
     async def StartProfile(self, request: Any) -> Any:

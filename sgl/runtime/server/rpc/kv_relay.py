@@ -1,0 +1,396 @@
+"""The caches' events by gRPC: a relay of what the engines of a server publish over ZeroMQ (option `kv_events`).
+
+A thread reads the engines' batches and keeps the latest, and which blocks each engine has. A subscriber gets what is
+kept from its place on, as fast as it reads. Who comes without a place, or has fallen behind all that is kept, gets a
+snapshot of the blocks first. The batches of all engines have one row of numbers, which begins at the time of the start:
+what an earlier server gave away as a place is none of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import zmq
+from smg_grpc_proto.generated import common_pb2 as pb
+
+from sgl.errors import EngineDead, QueueFull, SglError
+from sgl.runtime.kv_events import END, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from sgl.runtime.server.service import Service
+
+logger = logging.getLogger(__name__)
+
+MOST_SUBSCRIBERS: Final = 64
+KEPT_BATCHES, KEPT_TOKENS = 10_000, 4_000_000
+"""Of the latest events, for subscribers that read slowly or come back."""
+MOST_BLOCKS: Final = 1 << 18
+"""Kept of an engine for snapshots, which lack further ones."""
+_BATCH_TOKENS: Final = 1 << 15  # of a message; gRPC's clients take up to 4 MB
+_REPLAY_MS: Final = 5000  # without a batch, after which a replay is given up
+_POLL_MS: Final = 200
+_LOOK_SECONDS: Final = 0.5  # between looks whether the server ends
+_FIND_SECONDS: Final = 5.0  # between looks where an engine publishes, which changes when it is started again
+
+
+class Source(NamedTuple):
+    """Where an engine publishes, and sends batches again."""
+
+    events: str
+    replay: str | None
+
+
+class _Block(NamedTuple):
+    parent: int | None
+    ids: bytes  # int32
+    adapter: int | None
+
+
+@dataclass(slots=True, eq=False)
+class _Engine:
+    rank: int
+    source: Source
+    socket: Any = None
+    monitor: Any = None  # of its connection
+    seen: int = -1  # number of the latest batch that was published
+    next: int = 0  # and of the one to come
+    unknown: int = 0  # batches that were missed
+    blocks: dict[int, _Block] = field(default_factory=dict)  # parents before children
+
+
+class KvRelay:
+    """Of one server. `batches` is the event loop's."""
+
+    def __init__(self, service: Service) -> None:
+        """Needs a running event loop."""
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._subscribers: set[asyncio.Event] = set()
+        self._sources: list[Source] = []  # wanted
+        self._engines: list[_Engine] = []
+        self._lock = threading.Lock()  # of what follows, and the engines' blocks
+        self._last = int(time.time()) << 20  # number of the latest batch
+        self._kept: deque[tuple[Any, int]] = deque()  # and their tokens
+        self._tokens = self._events = 0
+        self._error: Exception | None = None
+        self._stop = threading.Event()
+        self._finding = asyncio.ensure_future(self._find())
+        self._thread = threading.Thread(target=self._run, name="sgl-kv-relay", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """End the thread."""
+        self._finding.cancel()
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join, 5.0)
+
+    async def _find(self) -> None:
+        while True:
+            with contextlib.suppress(SglError):  # no engine runs: it is started again
+                info = await self._service.engine.call("get_server_info")
+                self._sources = sources_of(info)
+                if not str(self._service.engine.config.kv_events).endswith(":0"):
+                    return
+            await asyncio.sleep(_FIND_SECONDS)
+
+    # ── subscribers ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def batches(self, start: int, ends: Callable[[], bool]) -> AsyncGenerator[Any, None]:
+        """Batches from that number on, until `ends`. Raises QueueFull, and EngineDead if nothing is read any more."""
+        if len(self._subscribers) >= MOST_SUBSCRIBERS:
+            raise QueueFull(
+                f"{MOST_SUBSCRIBERS} subscribers follow this server's KV events already", limit=MOST_SUBSCRIBERS
+            )
+        news = asyncio.Event()
+        self._subscribers.add(news)
+        try:
+            while not ends():
+                news.clear()
+                if self._error is not None:
+                    raise EngineDead("KV events are not read any more: the log says why") from self._error
+                found = self._from(start)
+                if found is None:
+                    last, chunks = self._snapshot()
+                    for chunk in chunks:
+                        yield await asyncio.to_thread(chunk)
+                    start = last + 1
+                    continue
+                for message in found:
+                    yield message
+                start += len(found)
+                if not found:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_LOOK_SECONDS):
+                            await news.wait()
+        finally:
+            self._subscribers.discard(news)
+
+    def _from(self, number: int) -> list[Any] | None:
+        """Some of the kept batches from that number on; None if that is no place among them."""
+        with self._lock:
+            first = self._last + 1 - len(self._kept)
+            if not first <= number <= self._last + 1:
+                return None
+            end = min(number + 16, self._last + 1)
+            return [self._kept[at - first][0] for at in range(number, end)]
+
+    def _snapshot(self) -> tuple[int, list[Callable[[], Any]]]:
+        """The number that it is of, and what makes its messages."""
+        with self._lock:
+            last = self._last
+            taken = [(each.rank, each.unknown, list(each.blocks.items())) for each in self._engines]
+        parts = [(rank, unknown, blocks, _cut(blocks)) for rank, unknown, blocks in taken or [(0, 0, [])]]
+        number = last - sum(len(cuts) for _, _, _, cuts in parts)
+        chunks: list[Callable[[], Any]] = []
+        for rank, unknown, blocks, cuts in parts:
+            for index, (begin, end) in enumerate(cuts):
+                number += 1
+                about = pb.KvSnapshotChunk(index=index, count=len(cuts), blocks=len(blocks), unknown_before=unknown)
+                chunks.append(_Chunk(number, rank, about, blocks[begin:end]))
+        return last, chunks
+
+    def _wake(self) -> None:
+        for news in self._subscribers:
+            news.set()
+
+    # ── the thread ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        try:
+            with zmq.Context() as context:
+                try:
+                    while not self._stop.is_set():
+                        self._turn(context)
+                finally:
+                    self._drop_all()
+        except Exception as error:  # subscribers get it
+            logger.exception("KV events are not relayed by gRPC any more")
+            self._error = error
+        self._soon()
+
+    def _soon(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _turn(self, context: Any) -> None:
+        """Read what has come."""
+        if [each.source for each in self._engines] != self._sources:
+            self._drop_all()
+            engines = [_Engine(rank, source) for rank, source in enumerate(self._sources)]
+            with self._lock:
+                self._engines = engines
+            for engine in engines:
+                self._connect(context, engine)
+        poller = zmq.Poller()
+        for engine in self._engines:
+            poller.register(engine.socket, zmq.POLLIN)
+            poller.register(engine.monitor, zmq.POLLIN)
+        if not self._engines:
+            self._stop.wait(_POLL_MS / 1000)
+        ready = dict(poller.poll(_POLL_MS))
+        for engine in self._engines:
+            if engine.socket in ready or engine.monitor in ready:
+                for frames in _waiting(engine.socket):
+                    self._published(context, engine, frames)
+            if engine.monitor in ready and list(_waiting(engine.monitor)):  # it has ended, or begins again
+                self._forget(engine)
+                engine.seen, engine.next, engine.unknown = -1, 0, 0
+
+    def _connect(self, context: Any, engine: _Engine) -> None:
+        engine.socket = context.socket(zmq.SUB)
+        engine.socket.setsockopt(zmq.LINGER, 0)
+        engine.socket.setsockopt(zmq.IPV6, 1)
+        engine.monitor = engine.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        engine.socket.connect(engine.source.events)
+        engine.socket.subscribe(b"")
+        for number, data in self._again(context, engine):
+            self._take(engine, number, data)
+
+    def _published(self, context: Any, engine: _Engine, frames: Sequence[bytes]) -> None:
+        _, packed, data = frames
+        number = int.from_bytes(packed, "big")
+        if number <= engine.seen:  # it was started again
+            self._forget(engine)
+            engine.next = engine.unknown = 0
+        engine.seen = number
+        if number > engine.next:
+            for earlier, again in self._again(context, engine):
+                if earlier < number:
+                    self._take(engine, earlier, again)
+        self._take(engine, number, data)
+
+    def _again(self, context: Any, engine: _Engine) -> Iterator[tuple[int, bytes]]:
+        """Batches that were published before, from the one to come on, as far as they can be had."""
+        if engine.source.replay is None:
+            return
+        with context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.IPV6, 1)
+            socket.connect(engine.source.replay)
+            socket.send_multipart((b"", engine.next.to_bytes(8, "big")))
+            while socket.poll(_REPLAY_MS) and not self._stop.is_set():
+                _, number, data = socket.recv_multipart()
+                if number == END:
+                    return
+                yield int.from_bytes(number, "big"), data
+        logger.warning("engine %d does not send its KV events again", engine.rank)
+
+    def _take(self, engine: _Engine, number: int, data: bytes) -> None:
+        """A batch, unless it was taken before. What is between is lost."""
+        if number < engine.next:
+            return
+        lost, engine.next = number - engine.next, number + 1
+        batch = _batch(data)
+        if lost:
+            engine.unknown += lost
+            self._forget(engine)
+        messages: list[tuple[Any, int]] = []
+        with self._lock:
+            for event in batch.events:
+                messages += _applied(engine.blocks, event)
+            self._add(engine.rank, batch.ts, messages)
+
+    def _forget(self, engine: _Engine) -> None:
+        """It has none of its blocks any more, or nobody knows."""
+        with self._lock:
+            if engine.blocks:
+                engine.blocks.clear()
+                self._add(engine.rank, time.time(), [(_cleared(), 0)])
+
+    def _add(self, rank: int, ts: float, events: list[tuple[Any, int]]) -> None:
+        """Batches of events and their tokens, that are not too long."""
+        while events:
+            whole, size = list[Any](), 0
+            while events and (not whole or size + events[0][1] <= _BATCH_TOKENS):
+                event, tokens = events.pop(0)
+                self._events += 1
+                event.event_id = self._events
+                whole.append(event)
+                size += tokens
+            self._last += 1
+            message = pb.KvEventBatch(sequence_number=self._last, timestamp=ts, events=whole, dp_rank=rank)
+            self._kept.append((message, size))
+            self._tokens += size
+        while len(self._kept) > KEPT_BATCHES or self._tokens > KEPT_TOKENS:
+            self._tokens -= self._kept.popleft()[1]
+        self._soon()
+
+    def _drop_all(self) -> None:
+        for engine in self._engines:
+            self._forget(engine)
+            engine.socket.disable_monitor()
+            engine.monitor.close(0)
+            engine.socket.close(0)
+        with self._lock:
+            self._engines = []
+
+
+_batch = msgspec.msgpack.Decoder(EventBatch).decode
+
+
+def sources_of(info: dict[str, Any]) -> list[Source]:
+    """Of what the engines of this machine say of themselves; further ones listen on the following ports."""
+
+    def at(endpoint: str | None, rank: int) -> str | None:
+        if endpoint is None:
+            return None
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        host = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+        return f"tcp://{host}:{int(port) + rank}"
+
+    ranks = range(info["dp_size"])
+    return [Source(str(at(info["kv_events"], rank)), at(info["kv_events_replay"], rank)) for rank in ranks]
+
+
+def _waiting(socket: Any) -> Iterator[Sequence[bytes]]:
+    """All messages that have come."""
+    with contextlib.suppress(zmq.Again):
+        while True:
+            yield socket.recv_multipart(zmq.DONTWAIT)
+
+
+def _applied(blocks: dict[int, _Block], event: Any) -> list[tuple[Any, int]]:
+    """Note what an event says of an engine's blocks. Returns it as messages, with their tokens."""
+    if isinstance(event, AllBlocksCleared):
+        blocks.clear()
+        return [(_cleared(), 0)]
+    if isinstance(event, BlockRemoved):
+        for name in event.block_hashes:
+            blocks.pop(name, None)
+        removed = pb.KvBlocksRemoved(block_hashes=event.block_hashes, cache_level=0, tier=pb.KV_CACHE_TIER_DEVICE)
+        return [(pb.KvCacheEvent(removed=removed), len(event.block_hashes))]
+    assert isinstance(event, BlockStored), "there are three kinds"
+    data, size = np.array(event.token_ids, np.int32).tobytes(), 4 * event.block_size
+    parent, found = event.parent_block_hash, list[tuple[int, _Block]]()
+    for number, name in enumerate(event.block_hashes):
+        found.append((name, _Block(parent, data[number * size : (number + 1) * size], event.lora_id)))
+        parent = name
+    if event.parent_block_hash is None or event.parent_block_hash in blocks:
+        for name, block in found[: max(0, MOST_BLOCKS - len(blocks))]:
+            blocks.setdefault(name, block)
+    return [_stored(found[begin:end]) for begin, end in _cut(found)] if found else []
+
+
+def _cut(blocks: Sequence[tuple[int, _Block]]) -> list[tuple[int, int]]:
+    """Begin and end of parts that a message has room for; one that is empty if there are no blocks."""
+    size = max(1, _BATCH_TOKENS // (len(blocks[0][1].ids) // 4)) if blocks else 1
+    return [(begin, min(begin + size, len(blocks))) for begin in range(0, max(1, len(blocks)), size)]
+
+
+def _stored(chain: Sequence[tuple[int, _Block]]) -> tuple[Any, int]:
+    """Blocks, each the parent of the next, as an event, and their tokens."""
+    first = chain[0][1]
+    size = len(first.ids) // 4
+    stored = pb.KvBlocksStored(
+        blocks=[
+            pb.KvBlock(
+                block_hash=name,
+                token_ids=np.frombuffer(its.ids, np.uint32).tolist(),  # those of images are above all of texts
+                block_size=size,
+                lora_id=its.adapter,
+                cache_level=0,
+            )
+            for name, its in chain
+        ],
+        parent_block_hash=first.parent,
+        tier=pb.KV_CACHE_TIER_DEVICE,
+        medium="GPU",
+    )
+    return pb.KvCacheEvent(stored=stored), len(chain) * size
+
+
+def _cleared() -> Any:
+    return pb.KvCacheEvent(cleared=pb.KvCacheCleared())
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Makes one message of a snapshot."""
+
+    number: int
+    rank: int
+    about: Any
+    blocks: Sequence[tuple[int, _Block]]
+
+    def __call__(self) -> Any:
+        events = [] if self.about.index else [_cleared()]
+        begin = 0
+        for at in range(1, len(self.blocks) + 1):
+            if at == len(self.blocks) or self.blocks[at][1].parent != self.blocks[at - 1][0]:
+                events.append(_stored(self.blocks[begin:at])[0])
+                begin = at
+        return pb.KvEventBatch(
+            sequence_number=self.number,
+            timestamp=time.time(),
+            events=events,
+            dp_rank=self.rank,
+            snapshot=self.about,
+        )
