@@ -203,7 +203,7 @@ MOST_LINES = {
     "runtime.model.hf": 1_420,
     "runtime.model.mla": 1_040,
     "runtime.model.quantized": 850,
-    "runtime.model.update": 1_180,
+    "runtime.model.update": 1_240,
     "runtime.parallel": 1_480,
     "runtime.server": 11_880,
     "runtime.speculate": 1_240,

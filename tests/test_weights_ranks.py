@@ -3,7 +3,9 @@ logprobs of groups of samples, bit for bit from run to run."""
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import pytest
 import torch
 
 from sgl import Engine
-from sgl.errors import InvalidRequest, WeightsError
+from sgl.errors import EngineDead, InvalidRequest, WeightsError
 from sgl.kernels import cpu
 from tests.patience import PATIENCE, wait_until
 from tests.test_gdn_models import tiny_hybrid
+from tests.test_mla import MODELS as MLA
 from tests.test_rollouts import PROMPT as SAMPLED
 from tests.test_rollouts import computed, group, steps
 from tests.test_server_training import free_port, started
@@ -77,7 +80,7 @@ def test_all_ranks_take_an_update_or_none_does(old: Path, new: Path, cut: dict[s
 def test_stages_of_other_models_take_their_layers(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"tie_word_embeddings": True, "num_hidden_layers": 3} if kind == "tied" else {}
     if kind == "deepseek":
-        first = tiny_transformer(tmp_path / "old", "DeepseekV3ForCausalLM", num_hidden_layers=3)
+        first = tiny_transformer(tmp_path / "old", "DeepseekV3ForCausalLM", **MLA["v3"][1])
     elif kind == "hybrid":
         first, _ = tiny_hybrid(tmp_path / "old", "3.5-moe")
     else:
@@ -90,6 +93,28 @@ def test_stages_of_other_models_take_their_layers(kind: str, tmp_path: Path) -> 
         assert outcome(engine) == wanted != before
         engine.update_weights_from_disk(first)
         assert outcome(engine) == before
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        pytest.param("gpt-oss", marks=pytest.mark.slow),
+        pytest.param("gemma2", marks=pytest.mark.slow),
+        pytest.param("qwen3-moe", marks=pytest.mark.slow),
+    ],
+)
+def test_every_tensor_is_read_from_the_ranks_that_have_it(family: str, tmp_path: Path, cut: dict[str, Any]) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", family)
+    with Engine(folder, **OPTIONS, **cut) as engine:
+        before = outcome(engine)
+        for name, its in tensors_of(folder).items():
+            found = torch.tensor(engine.get_weights_by_name(name, 1000))
+            torch.testing.assert_close(found, its.float(), rtol=0, atol=1e-6, msg=name)
+        assert outcome(engine)[0] == before[0]
+        with pytest.raises(WeightsError, match="no place for: other"):
+            engine.get_weights_by_name("other")
 
 
 @pytest.mark.skipif(cpu.why_not() is not None, reason=f"cannot be compiled: {cpu.why_not()}")
@@ -161,6 +186,30 @@ def test_what_is_held_is_written_later_or_never(old: Path, new: Path) -> None:
         engine.update_weights(tensors_of(old), hold=True)
         engine.commit_update()
         assert cold(engine) == before
+
+
+@pytest.mark.parametrize("what", ["update", "read", "release"])
+def test_a_rank_that_is_gone_ends_the_engine_and_nobody_waits(old: Path, what: str) -> None:
+    calls: dict[str, Any] = {
+        "update": lambda: engine.update_weights_from_disk(old),
+        "read": lambda: engine.get_weights_by_name("model.norm.weight"),
+        "release": lambda: engine.release_memory_occupation(),
+    }
+    with Engine(old, **OPTIONS, tp_size=2) as engine:
+        group = engine._started.group
+        assert group is not None
+        group._processes[1].send_signal(signal.SIGSTOP)  # it takes nothing any more
+
+        def kill() -> None:
+            time.sleep(0.3)
+            group._processes[1].kill()
+
+        threading.Thread(target=kill, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(EngineDead):
+            calls[what]()
+        assert time.monotonic() - began < 60
+        wait_until(lambda: engine.heartbeat_age() == float("inf"))
 
 
 class Stopped:

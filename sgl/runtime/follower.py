@@ -20,7 +20,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.model.update.group import Bystanders
-from sgl.runtime.model.update.ranks import follow
+from sgl.runtime.model.update.ranks import follow, follow_read
 from sgl.runtime.parallel import occupation, wire
 from sgl.runtime.parallel.group import BEAT_SECONDS
 from sgl.runtime.parallel.lines import End, end_of
@@ -90,6 +90,8 @@ def _follow(end: End, rank: int) -> NoReturn:
                 runner.drop_adapter(frame.number)
             elif isinstance(frame, wire.Write):
                 follow(model, frame.told)
+            elif isinstance(frame, wire.Read):
+                follow_read(model, frame.name)
             elif isinstance(frame, wire.Enter):
                 bystanders.enter(**asdict(frame))
             elif isinstance(frame, wire.Hear):

@@ -150,7 +150,7 @@ class Trainable:
 
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
         """The first rows of a tensor, as lists of numbers, by its name in a checkpoint. Raises WeightsError for an
-        unknown one or one that is cut among ranks, and InvalidRequest."""
+        unknown one, and InvalidRequest."""
         self._home.check()
         return self._weights.read(name, truncate_size)
 

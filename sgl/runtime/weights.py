@@ -24,7 +24,7 @@ from sgl.runtime.model.base import Model
 from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.files import Files
 from sgl.runtime.model.update.group import TrainerGroup
-from sgl.runtime.model.update.ranks import Told, write
+from sgl.runtime.model.update.ranks import Told, total, write
 from sgl.runtime.model.update.writer import FLOATS, Given, Writer, check, check_aliases, check_numbers
 from sgl.runtime.occupation import MemoryOccupation
 from sgl.runtime.parallel import wire
@@ -199,16 +199,24 @@ class WeightUpdates:
         if not isinstance(name, str) or isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise InvalidRequest("name must be a text, and truncate_size a positive number", param="name")
 
-        def read() -> list[Any]:
+        def look() -> list[Any]:
             writer = self.writer
             own = writer.name(name)
             if own not in writer.shapes:
                 check(writer, {own: Given((), torch.float32)}, is_whole=False, source="the request")
             with torch.inference_mode():
-                rows: list[Any] = writer.read(own)[:most].float().cpu().tolist()
+                if (send := self._send) is None:
+                    whole = writer.read(own)
+                else:
+                    whole = writer.read_part(own).float()
+                    with self._failing("reading weights"):
+                        settle(self._loop)
+                        send(wire.Read(own))
+                        whole = total(self._model, whole)
+                rows: list[Any] = whole[:most].float().cpu().tolist()
             return rows
 
-        return self._loop.call(read)
+        return self._loop.call(look)
 
     def hash(self) -> bytes:
         """Of all numbers (rank 0's), whatever their layout if they can be read. Raises WeightsError. On the loop's

@@ -36,9 +36,12 @@ class Ranks:
         return sum(each.waited_ns for each in (self.stage, self.links) if each is not None)
 
     def sum(self, numbers: list[int], device: torch.device) -> list[int]:
-        """The sums of what all ranks have, which go round the ring of stages; rank 0 alone has those of all stages. All
+        """`total` of numbers."""
+        return self.total(torch.tensor(numbers, dtype=torch.int64, device=device)).tolist()
+
+    def total(self, own: torch.Tensor) -> torch.Tensor:
+        """The sum of all ranks' tensors, which goes round the ring of stages; rank 0 alone has that of all stages. All
         ranks wait for those before them. Between steps."""
-        own = torch.tensor(numbers, dtype=torch.int64, device=device)
         if self.stage is not None:
             own = self.stage.sum(own)
         if self.links is not None:
@@ -48,7 +51,7 @@ class Ranks:
             self.links.send(own)
             if not self.shard.stage:
                 own = self.links.receive(others)
-        return own.tolist()
+        return own
 
     def close(self) -> None:
         """End what waits for others. Idempotent."""

@@ -8,7 +8,7 @@ A frame is one of
     Move     pages to copy between the device and host memory
     Sample   what the others need of its masks
     AddAdapter, DropAdapter   a LoRA adapter, by its number and folder
-    Write    new weights follow, through the collectives
+    Write, Read   weights are written or read by all, through the collectives
     Enter, Hear, Leave          a trainer's process group, and what it broadcasts there
     Release, Restore, Capture   memory, given back and taken again
     Stop     the end
@@ -97,6 +97,13 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """Take part in reading a tensor."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Enter:
     """Enter a trainer's group, each rank as the `first` and its own number; see `TrainerGroup`."""
 
@@ -157,6 +164,7 @@ Frame = (
     | AddAdapter
     | DropAdapter
     | Write
+    | Read
     | Enter
     | Hear
     | Leave

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 
@@ -125,13 +126,33 @@ class DecoderWriter:
         """See `Writer`."""
         if self._shard.size * self._shard.stages > 1:
             raise WeightsError(f"{name} is cut among several ranks, of which this one has a part", tensor=name)
+        return self.read_part(name)
+
+    def read_part(self, name: str) -> torch.Tensor:
+        """See `Writer`."""
         if name in self._rows:
-            return torch.cat([self.read(part) for part in self._rows[name]])
+            return torch.cat([self.read_part(part) for part in self._rows[name]])
+        if self._tied and name == LM_HEAD:
+            name = _EMBEDDING
         self.begin([name])
         try:
-            value = self._targets[_EMBEDDING if self._tied and name == LM_HEAD else name].clone()
+            target = self._targets.get(name)
+            value = None if target is None else self._as_given(name, target.clone())
         finally:
             self.finish()
+        whole = torch.zeros(self.shapes[name], dtype=self._model.dtype, device=self._model.device)
+        shard, config = self._shard, self._config
+        parts = shard.parts(name, config)
+        # Heads of keys and values may lie on several ranks, and norms lie on all of a stage.
+        is_first = all(replace(shard, rank=rank).parts(name, config) != parts for rank in range(shard.rank))
+        if value is not None and is_first and shard.adds(name):
+            whole = whole.to(value.dtype)
+            for part, its in zip(parts, value.chunk(len(parts), 1) if len(parts) > 1 else [value], strict=True):
+                whole[part] = its
+        return whole
+
+    def _as_given(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """The inverse of `_arranged`."""
         if self._family.norms_add_one and name.endswith("norm.weight"):
             return value - 1.0
         if self._order is not None and _is_rotated(name):

@@ -74,3 +74,5 @@ class HybridWriter:
     def read(self, name: str) -> torch.Tensor:
         """See `Writer`."""
         raise WeightsError(f"{name}: weights of gated delta nets are not read back", tensor=name)
+
+    read_part = read

@@ -70,3 +70,5 @@ class LatentWriter:
     def read(self, name: str) -> torch.Tensor:
         """See `Writer`."""
         raise WeightsError(f"{name}: weights of latent attention are not read back", tensor=name)
+
+    read_part = read

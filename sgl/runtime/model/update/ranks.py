@@ -61,12 +61,28 @@ def follow(model: Model, told: Sequence[Any]) -> None:
     route.end()
 
 
+@torch.inference_mode()
+def total(model: Model, part: torch.Tensor) -> torch.Tensor:
+    """A whole tensor, of all ranks' parts of it (`Writer.read_part`, in float32)."""
+    return _of_all(model).total(part)
+
+
+@torch.inference_mode()
+def follow_read(model: Model, name: str) -> None:
+    """Take part in `total` on a rank other than 0."""
+    total(model, writer_of(model, None).read_part(name).float())
+
+
+def _of_all(model: Model) -> Ranks:
+    assert isinstance(model, Decoder | LatentDecoder | Hybrid), "other models are not cut"
+    return Ranks(model.shard, model.collectives, model.links)
+
+
 class _Route:
     """This rank's part of the way from rank 0 to all."""
 
     def __init__(self, model: Model) -> None:
-        assert isinstance(model, Decoder | LatentDecoder | Hybrid), "other models are not cut"
-        self._ranks, self._device = Ranks(model.shard, model.collectives, model.links), model.device
+        self._ranks, self._device = _of_all(model), model.device
 
     def share(self, tensor: torch.Tensor) -> None:
         """Send rank 0's values, or fill the tensor with them, and pass them on."""

@@ -73,6 +73,8 @@ class TransformersWriter:
         finally:
             self.finish()
 
+    read_part = read  # it is never cut
+
     def _aliases(self, name: str) -> list[str]:
         first = self._first[name]
         return [alias for alias, its in self._first.items() if its == first]

@@ -55,6 +55,9 @@ class Writer(Protocol):
     def read(self, name: str) -> torch.Tensor:
         """A copy of one, as a checkpoint has it. Raises WeightsError where it cannot be told."""
 
+    def read_part(self, name: str) -> torch.Tensor:
+        """A whole one with zeros where other ranks have its numbers: the sum of all is `read`. Raises WeightsError."""
+
 
 def is_follower(name: str) -> bool:
     """Whether a checkpoint's tensor follows from its config."""
