@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,62 +15,87 @@ from safetensors.torch import load_file, save_file
 
 from sgl import Engine
 from sgl.errors import AdapterError
+from tests.test_gdn_models import tiny_hybrid
 from tests.test_lora import OPTIONS, PROMPT, ask, check
+from tests.test_mla import MODELS as LATENT_MODELS
 from tests.tiny_adapters import ALL, ATTENTION, greedy, merged, tiny_adapter
 from tests.tiny_models import tiny_checkpoint
+from tests.tiny_transformers import tiny_transformer
+from tests.tiny_vision import tiny_vision
 
-FAMILIES = ("qwen3-moe", "qwen2-moe", "mixtral")
 Form = Literal["single", "fused"]
 PARAMS = {"max_new_tokens": 6, "temperature": 0.0, "ignore_eos": True}
+MODELS: dict[str, Callable[[Path], Path]] = {
+    **{
+        name: lambda path, name=name: tiny_checkpoint(path, name, num_hidden_layers=2)  # type: ignore[misc]
+        for name in ("qwen3-moe", "qwen2-moe", "mixtral", "gpt-oss")
+    },
+    "qwen3-vl-moe": lambda path: tiny_vision(path, "Qwen3VLMoeForConditionalGeneration"),
+    "qwen3-next": lambda path: tiny_hybrid(path, "next-mixed")[0],
+    "qwen3.5-moe": lambda path: tiny_hybrid(path, "3.5-moe")[0],
+}
+SHARED = ("qwen2-moe", "qwen3-next", "qwen3.5-moe")
 
 
-def made(path: Path, family: str) -> tuple[Path, dict[str, Path]]:
+def made(path: Path, name: str) -> tuple[Path, dict[str, Path]]:
     """A mixture, and adapters of its experts alone and with others, and of attention."""
-    model = tiny_checkpoint(path / "model", family, num_hidden_layers=2)
-    others = ALL if family == "qwen2-moe" else ATTENTION  # what is called like an expert's is the shared one's, too
-    return model, {
-        "single": tiny_adapter(path / "single", model, seed=1, targets=others, experts="single"),
+    model = MODELS[name](path / "model")
+    others = ALL if name in SHARED else ATTENTION  # what is called like an expert's is the shared one's, too
+    adapters = {
         "fused": tiny_adapter(path / "fused", model, seed=2, rank=3, lora_alpha=5, targets=(), experts="fused"),
         "attention": tiny_adapter(path / "attention", model, seed=3, targets=ATTENTION),
     }
+    if name != "gpt-oss":  # whose experts never were modules of their own
+        adapters["single"] = tiny_adapter(path / "single", model, seed=1, targets=others, experts="single")
+    return model, adapters
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3-moe", *(pytest.param(its, marks=pytest.mark.slow) for its in FAMILIES[1:])]
+    "name", ["qwen3-moe", *(pytest.param(its, marks=pytest.mark.slow) for its in MODELS if its != "qwen3-moe")]
 )
-def test_adapters_of_experts_equal_the_merged_model(family: str, tmp_path: Path) -> None:
-    model, adapters = made(tmp_path, family)
+def test_adapters_of_experts_equal_the_merged_model(name: str, tmp_path: Path) -> None:
+    model, adapters = made(tmp_path, name)
     oracles: dict[str | None, Any] = {None: merged(model, None)}
-    oracles |= {name: merged(model, path) for name, path in adapters.items()}
+    oracles |= {each: merged(model, path) for each, path in adapters.items()}
     for chunk in (-1, 1, 7, 64):
         options = {**OPTIONS, "lora_paths": adapters, "chunked_prefill_size": chunk}
         with Engine(model_path=model, **options) as engine:
-            check(ask(engine, PROMPT, "single", 4), oracles["single"], PROMPT)
-            check(ask(engine, PROMPT, "fused", 4), oracles["fused"], PROMPT)
+            for each in {"single", "fused"} & adapters.keys():
+                check(ask(engine, PROMPT, each, 4), oracles[each], PROMPT)
             if chunk not in (-1, 7):
                 continue
-            names = [None, "single", "fused", "attention", "single", None]
+            names = [None, *adapters, *adapters, None]
             prompts = [PROMPT[i : i + 9 + i] for i in range(len(names))]
             results = engine.generate(input_ids=prompts, sampling_params=PARAMS, lora_path=names)
-            for name, prompt, result in zip(names, prompts, results, strict=True):
-                assert result["output_ids"] == greedy(oracles[name], prompt, 6)
-                alone = engine.generate(input_ids=prompt, sampling_params=PARAMS, lora_path=name)
+            for its, prompt, result in zip(names, prompts, results, strict=True):
+                assert result["output_ids"] == greedy(oracles[its], prompt, 6)
+                alone = engine.generate(input_ids=prompt, sampling_params=PARAMS, lora_path=its)
                 assert alone["output_ids"] == result["output_ids"]
 
 
 @pytest.mark.parametrize(
-    ("family", "option"),
+    ("name", "option"),
     [
         ("qwen3-moe", "tp_size"),
-        *(pytest.param(its, "tp_size", marks=pytest.mark.slow) for its in FAMILIES[1:]),
-        pytest.param("qwen3-moe", "pp_size", marks=pytest.mark.slow),
+        *(pytest.param(its, "tp_size", marks=pytest.mark.slow) for its in MODELS if its != "qwen3-moe"),
+        *(pytest.param(its, "pp_size", marks=pytest.mark.slow) for its in ("qwen3-moe", "qwen3.5-moe")),
     ],
 )
-def test_adapters_of_experts_among_ranks(family: str, option: str, tmp_path: Path) -> None:
-    model, adapters = made(tmp_path, family)
+def test_adapters_of_experts_among_ranks(name: str, option: str, tmp_path: Path) -> None:
+    model, adapters = made(tmp_path, name)
     with Engine(model_path=model, **OPTIONS, lora_paths=adapters, **{option: 2}) as engine:
-        for name in ("single", "fused"):
-            check(ask(engine, PROMPT, name, 4), merged(model, adapters[name]), PROMPT)
+        for each in {"single", "fused"} & adapters.keys():
+            check(ask(engine, PROMPT, each, 4), merged(model, adapters[each]), PROMPT)
+
+
+@pytest.mark.parametrize("form", ["single", "fused"])
+@pytest.mark.parametrize("impl", ["sgl", "transformers"])
+def test_experts_of_other_models_are_refused(form: Form, impl: str, tmp_path: Path) -> None:
+    architecture, changes = LATENT_MODELS["v3"]
+    model = tiny_transformer(tmp_path / "model", architecture, **changes)
+    adapter = tiny_adapter(tmp_path / "adapter", model, targets=("o_proj",), experts=form)
+    with pytest.raises(AdapterError, match="adapters of its experts are not supported, of attention"):
+        Engine(model_path=model, **OPTIONS, lora_paths={"its": adapter}, model_impl=impl)
 
 
 def test_slots_have_room_for_experts_where_that_is_asked_for(tmp_path: Path) -> None:

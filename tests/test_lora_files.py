@@ -143,10 +143,6 @@ def test_experts_are_changed_by_their_matrices_not_their_names(tmp_path: Path) -
     matrix = {"base_model.model.model.layers.0.mlp.experts.1.up_proj.lora_A.weight": torch.zeros(4, 64)}
     save_file({**load_file(file), **matrix}, file)
     refused(mixture, file.parent, "has experts, and lora_target_modules are .*start with all of them")
-    gpt_oss = tiny_checkpoint(tmp_path / "gpt-oss", "gpt-oss", num_hidden_layers=2)
-    file = tiny_adapter(tmp_path / "other", gpt_oss, targets=("q_proj",)) / "adapter_model.safetensors"
-    save_file({**load_file(file), **matrix}, file)
-    refused(gpt_oss, file.parent, "adapters of its experts are not supported, of attention")
 
 
 def test_ranks_and_scales_by_module(model: Path, tmp_path: Path) -> None:

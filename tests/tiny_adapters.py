@@ -101,13 +101,13 @@ def logprobs(model: Any, ids: list[int]) -> list[float]:
 def _merge_experts(model: Any, name: str, a: torch.Tensor, b: torch.Tensor, config: dict[str, Any]) -> None:
     """Add B A to transformers' fused experts."""
     is_fused = name.endswith((".experts", ".base_layer"))
-    layer = int(name.split(".layers.")[1].split(".")[0])
-    its = model.get_submodule(f"model.layers.{layer}.mlp.experts")
+    its = model.get_submodule(name.split(".experts")[0].replace("block_sparse_moe", "mlp") + ".experts")
     if is_fused:
         num_experts, scale = len(its.down_proj), config["lora_alpha"] / config["r"]
+        into = "eio" if getattr(its, "is_transposed", False) else "eoi"
         of_a, of_b = a.view(num_experts, -1, a.shape[1]), b.view(len(b), -1, num_experts)
         weight = its.gate_up_proj if name.endswith("base_layer") else its.down_proj
-        weight += scale * torch.einsum("ore,eri->eoi", of_b, of_a)
+        weight += scale * torch.einsum(f"ore,eri->{into}", of_b, of_a)
         return
     expert, part = int(name.split(".experts.")[1].split(".")[0]), name.rpartition(".")[2]
     weight, half = its.gate_up_proj[expert], its.gate_up_proj.shape[1] // 2
@@ -129,6 +129,8 @@ def _of_experts(
         if not place.endswith(".mlp.experts"):
             continue
         num_experts, hidden, size = module.down_proj.shape
+        if getattr(module, "is_transposed", False):
+            hidden, size = size, hidden
         shapes = {f"{place}.base_layer": (2 * size, hidden), place: (hidden, size)}
         if not is_fused:
             sizes = [(size, hidden), (size, hidden), (hidden, size)]

@@ -54,7 +54,7 @@ class AdapterRows:
         group = (self.slots * num_experts + ids.T).where(self.slots != NO_ADAPTER, num_groups).flatten()
         group, order = group.sort(stable=True)
         # shapes follow from T alone: bounds by search, and as many tiles as there may be
-        bounds = torch.searchsorted(group, torch.arange(num_groups + 1, device=ids.device))
+        bounds = torch.searchsorted(group, torch.arange(num_groups + 1, dtype=group.dtype, device=ids.device))
         firsts, counts = bounds[:-1], bounds.diff()
         ends = ((counts + block - 1) // block).cumsum(0)
         tile = torch.arange(min(num_pairs, num_groups) + num_pairs // block, device=ids.device)

@@ -129,7 +129,7 @@ class LoraConfig:
         fused = {
             module: rank
             for parameter, rank in self.fused(known).items()
-            for modules in known.fused[parameter]
+            for modules in known.fused[parameter].experts
             for module in modules
         }
         if self.targets != _ALL_LINEAR:
@@ -206,7 +206,7 @@ def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str]) -> dict
     """The matrices of the wanted modules, whole, float32 on the CPU. Raises AdapterError, also for wrong ones of
     others."""
     fused = lora.fused(known)
-    of_fused = {module for parameter in fused for its in known.fused[parameter] for module in its}
+    of_fused = {module for parameter in fused for its in known.fused[parameter].experts for module in its}
     singles = {module: rank for module, rank in lora.modules(known).items() if module not in of_fused}
     file = _weights_file(lora.folder)
     if file is None:
@@ -222,7 +222,7 @@ def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str]) -> dict
             if module in wanted:
                 pairs[module] = _read(tensors, its, lora.scale(module, rank), file)
         for parameter, rank in fused.items():
-            holder, experts = _holder(parameter, fused), known.fused[parameter]
+            holder, (experts, is_turned) = _holder(parameter, fused), known.fused[parameter]
             out, width = known.shapes[experts[0][0]]
             whole = out * len(experts[0]), width
             its = _checked(
@@ -235,8 +235,9 @@ def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str]) -> dict
                     experts, torch.split(a, rank), torch.unflatten(b, 1, (rank, -1)).unbind(2), strict=True
                 )
                 for modules, of_a, of_b in by_expert:
-                    parts = zip(modules, torch.split(of_b, out), strict=True)
-                    pairs |= {module: Pair(of_a, rows) for module, rows in parts}
+                    parts = of_b.reshape((out, -1, rank) if is_turned else (-1, out, rank))
+                    each = zip(modules, parts.unbind(1 if is_turned else 0), strict=True)
+                    pairs |= {module: Pair(of_a, rows) for module, rows in each}
     return pairs
 
 

@@ -27,6 +27,15 @@ EXPERT_PRODUCTS = "expert_gate_up", "expert_down"
 Shape = tuple[int, int]
 
 
+class Fused(NamedTuple):
+    """A parameter with the matrices of all experts."""
+
+    experts: list[tuple[str, ...]]
+    """The modules of each: they have its rows one after the other,"""
+    is_turned: bool = False
+    """or in turn, each gate before its up."""
+
+
 @dataclass(frozen=True, slots=True)
 class Modules:
     """Of a whole model, by transformers' names."""
@@ -34,8 +43,8 @@ class Modules:
     shapes: Mapping[str, Shape]  # [out, in] of the products that adapters may change
     refused: Mapping[str, str]  # the reason by what the names of others contain; empty: they never run
     ends: Mapping[str, str]  # the same of embedding and head, by their names
-    fused: Mapping[str, Sequence[tuple[str, ...]]] = field(default_factory=dict)
-    """By parameters of experts: for each expert, the modules that have its rows one after the other."""
+    fused: Mapping[str, Fused] = field(default_factory=dict)
+    """The parameters of experts."""
 
     @property
     def names(self) -> list[str]:

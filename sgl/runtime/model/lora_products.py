@@ -10,7 +10,7 @@ import torch
 
 from sgl.runtime.lora_options import LORA_FUSED, LORA_TARGETS
 from sgl.runtime.model.base import Config, SizedModel
-from sgl.runtime.model.config import ExpertsConfig, ModelConfig
+from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gdn.config import HybridConfig
@@ -18,7 +18,9 @@ from sgl.runtime.model.gdn.model import Hybrid
 from sgl.runtime.model.gdn.order import grouped_order, query_order, rotary_order
 from sgl.runtime.model.gdn.parts import cuts as hybrid_cuts
 from sgl.runtime.model.gdn.parts import local as hybrid_local
-from sgl.runtime.model.lora import EXPERT_PRODUCTS, Modules, Product, Shape, Source
+from sgl.runtime.model.gdn.parts import matrix_part
+from sgl.runtime.model.lora import Fused, Modules, Product, Shape, Source
+from sgl.runtime.model.lora_experts import Mixture
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.loader import paired_by_halves
 from sgl.runtime.model.mla.model import LatentDecoder
@@ -38,9 +40,11 @@ _PARTS = {
 }
 _EXPERTS = "adapters of its experts are not supported, of attention and of MLPs that all tokens take they are"
 _ROUTER = "adapters of what chooses experts are not supported, of the experts they are"
-_ROUTERS = (".mlp.gate.", ".block_sparse_moe.gate.", ".mlp.router.")
-_MIXTURES = (".experts.", *_ROUTERS)
 _SHARED_GATE = "adapters of the gate of a shared expert are not supported, of its other modules they are"
+_OF_MIXTURES = {
+    ".shared_expert_gate.": _SHARED_GATE,
+    **dict.fromkeys((".mlp.gate.", ".block_sparse_moe.gate.", ".mlp.router."), _ROUTER),
+}
 _UP = (
     "adapters of it need model_impl='transformers', since sgl's own latent attention never computes keys and values"
 )
@@ -64,8 +68,11 @@ def _of_text(config: Config) -> Modules:
         refused = {".kv_b_proj.": _UP, ".shared_experts.": _SHARED, ".experts.": _EXPERTS}
         return Modules(_latent_shapes(config), refused, _ends("model"))
     if isinstance(config, HybridConfig):
-        refused = {".shared_expert_gate.": _SHARED_GATE, **dict.fromkeys(_MIXTURES, _EXPERTS)}
-        return Modules(_hybrid_shapes(config), refused, _ends(config.prefix[:-1]))
+        shapes, fused = _hybrid_shapes(config), dict[str, Fused]()
+        for mixture in filter(None, (_hybrid_mixture(config, layer) for layer in range(len(config.attends)))):
+            shapes |= mixture.shapes()
+            fused |= mixture.fused()
+        return Modules(shapes, _OF_MIXTURES, _ends(config.prefix[:-1]), fused)
     its: TransformersConfig = config  # type: ignore[assignment]
     return Modules(its.linears, {".experts.": _EXPERTS}, _ends(its.body))
 
@@ -98,21 +105,11 @@ def decoder_modules(config: ModelConfig) -> Modules:
                     module = f"{prefix}.{whole.get(part, part)}"
                     out, width = _shape(part, config, layer)
                     shapes[module] = shapes.get(module, (0, 0))[0] + out, width
-    refused: dict[str, str] = {".shared_expert_gate.": _SHARED_GATE}
-    parameters: dict[str, list[tuple[str, ...]]] = {}
-    if config.experts is not None and config.experts.clamped is not None:
-        refused |= dict.fromkeys(_MIXTURES, _EXPERTS)  # they have biases, and gates beside ups
-    elif config.experts is not None:
-        refused |= dict.fromkeys(_ROUTERS, _ROUTER)
-        for layer in filter(config.has_experts, range(config.num_layers)):
-            for parameter, modules in zip(
-                ("gate_up_proj", "down_proj"), _expert_modules(config, layer), strict=True
-            ):
-                shapes |= {
-                    name: _expert_shape(parameter, config.experts, config) for its in modules for name in its
-                }
-                parameters[f"{_body(config)}.layers.{layer}.mlp.experts.{parameter}"] = modules
-    return Modules(shapes, refused, _ends(_body(config)), parameters)
+    experts: dict[str, Fused] = {}
+    for mixture in filter(None, (_mixture(config, layer) for layer in range(config.num_layers))):
+        shapes |= mixture.shapes()
+        experts |= mixture.fused()
+    return Modules(shapes, _OF_MIXTURES, _ends(_body(config)), experts)
 
 
 def decoder_products(config: ModelConfig, shard: Shard) -> list[dict[str, Product]]:
@@ -125,40 +122,27 @@ def decoder_products(config: ModelConfig, shard: Shard) -> list[dict[str, Produc
             for name, place in places.items()
             if place is not None
         }
-        if config.has_experts(layer) and config.experts is not None and config.experts.clamped is None:
-            by_parameter = zip(EXPERT_PRODUCTS, _expert_modules(config, layer), strict=True)
-            products |= {name: _of_experts(config, shard, modules) for name, modules in by_parameter}
+        if (mixture := _mixture(config, layer)) is not None:
+            products |= mixture.products(lambda name: shard.part(name, config))
         layers.append(products)
     return layers
 
 
-def _expert_modules(config: ModelConfig, layer: int) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Of each expert: gate and up, and down."""
-    names = FAMILIES[config.architecture].experts
-    assert names is not None, "the layer has some"
-    assert config.experts is not None, "the layer has some"
-    places = [
-        f"{_body(config)}.layers.{layer}.{names.block}.experts.{expert}"
-        for expert in range(config.experts.num_experts)
-    ]
-    return [(f"{its}.{names.gate}", f"{its}.{names.up}") for its in places], [
-        (f"{its}.{names.down}",) for its in places
-    ]
-
-
-def _of_experts(config: ModelConfig, shard: Shard, modules: list[tuple[str, ...]]) -> Product:
-    assert config.experts is not None, "the layer has some"
-    out, width = _expert_shape("down_proj" if len(modules[0]) == 1 else "gate_up_proj", config.experts, config)
-    cut = (*shard.part(f"{modules[0][0]}.weight", config), slice(None), slice(None))[:2]  # of each the same
-    rows = torch.arange(out)[cut[0]]
-    sources = tuple(Source(name, rows, cut[1]) for its in modules for name in its)
-    return Product(sources, len(range(width)[cut[1]]), len(modules))
-
-
-def _expert_shape(parameter: str, experts: ExpertsConfig, config: ModelConfig) -> Shape:
-    """Of a module of an expert."""
-    size, hidden = experts.intermediate_size, config.hidden_size
-    return (hidden, size) if parameter == "down_proj" else (size, hidden)
+def _mixture(config: ModelConfig, layer: int) -> Mixture | None:
+    """A layer's experts, if it has some."""
+    experts, names = config.experts, FAMILIES[config.architecture].experts
+    if experts is None or names is None or not config.has_experts(layer):
+        return None
+    place = f"{_body(config)}.layers.{layer}"
+    return Mixture(
+        f"{place}.mlp.experts",
+        f"{place}.{names.block}.experts",
+        (names.gate, names.up, names.down),
+        experts.num_experts,
+        experts.intermediate_size,
+        config.hidden_size,
+        names.is_turned,
+    )
 
 
 def _product(config: ModelConfig, shard: Shard, layer: int, place: str, parts: tuple[str, ...]) -> Product:
@@ -290,6 +274,15 @@ def _hybrid_shapes(config: HybridConfig) -> dict[str, Shape]:
     return shapes
 
 
+def _hybrid_mixture(config: HybridConfig, layer: int) -> Mixture | None:
+    """A layer's experts, if it has some."""
+    experts, place = config.experts, f"{config.prefix}layers.{layer}.mlp.experts"
+    if experts is None or not config.is_sparse[layer]:
+        return None
+    names = ("gate_proj", "up_proj", "down_proj")
+    return Mixture(place, place, names, experts.num_experts, experts.intermediate_size, config.hidden_size)
+
+
 def _hybrid_products(config: HybridConfig, shard: Shard) -> list[dict[str, Product]]:
     """Of one rank's part. config: the whole model's."""
     shapes, dim, own = _hybrid_shapes(config), config.head_dim, hybrid_local(config, shard)
@@ -326,5 +319,7 @@ def _hybrid_products(config: HybridConfig, shard: Shard) -> list[dict[str, Produ
                 orders = dict(zip(("in_proj_qkvz", "in_proj_ba"), grouped_order(own), strict=True))
             products["inputs"], products["gates"] = (product(mixer, *its, orders=orders) for its in names)
             products["output"] = product(mixer, "out_proj")
+        if (mixture := _hybrid_mixture(config, layer)) is not None:
+            products |= mixture.products(lambda name: matrix_part(name, config, shard))
         layers.append(products)
     return layers

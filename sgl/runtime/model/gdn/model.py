@@ -193,7 +193,7 @@ class Hybrid:
                 rest = self._added(x, layer.mlp.down, None, residual, index, "down", lora, captured=captured)
             else:
                 shared = fed(x, layer.mlp.shared.gate_up, layer.mlp.shared.down, index, lora)
-                rest = mixture(x, layer.mlp.experts, shared)
+                rest = mixture(x, layer.mlp.experts, shared, None if lora is None else lora.of_experts(index))
         if self.is_last:
             return self._normed(rest, residual, self.weights.norm)
         if rest is not None:
