@@ -7,6 +7,7 @@ one host, the heartbeat between several. A step takes some 2 us more for it.
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
@@ -79,5 +80,8 @@ def _memory(device: torch.device) -> int:
     """Bytes that this process takes of its device, or of the machine's memory where that is the device."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no Linux: what it has had at most
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
