@@ -6,12 +6,9 @@ from dataclasses import replace
 from typing import cast
 
 import torch
-from torch.nn import functional
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, GraphAttention
-from sgl.kernels.layers.activation import cap_, gelu_and_mul, silu_and_mul
-from sgl.kernels.layers.embedding import embedding_part
-from sgl.kernels.layers.invariant import InvariantMatrix
+from sgl.kernels.layers.activation import gelu_and_mul, silu_and_mul
 from sgl.kernels.layers.linear import Matrix, launches_overlap, linear, linear_add, linear_overlapped
 from sgl.kernels.layers.norm import add_rms_norm, norm_parts_, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
@@ -24,10 +21,10 @@ from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.layer_state import LayerState
 from sgl.runtime.model.lora import LoraStep, fed, gated, sum_of
+from sgl.runtime.model.part import ModelPart
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.seen import Eyes, Seen
-from sgl.runtime.model.shard import WHOLE
 from sgl.runtime.model.taps import Taps
 from sgl.runtime.model.weights import LayerWeights, Weights
 
@@ -40,7 +37,7 @@ def warm_up_sizes(most_rows: int, most_tokens: int) -> list[int]:
     return sorted({most_tokens, most_rows, *range(1, min(most_rows, _EACH) + 1), *steps}, reverse=True)
 
 
-class Decoder:
+class Decoder(ModelPart[Weights]):
     """A loaded model, or one rank's part of it, which gives the same hidden states."""
 
     captures = True
@@ -55,22 +52,12 @@ class Decoder:
     ) -> None:
         """config: the whole model's. max_positions: positions it may be asked for (default: the context). ranks: among
         which the model is cut. eyes: of a model that sees images."""
-        shard = WHOLE if ranks is None else ranks.shard
-        self.whole_config, self.shard = config, shard
-        self.config = shard.local(config)
-        self.vocabulary = shard.vocabulary(config.vocab_size)
-        """The tokens whose logits it computes."""
-        self.collectives = None if ranks is None else ranks.stage
-        self.links = None if ranks is None else ranks.links
-        self.is_first, self.is_last = shard.stage == 0, shard.is_last
+        super().__init__(config, weights, max_positions, ranks)
+        self.whole_config, self.config = config, self.shard.local(config)
         self.windows = self.config.windows
-        self.most_layers = -(-config.num_layers // shard.stages)
+        self.most_layers = -(-config.num_layers // self.shard.stages)
         """Of any stage."""
-        self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
-        self.weights = weights
-        self.device = weights.embedding.device
-        self.dtype = weights.embedding.dtype
-        self.max_positions = max_positions or config.context_length
+        self.logit_cap = config.logit_cap
         self._axes = torch.tensor(config.rope.axes, dtype=torch.int64, device=self.device)
         ropes = [config.rope] if config.local_rope is None else [config.rope, config.local_rope]
         self._rotary_tables = [rotary_table(it, config.head_dim, self.max_positions, self.device) for it in ropes]
@@ -188,11 +175,7 @@ class Decoder:
         return LayerState(residual, rotary, slots, local[0] if local else None)
 
     def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
-        embedding = self.weights.embedding
-        if self.collectives is None:
-            embedded = functional.embedding(input_ids, embedding)
-        else:
-            embedded = self.collectives.sum(embedding_part(input_ids, embedding, self.vocabulary.start))
+        embedded = super()._embedded(input_ids)
         return embedded if self._embedding_scale == 1.0 else embedded.mul_(self._embedding_scale)
 
     def before_attention(
@@ -382,32 +365,6 @@ class Decoder:
         part = torch.zeros_like(residual)
         mixture_add_(x, norm, eps, experts, shared, part)
         return ranks.add_rms_norm(part, residual, next_norm, eps), None
-
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 [n, len(vocabulary)] of hidden states [n, hidden], in `out` if given."""
-        head, cap = self.weights.lm_head, self.config.logit_cap
-        if isinstance(head, InvariantMatrix):
-            logits = hidden.new_empty(len(hidden), len(head), dtype=torch.float32) if out is None else out
-            head.times(hidden, None, logits)
-        elif hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
-            # neither rounded to the weights' dtype nor written twice
-            logits = torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
-        else:
-            logits = linear(hidden, head, None)
-            logits = logits.float() if out is None else out.copy_(logits)
-        return logits if cap is None else cap_(logits, cap)
-
-    def whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [n, vocab] of hidden states [n, hidden]."""
-        return self.whole(self.logits(hidden))
-
-    def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """float32 [n, vocab] of `logits` [n, len(vocabulary)], from all ranks."""
-        if self.collectives is None:
-            return logits
-        padded = functional.pad(logits, (0, self._vocabulary_width - logits.shape[1]))
-        return self.collectives.gather_columns(padded)[:, : self.config.vocab_size]
 
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:

@@ -10,10 +10,8 @@ from torch.nn import functional
 
 from sgl.errors import ConfigError
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
-from sgl.kernels.collectives import Collectives, Links
 from sgl.kernels.gdn.ops import convolve, delta_rule, gated_norm, sigmoid_gated
 from sgl.kernels.layers.activation import silu_and_mul
-from sgl.kernels.layers.embedding import embedding_part
 from sgl.kernels.layers.linear import Matrix, linear
 from sgl.kernels.layers.norm import add_rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
@@ -34,6 +32,7 @@ from sgl.runtime.model.gdn.weights import (
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
 from sgl.runtime.model.lora import LoraStep, adapted, added, fed, gated
+from sgl.runtime.model.part import ModelPart
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.shard import WHOLE
@@ -68,7 +67,7 @@ def load_hybrid(
     return Hybrid(config, its, max_positions, ranks)
 
 
-class Hybrid:
+class Hybrid(ModelPart[HybridWeights]):
     """A loaded `RecurrentModel`, or one rank's part of it, which gives the same hidden states."""
 
     def __init__(
@@ -78,21 +77,11 @@ class Hybrid:
         max_positions: int | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """config: the whole model's. max_positions: positions it may be asked for (default: the context). ranks: among
-        which the model is cut."""
-        shard = WHOLE if ranks is None else ranks.shard
-        self.whole_config, self.shard = config, shard
-        self.collectives: Collectives | None = None if ranks is None else ranks.stage
-        self.links: Links | None = None if ranks is None else ranks.links
-        self.is_first, self.is_last = shard.stage == 0, shard.is_last
-        self.vocabulary = shard.vocabulary(config.vocab_size)
-        self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
+        """See `ModelPart`."""
+        super().__init__(config, weights, max_positions, ranks)
+        self.whole_config, shard = config, self.shard
         stages = [local(config, replace(shard, stage=stage)) for stage in range(shard.stages)]
         self.config = config = stages[shard.stage]
-        self.weights = weights
-        self.device = weights.embedding.device
-        self.dtype = weights.embedding.dtype
-        self.max_positions = max_positions or config.context_length
         self.most_layers = max(its.num_layers for its in stages)
         self.windows: tuple[int | None, ...] = (None,) * config.num_layers
         self.captures = True
@@ -201,12 +190,6 @@ class Hybrid:
             residual += rest if self.collectives is None else self.collectives.sum(rest)
         return residual
 
-    def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
-        embedding = self.weights.embedding
-        if self.collectives is None:
-            return functional.embedding(input_ids, embedding)
-        return self.collectives.sum(embedding_part(input_ids, embedding, self.vocabulary.start))
-
     def _added(
         self,
         x: torch.Tensor,
@@ -272,27 +255,6 @@ class Hybrid:
         qkv = convolve(qkv, layer.convolution, cache.of_convolution[place], rows)
         read = delta_rule(qkv, (beta, decay), layer.a_log, layer.dt_bias, cache.of_rule[place], rows)
         return gated_norm(read, gate, layer.norm, config.rms_norm_eps)
-
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """See `Model`."""
-        head = self.weights.lm_head
-        if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
-            # neither rounded to the weights' dtype nor written twice
-            return torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
-        logits = linear(hidden, head, None)
-        return logits.float() if out is None else out.copy_(logits)
-
-    def whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Model`."""
-        return self.whole(self.logits(hidden))
-
-    def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """See `Model`."""
-        if self.collectives is None:
-            return logits
-        padded = functional.pad(logits, (0, self._vocabulary_width - logits.shape[1]))
-        return self.collectives.gather_columns(padded)[:, : self.config.vocab_size]
 
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:

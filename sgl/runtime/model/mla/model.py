@@ -10,15 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
-from sgl.kernels.collectives import Collectives, Links
 from sgl.kernels.latent.attention import LatentAttention
 from sgl.kernels.latent.products import enter, expand
 from sgl.kernels.layers.activation import silu_and_mul
-from sgl.kernels.layers.embedding import embedding_part
-from sgl.kernels.layers.linear import Matrix, linear
+from sgl.kernels.layers.linear import Matrix
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.rope import rotary_rows
 from sgl.kernels.moe.mixture import mixture
@@ -28,9 +25,9 @@ from sgl.runtime.model.lora import LoraStep, adapted, added, gated
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.parts import local
 from sgl.runtime.model.mla.weights import LatentLayer, LatentWeights
+from sgl.runtime.model.part import ModelPart
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
-from sgl.runtime.model.shard import WHOLE
 
 _LATENT_EPS = 1e-6  # of the latents' norms, whatever the config says of others
 
@@ -46,7 +43,7 @@ class _State:
     lora: LoraStep | None = None  # of tokens with adapters
 
 
-class LatentDecoder:
+class LatentDecoder(ModelPart[LatentWeights]):
     """A loaded model; see `Model`."""
 
     captures = True
@@ -58,22 +55,11 @@ class LatentDecoder:
         max_positions: int | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """config: the whole model's. max_positions: positions it may be asked for (default: the context). ranks: among
-        which the model is cut."""
-        shard = WHOLE if ranks is None else ranks.shard
-        self.whole_config, self.shard = config, shard
-        self.config = local(config, shard)
-        self.collectives: Collectives | None = None if ranks is None else ranks.stage
-        self.weights = weights
-        self.device = weights.embedding.device
-        self.dtype = weights.embedding.dtype
-        self.vocabulary = shard.vocabulary(config.vocab_size)
-        self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
-        self.links: Links | None = None if ranks is None else ranks.links
-        self.is_first, self.is_last = shard.stage == 0, shard.is_last
-        self.most_layers = -(-config.num_layers // shard.stages)
+        """See `ModelPart`."""
+        super().__init__(config, weights, max_positions, ranks)
+        self.whole_config, self.config = config, local(config, self.shard)
+        self.most_layers = -(-config.num_layers // self.shard.stages)
         self.windows: tuple[int | None, ...] = (None,) * self.config.num_layers
-        self.max_positions = max_positions or config.context_length
         self._rotary_table = rotary_table(config.rope, config.rope_dim, self.max_positions, self.device)
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
@@ -161,12 +147,6 @@ class LatentDecoder:
             self._after_attention(index, layer, state, attended, captured=captured)
         return self._normed(state.rest, state.residual, self.weights.norm)
 
-    def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
-        embedding = self.weights.embedding
-        if self.collectives is None:
-            return functional.embedding(input_ids, embedding)
-        return self.collectives.sum(embedding_part(input_ids, embedding, self.vocabulary.start))
-
     def _added(
         self,
         x: torch.Tensor,
@@ -246,27 +226,6 @@ class LatentDecoder:
                 gate_up, down = _dense(layer)
                 project_add_(project_gated(residual, norm, eps, gate_up, None), down, None, residual)
         return rms_norm(residual, self.weights.norm, config.rms_norm_eps)
-
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """float32 [n, len(vocabulary)] of hidden states [n, hidden], in `out` if given."""
-        head = self.weights.lm_head
-        if hidden.is_cuda and self.dtype != torch.float32 and len(hidden) > 1 and isinstance(head, torch.Tensor):
-            # neither rounded to the weights' dtype nor written twice
-            return torch.mm(hidden, head.t(), out_dtype=torch.float32, out=out)
-        logits = linear(hidden, head, None)
-        return logits.float() if out is None else out.copy_(logits)
-
-    def whole_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [n, vocab] of hidden states [n, hidden]."""
-        return self.whole(self.logits(hidden))
-
-    def whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """float32 [n, vocab] of `logits` [n, len(vocabulary)], from all ranks."""
-        if self.collectives is None:
-            return logits
-        padded = functional.pad(logits, (0, self._vocabulary_width - logits.shape[1]))
-        return self.collectives.gather_columns(padded)[:, : self.config.vocab_size]
 
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
