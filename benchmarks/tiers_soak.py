@@ -16,11 +16,14 @@ import random
 import tempfile
 import time
 from pathlib import Path
+from typing import Literal
 
 from benchmarks.scheduler_soak import random_setting
+from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.scheduler.leases import Lease
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.saves import TierCounters
+from tests.mock_runner import Mixed
 from tests.scheduler_driver import Driver, Setting, assert_right, random_request
 
 CHECK_EVERY = 200
@@ -28,9 +31,12 @@ EPISODE = 10_000  # operations with one setting
 _RESTARTS = 4  # of an episode
 
 
-def tiered_setting(rng: random.Random, folder: Path, *, recurrent: bool = False) -> Setting:
-    """Host memory that is smaller or larger than the device's, copies that end sooner or later. recurrent: of a model
-    with states."""
+Beside = Literal["states", "windows"]
+"""What a model has besides pages of all layers: recurrent states, or layers with windows, whose pages are apart."""
+
+
+def tiered_setting(rng: random.Random, folder: Path, beside: Beside | None = None) -> Setting:
+    """Host memory that is smaller or larger than the device's, copies that end sooner or later."""
     setting = random_setting(rng)
     setting.radix = True
     setting.host_pages = max(2, int(setting.num_pages * rng.choice([0.2, 1.0, 3.0])))
@@ -40,18 +46,25 @@ def tiered_setting(rng: random.Random, folder: Path, *, recurrent: bool = False)
     setting.seed = rng.getrandbits(31)
     setting.window = rng.choice([None, None, None, 2 * setting.page_size + 3])
     setting.drafts = rng.random() < 0.3
-    if recurrent:
+    if beside is not None:
+        setting.folder, setting.window = None, None
+    if beside == "states":
         setting.checkpoints, setting.host_states = rng.choice([1, 3, 8, 40]), rng.choice([1, 4, 40])
-        setting.folder, setting.window, setting.drafts, setting.depth = None, None, False, 1
+        setting.drafts, setting.depth = False, 1
+    if beside == "windows":
+        setting.window, size = Mixed(rng.choice([2, 7, 2 * setting.page_size + 3])), setting.page_size
+        each = pages_in_window(setting.window, size, setting.budget or setting.context)
+        setting.num_window_pages = 1 + each + rng.choice([0, 4, 20, 60])
+        setting.host_window_pages = max(2, int(setting.num_window_pages * rng.choice([0.3, 1.0, 4.0])))
     return setting
 
 
 class Episode:
     """Random operations under one setting; `total` counts pages of all its engines."""
 
-    def __init__(self, rng: random.Random, folder: Path, *, recurrent: bool = False) -> None:
+    def __init__(self, rng: random.Random, folder: Path, beside: Beside | None = None) -> None:
         self.rng = rng
-        self.setting = tiered_setting(rng, folder, recurrent=recurrent)
+        self.setting = tiered_setting(rng, folder, beside)
         self.total = TierCounters()
         self.finished = 0
         self._uid = 0
@@ -143,6 +156,9 @@ class Episode:
             memory.flush()
             assert driver.pool.num_free == self.setting.num_pages - 1, f"pages are lost under {self.setting}"
             assert tiers.host.num_used == 0, f"host pages are lost under {self.setting}"
+            for windows in (memory.windows, tiers.host.windows):
+                free = 0 if windows is None else windows.pool.num_pages - 1 - windows.pool.num_free
+                assert not free, f"windowed pages are lost under {self.setting}"
 
     def _damage(self) -> None:
         """A byte of a file, or its end."""
@@ -171,7 +187,8 @@ def main() -> None:
         size = min(EPISODE, args.operations - done)
         seed = args.seed * 1_000_003 + number
         with tempfile.TemporaryDirectory() as folder:
-            episode = Episode(random.Random(seed), Path(folder), recurrent=number % 4 == 3)
+            beside: Beside | None = {2: "states", 3: "windows"}.get(number % 4)  # type: ignore[assignment]
+            episode = Episode(random.Random(seed), Path(folder), beside)
             try:
                 episode.run(size)
             except BaseException:

@@ -24,6 +24,7 @@ class MockMoves:
         self.moves = moves
         self.saved = saved
         self.states = states
+        self.windowed: list[list[int]] = []
         self.executed = False
         self.load_seconds = 0.0
         self._mover = mover
@@ -42,6 +43,7 @@ class MockMover:
     def __init__(self, runner: MockRunner, num_host_pages: int, rng: random.Random, lateness: float) -> None:
         self.memory = np.zeros((num_host_pages + 1, runner.page_size * 8), np.uint8)
         self.states: dict[int, int] = {}
+        self.windowed: dict[int, list[int]] = {}
         self._runner = runner
         self._rng = rng
         self._lateness = lateness
@@ -49,12 +51,21 @@ class MockMover:
         self._number = 0
 
     def move(self, moves: PageMoves) -> MockMoves:
-        for pages in (moves.saves[:, 1], moves.loads[:, 1], moves.state_saves[:, 1], moves.state_loads[:, 1]):
+        pairs = (
+            moves.saves,
+            moves.loads,
+            moves.state_saves,
+            moves.state_loads,
+            moves.window_saves,
+            moves.window_loads,
+        )
+        for pages in (each[:, 1] for each in pairs):
             assert len(set(pages.tolist())) == len(pages), "a page is copied to twice in one move"
         self._number += 1
         states = [self._runner.checkpoints[slot] for slot in moves.state_saves[:, 0].tolist()]
         saved = [self._read(page) for page in moves.saves[:, 0].tolist()]
         launched = MockMoves(self, self._number, moves, saved, states)
+        launched.windowed = [self._windowed(page) for page in moves.window_saves[:, 0].tolist()]
         self._queue.append(launched)
         return launched
 
@@ -69,7 +80,15 @@ class MockMover:
             self.states |= zip(moves.moves.state_saves[:, 1].tolist(), moves.states, strict=True)
             for host, slot in moves.moves.state_loads.tolist():
                 self._runner.checkpoints[slot] = self.states[host]
+            self.windowed |= zip(moves.moves.window_saves[:, 1].tolist(), moves.windowed, strict=True)
+            for host, page in moves.moves.window_loads.tolist():
+                size = self._runner.page_size
+                self._runner.window_kv[page * size : (page + 1) * size] = self.windowed[host]
             moves.executed = True
+
+    def _windowed(self, page: int) -> list[int]:
+        size = self._runner.page_size
+        return self._runner.window_kv[page * size : (page + 1) * size]
 
     def _read(self, page: int) -> bytes:
         size = self._runner.page_size

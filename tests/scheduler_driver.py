@@ -55,6 +55,8 @@ class Setting:
     """Of host memory; None: there is only the device's."""
     host_states: int | None = None
     """Of host memory, for checkpoints of recurrent states."""
+    host_window_pages: int = 0
+    """Of host memory, for pages of layers with a window."""
     folder: Path | None = None
     """For the file tier; None: there is none."""
     lateness: float = 0.5
@@ -100,7 +102,9 @@ class Driver:
                 )
             rates = Rates(compute=1.0, load=1e-6, read=1e-6)
             rates.is_fixed = True
-            host = HostCache(host_pages, setting.page_size, setting.host_states)
+            host = HostCache(
+                host_pages, setting.page_size, setting.host_states, setting.host_window_pages, setting.window
+            )
             self.tiers = Tiers(host, rates, files=self.files, most_saves=setting.most_saves, clock=lambda: self.now)
         self.scheduler = Scheduler(
             limits,

@@ -190,10 +190,15 @@ def test_options_that_do_not_go_together_are_refused(path: str, options: dict[st
         Engine(path, **{**OPTIONS, **options})
 
 
-def test_layers_with_windows_of_their_own_are_refused(tmp_path: Path) -> None:
+def test_layers_with_windows_of_their_own_in_files_are_refused(tmp_path: Path) -> None:
     model = str(tiny_checkpoint(tmp_path, "gemma3"))
-    with pytest.raises(ConfigError, match="has layers with windows of their own"):
-        Engine(str(model), skip_tokenizer_init=True, **{**OPTIONS, **TIERED})
+    options = {**OPTIONS, **TIERED, "skip_tokenizer_init": True}
+    with pytest.raises(ConfigError, match="keeps no pages of layers with a window of their own"):
+        Engine(model, **options, hicache_storage_backend="file", hicache_storage_dir=str(tmp_path / "files"))
+    with pytest.raises(ConfigError, match="pp_size=2 with enable_hierarchical_cache"):
+        Engine(model, **options, pp_size=2)
+    with pytest.raises(ConfigError, match="holds no "):
+        Engine(model, **{**options, "hicache_ratio": 0.01})
 
 
 def test_a_hash_of_weights_sees_every_change() -> None:

@@ -119,6 +119,6 @@ def test_an_engine_answers_alike_from_states_that_came_back(options: dict[str, A
 
 @pytest.mark.parametrize("seed", range(10))
 def test_random_operations_lose_no_page_no_state_and_no_token(seed: int, tmp_path: Path) -> None:
-    episode = Episode(random.Random(seed), tmp_path, recurrent=True)
+    episode = Episode(random.Random(seed), tmp_path, "states")
     episode.run(6000)
     assert episode.finished > 0

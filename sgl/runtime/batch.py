@@ -124,6 +124,8 @@ class PageMoves:
     loads: Int32Array  # [m, 2] (host page, device page)
     state_saves: Int32Array = field(default_factory=no_pairs)  # (checkpoint, host state)
     state_loads: Int32Array = field(default_factory=no_pairs)  # (host state, checkpoint)
+    window_saves: Int32Array = field(default_factory=no_pairs)  # as saves, of layers with pages of their own
+    window_loads: Int32Array = field(default_factory=no_pairs)  # likewise
 
 
 class PendingMoves(Protocol):

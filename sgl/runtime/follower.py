@@ -15,7 +15,6 @@ from dataclasses import asdict
 from typing import NoReturn
 
 from sgl.runtime import startup
-from sgl.runtime.batch import PageMoves
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
@@ -83,7 +82,7 @@ def _follow(end: End, rank: int) -> NoReturn:
                 else:
                     launched.append((runner.forward if ranks.links is None else runner.enter)(frame.batch))
             elif isinstance(frame, wire.Move):
-                runner.move(PageMoves(frame.saves, frame.loads, frame.state_saves, frame.state_loads))
+                runner.move(frame.moves)
             elif isinstance(frame, wire.AddAdapter):
                 runner.add_adapter(frame.number, runner.read_adapter(frame.path))
             elif isinstance(frame, wire.DropAdapter):

@@ -58,6 +58,8 @@ class KVPlan:
     """Of host memory for copies, also with an unused one."""
     num_host_states: int = 0
     """Of host memory for copies of checkpoints of recurrent states."""
+    num_host_window_pages: int = 0
+    """Of host memory for copies of the second pool's pages."""
     num_transfer_pages: int = 0
     """Of host memory that pages to and from other engines go through, with an unused one, behind those."""
 
@@ -85,6 +87,15 @@ def kv_bytes(config: EngineConfig, model: SizedModel, plan: KVPlan) -> int:
     layer_bytes = config.page_size * _layer_bytes(config, model)
     number = sum(_windowed(model.windows, model))
     return layer_bytes * (plan.num_pages * (len(model.windows) - number) + plan.num_window_pages * number)
+
+
+def page_bytes(config: EngineConfig, model: SizedModel, plan: KVPlan) -> tuple[int, int]:
+    """What a page of each pool takes, of this rank's layers."""
+    assert config.page_size is not None
+    layer_bytes, windowed = config.page_size * _layer_bytes(config, model), 0
+    if plan.num_window_pages:
+        windowed = sum(_windowed(model.windows, model))
+    return layer_bytes * (model.most_layers - windowed), layer_bytes * windowed
 
 
 def _windowed(windows: tuple[int | None, ...], model: SizedModel) -> list[bool]:

@@ -403,6 +403,7 @@ def build_runner(
         num_checkpoints=config.state_checkpoints or 0,
         host_pages=plan.num_host_pages + plan.num_transfer_pages,
         host_states=plan.num_host_states,
+        host_window_pages=plan.num_host_window_pages,
         shared=shared,
         observer=observer,
         deterministic=config.deterministic,

@@ -17,7 +17,7 @@ from sgl.runtime.cache.files import PageFiles
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.memory_plan import KVPlan, gib, token_bytes
+from sgl.runtime.memory_plan import KVPlan, gib, page_bytes
 from sgl.runtime.model.base import Model, RecurrentModel
 from sgl.runtime.runner.host_pages import HostPages, most_saves
 from sgl.runtime.scheduler.tiers import Tiers
@@ -38,8 +38,8 @@ class Measurable(Protocol):
     def host(self) -> HostPages | None:
         """Its host memory."""
 
-    def state_seconds(self) -> float:
-        """Seconds that a recurrent state takes to load."""
+    def beside_seconds(self) -> float:
+        """Seconds that what each load has beside pages takes."""
 
     def measure(self, num_tokens: int) -> tuple[float, float]:
         """Seconds of a step of one token, and of a prompt of num_tokens."""
@@ -86,31 +86,23 @@ def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
         return plan
     state_bytes = model.state_bytes if isinstance(model, RecurrentModel) else 0
     num_states = config.state_checkpoints or 0
-    if isinstance(model, RecurrentModel) and config.pp_size > 1:
+    if (isinstance(model, RecurrentModel) or plan.num_window_pages) and config.pp_size > 1:
         raise _wrong(
             config,
             "pp_size",
-            "with enable_hierarchical_cache: a stage may lack either attention or recurrent layers, and copies are of "
-            "both; tp_size is fine",
+            f"with enable_hierarchical_cache: {model.config.architecture} has two kinds of layers, and a stage may "
+            "have but one of them; tp_size is fine",
         )
     if state_bytes and not num_states:
         raise _wrong(config, "state_checkpoints", "leaves nothing from which enable_hierarchical_cache could go on")
-    if state_bytes and config.hicache_storage_backend is not None:
-        raise _wrong(
-            config,
-            "hicache_storage_backend",
-            f"keeps no recurrent states, and {model.config.architecture} has layers with some; host memory is for any",
-        )
-    if plan.num_window_pages:
-        raise _wrong(
-            config,
-            "enable_hierarchical_cache",
-            f"keeps pages of all layers, and {model.config.architecture} has layers with windows of their own",
-        )
+    if config.hicache_storage_backend is not None and (state_bytes or plan.num_window_pages):
+        what = "recurrent states" if state_bytes else "pages of layers with a window of their own"
+        why = f"keeps no {what}, and {model.config.architecture} has layers with some; host memory is for any"
+        raise _wrong(config, "hicache_storage_backend", why)
     page_size = config.page_size
     assert page_size is not None, "it is decided"
-    page_bytes = token_bytes(config, model) * page_size
-    device_bytes = plan.num_pages * page_bytes + num_states * state_bytes
+    each, windowed = page_bytes(config, model, plan)
+    device_bytes = plan.num_pages * each + plan.num_window_pages * windowed + num_states * state_bytes
     limit = memory_limit()
     sharing = config.num_ranks // config.nnodes * config.dp_size
     if config.hicache_size:
@@ -123,16 +115,18 @@ def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
         if num_bytes > most:
             logger.warning("hicache_ratio=%g is cut to %s of host memory", config.hicache_ratio, gib(most))
             num_bytes = most
-    states = num_bytes * num_states // device_bytes if state_bytes else 0  # of either, the same multiple
-    pages = (num_bytes - states * state_bytes) // page_bytes
-    if pages < 1 or (state_bytes and states < 1):
-        option = "hicache_size" if config.hicache_size else "hicache_ratio"
-        what, its = ("page", page_bytes) if pages < 1 else ("state", state_bytes)
-        raise _wrong(config, option, f"holds no {what}, of which one takes {gib(its)}")
-    logger.info("copies of KV pages: %s of host memory, %d tokens", gib(pages * page_bytes), pages * page_size)
-    if states:
-        logger.info("copies of states: %s of host memory, %d states", gib(states * state_bytes), states)
-    return dataclasses.replace(plan, num_host_pages=pages + 1, num_host_states=states)
+    states = num_bytes * num_states // device_bytes if state_bytes else 0  # of all, the same multiple
+    windows = num_bytes * plan.num_window_pages // device_bytes
+    pages = (num_bytes - states * state_bytes - windows * windowed) // each
+    for what, number, its in (("page", pages, each), ("state", states, state_bytes), ("window", windows, windowed)):
+        if its and number < 1:
+            option = "hicache_size" if config.hicache_size else "hicache_ratio"
+            raise _wrong(config, option, f"holds no {what}, of which one takes {gib(its)}")
+        if its:
+            logger.info("copies of KV: %s of host memory, %d %ss", gib(number * its), number, what)
+    return dataclasses.replace(
+        plan, num_host_pages=pages + 1, num_host_states=states, num_host_window_pages=windows
+    )
 
 
 def open_tiers(config: EngineConfig, model: Model, runner: Measurable, plan: KVPlan, most_tokens: int) -> Tiers:
@@ -148,7 +142,7 @@ def open_tiers(config: EngineConfig, model: Model, runner: Measurable, plan: KVP
     step, prompt = runner.measure(num_tokens)
     compute = max(prompt - step, prompt / 2) / num_tokens
     load = runner.host.page_seconds() / page_size
-    rates = Rates(compute, load, page_bytes / _READ_BYTES_A_SECOND / page_size, step, runner.state_seconds())
+    rates = Rates(compute, load, page_bytes / _READ_BYTES_A_SECOND / page_size, step, runner.beside_seconds())
     files = None
     if config.hicache_storage_dir is not None:
         files = PageFiles(
@@ -161,7 +155,8 @@ def open_tiers(config: EngineConfig, model: Model, runner: Measurable, plan: KVP
         logger.info("copies of KV pages in %s: %d pages are there", config.hicache_storage_dir, len(files))
     logger.info("a token takes %.2g s to compute and %.2g s to load", compute, load)
     most = most_saves(page_bytes, model.device)
-    host = HostCache(plan.num_host_pages - 1, page_size, plan.num_host_states or None)
+    windows = plan.num_host_window_pages, plan.window
+    host = HostCache(plan.num_host_pages - 1, page_size, plan.num_host_states or None, *windows)
     return Tiers(host, rates, files=files, most_saves=most)
 
 

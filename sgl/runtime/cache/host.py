@@ -15,6 +15,7 @@ from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.window_pages import WindowPages
 
 
 def path_of(node: Node) -> tuple[bytes, Namespace]:
@@ -47,13 +48,24 @@ def cool(cache: RadixCache, node: Node, length: int) -> list[Node]:
 class HostCache:
     """`num_pages` host pages beside the device's tree."""
 
-    def __init__(self, num_pages: int, page_size: int, num_states: int | None = None) -> None:
-        """num_states: copies of checkpoints of recurrent states; None: the model has none."""
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_states: int | None = None,
+        num_window_pages: int = 0,
+        window: int | None = None,
+    ) -> None:
+        """num_states: copies of checkpoints of recurrent states; None: the model has none. num_window_pages: copies of
+        pages of layers with this window, if others have none."""
         self.pool = PagePool(num_pages + 1, page_size)  # page 0 is as unused as the device's dummy page
         self.tree = RadixCache(self.pool)
         self.page_size = page_size
         self.states = None if num_states is None else Checkpoints(num_states)
         self.tree.end_watcher = self.states
+        self.windows: WindowPages | None = None
+        if num_window_pages and window is not None:
+            self.windows = WindowPages(PagePool(num_window_pages + 1, page_size), self.tree, window)
 
     @property
     def num_used(self) -> int:
@@ -64,13 +76,14 @@ class HostCache:
         """How many first tokens of `key` have a copy."""
         return self.tree.match(key, namespace).length
 
-    def add(self, node: Node, most: int) -> tuple[Node, Int32Array] | None:
-        """Room for the pages up to the end of a device `node` that have no copy: for the first `most` of them, as far
-        as there is room. Returns the copy's node, locked, and (device page, host page) of those to copy, [n, 2]; None
-        if there is nothing to do."""
+    def add(self, node: Node, most: int, length: int | None = None) -> tuple[Node, Int32Array] | None:
+        """Room for the pages up to the end of a device `node`, or of so many tokens up to there, that have no copy: for
+        the first `most` of them, as far as there is room. Returns the copy's node, locked, and (device page, host page)
+        of those to copy, [n, 2]; None if there is nothing to do."""
         key, namespace = path_of(node)
-        match = self.tree.match(key, namespace)
-        num_pages = min((node.length - match.length) // self.page_size, most)
+        length = node.length if length is None else length
+        match = self.tree.match(key[: TOKEN_BYTES * length], namespace)
+        num_pages = min((length - match.length) // self.page_size, most)
         if num_pages <= 0:
             return None
         self.tree.lock(match.node)

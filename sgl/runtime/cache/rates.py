@@ -29,12 +29,13 @@ class Rates:
     """Seconds a token of computing, of loading from host memory, and of reading from files into it."""
 
     def __init__(
-        self, compute: float, load: float, read: float = 0.0, step: float = 0.0, state: float = 0.0
+        self, compute: float, load: float, read: float = 0.0, step: float = 0.0, beside: float = 0.0
     ) -> None:
-        """step: seconds of a step without prompts. state: seconds to load a recurrent state."""
+        """step: seconds of a step without prompts. beside: seconds to load what
+        a prefix needs beside pages: a recurrent state, or the windowed pages that are seen."""
         self.compute, self.load, self.read = Mean(compute), Mean(load), Mean(read)
         self.step = step
-        self.state = state
+        self.beside = beside
         self.is_fixed = False
         """Measurements change nothing: for tests."""
 
@@ -70,7 +71,7 @@ class Rates:
             read = max(0, end - max(cached, in_host))
             loaded = end - cached
             seconds = (
-                (loaded + ahead) * self.load.seconds + read * self.read.seconds + _LATENCY + self.step + self.state
+                (loaded + ahead) * self.load.seconds + read * self.read.seconds + _LATENCY + self.step + self.beside
             )
             if loaded > 0 and seconds * _MARGIN < loaded * self.compute.seconds:
                 return end if not read or self._is_reading_worth(read) else in_host

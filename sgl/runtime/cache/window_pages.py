@@ -13,6 +13,8 @@ next token finds all windowed pages that it sees. It knows nodes and page number
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +40,8 @@ class WindowPages:
         self.holders: Int32Array = np.zeros(pool.num_pages, np.int32)
         self.evictable: tuple[OrderedDict[int, None], OrderedDict[int, None]] = OrderedDict(), OrderedDict()
         """Pages of nodes that nobody holds, least recently used first: those passed over, and those before an end."""
+        self.on_taken: Callable[[Node], None] | None = None
+        """Called before a node loses pages before an end."""
         self._is_end: Mask = np.zeros(pool.num_pages, np.bool_)
         self._node_of: dict[int, Node] = {}
         self._cache = cache
@@ -56,7 +60,7 @@ class WindowPages:
         if pages.all():
             return node.length
         page_size = self.pool.page_size
-        there = self._pages_from(node, 0) != 0
+        there = self.pages_from(node, 0) != 0
         places = np.arange(len(there))
         last_gaps = np.maximum.accumulate(np.where(there, -1, places))
         first_seen = np.maximum((places + 1) * page_size - self.window + 1, 0) // page_size
@@ -74,9 +78,9 @@ class WindowPages:
     def seen_behind(self, node: Node) -> tuple[int, Int32Array]:
         """What the token behind `node` sees: the number of pages before, and the pages, of which some may be 0."""
         first = first_seen_page(self.window, self.pool.page_size, node.length)
-        return first, self._pages_from(node, first)
+        return first, self.pages_from(node, first)
 
-    def _pages_from(self, node: Node, first: int) -> Int32Array:
+    def pages_from(self, node: Node, first: int) -> Int32Array:
         """Those of the path to `node`, without so many at its beginning."""
         parts: list[Int32Array] = [np.empty(0, np.int32)]
         above: Node | None = node
@@ -95,7 +99,7 @@ class WindowPages:
         here."""
         _, pages = self.seen_behind(node)
         there: Int32Array = pages[pages != 0]
-        self._hold(there)
+        self.hold_pages(there)
         self._is_end[there] = True
         return there
 
@@ -107,7 +111,8 @@ class WindowPages:
         for page in pages[self.holders[pages] == 0].tolist():
             self.evictable[int(self._is_end[page])][page] = None
 
-    def _hold(self, pages: Int32Array) -> None:
+    def hold_pages(self, pages: Int32Array) -> None:
+        """Keep these until `release`."""
         for page in pages[self.holders[pages] == 0].tolist():
             del self.evictable[int(self._is_end[page])][page]
         self.holders[pages] += 1
@@ -131,7 +136,7 @@ class WindowPages:
                 self.holders[new], self._is_end[new] = 1, False
                 self._node_of.update(dict.fromkeys(new.tolist(), node))
                 self.pool.free(part[is_known])
-                self._hold(known)
+                self.hold_pages(known)
                 part[is_known] = known
                 replaced.append(start + np.flatnonzero(is_known))
             assert node.parent is not None, "the path is as long as these pages"
@@ -150,6 +155,9 @@ class WindowPages:
 
     def evict(self, num_pages: int) -> None:
         """Free so many evictable pages; nodes stay."""
+        if self.on_taken is not None and (ends := num_pages - len(self.evictable[0])) > 0:
+            for node in {self._node_of[page]: None for page in islice(self.evictable[1], ends)}:
+                self.on_taken(node)
         by_node: dict[Node, list[int]] = {}
         for _ in range(num_pages):
             page, _ = (self.evictable[0] or self.evictable[1]).popitem(last=False)

@@ -86,12 +86,12 @@ class KVCache:
         """A layer's slots [T] of a step's: of those [T] of all layers, or [2, T] of full and windowed pages."""
         return slots if self.windowed is None else slots[int(self.windowed.layers[layer])]
 
-    def fragments(self) -> torch.Tensor:
-        """All of it as uint8 [F, num_pages, bytes]: F fragments, keys or values of a layer, of every page."""
-        assert self.windowed is None, "windowed layers have other pages"
-        storage = self._storages[False]
-        layers, parts = storage.shape[:2]
-        return storage.view(torch.uint8).view(layers * parts, self.num_pages, -1)
+    def fragments(self, *, windowed: bool = False) -> torch.Tensor:
+        """One storage as uint8 [F, pages, bytes]: F fragments, keys or values of a layer, of every page. windowed: that
+        of windowed layers."""
+        storage = self._storages[windowed]
+        layers, parts, pages = storage.shape[:3]
+        return storage.view(torch.uint8).view(layers * parts, pages, -1)
 
     @staticmethod
     def bytes_per_token(layout: KVLayout, dtype: torch.dtype) -> int:

@@ -52,7 +52,7 @@ class LeadingRunner:
 
     def move(self, moves: PageMoves) -> PendingMoves:
         """Copy pages on all ranks; done when this one's are, or where ranks share memory when all ranks' are."""
-        self._group.send(wire.Move(moves.saves, moves.loads, moves.state_saves, moves.state_loads))
+        self._group.send(wire.Move(moves))
         self._num_moves += 1
         with self._group.failing():
             own = self._own.move(moves)
@@ -68,9 +68,9 @@ class LeadingRunner:
         """See ModelRunner."""
         return self._own.measure(num_tokens, self.launch)
 
-    def state_seconds(self) -> float:
+    def beside_seconds(self) -> float:
         """See ModelRunner: of this rank's part."""
-        return self._own.state_seconds()
+        return self._own.beside_seconds()
 
     def warm_up(self, num_tokens: int) -> None:
         """See ModelRunner."""

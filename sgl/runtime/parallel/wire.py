@@ -23,7 +23,7 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from sgl.runtime.batch import Batch, Int32Array, RowSetup
+from sgl.runtime.batch import Batch, PageMoves, RowSetup
 from sgl.runtime.media.item import MediaItem, MediaRun
 from sgl.runtime.runner.occupation import Part
 from sgl.runtime.sampling_params import SamplingParams
@@ -66,12 +66,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """See `batch.PageMoves`."""
+    """Copy these."""
 
-    saves: Int32Array
-    loads: Int32Array
-    state_saves: Int32Array
-    state_loads: Int32Array
+    moves: PageMoves
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +189,7 @@ def unpacked(data: bytes) -> Frame:
     if kind is Forward:
         return Forward(_batch(values[0]))
     if kind is Move:
-        return Move(*(pairs.reshape(-1, 2) for pairs in values))
+        return Move(PageMoves(**{name: pairs.reshape(-1, 2) for name, pairs in values[0].items()}))
     return kind(*values)
 
 

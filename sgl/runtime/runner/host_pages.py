@@ -23,7 +23,7 @@ import torch
 from sgl.errors import ConfigError
 from sgl.kernels.pages import gather, scatter
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import Int32Array, PageMoves, PendingMoves
+from sgl.runtime.batch import Int32Array, PageMoves
 from sgl.runtime.runner.shared_rows import SharedRows
 
 _BUFFER_BYTES = 256 << 20
@@ -47,28 +47,6 @@ class DoneMoves:
     def is_saved(self) -> bool:
         """Yes."""
         return True
-
-
-@dataclass(slots=True, eq=False)
-class JoinedMoves:
-    """Copies of pages, and of recurrent states."""
-
-    pages: PendingMoves
-    states: list[DoneMoves | DeviceMoves]
-    number: int
-
-    @property
-    def load_seconds(self) -> float:
-        """See `batch.PendingMoves`; of pages."""
-        return self.pages.load_seconds
-
-    def is_loaded(self) -> bool:
-        """See `batch.PendingMoves`."""
-        return self.pages.is_loaded() and all(its.is_loaded() for its in self.states)
-
-    def is_saved(self) -> bool:
-        """See `batch.PendingMoves`."""
-        return self.pages.is_saved() and all(its.is_saved() for its in self.states)
 
 
 @dataclass(slots=True, eq=False)

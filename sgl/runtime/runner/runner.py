@@ -31,9 +31,10 @@ from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.seen import Seen
 from sgl.runtime.model.taps import Taps
 from sgl.runtime.runner.adapters import Adapters
+from sgl.runtime.runner.beside import Beside
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
-from sgl.runtime.runner.host_pages import HostPages, JoinedMoves
+from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.idle import idle_batch
 from sgl.runtime.runner.inputs import Inputs
 from sgl.runtime.runner.observer import Observer, observed
@@ -92,13 +93,14 @@ class ModelRunner:
         num_checkpoints: int = 0,
         host_pages: int = 0,
         host_states: int = 0,
+        host_window_pages: int = 0,
         shared: SharedRows | None = None,
         observer: Observer | None = None,
         deterministic: bool = False,
     ) -> None:
-        """num_checkpoints: of a RecurrentModel's states. host_pages, host_states: of host memory for copies, which
-        ranks may have `shared`. observer: one with layers is for a Decoder. deterministic: rows do not depend on
-        others."""
+        """num_checkpoints: of a RecurrentModel's states. host_pages, host_states, host_window_pages: of host memory for
+        copies; ranks may have the first `shared`. observer: one with layers is for a Decoder. deterministic: rows do
+        not depend on others."""
         self._model, self._observer, self._multiple = model, observer, TILE if deterministic else 1
         if observer is not None and observer.layers:
             assert isinstance(model, Decoder), "startup refuses others"
@@ -110,6 +112,7 @@ class ModelRunner:
             self._states = RowStates(model, max_rows, num_checkpoints, host_states)
         self._kv = kv
         self.host = HostPages(kv.fragments(), host_pages, device, shared) if host_pages else None
+        self._beside = Beside(self._states, kv, host_window_pages, device)
         self._attention = attention
         self._current = current(device)
         self._launching_since: float | None = None  # monotonic seconds
@@ -253,8 +256,7 @@ class ModelRunner:
         """The batch's rows and their pages, after its writes to the page table."""
         if self.host is not None:
             self.host.wait(batch.moved)
-            if self._states is not None:
-                self._states.wait(batch.moved)
+            self._beside.wait(batch.moved)
         for writes, table in ((batch.page_writes, self._page_table), (batch.window_writes, self._window_table)):
             if writes is not None:
                 table[writes[:, 0], writes[:, 1]] = writes[:, 2]
@@ -277,12 +279,11 @@ class ModelRunner:
         assert self.host is not None, "there is host memory for copies"
         if self._observer is not None and len(moves.loads):
             self._observer.loaded(moves.loads[:, 1])
-        moved = self.host.move(moves)
-        return moved if self._states is None else JoinedMoves(moved, self._states.move(moves), moved.number)
+        return self._beside.move(moves, self.host.move(moves))
 
-    def state_seconds(self) -> float:
-        """Seconds that a recurrent state takes to load from host memory."""
-        return 0.0 if self._states is None else self._states.load_seconds()
+    def beside_seconds(self) -> float:
+        """See `Beside.load_seconds`."""
+        return self._beside.load_seconds()
 
     def measure(self, num_tokens: int, launch: Callable[[Batch], AnyStep] | None = None) -> tuple[float, float]:
         """Seconds of a step of one token, and of one with a prompt of num_tokens. launch: of all ranks."""

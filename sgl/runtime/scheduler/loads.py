@@ -25,6 +25,7 @@ from sgl.runtime.cache.rates import Rates
 from sgl.runtime.scheduler.leases import Lease, Leases
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.saves import Saves, TierCounters
+from sgl.runtime.scheduler.window_copies import WindowCopies, WindowLoad
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class _Load:
     read_pages: Int32Array | None = None  # private host pages for it
     pages: Int32Array | None = None  # private device pages
     slot: int | None = None  # of a checkpoint of the recurrent state at its end
+    windowed: WindowLoad | None = None
     move: PendingMoves | None = None
 
 
@@ -68,13 +70,15 @@ class Loads:
         counters: TierCounters,
         clock: Callable[[], float],
         states: Checkpoints | None,
+        windows: WindowCopies | None,
     ) -> None:
-        """states: the device's checkpoints of recurrent states, if the model has some."""
+        """states: the device's checkpoints of recurrent states, if the model has some. windows: windowed pages, if it
+        has those."""
         self.moved = 0
         """The number of the last move whose loads the tree has."""
         self._cache, self._in_flight, self._leases = cache, in_flight, leases
         self._host, self._saves, self._rates, self._files = host, saves, rates, files
-        self._counters, self._clock, self._states = counters, clock, states
+        self._counters, self._clock, self._states, self._windows = counters, clock, states, windows
         self._pairs: list[Int32Array] = []  # for the next move
         self._state_pairs: list[tuple[int, int]] = []  # likewise
         self._loading: dict[int, _Load] = {}
@@ -121,6 +125,8 @@ class Loads:
         copy, usable = match.node, cached
         if self._states is not None and self._host.states is not None:  # others go on only where a state was kept
             copy, usable = self._host.states.deepest(copy), self._states.deepest(node).length
+        if self._windows is not None:  # or only where there is what a window sees
+            copy, usable = self._windows.copied(copy), self._windows.usable(node)
         in_files, names = copy.length, []
         if self._files is not None and not self._given_up:
             names = self._stored(key, namespace, max(match.length, cached), request)
@@ -132,7 +138,7 @@ class Loads:
         if end <= usable:
             self._counters.num_declined += request is not None
             return 0
-        missing = max(0, end - cached) // page_size
+        missing = max(0, end - node.length) // page_size
         most = _MOST_LOADING * self._cache.pool.num_pages
         if missing > most:
             return 0
@@ -147,7 +153,7 @@ class Loads:
             self._saves.queue(*copied)
             match = tree.match(key, namespace)
             copy = match.node
-        node = self._cache.cut(node, min(cached, end))
+        node = self._cache.cut(node, min(node.length, end))
         load = _Load(self._next_owner, key[: end * TOKEN_BYTES], namespace, node, copy, request, self._clock())
         self._next_owner -= 1
         self._cache.lock(node)
@@ -189,15 +195,21 @@ class Loads:
     def _begin_loading(self, load: _Load) -> bool:
         """Allocate device pages, and a checkpoint, for what has a copy; False if there are none."""
         num_pages = (load.host.length - load.node.length) // self._host.page_size
-        if num_pages <= 0 and self._states is None:
+        if num_pages <= 0 and self._states is None and self._windows is None:
             return False
         if self._states is not None:
             load.slot = self._states.alloc(spares_locked=True)  # a step that comes may read locked ones
             if load.slot is None:
                 return False
+        if self._windows is not None:  # first: what is evicted for pages is copied, and copies give way
+            load.windowed = self._windows.load(load.node, load.host)
+            if load.windowed is None:
+                return False
         pages = self._cache.alloc(num_pages)
         if pages is None:
             self._release_slot(load)
+            if self._windows is not None and load.windowed is not None:
+                self._windows.cancel(load.windowed)
             return False
         load.pages = pages
         self._pairs.append(
@@ -320,11 +332,17 @@ class Loads:
                 node = inserted.node
             if self._states is not None and load.slot is not None:
                 self._states.attach(node, load.slot)
-            request = load.request
+            windowed, request = None, load.request
+            if self._windows is not None and load.windowed is not None:
+                windowed = self._windows.arrived(load.windowed, node)
             if request is None or request.phase is Phase.WAITING:
-                self._held[load.owner] = self._leases.hold(node), self._clock() + _HELD_SECONDS
+                lease = self._leases.hold(node)
+                lease.window_pages = windowed
+                self._held[load.owner] = lease, self._clock() + _HELD_SECONDS
                 if request is not None:
                     self._owners[request.uid] = load.owner
+            elif self._windows is not None and windowed is not None:
+                self._windows.release(windowed)
         self._cache.unlock(node)
         self._host.tree.unlock(load.host)
         self._in_flight.end(load.owner)

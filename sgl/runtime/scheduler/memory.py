@@ -74,9 +74,9 @@ class RowMemory:
         """Host memory and files; None: only the device's memory."""
         if tiers is not None:
             assert share, "what is not shared is not kept"
-            assert self.windows is None, "pages of layers with a window have no copies"
             states = None if self.states is None else self.states.checkpoints
-            tiers.attach(self.cache, self._in_flight, self.leases, states)
+            windows = None if self.windows is None else self.windows.pages
+            tiers.attach(self.cache, self._in_flight, self.leases, states, windows)
         self.transfers = transfers
         """Pages to or from other engines; None: this one is for prompts and outputs alike."""
         if transfers is not None:
@@ -168,7 +168,7 @@ class RowMemory:
             return owner
         if self.states is not None and pending.owner >= 0:  # else it is a load, which has what there is
             self.states.want(pending.owner, pending.length)
-        if self.windows is not None:
+        if self.windows is not None and pending.owner >= 0:
             self.windows.want(pending.owner, pending.length)
         return pending.owner
 
@@ -329,7 +329,7 @@ class RowMemory:
     def is_full(self) -> bool:
         """Whether loads left no page, not even of what room was reserved for."""
         brings = self.tiers is not None or self.transfers is not None
-        return brings and not self.available_pages and not len(self.leases)
+        return brings and not self._obtainable_pages and not len(self.leases)
 
     def state(self) -> dict[str, Any]:
         """For users: what is cached where, in tokens, and what moved since the start."""
@@ -400,4 +400,9 @@ class RowMemory:
         if self.states is not None:
             slots = self.states.slots() + ([] if self.tiers is None else self.tiers.loads.slots())
             problems += check_states(self.states.checkpoints, self.cache, slots)
-        return problems if self.windows is None else problems + self.windows.check(self.running, self.leases)
+        return (
+            problems
+            if self.windows is None
+            else problems
+            + self.windows.check(self.running, self.leases, None if self.tiers is None else self.tiers.windows)
+        )

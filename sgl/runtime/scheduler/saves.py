@@ -14,10 +14,11 @@ from sgl.runtime.batch import Int32Array, PendingMoves
 from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.files import PageFiles, Transfer
 from sgl.runtime.cache.host import HostCache, cool, path_of
-from sgl.runtime.cache.keys import Namespace
+from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
 from sgl.runtime.cache.radix import Node, RadixCache
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.scheduler.leases import Lease
+from sgl.runtime.scheduler.window_copies import WindowCopies
 
 _MOST_WRITING = 0.25  # of the host's pages
 _SOON = 0.25  # of the device's pages: with fewer free ones, what requests leave is copied
@@ -43,6 +44,7 @@ class _Save:
 
     node: Node
     move: PendingMoves | None = None
+    windowed: Int32Array | None = None  # held
 
 
 class Saves:
@@ -58,13 +60,14 @@ class Saves:
         most: int,
         counters: TierCounters,
         states: Checkpoints | None,
+        windows: WindowCopies | None,
     ) -> None:
         """cache: the device's. most: pages that are copied between two steps, at most. states: the device's
-        checkpoints of recurrent states, if the model has some."""
+        checkpoints of recurrent states, if the model has some. windows: windowed pages, if it has those."""
         self.is_paused = False
         """Nothing is saved."""
         self._cache, self._host, self._rates, self._files = cache, host, rates, files
-        self._most, self._counters, self._states = most, counters, states
+        self._most, self._counters, self._states, self._windows = most, counters, states, windows
         self._pairs: list[Int32Array] = []  # for the next move
         self._state_pairs: list[tuple[int, int]] = []  # likewise
         self._num_pages = 0  # of these
@@ -84,8 +87,8 @@ class Saves:
         if self._states is not None:
             self._states.cut(node)
 
-    def lose_state(self, node: Node) -> None:
-        """Before the checkpoint of a device node is taken for another."""
+    def lose(self, node: Node) -> None:
+        """Before a device node, which stays, loses its checkpoint or windowed pages."""
         if node.id not in self._finished and self._wanted(node):
             self.save(node)
 
@@ -94,32 +97,50 @@ class Saves:
         return not self.is_paused and node.is_attached and (self._rates.pays or self._files is not None)
 
     def save(self, node: Node) -> bool:
-        """Copy what is not copied yet of the prefix that ends at a device node, or where a model has states of what
-        others can go on from; returns whether all of it is, or will be with the next move."""
-        if self._states is None:
-            return self._save_pages(node)
-        node = self._states.deepest(node)
-        is_saved = node.parent is None or self._save_pages(node)
-        if is_saved and node.parent is not None:
-            assert self._host.states is not None, "both sides have states"
-            if (added := self._host.add_state(node)) is not None:
-                copy, state = added
-                self._state_pairs.append((self._states.of_node[node], state))
-                self._saving.append(_Save(copy))
+        """Copy what is not copied yet of the prefix that ends at a device node, as far as others can go on from it;
+        returns whether all of it is, or will be with the next move."""
+        if self._states is not None:
+            node = self._states.deepest(node)
+        length = node.length if self._windows is None else self._windows.usable(node)
+        if not length:
+            return True
+        is_saved = self._save_pages(node, length)
+        if is_saved and self._states is not None:
+            self._save_state(node, self._states)
+        if is_saved and self._windows is not None:
+            self._save_windows(node, length, self._windows)
         return is_saved
 
-    def _save_pages(self, node: Node) -> bool:
-        added = self._host.add(node, self._most - self._num_pages)
+    def _save_pages(self, node: Node, length: int) -> bool:
+        added = self._host.add(node, self._most - self._num_pages, length)
         if added is None:
-            missing = node.length - self._host.length(*path_of(node))
+            key, namespace = path_of(node)
+            missing = length - self._host.length(key[: TOKEN_BYTES * length], namespace)
             if not missing:
                 return True
             self._unpin(missing // self._host.page_size)
-            added = self._host.add(node, self._most - self._num_pages)
+            added = self._host.add(node, self._most - self._num_pages, length)
         if added is None:
             return False
         self.queue(*added)
-        return added[0].length == node.length
+        return added[0].length == length
+
+    def _save_state(self, node: Node, states: Checkpoints) -> None:
+        if (added := self._host.add_state(node)) is not None:
+            copy, state = added
+            self._state_pairs.append((states.of_node[node], state))
+            self._saving.append(_Save(copy))
+
+    def _save_windows(self, node: Node, length: int, windows: WindowCopies) -> None:
+        key, namespace = path_of(node)
+        copy, tree = self._host.tree.match(key[: TOKEN_BYTES * length], namespace).node, self._host.tree
+        if copy.length == length:
+            tree.lock(copy)
+            held = windows.save(node, length, copy)
+            if held is None:
+                tree.unlock(copy)
+            else:
+                self._saving.append(_Save(copy, windowed=held))
 
     def save_later(self, node: Node) -> None:
         """`save`, also to a file, between later steps; what is evicted meanwhile is saved then."""
@@ -128,8 +149,8 @@ class Saves:
 
     def settle(self, node: Node) -> None:
         """`save_later`, of what a request leaves, if its pages will be needed soon: evicting them is free then."""
-        pool = self._cache.pool
-        if pool.num_free < _SOON * pool.num_pages and self._wanted(node):
+        pools = [self._cache.pool, *([] if self._windows is None else [self._windows.pool])]
+        if any(pool.num_free < _SOON * pool.num_pages for pool in pools) and self._wanted(node):
             self.save_later(node)
 
     def save_all_later(self) -> None:
@@ -240,6 +261,8 @@ class Saves:
             return False
         if self._files is not None:
             self._write(save.node)
+        if self._windows is not None and save.windowed is not None:
+            self._windows.saved(save.windowed)
         self._host.tree.unlock(save.node)
         return True
 

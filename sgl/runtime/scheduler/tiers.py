@@ -21,9 +21,11 @@ from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.ledger import check, check_states
 from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.rates import Rates
+from sgl.runtime.cache.window_pages import WindowPages
 from sgl.runtime.scheduler.leases import Leases
 from sgl.runtime.scheduler.loads import Loads
 from sgl.runtime.scheduler.saves import Saves, TierCounters
+from sgl.runtime.scheduler.window_copies import WindowCopies
 
 _LOADING_POLL_SECONDS = 3e-4  # between looks, where nothing else can be done
 _SAVING_POLL_SECONDS = 5e-3
@@ -45,6 +47,7 @@ class Tiers:
 
     saves: Saves
     loads: Loads
+    windows: WindowCopies | None = None
 
     def __init__(
         self,
@@ -64,18 +67,30 @@ class Tiers:
         self._clock = clock
 
     def attach(
-        self, cache: RadixCache, in_flight: InFlight, leases: Leases, states: Checkpoints | None = None
+        self,
+        cache: RadixCache,
+        in_flight: InFlight,
+        leases: Leases,
+        states: Checkpoints | None = None,
+        windows: WindowPages | None = None,
     ) -> None:
         """The device's side."""
+        assert (windows is None) == (self.host.windows is None), "windowed pages have copies where there are some"
+        self.windows = None if windows is None else WindowCopies(windows, self.host)
         assert (states is None) == (self.host.states is None), "states have copies where there are some"
-        self.saves = Saves(cache, self.host, self.rates, self.files, self._most_saves, self.counters, states)
+        self.saves = Saves(
+            *(cache, self.host, self.rates, self.files, self._most_saves, self.counters, states, self.windows)
+        )
         self.loads = Loads(
             *(cache, in_flight, leases, self.host, self.saves),
-            *(self.rates, self.files, self.counters, self._clock, states),
+            *(self.rates, self.files, self.counters, self._clock),
+            states=states,
+            windows=self.windows,
         )
         cache.end_watcher = self.saves
-        if states is not None:
-            states.on_taken = self.saves.lose_state
+        for beside in (states, windows):
+            if beside is not None:
+                beside.on_taken = self.saves.lose
         leases.demotes = self.saves
 
     @property
@@ -96,8 +111,9 @@ class Tiers:
         states = [
             np.array(its, np.int32).reshape(-1, 2) for its in (self.saves.take_states(), self.loads.take_states())
         ]
-        if saves or loads or any(map(len, states)):
-            move = mover.move(PageMoves(_joined(saves), _joined(loads), *states))
+        windows = [] if self.windows is None else self.windows.take()
+        if saves or loads or any(map(len, [*states, *windows])):
+            move = mover.move(PageMoves(_joined(saves), _joined(loads), *states, *windows))
             self.saves.launched(move)
             self.loads.launched(move)
 
@@ -165,6 +181,8 @@ class Tiers:
         problems = check(self.host.pool, self.host.tree, self.loads.private_copies(), locked)
         if self.host.states is not None:
             problems += check_states(self.host.states, self.host.tree, [])
+        if self.windows is not None:
+            problems += self.windows.check()
         return [f"host memory: {problem}" for problem in problems]
 
 
