@@ -33,6 +33,8 @@ from sgl import Engine
 from sgl.kernels.lora.rows import AdapterRows, block_of, most_tiles, tiled
 from sgl.runtime.lora_options import LORA_TARGETS
 from sgl.runtime.model.config import ModelConfig
+from sgl.runtime.model.lora import parts_of
+from sgl.runtime.model.lora_products import decoder_modules
 from sgl.runtime.runner import graphs
 
 _PROMPT, _OUTPUT = 512, 256
@@ -44,7 +46,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("model", type=Path)
-    parser.add_argument("--targets", default=_ALL, help="names of modules, separated by commas")
+    parser.add_argument("--targets", default=_ALL, help="names of modules, experts among them, separated by commas")
     parser.add_argument("--adapters", default="1,4,16")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--reps", type=int, default=3)
@@ -124,27 +126,14 @@ def _steps(engine: Engine, arguments: argparse.Namespace, numbers: list[int]) ->
 
 
 def _adapter(folder: Path, config: ModelConfig, targets: list[str]) -> str:
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    shapes = {
-        "q_proj": (heads, hidden),
-        "k_proj": (kv_heads, hidden),
-        "v_proj": (kv_heads, hidden),
-        "o_proj": (hidden, heads),
-        "gate_proj": (intermediate, hidden),
-        "up_proj": (intermediate, hidden),
-        "down_proj": (hidden, intermediate),
-    }
+    modules = {name: its for name, its in decoder_modules(config).shapes.items() if {*parts_of(name)} & {*targets}}
     tensors = {}
-    for layer, name in product(range(config.num_layers), targets):
-        wide, deep = shapes[name]
-        module = (
-            f"base_model.model.model.layers.{layer}.{'self_attn' if name in LORA_TARGETS[:4] else 'mlp'}.{name}"
-        )
-        tensors[f"{module}.lora_A.weight"] = (torch.randn(_RANK, deep) * 1e-3).bfloat16()
-        tensors[f"{module}.lora_B.weight"] = (torch.randn(wide, _RANK) * 1e-3).bfloat16()
+    for module, (wide, deep) in modules.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = (torch.randn(_RANK, deep) * 1e-3).bfloat16()
+        tensors[f"base_model.model.{module}.lora_B.weight"] = (torch.randn(wide, _RANK) * 1e-3).bfloat16()
     save_file(tensors, folder / "adapter_model.safetensors")
-    fields = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "target_modules": targets}
+    names = sorted({name.rpartition(".")[2] for name in modules})
+    fields = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "target_modules": names}
     (folder / "adapter_config.json").write_text(json.dumps(fields))
     return str(folder)
 
