@@ -118,17 +118,20 @@ def test_every_tensor_is_read_from_the_ranks_that_have_it(family: str, tmp_path:
 
 
 @pytest.mark.skipif(cpu.why_not() is not None, reason=f"cannot be compiled: {cpu.why_not()}")
-def test_a_groups_logprobs_are_those_of_another_engines_prompts_bit_for_bit(old: Path, new: Path) -> None:
-    """Of two ranks, before an update and after it, and from run to run."""
+@pytest.mark.parametrize("cut", [CUTS[0], pytest.param(CUTS[1], marks=pytest.mark.slow), CUTS[2]], ids=str)
+def test_a_groups_logprobs_are_those_of_another_engines_prompts_bit_for_bit(
+    old: Path, new: Path, cut: dict[str, Any]
+) -> None:
+    """Before an update and after it, and from run to run."""
     runs = []
     for _ in range(2):
-        with Engine(old, **DETERMINISTIC, tp_size=2) as engine:
+        with Engine(old, **DETERMINISTIC, **cut) as engine:
             before = group(engine)
             engine.update_weights(tensors_of(new))
             runs.append((before, group(engine)))
     assert runs[0] == runs[1]
     for folder, samples in zip((old, new), runs[0], strict=True):
-        with Engine(folder, **{**DETERMINISTIC, "chunked_prefill_size": 9}, tp_size=2) as other:
+        with Engine(folder, **{**DETERMINISTIC, "chunked_prefill_size": 9}, **cut) as other:
             assert computed(other, samples) == [logprobs for _, logprobs in samples]
 
 
@@ -188,7 +191,9 @@ def test_what_is_held_is_written_later_or_never(old: Path, new: Path) -> None:
         assert cold(engine) == before
 
 
-@pytest.mark.parametrize("what", ["update", "read", "release"])
+@pytest.mark.parametrize(
+    "what", ["update", *(pytest.param(its, marks=pytest.mark.slow) for its in ("read", "release"))]
+)
 def test_a_rank_that_is_gone_ends_the_engine_and_nobody_waits(old: Path, what: str) -> None:
     calls: dict[str, Any] = {
         "update": lambda: engine.update_weights_from_disk(old),
@@ -265,7 +270,7 @@ def test_generations_of_ranks_are_paused_in_three_ways(old: Path, new: Path, cut
         assert engine.check_ledger() == []
 
 
-@pytest.mark.parametrize("cut", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
+@pytest.mark.parametrize("cut", [pytest.param({"tp_size": 2}, marks=pytest.mark.slow), {"pp_size": 2}], ids=str)
 def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     old: Path, new: Path, cut: dict[str, Any]
 ) -> None:

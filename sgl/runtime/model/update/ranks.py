@@ -64,7 +64,9 @@ def follow(model: Model, told: Sequence[Any]) -> None:
 @torch.inference_mode()
 def total(model: Model, part: torch.Tensor) -> torch.Tensor:
     """A whole tensor, of all ranks' parts of it (`Writer.read_part`, in float32)."""
-    return _of_all(model).total(part)
+    return (
+        _of_all(model).total(part.reshape(-1)).view(part.shape)
+    )  # flat: no hidden states, which have a faster way
 
 
 @torch.inference_mode()
