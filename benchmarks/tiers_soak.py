@@ -2,16 +2,17 @@
 
     python -m benchmarks.tiers_soak [--operations 1000000] [--seed 0]
 
-The mock model's tokens hash the KV that they read: a page that was copied to or from the wrong place, too early or too
-late, is a wrong token. Beside admissions, aborts and flushes there are leases that are taken, shared, expire and
-finish, prefetches, copies of everything, and engines that begin again with the files of the one before, some of which
-are damaged. The ledgers of device and host pages are proved every 200 operations and at the end, when every page must
-be free or evictable. A failure prints the seed that led there.
+The mock model's tokens hash the KV that they read: a page that was copied to or from the wrong place, too early or
+too late, is a wrong token. Beside admissions, aborts and flushes there are leases that are taken, shared, expire and
+finish, prefetches, copies of everything, reads of files that come too late, and engines that begin again with the
+files of the one before, some of which are damaged. The ledgers of device and host pages are proved every 200
+operations and at the end, when every page must be free or evictable. A failure prints the seed that led there.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import tempfile
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.scheduler_soak import random_setting
+from sgl.runtime.cache.files import PageFiles
 from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.scheduler.leases import Lease
 from sgl.runtime.scheduler.request import Phase, Request
@@ -29,6 +31,7 @@ from tests.scheduler_driver import Driver, Setting, assert_right, random_request
 CHECK_EVERY = 200
 EPISODE = 10_000  # operations with one setting
 _RESTARTS = 4  # of an episode
+_LATER = 500.0  # seconds, after which whatever is still read is late
 
 
 Beside = Literal["states", "windows"]
@@ -68,6 +71,7 @@ class Episode:
         self.total = TierCounters()
         self.finished = 0
         self._uid = 0
+        self._is_slow = rng.random() < 0.5
 
     def run(self, operations: int) -> None:
         """Engines one after the other, each with what the one before left in files."""
@@ -80,6 +84,8 @@ class Episode:
         driver = Driver(setting)
         tiers, memory = driver.tiers, driver.scheduler.memory
         assert tiers is not None
+        if driver.files is not None and self._is_slow:
+            slow_down(driver.files)
         live: list[Request] = []
         known: list[Request] = []
         leases: list[Lease] = []
@@ -99,6 +105,8 @@ class Episode:
                     self._lease(driver, rng.choice(known), leases)
                 elif kind < 0.181:
                     tiers.saves.save_all_later()
+                elif kind < 0.183 or (kind < 0.4 and self._is_slow and tiers.loads.is_busy):
+                    driver.now += _LATER
                 else:
                     driver.step()
                 driver.now += 0.01
@@ -142,7 +150,7 @@ class Episode:
         tiers, memory = driver.tiers, driver.scheduler.memory
         assert tiers is not None
         for _ in range(100_000):
-            if tiers.poll_seconds is None:
+            if tiers.poll_seconds is None and not tiers.loads.private_copies():
                 break
             driver.step()
             if not any(not save.move.executed for save in tiers.saves._saving if save.move is not None):
@@ -173,6 +181,18 @@ class Episode:
             else:
                 del data[self.rng.randrange(len(data)) :]
             path.write_bytes(data)
+
+
+def slow_down(files: PageFiles) -> None:
+    """Some of its reads take longer than a step."""
+    read, number = files._read, itertools.count()
+
+    def slow(name: bytes, page: int) -> bool:
+        if not next(number) % 3:
+            time.sleep(3e-3)
+        return read(name, page)
+
+    files._read = slow  # type: ignore[method-assign]
 
 
 def main() -> None:
