@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 _MB = 10**6
 _BUFFER_SHARE = 0.5  # of the KV pages' memory
 _MOST_BUFFER = 4096 * _MB
+_HASHED_BYTES = 1 << 26  # of a weight file, at once and on the model's device
 _KEY = "disaggregation.key"
 _NO_HOSTS = ("", "0.0.0.0", "::", "*")
 
@@ -169,8 +170,8 @@ def _weights(config: EngineConfig, model_config: Config, model: Model) -> bytes:
     """A hash of the model's weights, whatever part of them each rank has."""
     if config.load_format == "dummy":
         return f"drawn on {model.device.type}".encode()
-    files = weight_files(Path(model_config.path))
-    return weights_hash(torch.from_numpy(np.memmap(file, np.uint8, mode="c")) for file in files)
+    files = (torch.from_numpy(np.memmap(its, np.uint8, mode="c")) for its in weight_files(Path(model_config.path)))
+    return weights_hash(part.to(model.device) for file in files for part in torch.split(file, _HASHED_BYTES))
 
 
 def _secret(config: EngineConfig) -> bytes:
