@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -191,6 +192,20 @@ def test_an_endpoint_that_cannot_be_listened_at_is_refused() -> None:
     with pytest.raises(ConfigError, match="give an address of this machine, and a free port") as refused:
         KvEvents(recorded, PAGE, "tcp://127.0.0.1:0", "tcp://192.0.2.1:5557")
     assert refused.value.option == "kv_events_replay"
+
+
+def test_any_engine_tells_where_the_first_is() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    recorded = PageEvents(Driver(Setting()).scheduler.memory.cache)
+    events = KvEvents(recorded, PAGE, f"tcp://127.0.0.1:{port - 1}", "tcp://127.0.0.1:0", rank=1)
+    try:
+        assert events._out.getsockopt_string(zmq.LAST_ENDPOINT) == f"tcp://127.0.0.1:{port}"
+        assert events.endpoints["kv_events"] == f"tcp://127.0.0.1:{port - 1}"
+        assert events._replay.getsockopt_string(zmq.LAST_ENDPOINT) == events.endpoints["kv_events_replay"]
+    finally:
+        events.close()
 
 
 class Answers:

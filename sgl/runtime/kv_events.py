@@ -96,9 +96,10 @@ class KvEvents:
         self._asks: dict[bytes, _Ask] = {}  # by client
         self._credit = 0.0  # bytes that may be sent again by now
         self.endpoints: dict[str, str | None] = {
-            "kv_events": self._out.getsockopt_string(zmq.LAST_ENDPOINT),
-            "kv_events_replay": None if self._replay is None else self._replay.getsockopt_string(zmq.LAST_ENDPOINT),
+            "kv_events": self._of_first(self._out, endpoint),
+            "kv_events_replay": None if replay is None else self._of_first(self._replay, replay),
         }
+        """Of the engine of rank 0, whichever this is; the others count up."""
         self._hashes: dict[int, int] = {}  # by page
         self._adapters: dict[int, int] = {}  # LoRA adapters' numbers by page, of those that have one
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
@@ -132,6 +133,12 @@ class KvEvents:
                 option=option,
             ) from error
         return socket
+
+    def _of_first(self, socket: Any, endpoint: str) -> str:
+        """Where rank 0's socket of the same kind is."""
+        host, _, port = socket.getsockopt_string(self._zmq.LAST_ENDPOINT).rpartition(":")
+        is_counted = int(endpoint.rpartition(":")[2]) > 0
+        return f"{host}:{int(port) - self._rank * is_counted}"
 
     def _run(self) -> None:
         while not self._stop.wait(_PAUSE_SECONDS):
