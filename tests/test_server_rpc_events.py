@@ -426,3 +426,13 @@ def test_images_are_no_texts_and_endpoints_are_this_machines() -> None:
         Source("tcp://127.0.0.1:5000", "tcp://[::1]:6000"),
         Source("tcp://127.0.0.1:5001", "tcp://[::1]:6001"),
     ]
+
+
+def test_no_message_is_longer_than_clients_take() -> None:
+    """4 MB, by default: a cache that is emptied removes all that it has at once."""
+    blocks: dict[int, Any] = {}
+    names = [2**62 + name for name in range(1_000_000)]
+    events = kv_relay._applied(blocks, BlockRemoved(names))
+    assert [name for event, _ in events for name in event.removed.block_hashes] == names
+    assert max(event.ByteSize() for event, _ in events) < 1 << 20
+    assert all(tokens == len(event.removed.block_hashes) <= kv_relay._BATCH_TOKENS for event, tokens in events)

@@ -325,8 +325,8 @@ def _applied(blocks: dict[int, _Block], event: Any) -> list[tuple[Any, int]]:
     if isinstance(event, BlockRemoved):
         for name in event.block_hashes:
             blocks.pop(name, None)
-        removed = pb.KvBlocksRemoved(block_hashes=event.block_hashes, cache_level=0, tier=pb.KV_CACHE_TIER_DEVICE)
-        return [(pb.KvCacheEvent(removed=removed), len(event.block_hashes))]
+        names = event.block_hashes
+        return [_removed(names[at : at + _BATCH_TOKENS]) for at in range(0, len(names), _BATCH_TOKENS)]
     assert isinstance(event, BlockStored), "there are three kinds"
     data, size = np.array(event.token_ids, np.int32).tobytes(), 4 * event.block_size
     parent, found = event.parent_block_hash, list[tuple[int, _Block]]()
@@ -365,6 +365,11 @@ def _stored(chain: Sequence[tuple[int, _Block]]) -> tuple[Any, int]:
         medium="GPU",
     )
     return pb.KvCacheEvent(stored=stored), len(chain) * size
+
+
+def _removed(names: list[int]) -> tuple[Any, int]:
+    removed = pb.KvBlocksRemoved(block_hashes=names, cache_level=0, tier=pb.KV_CACHE_TIER_DEVICE)
+    return pb.KvCacheEvent(removed=removed), len(names)
 
 
 def _cleared() -> Any:
