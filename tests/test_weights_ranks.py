@@ -15,6 +15,8 @@ import torch
 from sgl import Engine
 from sgl.errors import EngineDead, InvalidRequest, WeightsError
 from sgl.kernels import cpu
+from sgl.runtime import weights
+from sgl.runtime.model.update import ranks
 from tests.patience import PATIENCE, wait_until
 from tests.test_gdn_models import tiny_hybrid
 from tests.test_mla import MODELS as MLA
@@ -115,6 +117,23 @@ def test_every_tensor_is_read_from_the_ranks_that_have_it(family: str, tmp_path:
         assert outcome(engine)[0] == before[0]
         with pytest.raises(WeightsError, match="no place for: other"):
             engine.get_weights_by_name("other")
+
+
+def test_ranks_exchange_the_rows_that_are_wanted(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole vocabulary in float32 may be more than there is memory for, and would end the engine."""
+    sizes: list[int] = []
+
+    def counted(model: Any, part: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(part))
+        return ranks.total(model, part)
+
+    monkeypatch.setattr(weights, "total", counted)
+    wanted = tensors_of(old)
+    with Engine(old, **OPTIONS, tp_size=2) as engine:
+        for name, most in (("model.embed_tokens.weight", 3), ("model.norm.weight", 10**30)):
+            found = torch.tensor(engine.get_weights_by_name(name, most))
+            torch.testing.assert_close(found, wanted[name][: min(most, 1 << 60)].float(), rtol=0, atol=1e-6)
+            assert sizes.pop() == len(found)
 
 
 @pytest.mark.skipif(cpu.why_not() is not None, reason=f"cannot be compiled: {cpu.why_not()}")

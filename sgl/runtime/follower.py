@@ -90,7 +90,7 @@ def _follow(end: End, rank: int) -> NoReturn:
             elif isinstance(frame, wire.Write):
                 follow(model, frame.told)
             elif isinstance(frame, wire.Read):
-                follow_read(model, frame.name)
+                follow_read(model, frame.name, frame.num_rows)
             elif isinstance(frame, wire.Enter):
                 bystanders.enter(**asdict(frame))
             elif isinstance(frame, wire.Hear):

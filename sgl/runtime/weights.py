@@ -208,10 +208,11 @@ class WeightUpdates:
                 if (send := self._send) is None:
                     whole = writer.read(own)
                 else:
-                    whole = writer.read_part(own).float()
+                    num_rows = min(most, writer.shapes[own][0])
+                    whole = writer.read_part(own)[:num_rows].float()
                     with self._failing("reading weights"):
                         settle(self._loop)
-                        send(wire.Read(own))
+                        send(wire.Read(own, num_rows))
                         whole = total(self._model, whole)
                 rows: list[Any] = whole[:most].float().cpu().tolist()
             return rows

@@ -95,9 +95,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Take part in reading a tensor."""
+    """Take part in reading a tensor's first rows."""
 
     name: str
+    num_rows: int
 
 
 @dataclass(frozen=True, slots=True)

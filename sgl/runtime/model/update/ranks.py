@@ -63,16 +63,16 @@ def follow(model: Model, told: Sequence[Any]) -> None:
 
 @torch.inference_mode()
 def total(model: Model, part: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, of all ranks' parts of it (`Writer.read_part`, in float32)."""
+    """A whole tensor, or rows of it, of all ranks' parts of it (`Writer.read_part`, in float32)."""
     return (
         _of_all(model).total(part.reshape(-1)).view(part.shape)
     )  # flat: no hidden states, which have a faster way
 
 
 @torch.inference_mode()
-def follow_read(model: Model, name: str) -> None:
-    """Take part in `total` on a rank other than 0."""
-    total(model, writer_of(model, None).read_part(name).float())
+def follow_read(model: Model, name: str, num_rows: int) -> None:
+    """Take part in `total` of a tensor's first rows on a rank other than 0."""
+    total(model, writer_of(model, None).read_part(name)[:num_rows].float())
 
 
 def _of_all(model: Model) -> Ranks:
