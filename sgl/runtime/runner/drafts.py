@@ -59,12 +59,12 @@ class HeadRunner(DraftRunner):
         slots = (pages[:, None] * len(self._offsets) + self._offsets).reshape(-1)
         super().place(row, first * len(self._offsets), slots)
 
-    @torch.inference_mode()
     def close(self) -> None:
         """See `ModelRunner`."""
         super().close()
         self._features = self._features.new_empty(0)
 
+    @torch.inference_mode()
     def read(self, hidden: tuple[torch.Tensor, ...], slots: torch.Tensor) -> None:
         """Keep the features of T tokens that the model has computed. slots: int64 [T]."""
         with self._current:
