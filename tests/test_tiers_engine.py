@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from sgl.errors import ConfigError
+from sgl.runtime.batch import PageMoves, no_pairs
 from sgl.runtime.cache.keys import key_of
 from sgl.runtime.engine import Engine
+from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.tier_choice import weights_hash
 from tests.test_gdn_models import tiny_hybrid
@@ -242,3 +244,10 @@ def test_recurrent_states_in_files_are_refused(tmp_path: Path) -> None:
         Engine(str(model), **options, pp_size=2)
     with pytest.raises(ConfigError, match="holds no state"):
         Engine(str(model), **{**options, "hicache_ratio": 0.05}, state_checkpoints=4)
+
+
+def test_moves_have_the_same_numbers_on_all_ranks() -> None:
+    """Rank 0 alone measures. Others wait for the loads up to a number before a step, and would for later ones, too."""
+    host, nothing = HostPages(torch.zeros(6, 20, 64, dtype=torch.uint8), 9, torch.device("cpu")), no_pairs()
+    assert host.page_seconds() > 0
+    assert [host.move(PageMoves(nothing, nothing)).number for _ in range(2)] == [1, 2]

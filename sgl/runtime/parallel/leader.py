@@ -25,7 +25,6 @@ class LeadingRunner:
         self._own = own
         self._group = group
         self._times = Times(group.own_numbers, group.ranks, device)
-        self._num_moves = 0
         self.occupation = RankedOccupation(own.occupation, group)
 
     def forward(self, batch: Batch) -> Launched:
@@ -53,11 +52,10 @@ class LeadingRunner:
     def move(self, moves: PageMoves) -> PendingMoves:
         """Copy pages on all ranks; done when this one's are, or where ranks share memory when all ranks' are."""
         self._group.send(wire.Move(moves))
-        self._num_moves += 1
         with self._group.failing():
             own = self._own.move(moves)
         shared = None if self.host is None else self.host.shared
-        return own if shared is None else _LedMoves(own, shared, self._num_moves)
+        return own if shared is None else _LedMoves(own, shared)
 
     @property
     def host(self) -> HostPages | None:
@@ -111,11 +109,9 @@ class LeadingRunner:
 class _LedMoves:
     """Copies of all ranks."""
 
-    def __init__(self, own: PendingMoves, shared: SharedRows, number: int) -> None:
-        """number: of the other ranks' moves; this one's count its measurements, too."""
+    def __init__(self, own: PendingMoves, shared: SharedRows) -> None:
         self._own = own
         self._shared = shared
-        self._number = number
         self.number = own.number
 
     @property
@@ -125,11 +121,11 @@ class _LedMoves:
 
     def is_loaded(self) -> bool:
         """See PendingMoves."""
-        return self._own.is_loaded() and self._shared.all_have("loaded", self._number)
+        return self._own.is_loaded() and self._shared.all_have("loaded", self.number)
 
     def is_saved(self) -> bool:
         """See PendingMoves."""
-        return self._own.is_saved() and self._shared.all_have("saved", self._number)
+        return self._own.is_saved() and self._shared.all_have("saved", self.number)
 
 
 class _LedStep:
