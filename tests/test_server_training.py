@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import datetime
 import io
 import multiprocessing
@@ -14,6 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +29,8 @@ from sgl import Engine
 from sgl.errors import InvalidRequest
 from sgl.runtime.model.update.group import join
 from sgl.runtime.model.update.shipped import shipped_tensors
+from sgl.runtime.server.adapters import change_adapter
+from sgl.runtime.server.training import DiskBody, TrainingApi
 from tests.live_server import LiveServer, served
 from tests.test_weights_update import shaken, tensors_of
 from tests.tiny_models import tiny_checkpoint
@@ -287,3 +292,36 @@ def test_a_trainer_broadcasts_weights_and_its_death_holds_nobody(server: LiveSer
     with pytest.raises(InvalidRequest, match="rank_offset=2"):
         engine.init_weights_update_group("127.0.0.1", port, 2, 2)
     engine.update_weights({NORM: before})
+
+
+@pytest.mark.parametrize("what", ["weights", "adapter"])
+def test_who_hangs_up_leaves_nothing_half_done(what: str) -> None:
+    """Some of several engines would have new weights, and one that is started again none of what was changed."""
+    told: list[tuple[Any, ...]] = []
+
+    async def check() -> None:
+        has_come, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def call(method: str, *arguments: Any) -> tuple[bool, str]:
+            has_come.set()
+            await goes_on.wait()
+            return True, method
+
+        engine = SimpleNamespace(
+            call=call, note_model=lambda *of: told.append(of), note_adapter=lambda *of: told.append(of)
+        )
+        service: Any = SimpleNamespace(engine=engine)
+        if what == "weights":
+            body = DiskBody(model_path="new")
+            asking = asyncio.create_task(TrainingApi(service)._changed(body, "update_weights_from_disk", "new", {}))
+        else:
+            asking = asyncio.create_task(change_adapter(service, "load_lora_adapter", "sql", "folder", False))
+        await has_come.wait()
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asking
+        goes_on.set()
+        await asyncio.sleep(0.1)
+
+    asyncio.run(check())
+    assert told == [("new",) if what == "weights" else ("load_lora_adapter", "sql", "folder", False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -62,11 +63,8 @@ class LoraApi(Api):
         return await self._changed("unload_lora_adapter", body.lora_name)
 
     async def _changed(self, method: Any, *arguments: Any) -> web.Response:
-        engine = self._service.engine
         try:
-            update = await engine.call(method, *arguments)
-            engine.note_adapter(method, *arguments)
-            return json_response(asdict(update))
+            return json_response(asdict(await change_adapter(self._service, method, *arguments)))
         except (InvalidRequest, AdapterError) as error:
             return self._failed(error)
 
@@ -75,6 +73,17 @@ class LoraApi(Api):
         loaded = {its.lora_name: its.lora_path for its in self._service.adapters}
         told = {"success": False, "error_message": str(error), "loaded_adapters": loaded}
         return json_response({**error_body(error), **told}, error.http_status)
+
+
+async def change_adapter(service: Service, method: Any, name: str, *about: Any) -> Any:
+    """Load or unload one, and note it; both, also if who asked hangs up. Raises InvalidRequest and AdapterError."""
+
+    async def change() -> Any:
+        update = await service.engine.call(method, name, *about)
+        service.engine.note_adapter(method, name, *about)
+        return update
+
+    return await asyncio.shield(change())
 
 
 def check_name(service: Service, name: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Literal
 
 from aiohttp import web
@@ -208,12 +209,20 @@ class TrainingApi(Api):
         return json_response({"weight_version": info["weight_version"]})
 
     async def _changed(self, body: _Update | VersionBody | None, method: Any, *arguments: Any) -> web.Response:
-        """Call an engine's method; the last of the arguments are its keywords."""
+        """Call an engine's method; the last of the arguments are its keywords. It goes on if who asked hangs up, lest
+        of several engines some take an update."""
         engine = self._service.engine
-        try:
+
+        async def change() -> Any:
             if body is not None and body.abort_all_requests:
                 await engine.call("abort", None)
             found = await engine.call(method, *arguments)
+            if isinstance(body, DiskBody):
+                engine.note_model(body.model_path)
+            return found
+
+        try:
+            found = await asyncio.shield(change())
         except (InvalidRequest, ModelError) as error:
             refused = (
                 error if isinstance(error, InvalidRequest) else InvalidRequest(str(error))
@@ -221,8 +230,6 @@ class TrainingApi(Api):
             return json_response(
                 {**error_body(refused), "success": False, "message": str(refused)}, refused.http_status
             )
-        if isinstance(body, DiskBody):
-            engine.note_model(body.model_path)
         said, also = found[1] if found else "Succeeded.", {}
         if isinstance(body, VersionBody):
             said, also = f"Weight version updated to {body.new_version}", {"new_version": body.new_version}

@@ -8,7 +8,7 @@ from smg_grpc_proto import sglang_scheduler_pb2 as pb
 
 from sgl.errors import AdapterError, InvalidRequest
 from sgl.runtime.lora_options import LoraPath
-from sgl.runtime.server.adapters import check_name
+from sgl.runtime.server.adapters import change_adapter, check_name
 from sgl.runtime.server.service import Service
 
 _MOST_CHARACTERS = 256  # of an id
@@ -44,7 +44,7 @@ class AdapterIds:
         name, identity = request.lora_name, request.lora_id
         try:
             self._check_new(name, request.lora_path, identity)
-            await self._change("load_lora_adapter", name, request.lora_path, request.pinned)
+            await change_adapter(self._service, "load_lora_adapter", name, request.lora_path, request.pinned)
         except (InvalidRequest, AdapterError) as error:
             return pb.LoadLoRAAdapterResponse(success=False, message=str(error), loaded_lora_ids=self._ids())
         self._minted[identity] = LoraPath(name, request.lora_path, request.pinned)
@@ -62,14 +62,10 @@ class AdapterIds:
                     "it is",
                     param="lora_id",
                 )
-            await self._change("unload_lora_adapter", name)
+            await change_adapter(self._service, "unload_lora_adapter", name)
         except (InvalidRequest, AdapterError) as error:
             return pb.UnloadLoRAAdapterResponse(success=False, message=str(error), loaded_lora_ids=self._ids())
         return pb.UnloadLoRAAdapterResponse(success=True, loaded_lora_ids=self._ids())
-
-    async def _change(self, method: Any, name: str, *about: Any) -> None:
-        await self._service.engine.call(method, name, *about)
-        self._service.engine.note_adapter(method, name, *about)
 
     def _check_new(self, name: str, path: str, identity: str) -> None:
         for param, text in (("lora_name", name), ("lora_path", path), ("lora_id", identity)):
