@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from smg_grpc_proto import sglang_scheduler_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
 from sgl.runtime.engine import Engine
+from sgl.runtime.lora_options import LoraPath
+from sgl.runtime.server.rpc.adapters import AdapterIds
 from tests.live_server import LiveServer, chat_checkpoint, served
 from tests.test_server_rpc import PROMPT, Client, request
 from tests.tiny_adapters import greedy, merged, tiny_adapter
@@ -162,3 +166,25 @@ def test_a_profile_is_recorded(client: Client) -> None:
     path = Path(told.message.removeprefix("the profile is in ").removesuffix(" on the server"))
     assert path.stat().st_size > 1000
     path.unlink()
+
+
+def test_an_id_means_one_adapter_however_many_are_loaded_at_once() -> None:
+    loaded: list[LoraPath] = []
+
+    async def call(method: str, *about: Any) -> None:
+        await asyncio.sleep(0.01)
+
+    def note(method: str, *about: Any) -> None:
+        loaded.append(LoraPath(*about))
+
+    async def check() -> None:
+        engine = SimpleNamespace(call=call, note_adapter=note, config=SimpleNamespace(model_path="m"))
+        service: Any = SimpleNamespace(engine=engine, model_name="m", adapters=loaded, has_adapter=lambda _: False)
+        ids = AdapterIds(service)
+        asked = [pb.LoadLoRAAdapterRequest(lora_name=name, lora_path="p", lora_id="x") for name in ("sql", "law")]
+        first, second = await asyncio.gather(*map(ids.load, asked))
+        assert (first.success, second.success) == (True, False)
+        assert "'x' is being loaded already" in second.message
+        assert ids.name_of("x") == "sql"
+
+    asyncio.run(check())

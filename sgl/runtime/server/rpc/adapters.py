@@ -20,6 +20,7 @@ class AdapterIds:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._minted: dict[str, LoraPath] = {}  # by id; some may have gone since
+        self._coming: set[str] = set()  # ids of those that are being loaded
 
     def name_of(self, identity: str) -> str:
         """The name of the adapter that a request means, which may be none's."""
@@ -44,7 +45,11 @@ class AdapterIds:
         name, identity = request.lora_name, request.lora_id
         try:
             self._check_new(name, request.lora_path, identity)
-            await change_adapter(self._service, "load_lora_adapter", name, request.lora_path, request.pinned)
+            self._coming.add(identity)
+            try:
+                await change_adapter(self._service, "load_lora_adapter", name, request.lora_path, request.pinned)
+            finally:
+                self._coming.discard(identity)
         except (InvalidRequest, AdapterError) as error:
             return pb.LoadLoRAAdapterResponse(success=False, message=str(error), loaded_lora_ids=self._ids())
         self._minted[identity] = LoraPath(name, request.lora_path, request.pinned)
@@ -77,6 +82,8 @@ class AdapterIds:
             )
         if check_name(self._service, name) is None:
             raise InvalidRequest(f"{name!r} is the model's own name: give the adapter another", param="lora_name")
+        if identity in self._coming:
+            raise InvalidRequest(f"lora_id={identity!r} is being loaded already: mint another", param="lora_id")
         if identity in self._known() or (identity != name and self._service.has_adapter(identity)):
             raise InvalidRequest(
                 f"lora_id={identity!r} is the adapter {self.name_of(identity)!r}: mint another", param="lora_id"
