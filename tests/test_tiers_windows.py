@@ -97,7 +97,7 @@ def test_an_engine_answers_alike_from_pages_that_came_back(
         assert cached(answers(engine)) == [0] * len(again)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(its, marks=pytest.mark.slow) for its in range(3, 10))])
 def test_random_operations_lose_no_page_and_no_token(seed: int, tmp_path: Path) -> None:
     episode = Episode(random.Random(seed), tmp_path, "windows")
     episode.run(6000)

@@ -154,7 +154,8 @@ def test_a_groups_logprobs_are_those_of_another_engines_prompts_bit_for_bit(
             assert computed(other, samples) == [logprobs for _, logprobs in samples]
 
 
-@pytest.mark.parametrize("cut", [{"tp_size": 2}, pytest.param({"pp_size": 2}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", CUTS[:2], ids=str)
 def test_a_trainer_broadcasts_to_all_ranks(old: Path, new: Path, cut: dict[str, Any]) -> None:
     """Each is a rank of its group, though rank 0 checks what comes and gives it to all."""
     whole = tensors_of(new)
