@@ -17,7 +17,7 @@ from sgl.kernels import cpu
 from sgl.kernels.layers import activation
 from sgl.kernels.layers.invariant import InvariantMatrix
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.tier_choice import identity
+from sgl.runtime.tier_choice import identity, weights_hash
 from tests.bits import CELLS, Bits, Requests, differing
 from tests.tiny_models import tiny_checkpoint
 
@@ -107,7 +107,7 @@ def test_pages_of_other_bits_are_another_models(folders: dict[str, Path]) -> Non
         with started(folders["llama"], **{"attention_backend": "cpu", **options}) as engine:
             model = engine._started.model
             assert model is not None
-            found.append(identity(engine.config, model))
+            found.append(identity(engine.config, model, model.config, weights_hash(model.weights.tensors())))
     assert found[1] == found[2]
     assert len(set(found)) == 3
 

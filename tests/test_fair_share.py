@@ -188,18 +188,18 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def held(engine: Engine) -> Iterator[threading.Event]:
     """No step is made until the event is set; what arrives is queued."""
     let_go, loop = threading.Event(), engine._loop
-    step = loop._step
+    step = loop.step
 
     def step_then() -> None:
         if let_go.wait(0.001):
             step()
 
-    loop._step = step_then  # type: ignore[method-assign]
+    loop.step = step_then  # type: ignore[method-assign]
     try:
         yield let_go
     finally:
         let_go.set()
-        loop._step = step  # type: ignore[method-assign]
+        loop.step = step  # type: ignore[method-assign]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

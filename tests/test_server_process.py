@@ -420,14 +420,14 @@ def test_the_server_looks_for_the_tokenizer_where_the_engine_does(model: Path) -
 def hang_where_told(flag: Path) -> None:
     """Sets up an engine process whose every step hangs while the file exists."""
     configure_logging("error", "text")
-    step = EngineLoop._step
+    step = EngineLoop.step
 
     def slow(self: EngineLoop) -> None:
         if flag.exists():
             time.sleep(3600)
         step(self)
 
-    EngineLoop._step = slow  # type: ignore[method-assign]
+    EngineLoop.step = slow  # type: ignore[method-assign]
 
 
 def test_a_step_that_never_ends_is_ended_by_the_watchdog(model: Path, tmp_path: Path) -> None:
