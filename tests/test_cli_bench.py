@@ -396,6 +396,7 @@ def test_run_sends_a_files_programs_to_the_server(
     run(["run", "--url", server.url, str(tmp_path / "nothing.py")], capsys, code=2)
 
 
+@pytest.mark.slow
 def test_traces_need_no_server(server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, page = tmp_path / "program.py", tmp_path / "trace.html"
     file.write_text(

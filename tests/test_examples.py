@@ -38,6 +38,7 @@ EXPECTED = {
 }
 
 
+LONG = "quickstart", "rl", "deterministic", "speculation"
 OWN = {
     "deterministic": r"False: \d+ log-probabilities differ between .*\n.*True: 0 log-probabilities differ",
     "rl": r"step +1 +reward 0\.\d+\nstep +2 +reward 0\.\d+\nreward .* -> .*; logprobs differ by \d\.\de-0[5-9] at most",
@@ -121,7 +122,13 @@ def test_the_example_is_traced(
     assert any(node["op"] in ("gen", "select") for timeline in timelines for node in timeline["nodes"])
 
 
-@pytest.mark.parametrize("name", [pytest.param("quickstart", marks=pytest.mark.slow), "extract", *OWN])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(each, marks=pytest.mark.slow if each in LONG else ())
+        for each in ["quickstart", "extract", *OWN]
+    ],
+)
 def test_the_example_runs_as_a_script(name: str, tmp_path: Any) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

@@ -202,6 +202,7 @@ def test_a_program_is_its_openers_alone_and_mistakes_are_the_workers_to_tell(set
     assert requests.get(path + "/events", timeout=PATIENCE).status_code == 404
 
 
+@pytest.mark.slow
 def test_programs_have_their_values_beside_workers_that_are_broken_in_every_way(setup: Setup) -> None:
     topics = [f"number {i}" for i in range(12)]
     alone = [

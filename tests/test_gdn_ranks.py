@@ -82,6 +82,7 @@ def test_stages_have_steps_of_several_requests_under_way_while_some_are_retracte
             assert [its["output_ids"] for its in results] == [reference.greedy(prompts[row]) for row in rows]
 
 
+@pytest.mark.slow
 def test_random_weights_are_cut_from_those_of_one_rank(tmp_path: Path) -> None:
     path, _ = tiny_hybrid(tmp_path, "3.5-moe")
     outputs = []

@@ -26,6 +26,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", [True, False])
 def test_each_figure_comes_from_the_weights_and_prompts_that_were_asked_for(
     trained: bool,

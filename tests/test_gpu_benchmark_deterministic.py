@@ -37,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_no_number_differs_and_each_cell_does_what_it_is_called(folder: Path) -> None:
     found = list(compared(folder, SIZES, {**OPTIONS, "deterministic": True}, list(COUNTED)))
     assert [(its.cell, its.way) for its in found if its.numbers or its.prompts] == []

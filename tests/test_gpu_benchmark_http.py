@@ -58,6 +58,7 @@ def small(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_one_client_measures_a_server_of_its_own_and_a_peers_at_each_rate(
     model: Path,
     server: LiveServer,

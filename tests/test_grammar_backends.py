@@ -440,6 +440,7 @@ def test_a_backend_is_part_of_a_grammar(backend: str) -> None:
                 make_constraint({"choices": ["a"]}, **{"backend": backend, **options})  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_hostile_constraints_end_in_time_and_others_go_on(backend: Any) -> None:
     service = CompileService(PIECES, deadline=2.0, num_threads=1)

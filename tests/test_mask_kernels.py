@@ -301,6 +301,7 @@ def test_one_pass_draws_what_masking_and_sampling_draw(vocab_size: int) -> None:
     assert torch.equal(drawn, sampling.sample(logits, temperature, seeds, positions))
 
 
+@pytest.mark.slow
 @needs_triton
 def test_many_rows_are_drawn_several_blocks_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from sgl.kernels.sampling import triton as sampling_triton

@@ -230,6 +230,7 @@ def test_ranks_that_do_not_listen_are_ended_all_the_same() -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_ranks_end_with_the_process_that_leads_them() -> None:
     code = (
         "import time; from sgl.runtime.engine import Engine\n"

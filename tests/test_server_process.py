@@ -380,6 +380,7 @@ def test_the_server_itself_loads_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine's process in /proc")
 def test_a_stopped_engine_shows_in_health_and_may_come_back(serve: Callable[..., Served]) -> None:
     server = serve()
@@ -469,6 +470,7 @@ def test_a_step_that_never_ends_is_ended_by_the_watchdog(model: Path, tmp_path: 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE))
 
 
+@pytest.mark.slow
 def test_request_ids_stand_in_the_lines_of_both_processes(serve: Callable[..., Served]) -> None:
     server = serve("--log-level", "debug")
     for identity, stream in (("first-of-two", False), ("second-of-two", True)):

@@ -461,6 +461,7 @@ class Child:
         self.process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("die_after", [9, *(pytest.param(each, marks=pytest.mark.slow) for each in (0, 1, 2, 21))])
 def test_a_prefill_process_killed_amid_a_read_costs_nothing_but_time(
     path: str, decode: Engine, plain: Engine, die_after: int

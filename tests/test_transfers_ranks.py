@@ -68,7 +68,7 @@ def assert_pulled_answers_are(wanted: list[Any], one: Engine, other: Engine) -> 
         assert_all_is_back(engine)
 
 
-@pytest.mark.parametrize("tp_sizes", [(1, 2), (2, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("tp_sizes", [(1, 2), (2, 1), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("transport", ["tcp", pytest.param("nixl", marks=[needs_nixl, pytest.mark.slow])])
 def test_tokens_are_those_of_one_engine(
     path: str, key: str, plain: Engine, tp_sizes: tuple[int, int], transport: str

@@ -52,7 +52,7 @@ def new(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shaken(old, tmp_path_factory.mktemp("new") / "m")
 
 
-@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("cut", [CUTS[0], pytest.param(CUTS[1], marks=pytest.mark.slow), CUTS[2]], ids=str)
 def test_all_ranks_take_an_update_or_none_does(old: Path, new: Path, cut: dict[str, Any]) -> None:
     wanted = expected(new, **cut)
     with Engine(old, **OPTIONS, **cut) as engine:
