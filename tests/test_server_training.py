@@ -30,7 +30,7 @@ from sgl.errors import InvalidRequest
 from sgl.runtime.model.update.group import join
 from sgl.runtime.model.update.shipped import shipped_tensors
 from sgl.runtime.server.adapters import change_adapter
-from sgl.runtime.server.training import DiskBody, TrainingApi
+from sgl.runtime.server.training import DiskBody, MemoryBody, TrainingApi
 from tests.live_server import LiveServer, served
 from tests.test_weights_update import shaken, tensors_of
 from tests.tiny_models import tiny_checkpoint
@@ -294,7 +294,7 @@ def test_a_trainer_broadcasts_weights_and_its_death_holds_nobody(server: LiveSer
     engine.update_weights({NORM: before})
 
 
-@pytest.mark.parametrize("what", ["weights", "adapter"])
+@pytest.mark.parametrize("what", ["weights", "adapter", "release", "resume"])
 def test_who_hangs_up_leaves_nothing_half_done(what: str) -> None:
     """Some of several engines would have new weights, and one that is started again none of what was changed."""
     told: list[tuple[Any, ...]] = []
@@ -305,6 +305,8 @@ def test_who_hangs_up_leaves_nothing_half_done(what: str) -> None:
         async def call(method: str, *arguments: Any) -> tuple[bool, str]:
             has_come.set()
             await goes_on.wait()
+            if method.endswith("occupation"):
+                told.append((method,))
             return True, method
 
         engine = SimpleNamespace(
@@ -314,6 +316,9 @@ def test_who_hangs_up_leaves_nothing_half_done(what: str) -> None:
         if what == "weights":
             body = DiskBody(model_path="new")
             asking = asyncio.create_task(TrainingApi(service)._changed(body, "update_weights_from_disk", "new", {}))
+        elif what in ("release", "resume"):
+            change = getattr(TrainingApi(service), what)
+            asking = asyncio.create_task(change(None, MemoryBody()))
         else:
             asking = asyncio.create_task(change_adapter(service, "load_lora_adapter", "sql", "folder", False))
         await has_come.wait()
@@ -324,4 +329,6 @@ def test_who_hangs_up_leaves_nothing_half_done(what: str) -> None:
         await asyncio.sleep(0.1)
 
     asyncio.run(check())
-    assert told == [("new",) if what == "weights" else ("load_lora_adapter", "sql", "folder", False)]
+    memory = (f"{what}_memory_occupation",)
+    wanted = {"weights": ("new",), "adapter": ("load_lora_adapter", "sql", "folder", False)}
+    assert told == [wanted.get(what, memory)]

@@ -111,13 +111,14 @@ class TrainingApi(Api):
     )
     async def release(self, request: web.Request, body: MemoryBody) -> web.Response:
         """Pause, forget all that is cached, and give memory back to a trainer on the same device. New requests wait."""
-        released = await self._service.engine.call("release_memory_occupation", body.tags)
+        # to the end, if who asked hangs up: an update waits until all engines have
+        released = await asyncio.shield(self._service.engine.call("release_memory_occupation", body.tags))
         return json_response({"message": "Memory released.", "status": "ok", "released": released})
 
     @endpoint("POST /resume_memory_occupation", body=MemoryBody, example={}, answer=Said, for_admin=True)
     async def resume(self, request: web.Request, body: MemoryBody) -> web.Response:
         """Take memory again that was released, and go on once all is there."""
-        await self._service.engine.call("resume_memory_occupation", body.tags)
+        await asyncio.shield(self._service.engine.call("resume_memory_occupation", body.tags))
         return json_response({"message": "Memory resumed.", "status": "ok"})
 
     @endpoint(
