@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import sys
+import threading
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -15,11 +16,12 @@ import pytest
 import torch
 
 from sgl import Engine
-from sgl.errors import InvalidRequest
+from sgl.errors import EngineDead, InvalidRequest
 from sgl.kernels.collectives import Folder
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
+from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.parallel.occupation import RankedOccupation, follow
 from sgl.runtime.runner import occupation
 from sgl.runtime.runner.occupation import PARTS, Part
@@ -136,3 +138,28 @@ def test_what_one_rank_lacks_is_missing_and_can_be_tried_again(
         for each in others:
             each.result(PATIENCE)
     assert [its.calls for its in memories] == [["release", "take", "take", "capture"]] * size
+
+
+def test_a_rank_that_captures_no_graphs_ends_the_engine() -> None:
+    """The others wait for it amid theirs, where nothing but its end reaches them."""
+    ranks = Mock()
+    with pytest.raises(torch.OutOfMemoryError, match="capture"):
+        follow(wire.Capture(), Memory(["capture"]), ranks)  # type: ignore[arg-type]
+    group = Mock(size=2, failing=nullcontext, ranks=Mock(**{"sum.return_value": [0, 0, 0, 1, 0, 0, 5]}))
+    group.end = lambda message: EngineDead(message)
+    leader = RankedOccupation(Memory(["capture"]), group)  # type: ignore[arg-type]
+    with pytest.raises(EngineDead, match="rank 0 captured no CUDA graphs"):
+        leader.restore(PARTS)
+    ranks.sum.assert_not_called()
+    assert group.ranks.sum.call_count == 1, "after what was taken, not after graphs"
+
+
+def test_a_group_that_is_ended_says_why() -> None:
+    group = object.__new__(RankGroup)
+    told: list[EngineDead] = []
+    group._closed, group._lock, group._processes = threading.Event(), threading.Lock(), {}
+    group._is_remote, group._ranks, group._failure, group._on_failure = False, None, None, told.append
+    failure = group.end("no graphs")
+    assert told == [failure]
+    with pytest.raises(EngineDead, match="no graphs"):
+        group.check()

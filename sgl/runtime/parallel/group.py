@@ -113,6 +113,11 @@ class RankGroup:
                 raise
             raise self._failure from error
 
+    def end(self, message: str) -> EngineDead:
+        """End all ranks, since this one cannot go on as the others expect; returns what others are told."""
+        self._fail(message)
+        return self._failure or EngineDead(message)
+
     def on_failure(self, call: Callable[[EngineDead], None]) -> None:
         """Call this, on another thread, when a rank fails."""
         with self._lock:

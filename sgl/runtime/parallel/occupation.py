@@ -7,13 +7,15 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sgl.errors import InvalidRequest
+from sgl.errors import EngineDead, InvalidRequest
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.runner.occupation import PARTS, Occupation, Part
 
 logger = logging.getLogger(__name__)
+
+_FAILURES = RuntimeError, MemoryError, OSError  # torch's for memory is the first
 
 
 class RankedOccupation:
@@ -40,13 +42,25 @@ class RankedOccupation:
         return {part: number for part, number in self.released.items() if part not in before}
 
     def restore(self, parts: Collection[Part]) -> None:
-        """See `Occupation`. Graphs are captured when all ranks have all else; after a failure, try again."""
+        """See `Occupation`. Graphs are captured when all ranks have all else; after a failure until then, try again.
+        A rank that cannot capture them ends the engine: the others wait for it amid theirs."""
         self._do(wire.Restore([*parts]), lambda: self._own.take(parts), "has no memory for what was released")
         if self.released.keys() == {"cuda_graph"}:
-            self._do(wire.Capture(), self._own.capture, "captured no graphs")
+            self._group.send(wire.Capture())
+            try:
+                with self._group.failing():
+                    self._own.capture()
+            except EngineDead:
+                raise
+            except _FAILURES as error:
+                raise self._group.end(f"rank 0 captured no CUDA graphs ({error})") from error
+            self._meet(lambda: None, "captured no graphs")
 
     def _do(self, frame: wire.Frame, act: Callable[[], Any], failure: str) -> None:
         self._group.send(frame)
+        self._meet(act, failure)
+
+    def _meet(self, act: Callable[[], Any], failure: str) -> None:
         with self._group.failing():
             error, (num_failed, *state) = _done(act, self._own, self._group.ranks)
         counts, numbers = state[: len(PARTS)], state[len(PARTS) :]
@@ -59,15 +73,16 @@ class RankedOccupation:
 
 
 def follow(frame: wire.Release | wire.Restore | wire.Capture, own: Occupation, ranks: Ranks) -> None:
-    """Take part on a rank other than 0."""
+    """Take part on a rank other than 0. Raises what ends it."""
 
     def act() -> None:
         if isinstance(frame, wire.Release):
             own.release(frame.parts)
         elif isinstance(frame, wire.Restore):
             own.take(frame.parts)
-        else:
-            own.capture()
+
+    if isinstance(frame, wire.Capture):
+        own.capture()
 
     error, _ = _done(act, own, ranks)
     if error is not None:
@@ -79,7 +94,7 @@ def _done(act: Callable[[], Any], own: Occupation, ranks: Ranks) -> tuple[Except
     error = None
     try:
         act()
-    except (RuntimeError, MemoryError, OSError) as its:  # torch's for memory is a RuntimeError
+    except _FAILURES as its:
         error = its
     has = [part in own.released for part in PARTS]
     sizes = [max(own.released.get(part, 0), 0) for part in PARTS]
