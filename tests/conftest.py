@@ -50,7 +50,9 @@ settings.load_profile("ci" if os.environ.get("CI", "").lower() in ("1", "true") 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a CUDA device where there is none; torch is imported only when something asks."""
+    """Skip what needs a CUDA device where there is none; torch is imported only when something asks. Kernels are
+    compiled first: each takes minutes on one core, and the last one would run alone."""
+    items.sort(key=lambda item: item.path.name != "test_compiled_kernels.py")
     needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not needing_gpu:
         return
