@@ -27,7 +27,7 @@ from torch.distributed import TCPStore
 
 from sgl import Engine
 from sgl.errors import InvalidRequest
-from sgl.runtime.model.update.group import join
+from sgl.runtime.model.update.group import TrainerGroup, join
 from sgl.runtime.model.update.shipped import shipped_tensors
 from sgl.runtime.server.adapters import change_adapter
 from sgl.runtime.server.training import DiskBody, MemoryBody, TrainingApi
@@ -262,6 +262,20 @@ def test_no_trainer_is_awaited_over_nccl_without_a_gpu(server: LiveServer) -> No
     reply = post(server, "/init_weights_update_group", **place)
     assert reply.status_code == 400
     assert "take 'gloo'" in reply.json()["message"]
+
+
+@pytest.mark.slow
+def test_a_groups_name_may_be_used_again() -> None:
+    """In one process, by an engine that came after another; torch keeps names until it is told."""
+    for value in (1.0, 2.0):
+        process, port = started([torch.full((4,), value)])
+        group, found = TrainerGroup("127.0.0.1", port, 1, 2, "g", "gloo", SECONDS), torch.zeros(4)
+        group.receive([found])
+        process.join(SECONDS)
+        with pytest.raises(InvalidRequest, match="this process has a group 'g' already"):
+            TrainerGroup("127.0.0.1", port, 1, 2, "g", "gloo", SECONDS)
+        group.close()
+        assert found.tolist() == [value] * 4
 
 
 @pytest.mark.slow

@@ -71,9 +71,7 @@ class TrainerGroup:
                 abort()
         except RuntimeError:  # a backend without it
             pass
-        c10d: Any = distributed.distributed_c10d
-        for table in (c10d._world.pg_map, c10d._world.pg_names, c10d._world.pg_group_ranks):
-            table.pop(self._group, None)
+        _forget(self._group)
 
 
 class Bystanders:
@@ -127,10 +125,31 @@ class Bystanders:
 def join(url: str, rank: int, size: int, name: str, backend: str, timeout: datetime.timedelta) -> Any:
     """A group beside torch's default one, as trainers make theirs: both ends must name its keys alike."""
     c10d: Any = distributed.distributed_c10d  # its types lack what follows
+    before = {**c10d._world.pg_names}
+    if name in before.values():
+        raise RuntimeError(f"this process has a group {name!r} already")
     store, rank, size = next(c10d.rendezvous(url, rank, size, timeout=timeout))
     store.set_timeout(timeout)
-    group, _ = c10d._new_process_group_helper(
-        size, rank, [], c10d.Backend(backend), c10d.PrefixStore(name, store), group_name=name, timeout=timeout
-    )
+    try:
+        group, _ = c10d._new_process_group_helper(
+            size, rank, [], c10d.Backend(backend), c10d.PrefixStore(name, store), group_name=name, timeout=timeout
+        )
+    except BaseException:
+        for half_made in c10d._world.pg_names.keys() - before.keys():
+            _forget(half_made)
+        raise
     c10d._world.pg_group_ranks[group] = {index: index for index in range(size)}
     return group
+
+
+def _forget(group: Any) -> None:
+    """Torch would keep it, and refuse its name, for good."""
+    c10d: Any = distributed.distributed_c10d
+    world = c10d._world
+    name = world.pg_names.get(group)
+    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+        table.pop(group, None)
+    for groups in world.tags_to_pg.values():
+        groups[:] = [each for each in groups if each is not group]
+    if name is not None:
+        c10d._unregister_process_group(name)
