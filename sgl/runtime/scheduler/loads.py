@@ -291,10 +291,13 @@ class Loads:
         return self._clock() - load.began > _LATE * computing + _LATE_SECONDS
 
     def _free_late(self) -> None:
+        waiting = []
         for reading, pages in self._given_up:
-            if reading.is_done:
+            if reading.is_done:  # asked once: the disk may answer meanwhile
                 self._host.pool.free(pages)
-        self._given_up = [(reading, pages) for reading, pages in self._given_up if not reading.is_done]
+            else:
+                waiting.append((reading, pages))
+        self._given_up = waiting
 
     def _end_reading(self, load: _Load) -> None:
         """Give what was read its place among the copies; what could not be read is not."""
