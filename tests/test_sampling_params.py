@@ -106,6 +106,17 @@ def test_nulls_and_omissions_mean_the_defaults() -> None:
     assert SamplingParams.from_dict(dict.fromkeys(NAMES)) == SamplingParams.from_dict({}) == SamplingParams()
 
 
+def test_names_of_sglang_are_taken_for_ours() -> None:
+    assert SamplingParams.from_dict({"sampling_seed": 7, "custom_params": None}) == SamplingParams(seed=7)
+    assert SamplingParams.from_dict({"sampling_seed": None, "seed": 7, "stream_interval": 1}) == SamplingParams(
+        seed=7
+    )
+    for values in ({"seed": 7, "sampling_seed": 7}, {"custom_params": {"a": 1}}, {"stream_interval": 2}):
+        with pytest.raises(InvalidRequest) as refused:
+            SamplingParams.from_dict(values)
+        assert refused.value.param == list(values)[-1]
+
+
 def test_at_most_one_constraint_may_be_set() -> None:
     with pytest.raises(InvalidRequest, match=r"at most one of .* got regex and ebnf"):
         SamplingParams(regex="a", ebnf="b")

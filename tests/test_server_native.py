@@ -116,6 +116,38 @@ def test_nulls_are_defaults_and_unknown_fields_ignored(server: LiveServer) -> No
     assert generate(server, text="hi", input_ids=[5])["text"] == plain["text"], "text wins over ids"
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"return_hidden_states": True}, "not supported here"),
+        ({"return_routed_experts": True}, "not supported here"),
+        ({"custom_logit_processor": "x"}, "not supported here"),
+        ({"session_params": {"id": "x"}}, "not supported here"),
+        ({"input_embeds": [[0.5]]}, "not supported here"),
+        ({"audio_data": "x"}, "not supported here"),
+        ({"bootstrap_room": 1}, "not supported here"),
+        ({"lora_id": "x"}, "called lora_path"),
+        ({"cache_salt": "x"}, "called extra_key"),
+        ({"max_new_tokens": 3}, "belongs into sampling_params"),
+        ({"regex": "a"}, "belongs into sampling_params"),
+    ],
+)
+def test_what_would_be_left_undone_is_refused_by_name(
+    server: LiveServer, fields: dict[str, Any], words: str
+) -> None:
+    [name] = fields
+    body = {"text": "hi", "sampling_params": GREEDY}
+    answer = server.post("/generate", {**body, **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    assert words in answer.json()["error"]["message"]
+    assert server.post("/generate", {**body, name: None}).status_code == 200
+
+
+def test_fields_that_change_no_answer_are_taken(server: LiveServer) -> None:
+    taken = {"no_logs": True, "routing_key": "x", "return_hidden_states": False, "session_params": {}, "unheard": 1}
+    assert generate(server, text="hi", **taken)["text"] == generate(server, text="hi")["text"]
+
+
 def test_stream_is_cumulative_in_text_and_incremental_in_logprobs(server: LiveServer) -> None:
     body = {"text": "hello", "sampling_params": GREEDY, "return_logprob": True}
     whole = server.post("/generate", body).json()

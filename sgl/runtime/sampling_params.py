@@ -117,11 +117,19 @@ class SamplingParams:
                 f"sampling_params must be an object of names and values, not {_kind(values)}",
                 param="sampling_params",
             )
-        for name in values:
-            if name not in _NAMES:
-                near = nearest_name(name, _NAMES) if isinstance(name, str) else ""
+        given: dict[str, Any] = {}
+        for name, value in values.items():
+            known = _ALSO.get(name, name)
+            if known in PARAMETERS:
+                if value is not None and known in given:
+                    raise InvalidRequest("seed and sampling_seed are the same: give one of them", param=name)
+                given |= {} if value is None else {known: value}
+            elif name not in _WITHOUT_EFFECT:
+                near = nearest_name(name, PARAMETERS) if isinstance(name, str) else ""
                 raise InvalidRequest(f"there is no sampling parameter {name!r}{near}", param=str(name))
-        return cls(**{name: value for name, value in values.items() if value is not None})
+            elif value is not None and value not in _WITHOUT_EFFECT[name]:
+                raise InvalidRequest(f"{name} is not supported here: leave it out", param=name)
+        return cls(**given)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -198,7 +206,12 @@ class SamplingParams:
                 _utf8(name, value)
 
 
-_NAMES = frozenset(each.name for each in fields(SamplingParams))
+PARAMETERS = frozenset(each.name for each in fields(SamplingParams))
+"""Their names."""
+_ALSO = {"sampling_seed": "seed"}
+"""What others call them."""
+_WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {"custom_params": ({},), "stream_interval": (1,)}
+"""SGLang's that do nothing here, and the values besides null that they may have."""
 _JSON_CONSTRAINTS = ("json_schema", "structural_tag")
 
 

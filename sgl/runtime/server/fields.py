@@ -1,5 +1,5 @@
-"""Fields without effect. Unknown fields are refused unless null. Fields of OpenAI, SGLang and vLLM that do nothing here
-are accepted with harmless values only."""
+"""Fields without effect. Unknown ones are refused unless null, but for /generate, which ignores them. Fields of OpenAI,
+SGLang and vLLM that do nothing here are accepted with harmless values only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, crea
 from pydantic.json_schema import SkipJsonSchema, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from sgl.runtime.sampling_params import PARAMETERS
 from sgl.runtime.server.bodies import Bounded
 
 
@@ -43,6 +44,11 @@ Unlimited: TypeAlias = Annotated[Any, _only(-1), _UNTOLD]
 def called(name: str) -> Any:
     """A field that goes by another name here."""
     return Annotated[Any, _only(hint=f"it is called {name}"), _UNTOLD]
+
+
+def _inside(name: str) -> Any:
+    """A field that belongs into another one."""
+    return Annotated[Any, _only(hint=f"it belongs into {name}"), _UNTOLD]
 
 
 def by_type(default: str | None = None) -> Discriminator:
@@ -83,7 +89,7 @@ class Lenient(Bounded):
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-Model = TypeVar("Model", bound=Strict)
+Model = TypeVar("Model", bound=Bounded)
 
 
 def also_takes(*kinds: tuple[Any, str]) -> Callable[[type[Model]], type[Model]]:
@@ -118,3 +124,24 @@ def also_takes(*kinds: tuple[Any, str]) -> Callable[[type[Model]], type[Model]]:
 )
 class ForeignFields(Strict):
     """Fields of other servers that both endpoints accept."""
+
+
+@also_takes(
+    (Anything, "session_id conversation_id routing_key log_metrics no_logs custom_labels modalities"),
+    (Anything, "mm_hashes mm_content_hashes received_time external_trace_header http_worker_ipc kv_router_hint"),
+    (Off, "return_hidden_states return_routed_experts return_indexer_topk return_sampling_mask return_entropy"),
+    (Off, "return_flat_raw_top_logprobs return_flat_raw_top_logprobs_b64 return_bytes return_prompt_token_ids"),
+    (Off, "use_audio_in_video require_reasoning background need_wait_for_mm_inputs"),
+    (Zero, "routed_experts_start_len data_parallel_rank routed_dp_rank"),
+    (Empty, "input_embeds audio_data custom_logit_processor session_params positional_embed_overrides"),
+    (Empty, "video_config images_config multi_item_delimiter_indices num_items_assigned encoder_urls"),
+    (Nothing, "bootstrap_host bootstrap_port bootstrap_room bootstrap_pair_key decode_tp_size max_thinking_tokens"),
+    (Nothing, "disagg_prefill_dp_rank max_dynamic_patch min_dynamic_patch image_max_dynamic_patch"),
+    (Nothing, "video_max_dynamic_patch"),
+    (called("lora_path"), "lora_id"),
+    (called("extra_key"), "cache_salt"),
+    (called("text"), "prompt"),
+    (_inside("sampling_params"), " ".join(sorted(PARAMETERS))),
+)
+class ForeignArguments(Lenient):
+    """SGLang's further fields of /generate, and sampling parameters that lie beside `sampling_params`."""

@@ -20,7 +20,7 @@ from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.bodies import Bounded
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import described
-from sgl.runtime.server.fields import Lenient
+from sgl.runtime.server.fields import ForeignArguments, Lenient
 from sgl.runtime.server.identity import caller
 from sgl.runtime.server.images import all_located
 from sgl.runtime.server.origins import check_no_browser
@@ -46,9 +46,10 @@ _LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="sgl-texts")  # starts la
 
 GenerateBody: type[Bounded] = create_model(
     "GenerateBody",
-    __base__=Lenient,
+    __base__=ForeignArguments,
     __module__=__name__,
-    __doc__="A null means the default; unknown fields are ignored, unknown sampling parameters refused.",
+    __doc__="A null means the default; unknown fields are ignored, unknown sampling parameters refused, and so is what "
+    "SGLang would do and this server does not.",
     text=(str | list[str] | None, None),
     image_data=(Any, None),
     video_data=(Any, None),
@@ -308,7 +309,7 @@ def _decoded(tokenizer: Tokenizer, several: list[list[int]], *, skip_special_tok
 
 def _arguments(body: Bounded) -> dict[str, Any]:
     """Arguments of Engine.generate."""
-    given = {name: value for name, value in body if value is not None}
+    given = {name: value for name, value in body if value is not None and name not in ForeignArguments.model_fields}
     for name in ("image_data", "video_data"):
         if name in given:
             given[name] = all_located(given[name], name)
