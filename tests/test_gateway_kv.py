@@ -23,13 +23,13 @@ from sgl.runtime.kv_events import END, AllBlocksCleared, BlockRemoved, BlockStor
 from sgl.runtime.server.placement import MOST_BLOCKS
 from tests.live_server import LiveServer
 from tests.test_gateway import echo, gateway_of, run, until
-from tests.test_gateway_hostile import INFO
+from tests.test_gateway_hostile import INFO, STATE
 from tests.tiny_models import tiny_checkpoint
 
 
-def blocks_of(ids: list[int]) -> list[int]:
+def blocks_of(ids: list[int], **more: Any) -> list[int]:
     """As a request's are named."""
-    return list(facts_of(msgspec.json.encode({"input_ids": ids}), "/generate", None).ask.blocks)
+    return list(facts_of(msgspec.json.encode({"input_ids": ids, **more}), "/generate", None).ask.blocks)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,8 @@ class Publisher:
 
 def stored(name: int, ids: list[int], parent: int | None = None, size: int = 16, **more: Any) -> BlockStored:
     hashes = [name * 1000 + i for i in range(len(ids) // size)]
-    return BlockStored(hashes, parent, ids, size, more.get("lora_id"), more.get("medium"))
+    about = [more.get(name) for name in ("lora_id", "medium", "lora_name", "extra_keys")]
+    return BlockStored(hashes, parent, ids, size, *about)
 
 
 @contextlib.asynccontextmanager
@@ -318,19 +319,122 @@ def test_what_is_kept_of_a_worker_is_bounded_whatever_it_says(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("said", "sources"),
     [
-        ({"kv_events": "tcp://0.0.0.0:5557"}, [("tcp://10.0.0.1:5557", None)]),
+        ([{"kv_events": "tcp://0.0.0.0:5557"}], [("tcp://10.0.0.1:5557", None)]),
         (
-            {"kv_events": "tcp://elsewhere:5557", "kv_events_replay": "tcp://*:6000", "dp_size": 2},
-            [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:6000"), ("tcp://10.0.0.1:5558", "tcp://10.0.0.1:6001")],
+            [
+                {"kv_events": "tcp://elsewhere:5557", "kv_events_replay": "tcp://*:6000"},
+                {"kv_events": "tcp://elsewhere:41234", "kv_events_replay": "tcp://*:5"},
+            ],
+            [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:6000"), ("tcp://10.0.0.1:41234", "tcp://10.0.0.1:5")],
         ),
-        ({"kv_events": "ipc:///etc/passwd"}, []),
-        ({"kv_events": "tcp://x:99999999999"}, []),
-        ({"kv_events": 5, "dp_size": 10**9}, []),
-        ({}, []),
+        ([{"kv_events": "ipc:///etc/passwd"}], []),
+        ([{"kv_events": "tcp://x:99999999999"}, {"kv_events": "tcp://x:0"}], []),
+        ([{"kv_events": 5}, 5, None], []),
+        ([{"kv_events": "tcp://x:5"}] * 1000, [("tcp://10.0.0.1:5", None)]),
+        ([{}], []),
+        ([], []),
     ],
 )
-def test_events_are_followed_at_a_workers_own_host_only(said: dict[str, Any], sources: list[Any]) -> None:
-    assert sources_of(said, "http://10.0.0.1:30000") == [Source(*each) for each in sources]
+def test_events_are_followed_at_a_workers_own_host_only(said: list[Any], sources: list[Any]) -> None:
+    found = sources_of({"internal_states": said}, "http://10.0.0.1:30000")
+    assert found == [Source(*each) for each in sources]
+
+
+def test_what_another_tenant_or_adapter_has_computed_is_no_hit() -> None:
+    own: list[tuple[dict[str, Any], dict[str, Any]]] = [  # of a request, and of events
+        ({}, {}),
+        ({"extra_key": "a"}, {"extra_keys": [["a"], None, None, None]}),
+        ({"extra_key": "b"}, {"extra_keys": [["b"], None, None, None]}),
+        ({"lora_path": "a"}, {"lora_id": 1, "lora_name": "a"}),
+        ({"lora_path": "b"}, {"lora_id": 2, "lora_name": "b", "extra_keys": [["b"]] * 4}),  # vLLM's way
+        (
+            {"lora_path": "a", "extra_key": "a"},
+            {"lora_id": 1, "lora_name": "a", "extra_keys": [["a", "a"]] + [None] * 3},
+        ),
+    ]
+
+    async def test() -> None:
+        async with followed() as (publisher, index, _):
+            for name, (_, about) in enumerate(own, 10):
+                publisher.send(AllBlocksCleared(), stored(name, IDS[1], **about))
+                publisher.send(stored(name + 50, IDS[2], parent=name * 1000 + 3))
+                request = own[name - 10][0]
+                await until(lambda request=request: index.found(blocks_of(IDS[1] + IDS[2], **request)) == {"w": 8})  # type: ignore[misc]
+                others = [other for other, _ in own if other != request]
+                assert not any(index.found(blocks_of(IDS[1], **other)) for other in others)
+            for about in (
+                {"lora_id": 1},  # whose name nobody knows
+                {"extra_keys": [["a", "b"], None, None, None]},
+                {"extra_keys": [[b"image"], None, None, None]},
+            ):
+                publisher.send(AllBlocksCleared(), stored(70, IDS[3], **about))
+            publisher.send(stored(71, IDS[4], extra_keys=[None, None, [["image", 0]], None]), stored(72, IDS[5]))
+            await until(lambda: has(index, 5) == 4)
+            assert (has(index, 3), has(index, 4)) == (0, 2)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("more", "adapter"),
+    [
+        ({}, None),
+        ({"model": "served"}, None),
+        ({"model": "sql"}, "sql"),
+        ({"model": "org/served:sql"}, "sql"),
+        ({"model": "a:b:sql:v2"}, "sql:v2"),
+        ({"model": "served", "lora_path": "sql"}, "sql"),
+        ({"lora_path": ["sql", None]}, "sql"),
+        ({"model": ":" * 10**6}, None),
+    ],
+)
+def test_an_adapter_may_stand_in_a_models_name(more: dict[str, Any], adapter: str | None) -> None:
+    body = msgspec.json.encode({"prompt": IDS[0], **more})
+    ask = facts_of(body, "/v1/completions", None, frozenset({"sql", "sql:v2"})).ask
+    assert ask.blocks == (blocks_of(IDS[0], lora_path=adapter) if adapter else blocks_of(IDS[0]))
+
+
+def test_engines_of_one_server_are_followed_wherever_each_publishes(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, vocab_size=64, max_position_embeddings=256)
+    options: dict[str, Any] = {"page_size": 4, "max_total_tokens": 512, "skip_tokenizer_init": True, "dp_size": 2}
+    where = {"kv_events": "tcp://127.0.0.1:0", "kv_events_replay": "tcp://127.0.0.1:0"}
+    prompts = [list(range(20)), list(range(20, 40)), list(range(40, 60))]
+
+    def engine(rank: int) -> Engine:
+        return Engine(str(folder), device="cpu", dp_rank=rank, **options, **where)
+
+    def sources(*engines: Engine) -> list[Source]:
+        states = [state for each in engines for state in each.get_server_info()["internal_states"]]
+        return sources_of({"internal_states": states}, "http://127.0.0.1:1")
+
+    def fill(engine: Engine, prompt: list[int]) -> None:
+        engine.generate(input_ids=prompt, sampling_params={"max_new_tokens": 1})
+
+    async def test() -> None:
+        index = PrefixIndex()
+        follower = KvFollower(index)
+
+        def found() -> list[int]:
+            return [index.found(blocks_of(ids)).get("w", 0) for ids in prompts]
+
+        with engine(0) as one:
+            with engine(1) as two:
+                assert one.get_server_info()["kv_events"] == "tcp://127.0.0.1:0", "it is that of no engine"
+                follower.follow("w", sources(one, two))
+                fill(one, prompts[0])
+                fill(two, prompts[1])
+                await until(lambda: found() == [1, 1, 0])
+                batches = follower.workers["w"].batches
+            with engine(1) as again:  # in the second one's place, on another port
+                follower.follow("w", sources(one))
+                await until(lambda: found() == [1, 0, 0])
+                follower.follow("w", sources(one, again))
+                fill(again, prompts[2])
+                await until(lambda: found() == [1, 0, 1])
+                assert follower.workers["w"].batches == batches + 1, "the first one was followed on"
+        await asyncio.to_thread(follower.close)
+
+    run(test)
 
 
 def test_a_worker_that_announces_events_and_has_none_serves_as_others_do(unused: Callable[[], int]) -> None:
@@ -340,7 +444,8 @@ def test_a_worker_that_announces_events_and_has_none_serves_as_others_do(unused:
                 port = int(
                     worker.url.rpartition(":")[2]
                 )  # its own, which speaks HTTP, and one where nobody listens
-                worker.info = {**INFO, "kv_events": f"tcp://x:{port}", "kv_events_replay": f"tcp://x:{unused()}"}
+                where = {"kv_events": f"tcp://x:{port}", "kv_events_replay": f"tcp://x:{unused()}"}
+                worker.info = {**INFO, "internal_states": [{**STATE, **where}]}
             await until(lambda: len(gateway.servers.kv.workers) == 2)
             answers = [await client.post("/generate", json={"input_ids": IDS[0]}) for _ in range(4)]
             assert {answer.status for answer in answers} == {200}

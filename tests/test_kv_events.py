@@ -158,20 +158,25 @@ def test_options_that_would_tell_nothing_are_refused(options: dict[str, Any], wh
         Engine("nowhere", device="cpu", **options)
 
 
-def test_every_block_of_an_adapter_names_it() -> None:
+def test_blocks_name_what_keeps_them_apart() -> None:
     events = KvEvents(PageEvents(Driver(Setting()).scheduler.memory.cache), PAGE, "tcp://127.0.0.1:0")
+    events.adapter_name = {3: "sql", 4: "key"}.get
 
-    def told(parent: int | None, page: int, namespace: Namespace = None) -> int | None:
-        key = key_of(range(page, page + PAGE))
-        [event] = events._told(Stored(parent, key, np.array([page], np.int32), namespace))
+    def told(parent: int | None, page: int, namespace: Namespace = None) -> tuple[int | None, str | None, Any]:
+        key = key_of(range(page, page + 2 * PAGE))
+        [event] = events._told(Stored(parent, key, np.array([page, page + 1], np.int32), namespace))
         assert isinstance(event, BlockStored)
-        return event.lora_id
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=BlockStored) == event
+        return event.lora_id, event.lora_name, event.extra_keys
 
     try:
-        assert [told(None, 1, (3, None)), told(1, 2), told(2, 4)] == [3, 3, 3]
-        assert [told(None, 5, "key"), told(5, 6)] == [None, None]
-        events._told(Removed([np.array([1, 2, 4], np.int32)]))
-        assert [told(None, 1), told(1, 2)] == [None, None]
+        assert told(None, 2, (3, None)) == told(2, 4) == told(5, 6) == (3, "sql", None)
+        assert told(None, 10, (4, "key")) == (4, "key", [["key", "key"], None])
+        assert told(None, 12, "key") == (None, None, [["key"], None])
+        assert told(13, 14) == told(None, 16) == (None, None, None)
+        assert told(None, 18, (5, None)) == (5, None, None), "it has been unloaded since"
+        events._told(Removed([np.array([2, 3, 4, 5, 6, 7], np.int32)]))
+        assert told(None, 2) == told(2, 4) == (None, None, None)
     finally:
         events.close()
 
@@ -194,18 +199,25 @@ def test_an_endpoint_that_cannot_be_listened_at_is_refused() -> None:
     assert refused.value.option == "kv_events_replay"
 
 
-def test_any_engine_tells_where_the_first_is() -> None:
+def test_each_engine_tells_where_it_is_itself() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     recorded = PageEvents(Driver(Setting()).scheduler.memory.cache)
     events = KvEvents(recorded, PAGE, f"tcp://127.0.0.1:{port - 1}", "tcp://127.0.0.1:0", rank=1)
     try:
-        assert events._out.getsockopt_string(zmq.LAST_ENDPOINT) == f"tcp://127.0.0.1:{port}"
-        assert events.endpoints["kv_events"] == f"tcp://127.0.0.1:{port - 1}"
+        assert events.endpoints["kv_events"] == f"tcp://127.0.0.1:{port}"
         assert events._replay.getsockopt_string(zmq.LAST_ENDPOINT) == events.endpoints["kv_events_replay"]
     finally:
         events.close()
+
+
+@pytest.mark.parametrize(("port", "engines"), [(5557, 1), (5558, 2), (5556, 2), (5561, 8)])
+def test_ports_that_engines_would_take_twice_are_refused(port: int, engines: int) -> None:
+    where: dict[str, Any] = {"kv_events": "tcp://127.0.0.1:5557", "kv_events_replay": f"tcp://127.0.0.1:{port}"}
+    with pytest.raises(ConfigError, match=f"give a port that is {engines} or more away") as refused:
+        Engine("nowhere", device="cpu", dp_size=engines, dp_rank=0 if engines > 1 else None, **where)
+    assert refused.value.option == "kv_events_replay"
 
 
 class Answers:

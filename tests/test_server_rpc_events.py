@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,16 +60,22 @@ def server(engine: Engine) -> Iterator[LiveServer]:
         yield server
 
 
+def read(batch: Any) -> Any:
+    return common_pb2.KvEventBatch.FromString(batch) if isinstance(batch, bytes) else batch
+
+
 class Subscriber:
     """What a router knows: blocks by hash, with all tokens up to their end, and its place."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int, ...]] = {}
+        self.ranks: dict[int, int] = {}
         self.latest = 0
         self.snapshots: list[Any] = []
 
     def take(self, batch: Any) -> None:
         """Raises KeyError for what contradicts itself."""
+        batch = read(batch)
         if batch.HasField("snapshot"):
             assert batch.snapshot.index == (0 if not self.snapshots else (self.snapshots[-1].index + 1)) % (
                 batch.snapshot.count
@@ -88,11 +94,13 @@ class Subscriber:
                         assert block.block_size == len(block.token_ids)
                         before += tuple(block.token_ids)
                         self.blocks[block.block_hash] = before
+                        self.ranks[block.block_hash] = batch.dp_rank
                 case "removed":
                     for name in event.removed.block_hashes:
                         del self.blocks[name]
                 case "cleared":
-                    self.blocks.clear()
+                    for name in [name for name in self.blocks if self.ranks[name] == batch.dp_rank]:
+                        del self.blocks[name]
 
     def known(self) -> set[tuple[int, ...]]:
         return set(self.blocks.values())
@@ -173,7 +181,7 @@ def test_a_server_that_ends_ends_its_streams(server: LiveServer) -> None:
     call = subscribe(Client(server))
     next(call)
     server.service.is_draining = True
-    assert len(list(call)) < 9  # what had come
+    assert len(list(call)) <= 16  # what it had taken
     assert call.code() == grpc.StatusCode.OK
 
 
@@ -229,20 +237,26 @@ def chain(*names: int, parent: int | None = None, size: int = 2) -> BlockStored:
 
 
 @contextlib.asynccontextmanager
-async def relay_of(*publishers: Publisher, replays: bool = False) -> AsyncGenerator[KvRelay, None]:
+async def relay_of(
+    publishers: Sequence[Publisher] | dict[int, Publisher], replays: bool = False
+) -> AsyncGenerator[KvRelay, None]:
     async def call(method: str) -> dict[str, Any]:
         assert method == "get_server_info"
-        return {"kv_events": "tcp://127.0.0.1:9", "kv_events_replay": None, "dp_size": 0}
+        return {
+            "internal_states": [
+                {
+                    "dp_rank": rank,
+                    "kv_events": each.endpoint,
+                    "kv_events_replay": each.router.getsockopt_string(zmq.LAST_ENDPOINT) if replays else None,
+                }
+                for rank, each in running.items()
+            ]
+        }
 
-    config = SimpleNamespace(kv_events="tcp://127.0.0.1:9")
-    relay = KvRelay(SimpleNamespace(engine=SimpleNamespace(call=call, config=config)))  # type: ignore[arg-type]
-    await relay._finding
-    relay._sources = [
-        Source(each.endpoint, each.router.getsockopt_string(zmq.LAST_ENDPOINT) if replays else None)
-        for each in publishers
-    ]
+    running = publishers if isinstance(publishers, dict) else dict(enumerate(publishers))
+    relay = KvRelay(SimpleNamespace(engine=SimpleNamespace(call=call)))  # type: ignore[arg-type]
     try:
-        await until(lambda: len(relay._engines) == len(publishers) and all(e.socket for e in relay._engines))
+        await until(lambda: len(relay._engines) == len(running) and all(e.socket for e in relay._engines))
         yield relay
     finally:
         await relay.close()
@@ -263,11 +277,12 @@ async def joined(relay: KvRelay, *publishers: Publisher) -> None:
         await until(lambda rank=rank, publisher=publisher: relay._engines[rank].next == publisher.number)
 
 
-async def read_to(relay: KvRelay, batches: Any, subscriber: Subscriber) -> None:
+async def read_to(relay: KvRelay, batches: Any, subscriber: Subscriber, blocks: set[int] | None = None) -> None:
     """All that there is."""
     async with asyncio.timeout(PATIENCE):
         while subscriber.latest < relay._last:
             subscriber.take(await anext(batches))
+    assert blocks is None or set(subscriber.blocks) == blocks
 
 
 def never() -> bool:
@@ -279,7 +294,7 @@ def test_who_reads_slowly_gets_a_snapshot_and_costs_nothing(monkeypatch: pytest.
 
     async def check() -> None:
         publisher, subscriber = Publisher(), Subscriber()
-        async with relay_of(publisher) as relay:
+        async with relay_of([publisher]) as relay:
             await joined(relay, publisher)
             batches = relay.batches(0, never)
             subscriber.take(await anext(batches))
@@ -305,7 +320,7 @@ def test_snapshots_and_long_events_come_in_parts_of_one_row(monkeypatch: pytest.
 
     async def check() -> None:
         one, two = Publisher(), Publisher()
-        async with relay_of(one, two) as relay:
+        async with relay_of([one, two]) as relay:
             await joined(relay, one, two)
             live, before = relay.batches(relay._last + 1, never), relay._last
             one.send(chain(*range(1, 9)))
@@ -317,19 +332,19 @@ def test_snapshots_and_long_events_come_in_parts_of_one_row(monkeypatch: pytest.
             assert relay._last - before == 5
             numbers, blocks = [], list[list[int]]()
             for _ in range(5):
-                batch = await anext(live)
+                batch = read(await anext(live))
                 numbers.append(batch.sequence_number)
                 blocks.append([its.block_hash for event in batch.events for its in event.stored.blocks])
             assert numbers == [*range(before + 1, before + 6)]
             assert sorted(blocks) == [[1, 2, 3], [4, 5, 6], [7, 8], [20, 21, 30], [50, 51]]
             batches = relay.batches(0, never)
-            chunks = [await anext(batches) for _ in range(5)]
+            chunks = [read(await anext(batches)) for _ in range(5)]
             assert [its.sequence_number for its in chunks] == [*range(relay._last - 4, relay._last + 1)]
             told = [(its.dp_rank, its.snapshot.index, its.snapshot.count, its.snapshot.blocks) for its in chunks]
             assert told == [(0, 0, 4, 11), (0, 1, 4, 11), (0, 2, 4, 11), (0, 3, 4, 11), (1, 0, 1, 2)]
             assert [its.events[0].HasField("cleared") for its in chunks] == [True, False, False, False, True]
             one.send(BlockRemoved([30]))
-            assert (await anext(batches)).events[0].removed.block_hashes == [30]
+            assert read(await anext(batches)).events[0].removed.block_hashes == [30]
             for generator in (live, batches):
                 await generator.aclose()
         one.close()
@@ -343,7 +358,7 @@ def test_what_was_missed_is_unknown_or_asked_for(replays: bool) -> None:
     async def check(publisher: Publisher) -> None:
         subscriber = Subscriber()
         publisher.send(chain(1, 2), hidden=True)
-        async with relay_of(publisher, replays=replays) as relay:
+        async with relay_of([publisher], replays=replays) as relay:
             await joined(relay, publisher)
             publisher.send(chain(3))
             batches = relay.batches(0, never)
@@ -374,7 +389,7 @@ def test_what_was_missed_is_unknown_or_asked_for(replays: bool) -> None:
 def test_an_engine_that_is_gone_has_nothing_and_begins_anew() -> None:
     async def check() -> None:
         publisher, subscriber = Publisher(), Subscriber()
-        async with relay_of(publisher) as relay:
+        async with relay_of([publisher]) as relay:
             await joined(relay, publisher)
             publisher.send(chain(1, 2), AllBlocksCleared(), chain(3))
             batches = relay.batches(0, never)
@@ -398,10 +413,92 @@ def test_an_engine_that_is_gone_has_nothing_and_begins_anew() -> None:
     asyncio.run(check())
 
 
+def test_engines_of_one_server_are_followed_wherever_each_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_relay, "_FIND_SECONDS", 0.05)
+
+    async def check() -> None:
+        one, two, again = Publisher(), Publisher(), Publisher()
+        running, subscriber = {0: one, 1: two}, Subscriber()
+        async with relay_of(running) as relay:
+            await joined(relay, one, two)
+            one.send(chain(1, 2))
+            two.send(chain(3))
+            await until(lambda: [len(each.blocks) for each in relay._engines] == [2, 1])
+            batches, first = relay.batches(0, never), relay._engines[0]
+            await read_to(relay, batches, subscriber)
+            del running[1]
+            await until(lambda: relay._engines == [first])
+            await read_to(relay, batches, subscriber, {1, 2})
+            running[1] = again  # on another port
+            await until(lambda: len(relay._engines) == 2)
+            await joined(relay, one, again)
+            again.send(chain(5))
+            await until(lambda: [len(each.blocks) for each in relay._engines] == [2, 1])
+            await read_to(relay, batches, subscriber, {1, 2, 5})
+            assert relay._engines[0] is first
+            await batches.aclose()
+        for publisher in (one, two, again):
+            publisher.close()
+
+    asyncio.run(check())
+
+
+def test_what_is_kept_is_bounded_by_bytes_whatever_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of one token takes as much as one of many."""
+    monkeypatch.setattr(kv_relay, "KEPT_BYTES", 100_000)
+
+    async def check() -> None:
+        publisher = Publisher()
+        async with relay_of([publisher]) as relay:
+            await joined(relay, publisher)
+            for begin in range(0, 20_000, 500):
+                names = range(2**60 + begin, 2**60 + begin + 500)
+                publisher.send(BlockStored(list(names), None, list(range(500)), 1, None, "GPU"))
+            await until(lambda: relay._engines[0].next == publisher.number)
+            assert 50_000 < sum(map(len, relay._kept)) == relay._bytes <= 100_000
+            assert len(relay._engines[0].blocks) == 20_000
+        publisher.close()
+
+    asyncio.run(check())
+
+
+def test_subscribers_share_a_snapshot_while_what_came_after_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_relay, "KEPT_BATCHES", 5)
+    monkeypatch.setattr(kv_relay, "_BATCH_TOKENS", 2)  # a block
+
+    async def check() -> None:
+        publisher, slow = Publisher(), Subscriber()
+        async with relay_of([publisher]) as relay:
+            await joined(relay, publisher)
+            publisher.send(chain(1, 2, 3, 4, 5, 6))
+            await until(lambda: len(relay._engines[0].blocks) == 6)
+            behind, other = relay.batches(0, never), relay.batches(0, never)
+            slow.take(await anext(behind))
+            await anext(other)
+            shared = relay._latest_snapshot
+            publisher.send(BlockRemoved([6]))
+            await until(lambda: relay._engines[0].next == publisher.number)
+            later = relay.batches(0, never)
+            await anext(later)
+            assert relay._latest_snapshot is shared
+            for name in range(10, 20):
+                publisher.send(chain(name))
+            await until(lambda: relay._engines[0].next == publisher.number)
+            slow.snapshots.clear()  # the rest of an old one is of no use
+            await read_to(relay, behind, slow, {1, 2, 3, 4, 5, *range(10, 20)})
+            assert [each.index for each in slow.snapshots] == list(range(15))
+            for batches in (behind, other, later):
+                await batches.aclose()
+            assert relay._latest_snapshot[1] == []
+        publisher.close()
+
+    asyncio.run(check())
+
+
 def test_what_is_no_event_ends_the_relay_and_its_streams() -> None:
     async def check() -> None:
         publisher = Publisher()
-        async with relay_of(publisher) as relay:
+        async with relay_of([publisher]) as relay:
             await joined(relay, publisher)
             batches = relay.batches(0, never)
             await anext(batches)
@@ -415,17 +512,24 @@ def test_what_is_no_event_ends_the_relay_and_its_streams() -> None:
 
 def test_images_are_no_texts_and_endpoints_are_this_machines() -> None:
     blocks: dict[int, Any] = {}
-    event = BlockStored([1], None, [-5, 7], 2, 4, "GPU")
+    event = BlockStored([1], None, [-5, 7], 2, 4, "GPU", "sql", [["sql", "tenant"]])
     [(message, tokens)] = kv_relay._applied(blocks, event)
     assert tokens == 2
+    assert (message.stored.lora_name, message.stored.cache_salt) == ("sql", "tenant")
     [block] = message.stored.blocks
     assert list(block.token_ids) == [2**32 - 5, 7]
     assert block.lora_id == 4
-    info = {"kv_events": "tcp://0.0.0.0:5000", "kv_events_replay": "tcp://[::]:6000", "dp_size": 2}
-    assert sources_of(info) == [
-        Source("tcp://127.0.0.1:5000", "tcp://[::1]:6000"),
-        Source("tcp://127.0.0.1:5001", "tcp://[::1]:6001"),
+    [(below, _)] = kv_relay._applied(blocks, BlockStored([2], 1, [8, 9], 2, 4, "GPU", "sql"))
+    assert (below.stored.lora_name, below.stored.cache_salt) == ("sql", "tenant"), "its beginning's"
+    assert kv_relay._applied(blocks, BlockStored([4], 3, [8, 9], 2, None, "GPU")) == [], "below what is not known"
+    states = [
+        {"dp_rank": 2, "kv_events": "tcp://0.0.0.0:5000", "kv_events_replay": "tcp://[::]:6000"},
+        {"dp_rank": 0, "kv_events": "tcp://127.0.0.2:41234", "kv_events_replay": None},
     ]
+    assert sources_of({"internal_states": states}) == {
+        2: Source("tcp://127.0.0.1:5000", "tcp://[::1]:6000"),
+        0: Source("tcp://127.0.0.2:41234", None),
+    }
 
 
 def test_no_message_is_longer_than_clients_take() -> None:

@@ -92,6 +92,7 @@ class Engine(Trainable):
         )
         self._memory = MemoryOccupation(self.config, started.runner, self._loop)  # here: callers share its lock
         self._adapters = Adapters(self.config, started.runner, started.scheduler, self._loop)
+        started.name_adapters(self._adapters.name_of)
         self._builder = RequestBuilder(
             self.config,
             started.tokenizer,
@@ -338,8 +339,7 @@ class Engine(Trainable):
                 "num_queue_reqs": len(scheduler.queue),
                 **self._halts(),
                 **scheduler.memory.state(),
-                "ranks": [] if self._started.group is None else self._started.group.told(),
-                "encoded_images": self._started.runner.num_encoded,
+                **self._started.state(),
                 "cache_hit_rate": counters["cached_tokens"] / max(1, counters["prompt_tokens"]),
                 **counters,
             }

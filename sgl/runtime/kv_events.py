@@ -13,6 +13,7 @@ import hashlib
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,23 @@ _ASK_BYTES = 1024  # of a frame that a client sends, at most
 _ASK_SECONDS = 10.0  # for which a client may read nothing of an answer
 
 
+def check_events(events: str | None, replay: str | None, engines: int, has_cache: bool) -> None:
+    """Of a server's endpoints. Raises ConfigError for those that would do nothing, or listen twice at one port."""
+    for option, endpoint, other, is_needless in (
+        ("kv_events", events, "disable_radix_cache, which leaves nothing to tell", not has_cache),
+        ("kv_events_replay", replay, "no kv_events: nothing is published that could be missed", events is None),
+    ):
+        if is_needless and endpoint is not None:
+            raise ConfigError(f"{option}={endpoint!r} with {other}", option=option)
+    ports = [int(each.rpartition(":")[2]) for each in (events, replay) if each is not None]
+    if len(ports) == 2 and all(ports) and abs(ports[0] - ports[1]) < engines:
+        raise ConfigError(
+            f"kv_events_replay={replay!r}: each of {engines} engines takes the port after the one before, and so do "
+            f"those of kv_events={events!r}: give a port that is {engines} or more away",
+            option="kv_events_replay",
+        )
+
+
 class BlockStored(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
     """Blocks were computed: consecutive ones, the first after `parent_block_hash` (None: a prompt's first)."""
 
@@ -47,6 +65,9 @@ class BlockStored(msgspec.Struct, array_like=True, omit_defaults=True, gc=False,
     lora_id: int | None
     medium: str | None = None
     lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    """Of each block, what else it depends on. Here: of a prompt's first one, its extra_key, after a LoRA adapter's
+    name."""
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
@@ -86,6 +107,8 @@ class KvEvents:
     ) -> None:
         """endpoint, replay: tcp://HOST:PORT of the two sockets; port 0 takes a free one, others count up with `rank`.
         Raises ConfigError, and MissingExtra without ZeroMQ."""
+        self.adapter_name: Callable[[int], str | None] = lambda _: None
+        """Of a LoRA adapter's number; None: it is gone. Called by the thread."""
         with needs_extra("gateway", "kv_events", option="kv_events"):
             import zmq
         self._zmq = zmq
@@ -96,10 +119,10 @@ class KvEvents:
         self._asks: dict[bytes, _Ask] = {}  # by client
         self._credit = 0.0  # bytes that may be sent again by now
         self.endpoints: dict[str, str | None] = {
-            "kv_events": self._of_first(self._out, endpoint),
-            "kv_events_replay": None if replay is None else self._of_first(self._replay, replay),
+            "kv_events": self._out.getsockopt_string(zmq.LAST_ENDPOINT),
+            "kv_events_replay": self._replay and self._replay.getsockopt_string(zmq.LAST_ENDPOINT),
         }
-        """Of the engine of rank 0, whichever this is; the others count up."""
+        """Of this engine."""
         self._hashes: dict[int, int] = {}  # by page
         self._adapters: dict[int, int] = {}  # LoRA adapters' numbers by page, of those that have one
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
@@ -133,12 +156,6 @@ class KvEvents:
                 option=option,
             ) from error
         return socket
-
-    def _of_first(self, socket: Any, endpoint: str) -> str:
-        """Where rank 0's socket of the same kind is."""
-        host, _, port = socket.getsockopt_string(self._zmq.LAST_ENDPOINT).rpartition(":")
-        is_counted = int(endpoint.rpartition(":")[2]) > 0
-        return f"{host}:{int(port) - self._rank * is_counted}"
 
     def _run(self) -> None:
         while not self._stop.wait(_PAUSE_SECONDS):
@@ -218,13 +235,16 @@ class KvEvents:
             state = self._hashes[page] = _hash(state, recorded.key[place * size : (place + 1) * size])
             hashes.append(state)
         tokens = np.frombuffer(recorded.key, np.int32).tolist()
+        namespace = recorded.namespace
+        adapter, salt = namespace if isinstance(namespace, tuple) else (None, namespace)
         if recorded.parent is not None:
-            adapter = self._adapters.get(recorded.parent)
-        else:
-            adapter = recorded.namespace[0] if isinstance(recorded.namespace, tuple) else None
+            adapter, salt = self._adapters.get(recorded.parent), None
         if adapter is not None:
             self._adapters.update(dict.fromkeys(recorded.pages.tolist(), adapter))
-        return [BlockStored(hashes, parent, tokens, self._page_size, adapter, "GPU")]
+        name = None if adapter is None else self.adapter_name(adapter)
+        first = [salt] if name is None else [name, salt]
+        extra = None if salt is None else [first, *[None] * (len(hashes) - 1)]
+        return [BlockStored(hashes, parent, tokens, self._page_size, adapter, "GPU", name, extra)]
 
 
 def _hash(state: int, data: bytes) -> int:

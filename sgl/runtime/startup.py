@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from sgl.runtime.constraints.packages import check_backend
 from sgl.runtime.deterministic import check_deterministic
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype, laid_out
 from sgl.runtime.draft_choice import check_drafts, load_drafts
-from sgl.runtime.kv_events import KvEvents
+from sgl.runtime.kv_events import KvEvents, check_events
 from sgl.runtime.memory_plan import NOTHING, Beside, KVPlan, gib, held_bytes, kv_bytes, plan_memory, room_on
 from sgl.runtime.model.base import Config, Model, SizedModel
 from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
@@ -96,8 +96,22 @@ class Started:
             "eos_token_ids": sorted(self.eos_ids),
             "torch_version": torch.__version__,
             "device_name": device_name(self.config),
+            **({} if self.kv_events is None or self.config.dp_size > 1 else self.kv_events.endpoints),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What each engine of a server has of its own."""
+        return {
+            "dp_rank": self.config.dp_rank or 0,
+            "ranks": [] if self.group is None else self.group.told(),
+            "encoded_images": self.runner.num_encoded,
             **({} if self.kv_events is None else self.kv_events.endpoints),
         }
+
+    def name_adapters(self, name_of: Callable[[int], str | None]) -> None:
+        """Say how LoRA adapters' numbers become names."""
+        if self.kv_events is not None:
+            self.kv_events.adapter_name = name_of
 
 
 def start(config: EngineConfig) -> Started:
@@ -118,7 +132,7 @@ def start(config: EngineConfig) -> Started:
         _ = config.address  # before anything starts
     check_tiers(config)
     check_transfers(config)
-    _check_kv_events(config)
+    check_events(config.kv_events, config.kv_events_replay, config.dp_size, not config.disable_radix_cache)
     with device_of(config, 0) as device:
         model_config = checked_model(config, device)
         check_backend(config.grammar_backend)
@@ -334,16 +348,6 @@ def _with_torch(
         tiers = open_tiers(config, model, runner, plan, most_tokens)
     transfers = open_transfers(config, model_config, model, runner.host, plan)
     return _Ready(config, model, plan, runner, beside, drafter, tiers, transfers, model)
-
-
-def _check_kv_events(config: EngineConfig) -> None:
-    """Raises ConfigError for options that would do nothing."""
-    for option, other, is_needless in (
-        ("kv_events", "disable_radix_cache, which leaves nothing to tell", config.disable_radix_cache),
-        ("kv_events_replay", "no kv_events: nothing is published that could be missed", config.kv_events is None),
-    ):
-        if is_needless and getattr(config, option) is not None:
-            raise ConfigError(f"{option}={getattr(config, option)!r} with {other}", option=option)
 
 
 def _kv_events(config: EngineConfig, scheduler: Scheduler) -> KvEvents | None:

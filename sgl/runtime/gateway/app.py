@@ -200,7 +200,7 @@ class Gateway:
         if self._reader.num_reading >= MOST_READ or len(body) > READ_BYTES:
             return unread(body, session)
         try:
-            return await self._reader.read(facts_of, body, request.path, session)
+            return await self._reader.read(facts_of, body, request.path, session, self.servers.adapters)
         except InvalidRequest:
             return unread(body, session)
 

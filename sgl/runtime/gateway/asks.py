@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from sgl.errors import SglError
+from sgl.runtime.gateway.index import namespace_of
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.server.placement import CHARACTERS, Future, future_of, future_of_prompts
 
 SESSION_HEADERS = ("x-session-id", "x-sgl-session")
 _NAME_CHARACTERS = 200
+_MODEL_CHARACTERS = 4096  # of a model's name; an adapter's has 1024 at most
 _MOST_SAMPLES = 128
 
 
@@ -45,8 +47,10 @@ def session_of(headers: Mapping[str, str]) -> str | None:
     return _name(next((headers[name] for name in SESSION_HEADERS if name in headers), None))
 
 
-def facts_of(data: bytes | bytearray, path: str, session: str | None) -> Facts:
-    """Of a body sent to that path."""
+def facts_of(
+    data: bytes | bytearray, path: str, session: str | None, adapters: Collection[str] = frozenset()
+) -> Facts:
+    """Of a body sent to that path. adapters: LoRA adapters' names, which may stand in that of a model."""
     try:
         body = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError):
@@ -55,7 +59,7 @@ def facts_of(data: bytes | bytearray, path: str, session: str | None) -> Facts:
         return unread(data, session)
     timeout, previous = body.get("timeout"), body.get("previous_response_id")
     return Facts(
-        ask_of(path, body, session),
+        ask_of(path, body, session, adapters),
         timeout if isinstance(timeout, (int, float)) else None,
         previous if isinstance(previous, str) else None,
         _pages(path, body),
@@ -91,10 +95,10 @@ def unread(data: bytes | bytearray, session: str | None) -> Facts:
     return Facts(Ask(prompt=len(data) / CHARACTERS, session=session))
 
 
-def ask_of(path: str, body: dict[str, Any], session: str | None) -> Ask:
+def ask_of(path: str, body: dict[str, Any], session: str | None, adapters: Collection[str] = frozenset()) -> Ask:
     """Of a request to that path, with this JSON."""
     try:
-        future = _future(path, body)
+        future = _future(path, body, adapters)
     except (
         SglError,
         TypeError,
@@ -121,9 +125,10 @@ def _requests(body: Mapping[str, Any]) -> int:
     return samples * (len(prompts) if are_several and isinstance(prompts, list) else 1)
 
 
-def _future(path: str, body: Mapping[str, Any]) -> Future | None:
-    salts = [body.get("extra_key") or body.get("cache_salt"), body.get("lora_path")]
-    space: str | None = json.dumps([body.get("model"), *salts])
+def _future(path: str, body: Mapping[str, Any], adapters: Collection[str]) -> Future | None:
+    salts = [each for name in ("cache_salt", "extra_key") if (each := body.get(name)) is not None]
+    salt = "\0".join(salts) if salts else None
+    space: str | None = json.dumps([body.get("model"), salt, body.get("lora_path")])
     params = body.get("sampling_params")
     if path == "/generate" and (prompt := body.get("input_ids")) is None:
         prompt = body.get("text") if body.get("text") is not None else body.get("prompt")
@@ -135,7 +140,7 @@ def _future(path: str, body: Mapping[str, Any]) -> Future | None:
         are_several = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
         prompts = prompt if isinstance(prompt, list) and are_several else [prompt]
         if isinstance(prompts[0], list):
-            space = json.dumps(salts) if any(salts) else None  # KV events name no model
+            space = namespace_of(salt, _adapter(body, adapters))  # by which KV events name blocks
         if are_several:
             return future_of_prompts(prompts, params, [1] * len(prompts), space)
         return future_of(prompt, params, space)
@@ -148,6 +153,18 @@ def _future(path: str, body: Mapping[str, Any]) -> Future | None:
     if parts[-1] is None:
         return None
     return future_of("".join(_text(part) for part in parts), params, space)
+
+
+def _adapter(body: Mapping[str, Any], adapters: Collection[str]) -> str | None:
+    """The LoRA adapter that a body, or its first prompt, asks for: by itself, or in the name of a model, `NAME` or
+    `MODEL:NAME`."""
+    given, model = body.get("lora_path"), body.get("model")
+    if isinstance(given, list):
+        given = given[0] if given else None
+    if given or not isinstance(model, str) or len(model) > _MODEL_CHARACTERS or not adapters:
+        return given or None
+    ends = [place + 1 for place, letter in enumerate(model) if letter == ":"]
+    return next((model[place:] for place in (0, *ends) if model[place:] in adapters), None)
 
 
 def _text(part: Any) -> str:

@@ -7,9 +7,11 @@ worker without events is thought to keep what it got last, as much as it has roo
 
 from __future__ import annotations
 
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 REMEMBERED = 200_000
 """Blocks of a worker whose room is not known."""
@@ -17,6 +19,11 @@ GUESS_SECONDS = 1800.0
 """After that, a worker that tells its events would have told."""
 
 _NOBODY: frozenset[str] = frozenset()
+
+
+def namespace_of(salt: Any, adapter: Any) -> str | None:
+    """Of blocks of token ids: those of another extra_key, or with another LoRA adapter, are others."""
+    return json.dumps([salt, adapter]) if salt is not None or adapter is not None else None
 
 
 class PrefixIndex:

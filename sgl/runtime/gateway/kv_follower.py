@@ -19,7 +19,7 @@ import msgspec
 import zmq
 from yarl import URL
 
-from sgl.runtime.gateway.index import PrefixIndex
+from sgl.runtime.gateway.index import PrefixIndex, namespace_of
 from sgl.runtime.kv_events import END, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from sgl.runtime.server.placement import BLOCK_IDS, MOST_BLOCKS, first_name, next_name
 
@@ -50,15 +50,15 @@ class Source:
 
 def sources_of(info: Mapping[str, Any], url: str) -> list[Source]:
     """Of what a server says of itself: an engine each. They are at the server's own host, whatever it says."""
-    host, ports = URL(url).raw_host or "", [_port(info.get(name)) for name in ("kv_events", "kv_events_replay")]
-    engines = info.get("dp_size")
-    if ports[0] is None:
-        return []
+    host = URL(url).raw_host or ""
     host = f"[{host}]" if ":" in host else host
-    number = engines if isinstance(engines, int) and 0 < engines <= MOST_ENGINES else 1
-    ports_of = [[None if port is None else port + rank for port in ports] for rank in range(number)]
-    named = [[None if port is None else f"tcp://{host}:{port}" for port in each] for each in ports_of]
-    return [Source(str(events), replay) for events, replay in named]
+
+    def at(endpoint: Any) -> str | None:
+        return None if (port := _port(endpoint)) is None else f"tcp://{host}:{port}"
+
+    states = [each for each in info["internal_states"] if isinstance(each, dict)]
+    found = [(at(each.get("kv_events")), at(each.get("kv_events_replay"))) for each in states[:MOST_ENGINES]]
+    return list(dict.fromkeys(Source(events, replay) for events, replay in found if events is not None))
 
 
 @dataclass(slots=True)
@@ -160,9 +160,20 @@ class KvFollower:
     def _take_asked(self, context: Any) -> None:
         while self._asked:
             worker, sources = self._asked.popleft()
-            self._drop(worker)
+            most = MOST_PAGES // max(1, len(sources))
+            known = {engine.source: engine for engine in self._of(worker) if engine.source in sources}
+            if not known or any(len(engine.pages) > most for engine in known.values()):
+                known.clear()
+                self._drop(worker)
+            for engine in self._of(worker):
+                engine.most = most
+                if engine.source not in known:  # it is gone: another has taken its place, or will
+                    self._forget(engine)
+                    _close(engine)
+                    self._engines.remove(engine)
             for source in sources:
-                most = MOST_PAGES // len(sources)
+                if source in known:
+                    continue
                 socket = context.socket(zmq.SUB)
                 socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
                 socket.setsockopt(zmq.RCVHWM, _QUEUED)
@@ -347,16 +358,23 @@ def _store(pages: dict[int, _Page], most: int, event: BlockStored, changed: Coun
     size, ids = event.block_size, event.token_ids
     if size < 1 or len(ids) != size * len(event.block_hashes):
         raise ValueError(f"{len(event.block_hashes)} blocks of {size} tokens cannot have {len(ids)}")
-    if event.lora_id is not None or event.medium not in (None, "GPU"):
+    keys, adapter = event.extra_keys or [None] * len(event.block_hashes), event.lora_name
+    if len(keys) != len(event.block_hashes):
+        raise ValueError(f"{len(event.block_hashes)} blocks cannot have the extra keys of {len(keys)}")
+    if event.medium not in (None, "GPU") or (event.lora_id is not None and adapter is None):
         return
     if event.parent_block_hash is None:
-        last = _Page(first_name(BLOCK_IDS), (), 0, ())
+        first = [key for place, key in enumerate(keys[0] or ()) if place or key != adapter] if keys else []
+        if len(first) > 1 or not all(isinstance(key, str) for key in first):
+            return  # it depends on more than a request's blocks are named by
+        last = _Page(first_name(BLOCK_IDS, namespace_of(first[0] if first else None, adapter)), (), 0, ())
+        keys = [None, *keys[1:]]
     elif event.parent_block_hash in pages:
         last = pages[event.parent_block_hash]
     else:
         return  # what is above was not told, or reaches farther than a request's names
     for number, block in enumerate(event.block_hashes):
-        if last.depth >= MOST_BLOCKS or len(pages) >= most:
+        if last.depth >= MOST_BLOCKS or len(pages) >= most or keys[number] not in (None, [], [adapter]):
             return
         state, left, names = last.state, (*last.left, *ids[number * size : (number + 1) * size]), list[int]()
         while len(left) >= BLOCK_IDS and last.depth + len(names) < MOST_BLOCKS:

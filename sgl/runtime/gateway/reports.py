@@ -50,6 +50,11 @@ def tokens_of(info: Mapping[str, Any]) -> int:
     return int(len(info["internal_states"]) * _number(info["max_total_tokens"]))
 
 
+def adapters_of(info: Mapping[str, Any]) -> frozenset[str]:
+    """The names of its LoRA adapters. Raises as `load_of` does."""
+    return frozenset(str(each["lora_name"]) for each in info.get("lora_paths") or ())
+
+
 def mode_of(info: Mapping[str, Any]) -> str | None:
     """Its disaggregation_mode: prefill or decode; None: neither."""
     mode = info.get("disaggregation_mode")

@@ -23,7 +23,7 @@ from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.kv_follower import KvFollower, Source, sources_of
 from sgl.runtime.gateway.replies import whole
-from sgl.runtime.gateway.reports import Load, info_of, load_of, mode_of, tokens_of
+from sgl.runtime.gateway.reports import Load, adapters_of, info_of, load_of, mode_of, tokens_of
 from sgl.runtime.server.app import PROBE
 from sgl.runtime.server.placement import BLOCK_IDS
 
@@ -64,6 +64,7 @@ class Server:
     id: str
     url: str
     breaker: Breaker
+    adapters: frozenset[str] = frozenset()  # LoRA adapters' names
     mode: str | None = None  # prefill or decode; None: neither, or not known
     is_up: bool = True
     missed: int = 0  # looks without an answer, in a row
@@ -124,6 +125,11 @@ class Servers:
     def all(self) -> Collection[Server]:
         """Every server."""
         return self._servers.values()
+
+    @property
+    def adapters(self) -> frozenset[str]:
+        """The names of all LoRA adapters."""
+        return frozenset().union(*(its.adapters for its in self.all()))
 
     def ready(self) -> list[str]:
         """Those that take requests now."""
@@ -297,6 +303,7 @@ class Servers:
             is_understood = info is not None
             if info is not None:
                 load, sources, room = load_of(info), sources_of(info, server.url), tokens_of(info)
+                server.adapters = adapters_of(info)
         except (aiohttp.ClientError, OSError):
             is_understood = server.is_understood
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):

@@ -78,6 +78,12 @@ class Adapters:
             raise InvalidRequest(f"no LoRA adapter {shown(name)} is loaded{hint}", param="lora_path")
         return found.number
 
+    def name_of(self, number: int) -> str | None:
+        """Of a loaded adapter's number; None: it is gone."""
+        with self._lock:
+            loaded = [(name, its) for name, its in self._loaded.items() if its is not None]
+        return next((name for name, its in loaded if its.number == number), None)
+
     def namespace(self, name: Any, extra_key: str | None) -> Namespace:
         """Of the cache, for requests with this adapter and key. Raises InvalidRequest."""
         number = self.number_of(name)

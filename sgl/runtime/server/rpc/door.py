@@ -82,7 +82,7 @@ class Door:
             found[method.name] = make(
                 partial(self._handle, method.name, function, method.server_streaming),
                 request_deserializer=GetMessageClass(method.input_type).FromString,
-                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+                response_serializer=_packed,
             )
         return grpc.method_handlers_generic_handler(SERVICE.full_name, found)
 
@@ -134,3 +134,8 @@ class Door:
                 await context.write(message)
         except TimeoutError:
             raise RequestTimeout(f"the client read nothing for {seconds:g} s", seconds=seconds) from None
+
+
+def _packed(message: Any) -> bytes:
+    """A message, or one that was packed before."""
+    return message if isinstance(message, bytes) else bytes(message.SerializeToString())

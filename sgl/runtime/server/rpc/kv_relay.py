@@ -2,8 +2,8 @@
 
 A thread reads the engines' batches and keeps the latest, and which blocks each engine has. A subscriber gets what is
 kept from its place on, as fast as it reads. Who comes without a place, or has fallen behind all that is kept, gets a
-snapshot of the blocks first. The batches of all engines have one row of numbers, which begins at the time of the start:
-what an earlier server gave away as a place is none of these.
+snapshot of the blocks first, one that all share while what came after it is kept. The batches of all engines have one
+row of numbers, which begins at the time of the start: what an earlier server gave away as a place is none of these.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from sgl.runtime.server.service import Service
 logger = logging.getLogger(__name__)
 
 MOST_SUBSCRIBERS: Final = 64
-KEPT_BATCHES, KEPT_TOKENS = 10_000, 4_000_000
+KEPT_BATCHES, KEPT_BYTES = 10_000, 32 << 20
 """Of the latest events, for subscribers that read slowly or come back."""
 MOST_BLOCKS: Final = 1 << 18
-"""Kept of an engine for snapshots, which lack further ones."""
+"""Kept of an engine. Further ones are not told."""
 _BATCH_TOKENS: Final = 1 << 15  # of a message; gRPC's clients take up to 4 MB
 _REPLAY_MS: Final = 5000  # without a batch, after which a replay is given up
 _POLL_MS: Final = 200
@@ -48,10 +48,18 @@ class Source(NamedTuple):
     replay: str | None
 
 
+class _Space(NamedTuple):
+    """What keeps prompts apart that begin alike."""
+
+    adapter: int | None
+    name: str | None  # its
+    salt: str | None
+
+
 class _Block(NamedTuple):
     parent: int | None
     ids: bytes  # int32
-    adapter: int | None
+    space: _Space
 
 
 @dataclass(slots=True, eq=False)
@@ -74,12 +82,13 @@ class KvRelay:
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._subscribers: set[asyncio.Event] = set()
-        self._sources: list[Source] = []  # wanted
+        self._sources: dict[int, Source] = {}  # wanted, by rank
         self._engines: list[_Engine] = []
         self._lock = threading.Lock()  # of what follows, and the engines' blocks
         self._last = int(time.time()) << 20  # number of the latest batch
-        self._kept: deque[tuple[Any, int]] = deque()  # and their tokens
-        self._tokens = self._events = 0
+        self._kept: deque[bytes] = deque()  # packed: a message in memory takes several times as much
+        self._bytes = self._events = 0
+        self._latest_snapshot: tuple[int, list[Callable[[], bytes]]] = -1, []
         self._error: Exception | None = None
         self._stop = threading.Event()
         self._finding = asyncio.ensure_future(self._find())
@@ -95,16 +104,14 @@ class KvRelay:
     async def _find(self) -> None:
         while True:
             with contextlib.suppress(SglError):  # no engine runs: it is started again
-                info = await self._service.engine.call("get_server_info")
-                self._sources = sources_of(info)
-                if not str(self._service.engine.config.kv_events).endswith(":0"):
-                    return
+                self._sources = sources_of(await self._service.engine.call("get_server_info"))
             await asyncio.sleep(_FIND_SECONDS)
 
     # ── subscribers ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def batches(self, start: int, ends: Callable[[], bool]) -> AsyncGenerator[Any, None]:
-        """Batches from that number on, until `ends`. Raises QueueFull, and EngineDead if nothing is read any more."""
+    async def batches(self, start: int, ends: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+        """Batches from that number on, packed, until `ends`. Raises QueueFull, and EngineDead if nothing is read any
+        more."""
         if len(self._subscribers) >= MOST_SUBSCRIBERS:
             raise QueueFull(
                 f"{MOST_SUBSCRIBERS} subscribers follow this server's KV events already", limit=MOST_SUBSCRIBERS
@@ -121,6 +128,8 @@ class KvRelay:
                     last, chunks = self._snapshot()
                     for chunk in chunks:
                         yield await asyncio.to_thread(chunk)
+                        if self._from(last + 1) is None:  # what came after it is kept no longer: another
+                            break
                     start = last + 1
                     continue
                 for message in found:
@@ -132,29 +141,34 @@ class KvRelay:
                             await news.wait()
         finally:
             self._subscribers.discard(news)
+            if not self._subscribers:
+                self._latest_snapshot = -1, []
 
-    def _from(self, number: int) -> list[Any] | None:
+    def _from(self, number: int) -> list[bytes] | None:
         """Some of the kept batches from that number on; None if that is no place among them."""
         with self._lock:
             first = self._last + 1 - len(self._kept)
             if not first <= number <= self._last + 1:
                 return None
             end = min(number + 16, self._last + 1)
-            return [self._kept[at - first][0] for at in range(number, end)]
+            return [self._kept[at - first] for at in range(number, end)]
 
-    def _snapshot(self) -> tuple[int, list[Callable[[], Any]]]:
+    def _snapshot(self) -> tuple[int, list[Callable[[], bytes]]]:
         """The number that it is of, and what makes its messages."""
+        if self._from(self._latest_snapshot[0] + 1) is not None:
+            return self._latest_snapshot
         with self._lock:
             last = self._last
             taken = [(each.rank, each.unknown, list(each.blocks.items())) for each in self._engines]
         parts = [(rank, unknown, blocks, _cut(blocks)) for rank, unknown, blocks in taken or [(0, 0, [])]]
         number = last - sum(len(cuts) for _, _, _, cuts in parts)
-        chunks: list[Callable[[], Any]] = []
+        chunks: list[Callable[[], bytes]] = []
         for rank, unknown, blocks, cuts in parts:
             for index, (begin, end) in enumerate(cuts):
                 number += 1
                 about = pb.KvSnapshotChunk(index=index, count=len(cuts), blocks=len(blocks), unknown_before=unknown)
                 chunks.append(_Chunk(number, rank, about, blocks[begin:end]))
+        self._latest_snapshot = last, chunks
         return last, chunks
 
     def _wake(self) -> None:
@@ -170,7 +184,8 @@ class KvRelay:
                     while not self._stop.is_set():
                         self._turn(context)
                 finally:
-                    self._drop_all()
+                    for engine in self._engines:
+                        self._drop(engine)
         except Exception as error:  # subscribers get it
             logger.exception("KV events are not relayed by gRPC any more")
             self._error = error
@@ -182,13 +197,14 @@ class KvRelay:
 
     def _turn(self, context: Any) -> None:
         """Read what has come."""
-        if [each.source for each in self._engines] != self._sources:
-            self._drop_all()
-            engines = [_Engine(rank, source) for rank, source in enumerate(self._sources)]
+        wanted = self._sources
+        for engine in [each for each in self._engines if wanted.get(each.rank) != each.source]:
+            self._drop(engine)
+        for rank in wanted.keys() - {each.rank for each in self._engines}:
+            engine = _Engine(rank, wanted[rank])
             with self._lock:
-                self._engines = engines
-            for engine in engines:
-                self._connect(context, engine)
+                self._engines = sorted([*self._engines, engine], key=lambda its: its.rank)
+            self._connect(context, engine)
         poller = zmq.Poller()
         for engine in self._engines:
             poller.register(engine.socket, zmq.POLLIN)
@@ -267,47 +283,48 @@ class KvRelay:
 
     def _add(self, rank: int, ts: float, events: list[tuple[Any, int]]) -> None:
         """Batches of events and their tokens, that are not too long."""
-        while events:
-            whole, size = list[Any](), 0
-            while events and (not whole or size + events[0][1] <= _BATCH_TOKENS):
-                event, tokens = events.pop(0)
+        at = 0
+        while at < len(events):
+            begin, size = at, 0
+            while at < len(events) and (at == begin or size + events[at][1] <= _BATCH_TOKENS):
+                event, tokens = events[at]
                 self._events += 1
                 event.event_id = self._events
-                whole.append(event)
-                size += tokens
+                size, at = size + tokens, at + 1
+            whole = [event for event, _ in events[begin:at]]
             self._last += 1
             message = pb.KvEventBatch(sequence_number=self._last, timestamp=ts, events=whole, dp_rank=rank)
-            self._kept.append((message, size))
-            self._tokens += size
-        while len(self._kept) > KEPT_BATCHES or self._tokens > KEPT_TOKENS:
-            self._tokens -= self._kept.popleft()[1]
+            self._kept.append(message.SerializeToString())
+            self._bytes += len(self._kept[-1])
+        while len(self._kept) > KEPT_BATCHES or self._bytes > KEPT_BYTES:
+            self._bytes -= len(self._kept.popleft())
         self._soon()
 
-    def _drop_all(self) -> None:
-        for engine in self._engines:
-            self._forget(engine)
+    def _drop(self, engine: _Engine) -> None:
+        self._forget(engine)
+        if engine.socket is not None:
             engine.socket.disable_monitor()
             engine.monitor.close(0)
             engine.socket.close(0)
         with self._lock:
-            self._engines = []
+            self._engines = [each for each in self._engines if each is not engine]
 
 
 _batch = msgspec.msgpack.Decoder(EventBatch).decode
 
 
-def sources_of(info: dict[str, Any]) -> list[Source]:
-    """Of what the engines of this machine say of themselves; further ones listen on the following ports."""
+def sources_of(info: dict[str, Any]) -> dict[int, Source]:
+    """By rank, of what the engines of this machine that run say of themselves."""
 
-    def at(endpoint: str | None, rank: int) -> str | None:
+    def at(endpoint: str | None) -> str | None:
         if endpoint is None:
             return None
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        host = {"*": "127.0.0.1", "0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-        return f"tcp://{host}:{int(port) + rank}"
+        host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+        return f"tcp://{host}:{port}"
 
-    ranks = range(info["dp_size"])
-    return [Source(str(at(info["kv_events"], rank)), at(info["kv_events_replay"], rank)) for rank in ranks]
+    states = info["internal_states"]
+    return {its["dp_rank"]: Source(str(at(its["kv_events"])), at(its["kv_events_replay"])) for its in states}
 
 
 def _waiting(socket: Any) -> Iterator[Sequence[bytes]]:
@@ -328,15 +345,27 @@ def _applied(blocks: dict[int, _Block], event: Any) -> list[tuple[Any, int]]:
         names = event.block_hashes
         return [_removed(names[at : at + _BATCH_TOKENS]) for at in range(0, len(names), _BATCH_TOKENS)]
     assert isinstance(event, BlockStored), "there are three kinds"
+    space = _space(blocks, event)
+    if space is None:
+        return []
     data, size = np.array(event.token_ids, np.int32).tobytes(), 4 * event.block_size
     parent, found = event.parent_block_hash, list[tuple[int, _Block]]()
     for number, name in enumerate(event.block_hashes):
-        found.append((name, _Block(parent, data[number * size : (number + 1) * size], event.lora_id)))
+        found.append((name, _Block(parent, data[number * size : (number + 1) * size], space)))
         parent = name
-    if event.parent_block_hash is None or event.parent_block_hash in blocks:
-        for name, block in found[: max(0, MOST_BLOCKS - len(blocks))]:
-            blocks.setdefault(name, block)
+    found = found[: max(0, MOST_BLOCKS - len(blocks))]
+    for name, block in found:
+        blocks.setdefault(name, block)
     return [_stored(found[begin:end]) for begin, end in _cut(found)] if found else []
+
+
+def _space(blocks: dict[int, _Block], event: BlockStored) -> _Space | None:
+    """None: what is above was not told."""
+    if event.parent_block_hash is not None:
+        above = blocks.get(event.parent_block_hash)
+        return None if above is None else above.space
+    first = (event.extra_keys or [None])[0]
+    return _Space(event.lora_id, event.lora_name, first[-1] if first else None)
 
 
 def _cut(blocks: Sequence[tuple[int, _Block]]) -> list[tuple[int, int]]:
@@ -355,7 +384,7 @@ def _stored(chain: Sequence[tuple[int, _Block]]) -> tuple[Any, int]:
                 block_hash=name,
                 token_ids=np.frombuffer(its.ids, np.uint32).tolist(),  # those of images are above all of texts
                 block_size=size,
-                lora_id=its.adapter,
+                lora_id=its.space.adapter,
                 cache_level=0,
             )
             for name, its in chain
@@ -363,6 +392,8 @@ def _stored(chain: Sequence[tuple[int, _Block]]) -> tuple[Any, int]:
         parent_block_hash=first.parent,
         tier=pb.KV_CACHE_TIER_DEVICE,
         medium="GPU",
+        lora_name=first.space.name,
+        cache_salt=first.space.salt,
     )
     return pb.KvCacheEvent(stored=stored), len(chain) * size
 
@@ -385,17 +416,18 @@ class _Chunk:
     about: Any
     blocks: Sequence[tuple[int, _Block]]
 
-    def __call__(self) -> Any:
+    def __call__(self) -> bytes:
         events = [] if self.about.index else [_cleared()]
         begin = 0
         for at in range(1, len(self.blocks) + 1):
             if at == len(self.blocks) or self.blocks[at][1].parent != self.blocks[at - 1][0]:
                 events.append(_stored(self.blocks[begin:at])[0])
                 begin = at
-        return pb.KvEventBatch(
+        message = pb.KvEventBatch(
             sequence_number=self.number,
             timestamp=time.time(),
             events=events,
             dp_rank=self.rank,
             snapshot=self.about,
         )
+        return bytes(message.SerializeToString())

@@ -68,7 +68,7 @@ class RpcListener:
 
 def _relay_of(service: Service) -> KvRelay | None:
     config = service.engine.config
-    if config.kv_events is None or (config.dp_size > 1 and config.kv_events.endswith(":0")):  # nobody knows where
+    if config.kv_events is None:
         return None
     from sgl.runtime.server.rpc.kv_relay import KvRelay  # ZeroMQ is there: the engine publishes by it
 

@@ -142,10 +142,7 @@ class Scheduler:
     async def SubscribeKvEvents(self, request: Any, write: Write) -> None:
         """What the caches store and drop."""
         if self._relay is None:
-            raise NotServed(
-                "this server's caches tell nothing: start it with --kv-events tcp://HOST:PORT (and a port other than "
-                "0, if there are several engines)"
-            )
+            raise NotServed("this server's caches tell nothing: start it with --kv-events tcp://HOST:PORT")
         found = self._relay.batches(request.start_sequence_number, lambda: self._service.is_draining)
         async with contextlib.aclosing(found) as batches:
             async for batch in batches:
