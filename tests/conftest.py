@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -112,12 +112,38 @@ def slowly(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    """Serves the module's own engine."""
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Of a tiny chat model, unless the module has its own."""
+    from sgl.runtime.engine import Engine
+    from tests.live_server import OPTIONS, chat_checkpoint
+
+    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest, engine: Engine) -> Iterator[LiveServer]:
+    """Serves the module's engine, with the options that the module names SERVED."""
     from tests.live_server import served
 
-    with served(engine) as server:
+    with served(engine, **getattr(request.module, "SERVED", {})) as server:
         yield server
+
+
+@pytest.fixture
+def another(engine: Engine) -> Iterator[Callable[..., LiveServer]]:
+    """Servers with other options over the same engine."""
+    from tests.live_server import LiveServer
+
+    started: list[LiveServer] = []
+
+    def start(**options: Any) -> LiveServer:
+        started.append(LiveServer(engine, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
 
 
 @pytest.fixture(scope="session")

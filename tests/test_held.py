@@ -18,7 +18,7 @@ from sgl.lang.ir.interpreter import Quota
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs
 from tests.lang_mocks import MockBackend
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import LiveServer
 from tests.program_client import SECONDS, Client, assert_idle, gen
 
 BIG = "x" * 4000
@@ -76,12 +76,6 @@ LAUGHS = [nested_scopes, many_refs, deep_scopes, joins, arguments, functions]
 def segment_of(nodes: list[dict[str, Any]]) -> ir.Segment:
     program = program_from_wire({"v": 1, "name": "p", "seed": 1, "args": {"a": BIG}})
     return Checker(program).segment({"nodes": nodes, "final": True})
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
 
 
 def assert_refused(error: Exception | str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,18 +16,12 @@ from sgl.lang.ir.sampling import MAX_SECONDS
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.loop.timers import Timers
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import LiveServer
 from tests.patience import PATIENCE
 from tests.program_client import SECONDS, Client, assert_idle
 
 NONE = [math.nan, math.inf, -math.inf, 10**400, -(10**400), 10**5000]
 PROGRAM = {"v": 1, "name": "p", "seed": 1}
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
 
 
 @pytest.mark.parametrize("when", [math.nan, math.inf, -math.inf])

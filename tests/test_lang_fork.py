@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served, slow_steps
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
 from tests.patience import PATIENCE, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
+SERVED = {"reconnect_grace": 0.5}
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path) -> Iterator[Engine]:
     with Engine(str(model), **{**OPTIONS, "max_total_tokens": 65536, "check_ledger": False}) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, reconnect_grace=0.5) as server:
-        yield server
 
 
 def running(engine: Engine) -> int:

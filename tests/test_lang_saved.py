@@ -6,7 +6,7 @@ import copy
 import json
 import pickle
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sgl.cli import main
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.record import compiled
 from tests.lang_mocks import MockBackend, ProgramBackend
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer
 
 
 class Order(pydantic.BaseModel):
@@ -72,18 +72,6 @@ def test_a_loaded_program_has_its_functions_greedy_text(engine: sgl.Engine, tmp_
 def outer(s: sgl.ProgramState, text: str) -> None:
     """One that calls another."""
     s += order(text)["order"]
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sgl.Engine]:
-    with sgl.Engine(chat_checkpoint(tmp_path_factory.mktemp("chat")), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: sgl.Engine) -> Iterator[LiveServer]:
-    with served(engine) as server:
-        yield server
 
 
 @pytest.fixture(params=["engine", "server", "single calls", "programs"])

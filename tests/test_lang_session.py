@@ -15,21 +15,9 @@ from sgl.lang.backends.remote import RemoteSession
 from sgl.lang.ir import nodes as ir
 from tests.fake_servers import FakeServer
 from tests.lang_mocks import MockBackend, ProgramBackend
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer
 from tests.patience import wait_until
 from tests.test_lang_openai import answer
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sgl.Engine]:
-    with sgl.Engine(chat_checkpoint(tmp_path_factory.mktemp("chat")), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: sgl.Engine) -> Iterator[LiveServer]:
-    with served(engine) as server:
-        yield server
 
 
 @pytest.fixture(params=["engine", "server", "openai", "single calls", "programs"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from sgl.runtime.server.answers import Turn
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.server.tool_calls import AnswerSplitter, Reading
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer
 
 HELLO = [{"role": "user", "content": "hello"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 12}
@@ -25,16 +24,7 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 ASKS: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "hello"}, CHATS: {"messages": HELLO}}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, served_model_name="tiny", reasoning_parser="qwen3") as server:
-        yield server
+SERVED = {"served_model_name": "tiny", "reasoning_parser": "qwen3"}
 
 
 def whole(server: LiveServer, path: str, **fields: Any) -> dict[str, Any]:

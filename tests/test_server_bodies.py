@@ -26,19 +26,13 @@ from sgl.runtime.server.bodies import MAX_DEPTH, MAX_KEYS, MAX_OBJECTS, MAX_VALU
 from sgl.runtime.server.native import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
 from sgl.runtime.server.programs import ProgramBody, SegmentBody
 from sgl.runtime.server.protocol import ChatBody, CompletionBody
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer, served
 from tests.patience import PATIENCE
 from tests.test_server_hostile import exchange, request, status
 
 MODELS = [AbortBody, ChatBody, CompletionBody, DetokenizeBody, GenerateBody, ProgramBody, SegmentBody, TokenizeBody]
 MANY = 300_000
 SHORT = {"max_new_tokens": 2, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.custom_tools import CustomCalls
 from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.server.tool_calls import AnswerSplitter, Reading
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer
 
 MODEL = "tiny"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -45,16 +44,7 @@ def chosen(name: str) -> dict[str, Any]:
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [chosen("sum")]}}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, served_model_name=MODEL) as server:
-        yield server
+SERVED = {"served_model_name": MODEL}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,13 @@ from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_bytes, json_response
 from sgl.runtime.server.openapi import _STATUSES
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
+from tests.live_server import LiveServer, chat_checkpoint, slow_steps
 from tests.patience import PATIENCE, wait_until
 from tests.test_server_hostile import exchange
 
 SHORT = {"max_new_tokens": 2, "temperature": 0}
 LONG = {"max_new_tokens": 480, "temperature": 0, "ignore_eos": True}
 HOST = b"Host: localhost\r\nConnection: close\r\n"
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,11 @@ the values that change nothing pass; REFUSED ones pass only as null.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": None, "strict": None, "description": None}}
@@ -222,16 +220,7 @@ def cases(*kinds: str) -> list[tuple[str, str, Any]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, served_model_name="tiny", reasoning_parser="qwen3") as server:
-        yield server
+SERVED = {"served_model_name": "tiny", "reasoning_parser": "qwen3"}
 
 
 @pytest.mark.parametrize(("path", "name", "value"), cases("HONOURED", "TAKEN", "HARMLESS"))

@@ -13,17 +13,11 @@ import pytest
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.history import ENDED, SAMPLES, History, Note, note
 from sgl.runtime.server.identity import Caller
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer, served
 from tests.patience import wait_until
 
 BODY = {"text": "hello", "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
 ALICE, BOB, ADMIN = ({"Authorization": f"Bearer {key}"} for key in ("k-alice", "k-bob", "k-admin"))
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
 
 
 @pytest.fixture

@@ -14,17 +14,11 @@ from typing import Any
 import pytest
 
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import LiveServer
 from tests.patience import PATIENCE
 
 ENDLESS = {"text": "hello", "sampling_params": {"max_new_tokens": 480, "temperature": 0, "ignore_eos": True}}
 READ_TIMEOUT = 3.0
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
 
 
 @pytest.fixture

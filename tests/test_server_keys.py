@@ -26,7 +26,7 @@ from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs
 from sgl.runtime.server.app import PROBE
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
+from tests.live_server import LiveServer, slow_steps
 from tests.patience import PATIENCE
 
 SHORT = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
@@ -39,27 +39,11 @@ OPEN_ENDED = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture
-def served(engine: Engine) -> Iterator[Callable[..., LiveServer]]:
-    servers: list[LiveServer] = []
-
-    def start(**options: Any) -> LiveServer:
-        servers.append(LiveServer(engine, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
-    deadline = time.monotonic() + PATIENCE
-    while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
-        assert time.monotonic() < deadline, "a request goes on for nobody"
-        time.sleep(0.005)
+@pytest.fixture(autouse=True)
+def nothing_leaks(engine: Engine) -> Iterator[None]:
+    """After every test no request runs."""
+    yield
+    wait_until(engine, 0)
     assert not engine._rids
 
 
@@ -80,9 +64,9 @@ def opened(server: LiveServer, headers: dict[str, str], body: Any = OPEN_ENDED) 
 
 
 @pytest.mark.parametrize("admin", [None, "admins-key"])
-def test_programs_belong_to_the_key_that_made_them(served: Callable[..., LiveServer], admin: str | None) -> None:
+def test_programs_belong_to_the_key_that_made_them(another: Callable[..., LiveServer], admin: str | None) -> None:
     """Another key can neither list, read, extend nor delete them, nor tell them from programs that never were."""
-    server = served(**KEYS, admin_api_key=admin)
+    server = another(**KEYS, admin_api_key=admin)
     program, events = opened(server, ALICE)
     path = f"/v1/programs/{program}"
     segment = {"segment": {"nodes": [], "final": True}, "number": 1}
@@ -109,15 +93,15 @@ def test_programs_belong_to_the_key_that_made_them(served: Callable[..., LiveSer
     assert b'"type":"done"' in b"".join(events)
 
 
-def test_ids_of_programs_and_requests_cannot_be_guessed(served: Callable[..., LiveServer], engine: Engine) -> None:
-    server = served()
+def test_ids_of_programs_and_requests_cannot_be_guessed(another: Callable[..., LiveServer], engine: Engine) -> None:
+    server = another()
     for _ in range(2):
         program, _events = opened(server, {})
         assert re.fullmatch("[0-9a-f]{24,}", program)
         requests.delete(f"{server.url}/v1/programs/{program}", timeout=PATIENCE)
     bodies = [{"text": "a"}, {"text": ["a", "b"]}, {"input_ids": [[3], [4]]}, {"text": "a", "stream": True}]
     for keyed in (False, True):
-        server = served(**KEYS) if keyed else server
+        server = another(**KEYS) if keyed else server
         ids = []
         for body in bodies:
             for n in (1, 2):
@@ -130,9 +114,9 @@ def test_ids_of_programs_and_requests_cannot_be_guessed(served: Callable[..., Li
     assert engine.generate("a", SHORT)["meta_info"]["id"] != engine.generate("a", SHORT)["meta_info"]["id"]
 
 
-def test_a_rid_is_each_keys_own(served: Callable[..., LiveServer], engine: Engine) -> None:
+def test_a_rid_is_each_keys_own(another: Callable[..., LiveServer], engine: Engine) -> None:
     """Two keys use the same one at a time; each aborts its own, the admin any."""
-    server = served(**KEYS, admin_api_key="admins-key")
+    server = another(**KEYS, admin_api_key="admins-key")
     answers: dict[str, Any] = {}
 
     def ask(name: str, headers: dict[str, str], rid: Any, **more: Any) -> threading.Thread:
@@ -169,13 +153,13 @@ def test_a_rid_is_each_keys_own(served: Callable[..., LiveServer], engine: Engin
     assert server.post("/v1/chat/completions", chat, headers=ALICE).status_code == 200
 
 
-def test_abort_all_reaches_what_is_the_callers(served: Callable[..., LiveServer], engine: Engine) -> None:
+def test_abort_all_reaches_what_is_the_callers(another: Callable[..., LiveServer], engine: Engine) -> None:
     """Its programs too; with an admin's key it is for that one alone, and reaches everybody's."""
     gen = {"st": 0, "op": "gen", "name": "x", "params": {"max_tokens": 450, "ignore_eos": True}}
     program = {**OPEN_ENDED, "segment": {"nodes": [{"st": 0, "op": "text", "text": "a"}, gen], "final": True}}
     everything = {"abort_all": True}
     for keys in (KEYS, {**KEYS, "admin_api_key": "admins-key"}):
-        server = served(**keys)
+        server = another(**keys)
         done: list[Any] = []
         with slow_steps(engine):
             body = {"text": ["a", "b"], "sampling_params": LONG}
@@ -196,9 +180,9 @@ def test_abort_all_reaches_what_is_the_callers(served: Callable[..., LiveServer]
             assert b'"type":"done"' in rest
 
 
-def test_the_admins_key_alone_flushes_and_profiles(served: Callable[..., LiveServer]) -> None:
+def test_the_admins_key_alone_flushes_and_profiles(another: Callable[..., LiveServer]) -> None:
     for_admin = ("/flush_cache", "/start_profile", "/stop_profile")
-    server = served(**KEYS, admin_api_key="admins-key")
+    server = another(**KEYS, admin_api_key="admins-key")
     for path in for_admin:
         answer = server.post(path, None, headers=BOB)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
@@ -206,18 +190,18 @@ def test_the_admins_key_alone_flushes_and_profiles(served: Callable[..., LiveSer
     for path in for_admin:
         assert server.post(path, None, headers=ADMIN).status_code == 200
     assert server.post("/generate", {"text": "a", "sampling_params": SHORT}, headers=ADMIN).status_code == 200
-    server = served(admin_api_key="admins-key")
+    server = another(admin_api_key="admins-key")
     assert server.post("/generate", {"text": "a", "sampling_params": SHORT}).status_code == 200
     unused = {"Authorization": "Bearer none"}  # what clients send that have to send something
     assert server.post("/generate", {"text": "a", "sampling_params": SHORT}, headers=unused).status_code == 200
     assert server.post("/flush_cache", None).status_code == 403
     assert server.post("/flush_cache", None, headers=ADMIN).status_code == 200
-    server = served(**KEYS)
+    server = another(**KEYS)
     assert server.post("/flush_cache", None, headers=BOB).status_code == 200
 
 
-def test_every_door_but_the_open_ones_asks_for_a_key(served: Callable[..., LiveServer]) -> None:
-    server = served(**KEYS)
+def test_every_door_but_the_open_ones_asks_for_a_key(another: Callable[..., LiveServer]) -> None:
+    server = another(**KEYS)
     described = server.get("/openapi.json").json()["paths"]
     is_open = {
         "/health",
@@ -274,10 +258,10 @@ def test_keys_are_read_from_flags_files_and_variables(tmp_path: Path, monkeypatc
 
 
 def test_a_key_is_told_to_nobody(
-    served: Callable[..., LiveServer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    another: Callable[..., LiveServer], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by /server_info, the page, the log or a traceback; the log says its name."""
-    server = served(**KEYS, admin_api_key="admins-key")
+    server = another(**KEYS, admin_api_key="admins-key")
     with caplog.at_level(logging.DEBUG):
         told = [
             server.get(path, headers=ALICE).text for path in ("/server_info", "/get_model_info", "/v1/status", "/")
@@ -301,8 +285,8 @@ def test_a_key_is_told_to_nobody(
     assert any(record.__dict__.get("fields", {}).get("key") == "alice" for record in caplog.records)
 
 
-def test_nobody_stays_out_of_the_log(served: Callable[..., LiveServer], caplog: pytest.LogCaptureFixture) -> None:
-    server = served()
+def test_nobody_stays_out_of_the_log(another: Callable[..., LiveServer], caplog: pytest.LogCaptureFixture) -> None:
+    server = another()
     with caplog.at_level(logging.INFO):
         for path in ("/health", "/v1/models"):  # a cluster's looks at its workers are the former
             assert server.get(path, headers={"User-Agent": PROBE}).status_code == 200
@@ -324,13 +308,13 @@ def test_keys_are_no_part_of_the_processs_title() -> None:
     assert not re.search("s3cret|0ther|4dmin", done.stdout)
 
 
-def test_the_language_runs_with_a_key_of_several(served: Callable[..., LiveServer]) -> None:
+def test_the_language_runs_with_a_key_of_several(another: Callable[..., LiveServer]) -> None:
     @sgl.function
     def program(s: Any) -> None:
         s += "a " + sgl.gen("x", max_tokens=3)
         s += sgl.select("y", ["one", "two"])
 
-    server = served(**KEYS)
+    server = another(**KEYS)
     state = program.run(backend=sgl.RuntimeEndpoint(server.url, api_key="bobs-key"))
     assert state["y"] in ("one", "two")
     assert len(server.get("/v1/programs", headers=BOB).json()) == 1
@@ -367,11 +351,11 @@ def fill(server: LiveServer, key: Any, size: int = 0) -> list[str]:
 
 
 def test_no_key_opens_all_the_programs_that_there_may_be(
-    served: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+    another: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each as many as it leaves; what one gives back is everybody's."""
     monkeypatch.setattr(programs, "MAX_PROGRAMS", 12)
-    server = served(**KEYS, admin_api_key="admins-key")
+    server = another(**KEYS, admin_api_key="admins-key")
     alices = fill(server, ALICE)
     assert len(alices) == 6
     bobs = fill(server, BOB)
@@ -382,10 +366,10 @@ def test_no_key_opens_all_the_programs_that_there_may_be(
 
 
 def test_no_key_fills_what_open_programs_may_hold(
-    served: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+    another: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs, "MAX_HELD", 64_000)
-    server = served(**KEYS)
+    server = another(**KEYS)
     alices = fill(server, ALICE, 4000)
     assert 7 <= len(alices) <= 9
     path = f"/v1/programs/{alices[0]}/segments"
@@ -398,11 +382,11 @@ def test_no_key_fills_what_open_programs_may_hold(
 
 
 def test_no_key_fills_what_programs_hold_in_the_engine(
-    served: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+    another: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node that asks for more fails, and others' do not."""
     monkeypatch.setitem(interpreter._MOST_TOGETHER, "characters", 64_000)
-    server = served(**KEYS)
+    server = another(**KEYS)
 
     def run(key: Any, final: bool) -> tuple[str, str]:
         nodes = [{"st": 0, "op": "text", "text": "x" * 4000}]
@@ -422,10 +406,10 @@ def test_no_key_fills_what_programs_hold_in_the_engine(
 
 @pytest.mark.parametrize("options", [{}, {"api_key": ["alice=alices-key", "alice=bobs-key"]}])
 def test_without_several_names_all_of_it_is_everybodys(
-    served: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+    another: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(programs, "MAX_PROGRAMS", 6)
-    server = served(**options)
+    server = another(**options)
     answers = [tried(server, ALICE) for _ in range(7)]
     assert [status for status, _ in answers] == [200] * 6 + [429]
     assert answers[-1][1] == "6 programs are open"

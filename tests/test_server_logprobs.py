@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.server import conversations, encoding
 from sgl.runtime.server.native import MAX_DETOKENIZED, MAX_TOKENIZED
 from sgl.runtime.text.tokenizer import Tokenizer
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer
 from tests.patience import PATIENCE
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -32,16 +31,7 @@ LONG: dict[str, Any] = {"max_new_tokens": 400, "temperature": 0, "ignore_eos": T
 GIVEN = list(range(200))
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, served_model_name="tiny") as server:
-        yield server
+SERVED = {"served_model_name": "tiny"}
 
 
 def events(server: LiveServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from sgl.runtime.server.messages.body import CountBody, MessagesBody
 from sgl.runtime.server.messages.translation import chat_of
 from sgl.runtime.server.messages.writer import MessageWriter
 from sgl.runtime.server.tool_calls import AnswerSplitter, Reading
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer, served
 
 anthropic = pytest.importorskip("anthropic")
 
@@ -42,16 +41,7 @@ class Point(BaseModel):
     y: bool
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, served_model_name=MODEL, reasoning_parser="qwen3") as server:
-        yield server
+SERVED = {"served_model_name": MODEL, "reasoning_parser": "qwen3"}
 
 
 @pytest.fixture(scope="module")

@@ -25,26 +25,6 @@ GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
 LONG = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture
-def another(engine: Engine) -> Iterator[Callable[..., LiveServer]]:
-    """Servers with other options over the same engine."""
-    started: list[LiveServer] = []
-
-    def start(**options: Any) -> LiveServer:
-        started.append(LiveServer(engine, **options))
-        return started[-1]
-
-    yield start
-    for server in started:
-        server.close()
-
-
 @pytest.fixture(autouse=True)
 def nothing_leaks(engine: Engine) -> Iterator[None]:
     """After every test no request runs and each page has its owner."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from sgl.errors import InvalidRequest
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer
 
 MODEL = "tiny"
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -35,16 +34,7 @@ TOOL = {
 INTEGERS = {"type": "array", "items": {"type": "integer"}, "maxItems": 5}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, served_model_name=MODEL, reasoning_parser="qwen3") as server:
-        yield server
+SERVED = {"served_model_name": MODEL, "reasoning_parser": "qwen3"}
 
 
 @pytest.fixture(scope="module")

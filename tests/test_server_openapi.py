@@ -15,7 +15,7 @@ import requests
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.service import VERSION
 from tests.house import REPOSITORY
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer
 from tests.patience import PATIENCE
 
 Operation = dict[str, Any]
@@ -41,16 +41,7 @@ MORE: list[tuple[str, dict[str, Any]]] = [
 """What the examples do not show: lists, logprobs, tool calls."""
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, served_model_name="tiny") as server:
-        yield server
+SERVED = {"served_model_name": "tiny"}
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,38 +10,18 @@ import pytest
 import requests
 
 from sgl.runtime.config import ServerConfig
-from sgl.runtime.engine import Engine
 from sgl.runtime.server.errors import Forbidden
 from sgl.runtime.server.origins import Origins
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import LiveServer
 from tests.patience import PATIENCE
 
 BODY = {"text": "hello", "sampling_params": {"max_new_tokens": 2}}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture
-def served(engine: Engine) -> Iterator[Callable[..., LiveServer]]:
-    servers: list[LiveServer] = []
-
-    def start(**options: Any) -> LiveServer:
-        servers.append(LiveServer(engine, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
-
-
-def test_a_foreign_page_is_refused_everywhere(served: Callable[..., LiveServer]) -> None:
+def test_a_foreign_page_is_refused_everywhere(another: Callable[..., LiveServer]) -> None:
     """With or without a key, for every method, also where the page hides its origin (null)."""
     for options in ({}, {"api_key": "k"}):
-        server = served(**options)
+        server = another(**options)
         port = server.url.rpartition(":")[2]
         foreign = [
             "https://evil.example",
@@ -71,19 +51,19 @@ def test_a_foreign_page_is_refused_everywhere(served: Callable[..., LiveServer])
             assert server.post("/generate", BODY, headers=headers).status_code == 200, "its own page"
 
 
-def test_listed_origins_may_call_and_read(served: Callable[..., LiveServer]) -> None:
-    server = served(cors_origins="https://a.example, https://b.example")
+def test_listed_origins_may_call_and_read(another: Callable[..., LiveServer]) -> None:
+    server = another(cors_origins="https://a.example, https://b.example")
     answer = server.post("/generate", BODY, headers={"Origin": "https://b.example"})
     assert answer.headers["Access-Control-Allow-Origin"] == "https://b.example"
     assert server.post("/generate", BODY, headers={"Origin": "https://c.example"}).status_code == 403
-    server = served(cors_origins="*")
+    server = another(cors_origins="*")
     answer = server.post("/generate", BODY, headers={"Origin": "https://c.example"})
     assert (answer.status_code, answer.headers["Access-Control-Allow-Origin"]) == (200, "https://c.example")
 
 
-def test_a_name_that_was_pointed_here_is_refused(served: Callable[..., LiveServer]) -> None:
+def test_a_name_that_was_pointed_here_is_refused(another: Callable[..., LiveServer]) -> None:
     """DNS rebinding: the page's own name leads to this machine, and its origin is the same as the server's."""
-    server = served()
+    server = another()
     for host in (
         "evil.example",
         "evil.example:30000",
@@ -107,11 +87,11 @@ def test_a_name_that_was_pointed_here_is_refused(served: Callable[..., LiveServe
         "192.168.1.5",
     ):
         assert server.post("/generate", BODY, headers={"Host": host}).status_code == 200, host
-    server = served(allowed_hosts="box.example, Other.example")
+    server = another(allowed_hosts="box.example, Other.example")
     for host in ("box.example", "other.example:30000"):
         assert server.post("/generate", BODY, headers={"Host": host}).status_code == 200
     assert server.post("/generate", BODY, headers={"Host": "evil.example"}).status_code == 403
-    server = served(api_key="k")  # which a stranger's page does not know
+    server = another(api_key="k")  # which a stranger's page does not know
     headers = {"Host": "evil.example", "Authorization": "Bearer k"}
     assert server.post("/generate", BODY, headers=headers).status_code == 200
 
@@ -142,9 +122,9 @@ def test_names_are_checked_on_a_loopback_address_without_a_key(options: dict[str
         origins.check(request)
 
 
-def test_a_get_changes_nothing(served: Callable[..., LiveServer]) -> None:
+def test_a_get_changes_nothing(another: Callable[..., LiveServer]) -> None:
     """Any page may have a browser send one, without an Origin."""
-    server = served()
+    server = another()
     for path in ("/start_profile", "/stop_profile", "/abort_request", "/generate"):
         answer = server.get(path)
         assert answer.status_code == 405, path
@@ -155,9 +135,9 @@ def test_a_get_changes_nothing(served: Callable[..., LiveServer]) -> None:
             assert not {"post", "put"} & set(methods) or path in ("/v1/programs", "/flush_cache"), path
 
 
-def test_a_browser_empties_no_cache_by_a_get(served: Callable[..., LiveServer]) -> None:
+def test_a_browser_empties_no_cache_by_a_get(another: Callable[..., LiveServer]) -> None:
     """Trainers do; a page's image would, too, without an Origin."""
-    server = served()
+    server = another()
     assert server.get("/flush_cache").text == "Cache flushed.\n"
     for headers in ({"Sec-Fetch-Site": "same-origin"}, {"User-Agent": "Mozilla/5.0 (X11)"}, {"Origin": "http://a"}):
         answer = requests.get(server.url + "/flush_cache", headers=headers, timeout=PATIENCE)
@@ -165,9 +145,9 @@ def test_a_browser_empties_no_cache_by_a_get(served: Callable[..., LiveServer]) 
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "nonsense"])
-def test_any_content_type_is_taken_where_no_page_asks(served: Callable[..., LiveServer], kind: str | None) -> None:
+def test_any_content_type_is_taken_where_no_page_asks(another: Callable[..., LiveServer], kind: str | None) -> None:
     """`curl -d` calls its JSON a form."""
     headers = {} if kind is None else {"Content-Type": kind}
-    server = served()
+    server = another()
     data = b'{"text": "hello", "sampling_params": {"max_new_tokens": 2}}'
     assert requests.post(server.url + "/generate", data=data, headers=headers, timeout=PATIENCE).status_code == 200

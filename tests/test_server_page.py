@@ -12,22 +12,13 @@ import pytest
 import sgl
 from sgl.cli import main
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+from tests.live_server import LiveServer, served
 from tests.patience import PATIENCE, wait_until
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--no-zygote", "--single-process", "--use-angle=swiftshader")
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, served_model_name="tiny") as server:
-        yield server
+SERVED = {"served_model_name": "tiny"}
 
 
 @pytest.fixture(scope="module")

@@ -18,17 +18,11 @@ from sgl.errors import ContextTooLong, ProgramError
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs as programs_module
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import LiveServer
 from tests.patience import PATIENCE
 
 PROGRAM = {"v": 1, "name": "p", "seed": 1, "defaults": {"temperature": 0.0, "ignore_eos": True}}
 GREEDY = {"temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from sgl.runtime.server.responses.body import InputBody, ResponsesBody
 from sgl.runtime.server.responses.store import ResponseStore, Stored
 from sgl.runtime.server.responses.writer import ResponseWriter
 from sgl.runtime.server.tool_calls import AnswerSplitter, Reading
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served, slow_steps
+from tests.live_server import LiveServer, served, slow_steps
 from tests.patience import wait_until
 
 openai = pytest.importorskip("openai")
@@ -53,16 +52,7 @@ class Point(BaseModel):
     y: bool
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, served_model_name=MODEL, reasoning_parser="qwen3") as server:
-        yield server
+SERVED = {"served_model_name": MODEL, "reasoning_parser": "qwen3"}
 
 
 @pytest.fixture(scope="module")

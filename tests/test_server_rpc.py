@@ -29,7 +29,7 @@ from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.rpc.door import SERVICE
 from sgl.runtime.server.serve import listen_for_rpc
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served, slow_steps
+from tests.live_server import LiveServer, served, slow_steps
 from tests.patience import PATIENCE, wait_until
 
 PROMPT = [5, 6, 7, 8]
@@ -59,12 +59,6 @@ def request(params: dict[str, Any] | None = None, **fields: Any) -> Any:
     return pb.GenerateRequest(
         **{"tokenized": pb.TokenizedInput(input_ids=PROMPT), "sampling_params": whole, **fields}
     )
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
 
 
 @pytest.fixture

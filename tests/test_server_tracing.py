@@ -15,7 +15,7 @@ import pytest
 import sgl
 from sgl.cli import main
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.live_server import LiveServer
 
 pytest.importorskip("opentelemetry.sdk")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
@@ -30,12 +30,6 @@ from tests.patience import PATIENCE
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SHORT = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
 STAGES = ["queue", "prefill", "decode"]
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
-        yield engine
 
 
 @pytest.fixture

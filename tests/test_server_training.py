@@ -31,7 +31,7 @@ from sgl.runtime.model.update.group import TrainerGroup, join
 from sgl.runtime.model.update.shipped import shipped_tensors
 from sgl.runtime.server.adapters import change_adapter
 from sgl.runtime.server.training import DiskBody, MemoryBody, TrainingApi
-from tests.live_server import LiveServer, served
+from tests.live_server import LiveServer
 from tests.test_weights_update import shaken, tensors_of
 from tests.tiny_models import tiny_checkpoint
 
@@ -39,6 +39,7 @@ NORM = "model.norm.weight"
 SECONDS = 240
 """Of patience with a process beside others on few cores."""
 ASKED = {"text": "abc", "sampling_params": {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}}
+SERVED = {"admin_api_key": "boss", "api_key": "guest"}
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +51,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(folder: Path) -> Iterator[Engine]:
     with Engine(folder, device="cpu", max_total_tokens=2048, check_ledger=True) as engine:
         yield engine
-
-
-@pytest.fixture(scope="module")
-def server(engine: Engine) -> Iterator[LiveServer]:
-    with served(engine, admin_api_key="boss", api_key="guest") as server:
-        yield server
 
 
 def post(server: LiveServer, path: str, key: str = "boss", **body: Any) -> requests.Response:
