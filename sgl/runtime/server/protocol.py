@@ -297,11 +297,7 @@ class AllowedTools(Lenient):
     """The tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
-    tools: list[
-        Annotated[
-            Annotated[ChosenTool, kind("function")] | Annotated[ChosenCustom, kind("custom")], by_type("function")
-        ]
-    ] = Field(min_length=1)
+    tools: list[AnyChosen] = Field(min_length=1)
 
 
 class AllowedToolChoice(Lenient):
