@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ MATRICES = {
     "down": ("mlp.down_proj",),
 }
 """Those of a dense layer, and the modules that each has the rows of."""
+L = TypeVar("L")
 _NORMS = ("input_norm", "q_norm", "k_norm", "output_norm", "post_attention_norm", "down_norm")
 _LEAST_PACKED = 1 << 16  # elements: a oneDNN call takes 10 µs, others as little as one
 MAX_HELD_TWICE = 1 << 26  # bytes of a tied head that is packed beside the embedding
@@ -66,28 +67,44 @@ class LayerWeights:
 
 
 @dataclass(slots=True)
-class Weights:
-    """All weights. Matrices are [out, in]."""
+class DecoderWeights(Generic[L]):
+    """What the weights of all decoders have. Matrices are [out, in]."""
 
     embedding: torch.Tensor  # [vocab, hidden]; like norm and head, empty in stages that lack it
-    layers: list[LayerWeights]
+    layers: list[L]
     norm: torch.Tensor  # [hidden]
     lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
     is_tied: bool = False
     """Whether the head is the embedding, perhaps packed. Known once packed."""
-    is_invariant: bool = False
-    """Whether products are to give a row the same bits among any others."""
+
+    def parts(self) -> Iterator[Any]:
+        """What layers consist of: dataclasses of tensors, matrices and experts."""
+        yield from self.layers
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor once."""
         yield self.embedding
-        for layer in self.layers:
-            for field in fields(layer):
-                value = getattr(layer, field.name)
-                if value is not None:
+        for part in self.parts():
+            for field in fields(part):
+                value = getattr(part, field.name)
+                if isinstance(value, Matrix | Experts):
                     yield from matrix_tensors(value)
         yield self.norm
         yield from (tensor for tensor in matrix_tensors(self.lm_head) if tensor is not self.embedding)
+
+    def pack_head(self) -> None:
+        """Pack the head for the CPU where possible, unless it is large and tied."""
+        self.is_tied |= self.lm_head is self.embedding
+        if self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
+            self.lm_head = packed(self.lm_head)
+
+
+@dataclass(slots=True)
+class Weights(DecoderWeights[LayerWeights]):
+    """All weights of a `Decoder`."""
+
+    is_invariant: bool = False
+    """Whether products are to give a row the same bits among any others."""
 
     @property
     def num_multiplied(self) -> int:
@@ -131,7 +148,6 @@ class Weights:
     def pack(self) -> None:
         """Pack matrices for the CPU where possible. A packed matrix replaces its original, unless that is small; a
         large tied head stays unpacked. Invariant ones are made of all instead, if that is wanted."""
-        self.is_tied |= self.lm_head is self.embedding
         pack = _invariant if self.is_invariant else packed
         for layer in self.layers:
             for name, matrix in layer.matrices():
@@ -139,9 +155,10 @@ class Weights:
             if self.is_invariant and layer.experts is not None:
                 layer.experts = layer.experts.invariant()
         if self.is_invariant:
+            self.is_tied |= self.lm_head is self.embedding
             self.lm_head = _invariant(self.lm_head)
-        elif self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
-            self.lm_head = packed(self.lm_head)
+        else:
+            self.pack_head()
 
     def prepare(self, most_rows: int) -> None:
         """See `linear.prepare`; once for each shape."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from sgl.runtime.model.loader import check_tensors, read_quantized, say_dequanti
 from sgl.runtime.model.quantized.experts import pack_both, whole_experts
 from sgl.runtime.model.shard import WHOLE, Shard
 from sgl.runtime.model.weight_files import opened, read, read_headers
-from sgl.runtime.model.weights import MAX_HELD_TWICE, keeps_groups, matrix_tensors, packed
+from sgl.runtime.model.weights import DecoderWeights, keeps_groups, matrix_tensors, packed
 
 _HEAD = "lm_head.weight"
 IGNORED = ("mtp.", "model.visual.", "visual.")  # drafts of further tokens, and eyes
@@ -77,33 +77,8 @@ class HybridLayer:
     mlp: DenseWeights | SparseWeights
 
 
-@dataclass(slots=True)
-class HybridWeights:
-    """All weights. A `base.Weights`."""
-
-    embedding: torch.Tensor  # [vocab, hidden]
-    layers: list[HybridLayer]
-    norm: torch.Tensor  # float32 [hidden]; of a part without the last layer [0]
-    lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
-    is_tied: bool = False
-    """See `weights.Weights`."""
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Every tensor once."""
-        yield self.embedding
-        yield self.norm
-        for part in self.parts():
-            if isinstance(part, SparseWeights):
-                yield from matrix_tensors(part.experts)
-                continue
-            for field in fields(part):
-                value = getattr(part, field.name)
-                if value is not None:
-                    yield from matrix_tensors(value)
-        for layer in self.layers:
-            yield layer.input_norm
-            yield layer.post_norm
-        yield from (tensor for tensor in matrix_tensors(self.lm_head) if tensor is not self.embedding)
+class HybridWeights(DecoderWeights[HybridLayer]):
+    """All weights; norms are float32."""
 
     @property
     def num_multiplied(self) -> int:
@@ -121,9 +96,7 @@ class HybridWeights:
         for part in self.parts():
             for name in _matrices(part):
                 setattr(part, name, packed(getattr(part, name)))
-        self.is_tied = self.lm_head is self.embedding
-        if self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
-            self.lm_head = packed(self.lm_head)
+        self.pack_head()
 
     def prepare(self, most_rows: int) -> None:
         """See `linear.prepare`."""
@@ -135,9 +108,10 @@ class HybridWeights:
         matrices = [getattr(part, name) for part in self.parts() for name in _matrices(part)]
         return list({next(matrix_tensors(matrix)).shape: matrix for matrix in matrices}.values())
 
-    def parts(self) -> Iterator[AttentionWeights | DeltaWeights | DenseWeights | SparseWeights]:
-        """That layers consist of, but their norms."""
+    def parts(self) -> Iterator[HybridLayer | AttentionWeights | DeltaWeights | DenseWeights | SparseWeights]:
+        """See `DecoderWeights`."""
         for layer in self.layers:
+            yield layer
             yield layer.mixer
             yield layer.mlp
             if isinstance(layer.mlp, SparseWeights):

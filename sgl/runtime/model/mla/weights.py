@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Container
+from dataclasses import dataclass
 
 import torch
 
@@ -12,7 +12,7 @@ from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.packed import PackedExperts
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.shard import WHOLE, Shard
-from sgl.runtime.model.weights import MAX_HELD_TWICE, matrix_tensors, packed
+from sgl.runtime.model.weights import DecoderWeights, matrix_tensors, packed
 
 _MATRICES = ("qkv", "query_up", "output", "gate_up", "down")
 
@@ -36,27 +36,8 @@ class LatentLayer:
     experts: Experts | None  # of any other
 
 
-@dataclass(slots=True)
-class LatentWeights:
+class LatentWeights(DecoderWeights[LatentLayer]):
     """All weights."""
-
-    embedding: torch.Tensor  # [vocab, hidden]
-    layers: list[LatentLayer]
-    norm: torch.Tensor  # [hidden]
-    lm_head: Matrix  # [vocab, hidden]; tied: the embedding itself
-    is_tied: bool = False
-    """See `weights.Weights`."""
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Every tensor once."""
-        yield self.embedding
-        for layer in self.layers:
-            for field in fields(layer):
-                value = getattr(layer, field.name)
-                if value is not None:
-                    yield from matrix_tensors(value)
-        yield self.norm
-        yield from (tensor for tensor in matrix_tensors(self.lm_head) if tensor is not self.embedding)
 
     @property
     def num_multiplied(self) -> int:
@@ -76,9 +57,7 @@ class LatentWeights:
             for name in _MATRICES:
                 matrix = getattr(layer, name)
                 setattr(layer, name, None if matrix is None else packed(matrix))
-        self.is_tied = self.lm_head is self.embedding
-        if self.lm_head is not self.embedding or self.embedding.nbytes <= MAX_HELD_TWICE:
-            self.lm_head = packed(self.lm_head)
+        self.pack_head()
 
     def prepare(self, most_rows: int) -> None:
         """See `linear.prepare`."""
