@@ -37,7 +37,7 @@ from sgl.kernels.sampling.triton import draw_keys
 from sgl.runtime import startup
 from sgl.runtime.batch import Batch, RowSetup
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.model import decoder
+from sgl.runtime.model import part
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.sampling_params import SamplingParams
 from tests.grammar_oracles import piece_vocabulary
@@ -138,7 +138,7 @@ def engines(device: Device) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 def start(gpu: FakeGpu, config: dict[str, Any], options: dict[str, Any]) -> ModelRunner:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
-        decoder._EACH, decoder._STEP = 4, 512  # other numbers of tokens launch nothing else
+        part._EACH, part._STEP = 4, 512  # other numbers of tokens launch nothing else
         sizes = {"max_running_requests": 64, "chunked_prefill_size": 1088, "skip_tokenizer_init": True}
         made = EngineConfig(model_path=folder, device="cuda", load_format="dummy", **sizes, **options)
         runner = startup.start(made).runner

@@ -22,6 +22,7 @@ from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.rope import apply_rotary, rotary_rows
 from sgl.runtime.model import decoder as decoder_module
 from sgl.runtime.model import lora as lora_module
+from sgl.runtime.model import part as part_module
 from sgl.runtime.model import weights as weights_module
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
@@ -343,7 +344,7 @@ def test_products_of_all_numbers_of_rows_are_met(
         monkeypatch.setattr(module, name, noting(getattr(module, name)))
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden: noting(lambda x, _: logits(x))(hidden, None))
-    monkeypatch.setattr(decoder_module, "_EACH", 40)
+    monkeypatch.setattr(part_module, "_EACH", 40)
     model.warm_up_gemms(100, 300)
     sizes = {*range(1, 41), 64, 96, 100, 128, 160, 192, 224, 256, 288, 300}
     assert met == dict.fromkeys(matrices, sizes) | {"logits": {size for size in sizes if size <= 100}}

@@ -21,20 +21,12 @@ from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.layer_state import LayerState
 from sgl.runtime.model.lora import LoraStep, fed, gated, sum_of
-from sgl.runtime.model.part import ModelPart
+from sgl.runtime.model.part import ModelPart, warm_up_sizes
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.seen import Eyes, Seen
 from sgl.runtime.model.taps import Taps
 from sgl.runtime.model.weights import LayerWeights, Weights
-
-_EACH, _STEP, _MANY = 512, 32, 16_384  # numbers of tokens to warm up: each, then every 32nd, up to these
-
-
-def warm_up_sizes(most_rows: int, most_tokens: int) -> list[int]:
-    """Numbers of tokens to warm up, the largest first: smaller ones reuse its memory."""
-    steps = range(_STEP, min(max(most_tokens, most_rows), _MANY), _STEP)
-    return sorted({most_tokens, most_rows, *range(1, min(most_rows, _EACH) + 1), *steps}, reverse=True)
 
 
 class Decoder(ModelPart[Weights]):

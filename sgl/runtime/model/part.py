@@ -12,8 +12,18 @@ from sgl.kernels.layers.activation import cap_
 from sgl.kernels.layers.embedding import embedding_part
 from sgl.kernels.layers.invariant import InvariantMatrix
 from sgl.kernels.layers.linear import Matrix, linear
+from sgl.kernels.layers.norm import add_rms_norm
+from sgl.runtime.model.lora import LoraStep, adapted, added
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import WHOLE
+
+_EACH, _STEP, _MANY = 512, 32, 16_384  # numbers of tokens to warm up: each, then every 32nd, up to these
+
+
+def warm_up_sizes(most_rows: int, most_tokens: int) -> list[int]:
+    """Numbers of tokens to warm up, the largest first: smaller ones reuse its memory."""
+    steps = range(_STEP, min(max(most_tokens, most_rows), _MANY), _STEP)
+    return sorted({most_tokens, most_rows, *range(1, min(most_rows, _EACH) + 1), *steps}, reverse=True)
 
 
 class Ends(Protocol):
@@ -33,6 +43,10 @@ class Whole(Protocol):
     @property
     def context_length(self) -> int:
         """Positions that it was made for."""
+
+    @property
+    def rms_norm_eps(self) -> float:
+        """Of the norms on the residual."""
 
 
 W = TypeVar("W", bound=Ends)
@@ -54,6 +68,7 @@ class ModelPart(Generic[W]):
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
         self.max_positions = max_positions or config.context_length
         self.logit_cap: float | None = None
+        self._eps = config.rms_norm_eps
         self._vocab_size = config.vocab_size
         self._vocabulary_width = shard.vocabulary_width(config.vocab_size)
 
@@ -62,6 +77,29 @@ class ModelPart(Generic[W]):
         if self.collectives is None:
             return functional.embedding(input_ids, embedding)
         return self.collectives.sum(embedding_part(input_ids, embedding, self.vocabulary.start))
+
+    def _add_product(
+        self,
+        x: torch.Tensor,
+        matrix: Matrix,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor,
+        index: int,
+        name: str,
+        lora: LoraStep | None,
+        *,
+        captured: bool,
+    ) -> torch.Tensor | None:
+        """`lora.added`; of several ranks, this one's part, all of which is left."""
+        if self.collectives is None:
+            return added(x, matrix, bias, residual, index, name, lora, captured=captured)
+        return adapted(x, matrix, bias, index, name, lora)
+
+    def _add_norm(self, rest: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`norm.add_rms_norm` of what `_add_product`, or experts, left."""
+        if rest is None or self.collectives is None:
+            return add_rms_norm(rest, residual, weight, self._eps)
+        return self.collectives.add_rms_norm(rest if rest.dim() == 2 else rest.sum(0), residual, weight, self._eps)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

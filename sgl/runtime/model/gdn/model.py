@@ -13,7 +13,6 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.gdn.ops import convolve, delta_rule, gated_norm, sigmoid_gated
 from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.layers.linear import Matrix, linear
-from sgl.kernels.layers.norm import add_rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows
 from sgl.kernels.moe.mixture import mixture
@@ -31,14 +30,12 @@ from sgl.runtime.model.gdn.weights import (
 )
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
-from sgl.runtime.model.lora import LoraStep, adapted, added, fed, gated
-from sgl.runtime.model.part import ModelPart
+from sgl.runtime.model.lora import LoraStep, fed, gated
+from sgl.runtime.model.part import ModelPart, warm_up_sizes
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.shard import WHOLE
 from sgl.runtime.model.weights import matrix_tensors
-
-_EACH_WARM, _MOST_WARM = 512, 16_384  # tokens of products to warm up: each number, then every 32nd, up to these
 
 
 def load_hybrid(
@@ -162,7 +159,7 @@ class Hybrid(ModelPart[HybridWeights]):
         rotary = rotary_rows(self._rotary_table, positions, self.dtype)
         rest: torch.Tensor | None = None
         for index, layer in enumerate(self.weights.layers):
-            x = self._normed(rest, residual, layer.input_norm)
+            x = self._add_norm(rest, residual, layer.input_norm)
             place = self._places[index]
             if isinstance(layer.mixer, AttentionWeights):
                 cache = kv.keys[place], kv.values[place]
@@ -175,44 +172,20 @@ class Hybrid(ModelPart[HybridWeights]):
                 residual, x = residual.index_select(0, wanted), x.index_select(0, wanted)
                 lora = None if lora is None else lora.for_wanted()
             output, bias = layer.mixer.output, _output_bias(layer.mixer)
-            rest = self._added(x, output, bias, residual, index, "output", lora, captured=captured)
-            x = self._normed(rest, residual, layer.post_norm)
+            rest = self._add_product(x, output, bias, residual, index, "output", lora, captured=captured)
+            x = self._add_norm(rest, residual, layer.post_norm)
             if isinstance(layer.mlp, DenseWeights):
                 x = gated(x, layer.mlp.gate_up, None, silu_and_mul, index, lora)
-                rest = self._added(x, layer.mlp.down, None, residual, index, "down", lora, captured=captured)
+                rest = self._add_product(x, layer.mlp.down, None, residual, index, "down", lora, captured=captured)
             else:
                 shared = fed(x, layer.mlp.shared.gate_up, layer.mlp.shared.down, index, lora)
                 rest = mixture(x, layer.mlp.experts, shared, None if lora is None else lora.of_experts(index))
         if self.is_last:
-            return self._normed(rest, residual, self.weights.norm)
+            return self._add_norm(rest, residual, self.weights.norm)
         if rest is not None:
             rest = rest if rest.dim() == 2 else rest.sum(0)
             residual += rest if self.collectives is None else self.collectives.sum(rest)
         return residual
-
-    def _added(
-        self,
-        x: torch.Tensor,
-        matrix: Matrix,
-        bias: torch.Tensor | None,
-        residual: torch.Tensor,
-        index: int,
-        name: str,
-        lora: LoraStep | None,
-        *,
-        captured: bool,
-    ) -> torch.Tensor | None:
-        """`added`; of several ranks, this one's part, all of which is left."""
-        if self.collectives is None:
-            return added(x, matrix, bias, residual, index, name, lora, captured=captured)
-        return adapted(x, matrix, bias, index, name, lora)
-
-    def _normed(self, rest: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`norm.add_rms_norm` of what `_added`, or experts, left."""
-        eps = self.config.rms_norm_eps
-        if rest is None or self.collectives is None:
-            return add_rms_norm(rest, residual, weight, eps)
-        return self.collectives.add_rms_norm(rest if rest.dim() == 2 else rest.sum(0), residual, weight, eps)
 
     def _attend(
         self,
@@ -259,9 +232,7 @@ class Hybrid(ModelPart[HybridWeights]):
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
         """See `Model`."""
-        last = min(max(most_rows, most_tokens), _MOST_WARM)
-        sizes = {most_rows, most_tokens, *range(1, min(most_rows, _EACH_WARM) + 1), *range(32, last, 32)}
-        for num_tokens in sorted(sizes, reverse=True):  # the largest first: smaller ones reuse its memory
+        for num_tokens in warm_up_sizes(most_rows, most_tokens):
             for matrix in self.weights.distinct_matrices():
                 width = next(matrix_tensors(matrix)).shape[1]
                 linear(torch.zeros(num_tokens, width, dtype=self.dtype, device=self.device), matrix, None)

@@ -27,10 +27,10 @@ from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
 from sgl.runtime.model.lora import LoraStep, Source
 from sgl.runtime.model.lora import Product as LoraProduct
+from sgl.runtime.model.part import warm_up_sizes
 from sgl.runtime.model.weights import matrix_tensors
 
 _FEW = 4  # tokens to compare replaced parts with
-_EACH_WARM, _MOST_WARM = 512, 16_384  # tokens of products to warm up: each number, then every 32nd, up to these
 
 
 def load_transformers(
@@ -250,10 +250,8 @@ class TransformersModel:
     @torch.inference_mode()
     def warm_up_gemms(self, most_rows: int, most_tokens: int) -> None:
         """See `Model`; of the products that our kernels compute."""
-        last = min(max(most_rows, most_tokens), _MOST_WARM)
-        sizes = {most_rows, most_tokens, *range(1, min(most_rows, _EACH_WARM) + 1), *range(32, last, 32)}
         products = self.weights.distinct_products()
-        for num_tokens in sorted(sizes, reverse=True):  # the largest first: smaller ones reuse its memory
+        for num_tokens in warm_up_sizes(most_rows, most_tokens):
             for product in products:
                 if isinstance(product, Product) or num_tokens <= most_rows:
                     product(torch.zeros(1, num_tokens, product.width, dtype=self.dtype, device=self.device))

@@ -16,16 +16,15 @@ from sgl.kernels.latent.attention import LatentAttention
 from sgl.kernels.latent.products import enter, expand
 from sgl.kernels.layers.activation import silu_and_mul
 from sgl.kernels.layers.linear import Matrix
-from sgl.kernels.layers.norm import add_rms_norm, rms_norm
+from sgl.kernels.layers.norm import rms_norm
 from sgl.kernels.layers.rope import rotary_rows
 from sgl.kernels.moe.mixture import mixture
-from sgl.runtime.model.decoder import warm_up_sizes
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.model.lora import LoraStep, adapted, added, gated
+from sgl.runtime.model.lora import LoraStep, adapted, gated
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.parts import local
 from sgl.runtime.model.mla.weights import LatentLayer, LatentWeights
-from sgl.runtime.model.part import ModelPart
+from sgl.runtime.model.part import ModelPart, warm_up_sizes
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
 
@@ -145,35 +144,12 @@ class LatentDecoder(ModelPart[LatentWeights]):
                 state.residual, attended = (its.index_select(0, wanted) for its in (state.residual, attended))
                 state.lora = None if state.lora is None else state.lora.for_wanted()
             self._after_attention(index, layer, state, attended, captured=captured)
-        return self._normed(state.rest, state.residual, self.weights.norm)
-
-    def _added(
-        self,
-        x: torch.Tensor,
-        matrix: Matrix,
-        bias: torch.Tensor | None,
-        state: _State,
-        index: int,
-        name: str,
-        *,
-        captured: bool,
-    ) -> torch.Tensor | None:
-        """`linear_add`; of several ranks, this one's part, all of which is left."""
-        if self.collectives is None:
-            return added(x, matrix, bias, state.residual, index, name, state.lora, captured=captured)
-        return adapted(x, matrix, bias, index, name, state.lora)
-
-    def _normed(self, rest: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`norm.add_rms_norm` of what `_added`, or experts, left."""
-        eps = self.config.rms_norm_eps
-        if rest is None or self.collectives is None:
-            return add_rms_norm(rest, residual, weight, eps)
-        return self.collectives.add_rms_norm(rest if rest.dim() == 2 else rest.sum(0), residual, weight, eps)
+        return self._add_norm(state.rest, state.residual, self.weights.norm)
 
     def _before_attention(self, index: int, layer: LatentLayer, state: _State, cache: torch.Tensor) -> torch.Tensor:
         """A layer up to its attention: what is cached, and the queries [T, num_heads, head_dim]."""
         config = self.config
-        x = self._normed(state.rest, state.residual, layer.input_norm)
+        x = self._add_norm(state.rest, state.residual, layer.input_norm)
         qkv = adapted(x, layer.qkv, layer.qkv_bias, index, "qkv", state.lora)
         query, latents = torch.split(qkv, [qkv.shape[1] - config.head_dim, config.head_dim], 1)
         if layer.query_up is not None and layer.query_norm is not None:
@@ -193,14 +169,18 @@ class LatentDecoder(ModelPart[LatentWeights]):
     ) -> None:
         """A layer from the latents [T, num_heads, kv_rank] that it attended to."""
         x = expand(attended, layer.latent_up, self.config.nope_dim)
-        rest = self._added(x, layer.output, layer.output_bias, state, index, "output", captured=captured)
-        x = self._normed(rest, state.residual, layer.post_attention_norm)
+        rest = self._add_product(
+            x, layer.output, layer.output_bias, state.residual, index, "output", state.lora, captured=captured
+        )
+        x = self._add_norm(rest, state.residual, layer.post_attention_norm)
         if layer.experts is not None:
             state.rest = mixture(x, layer.experts)
         else:
             gate_up, down = _dense(layer)
             x = gated(x, gate_up, None, silu_and_mul, index, state.lora)
-            state.rest = self._added(x, down, None, state, index, "down", captured=captured)
+            state.rest = self._add_product(
+                x, down, None, state.residual, index, "down", state.lora, captured=captured
+            )
 
     def _forward_single(self, state: _State, kv: KVCache, attention: LatentAttention) -> torch.Tensor:
         """`forward` of one token on a GPU, whose products only stream their weights."""
