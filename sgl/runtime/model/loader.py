@@ -66,7 +66,6 @@ def load_decoder(
     dtype: Literal["auto"] | DtypeName = "auto",
     load_format: LoadFormat = "auto",
     max_positions: int | None = None,
-    seed: int = 0,
     quantization: Literal["fp8", "int4"] | None = None,
     ranks: Ranks | None = None,
     eyes: Eyes | None = None,
@@ -75,14 +74,14 @@ def load_decoder(
     """The model of a config with its weights on the device. Raises WeightsError, and ConfigError for another
     load_format or a model that cannot be cut.
 
-    load_format: dummy draws random weights, equal for the same seed and kind of device; otherwise the checkpoint's are
+    load_format: dummy draws random weights, equal on the same kind of device; otherwise the checkpoint's are
     read. max_positions: see `Decoder`. quantization: see `Weights.quantize`. ranks: among which the model is
     cut; only this one's part is read. eyes: see `Decoder`. deterministic: see `Weights.is_invariant`.
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
     shard = WHOLE if ranks is None else ranks.shard
-    weights = load_weights(config, torch_dtype, device, load_format, shard, seed)
+    weights = load_weights(config, torch_dtype, device, load_format, shard)
     if quantization is not None:
         weights.quantize(quantization)
         if device.type == "cuda":
@@ -100,7 +99,6 @@ def load_weights(
     device: torch.device,
     load_format: LoadFormat = "auto",
     shard: Shard = WHOLE,
-    seed: int = 0,
 ) -> Weights:
     """A part's weights as the decoder computes with them, neither quantised by an option nor packed. Raises as
     `load_decoder`, whose arguments these are."""
@@ -112,7 +110,7 @@ def load_weights(
         return _load_weights(config, dtype, device, shard)
     if config.scheme is not None:
         logger.warning("random weights are not quantised as the checkpoint is (%s)", config.scheme)
-    return _random_weights(config, dtype, device, seed, shard)
+    return _random_weights(config, dtype, device, shard)
 
 
 def resolve_dtype(config: HasDtype, dtype: Literal["auto"] | DtypeName, device: torch.device) -> torch.dtype:
@@ -127,14 +125,12 @@ def dtype_name(dtype: torch.dtype) -> DtypeName:
     return cast(DtypeName, str(dtype).removeprefix("torch."))
 
 
-def _random_weights(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard
-) -> Weights:
+def _random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> Weights:
     """Initialised like transformers: normal matrices, no biases, norms of one. All parts are cut from the same."""
     tied = config.tie_word_embeddings
     weights = allocate_weights(config, dtype, device, tied=tied, shard=shard)
     targets = checkpoint_tensors(config, weights, shard)
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     for name, shape in tensor_shapes(config, tied=tied).items():
         target = targets.get(name)
         if name.endswith("norm.weight"):

@@ -139,7 +139,6 @@ def load_tower(
     dtype: Literal["auto"] | DtypeName,
     load_format: LoadFormat,
     max_bytes: int,
-    seed: int = 0,
 ) -> VisionTower:
     """The tower of a checkpoint, with its weights or random ones; arguments as for `load_decoder`. Raises ModelError
     and WeightsError."""
@@ -148,7 +147,7 @@ def load_tower(
     its = transformers.AutoConfig.from_pretrained(config.path, local_files_only=True, trust_remote_code=False)
     module = empty_module(its, config.architecture, "sdpa", torch_dtype).model.visual
     if load_format == "dummy":
-        weights.fill(module, torch_dtype, device, seed)
+        weights.fill(module, torch_dtype, device)
     else:
         weights.load(module, Path(config.path), torch_dtype, device, config.scheme, OF_TOWERS)
     return VisionTower(module, config.media, max_bytes)

@@ -45,7 +45,6 @@ def load_hybrid(
     dtype: Literal["auto"] | DtypeName = "auto",
     load_format: LoadFormat = "auto",
     max_positions: int | None = None,
-    seed: int = 0,
     ranks: Ranks | None = None,
 ) -> Hybrid:
     """The model of a config with its weights on the device; arguments as for `load_decoder`. Raises WeightsError, and
@@ -57,7 +56,7 @@ def load_hybrid(
     if load_format not in ("auto", "dummy", "safetensors"):
         raise ConfigError(f"load_format={load_format!r}: {config.path} is safetensors", option="load_format")
     if load_format == "dummy":
-        its = weights.fill(config, torch_dtype, device, seed, shard)
+        its = weights.fill(config, torch_dtype, device, shard)
     else:
         its = weights.load(config, torch_dtype, device, shard)
     its.pack()

@@ -40,14 +40,13 @@ def load_transformers(
     dtype: Literal["auto"] | DtypeName = "auto",
     load_format: LoadFormat = "auto",
     max_positions: int | None = None,
-    seed: int = 0,
 ) -> TransformersModel:
     """The model of a config with its weights on the device; arguments as for `load_decoder`. Raises WeightsError."""
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
     module = empty_module(plain_config(config.path), config.architecture, NAME, torch_dtype)
     if load_format == "dummy":
-        weights.fill(module, torch_dtype, device, seed)
+        weights.fill(module, torch_dtype, device)
     else:
         prefixes = tensor_prefixes(config.architecture)
         weights.load(module, Path(config.path), torch_dtype, device, config.scheme, prefixes)

@@ -95,12 +95,12 @@ class _Matrix:
         return self.checkpoint.dequantized(self.name)
 
 
-def fill(module: Any, dtype: torch.dtype, device: torch.device, seed: int) -> None:
-    """Initialise as transformers does, equally for the same seed and kind of device."""
+def fill(module: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Initialise as transformers does, equally on the same kind of device."""
     found = _converted(module, {}, dtype, device)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         _complete(module, found, dtype, device)
 
 

@@ -35,7 +35,6 @@ def load_latent(
     dtype: Literal["auto"] | DtypeName = "auto",
     load_format: LoadFormat = "auto",
     max_positions: int | None = None,
-    seed: int = 0,
     ranks: Ranks | None = None,
 ) -> LatentDecoder:
     """See `load_decoder`."""
@@ -46,7 +45,7 @@ def load_latent(
     if load_format == "gguf":
         raise ConfigError(f"load_format='gguf': {config.path} is safetensors", option="load_format")
     if load_format == "dummy":
-        weights = _random_weights(config, torch_dtype, device, seed, shard)
+        weights = _random_weights(config, torch_dtype, device, shard)
     else:
         weights = _load_weights(config, torch_dtype, device, shard)
     weights.pack()
@@ -58,14 +57,12 @@ def num_latent_weights(config: LatentConfig) -> int:
     return sum(math.prod(shape) for shape in tensor_shapes(config, tied=config.tie_word_embeddings).values())
 
 
-def _random_weights(
-    config: LatentConfig, dtype: torch.dtype, device: torch.device, seed: int, shard: Shard
-) -> LatentWeights:
+def _random_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> LatentWeights:
     """Initialised like transformers: normal matrices, no biases, norms of one. All parts are cut from the same."""
     tied, own = config.tie_word_embeddings, local(config, shard)
     weights = allocate_weights(own, dtype, device, tied=tied, shard=shard)
     targets = checkpoint_tensors(own, weights, shard.layers(config).start)
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     for name, shape in tensor_shapes(config, tied=tied).items():
         target = targets.get(name)
         if name.endswith(("norm.weight", "bias")):
