@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sgl.cli import entry
+from sgl.cli.options import SYNONYMS, options_of_file
 from sgl.cli.original import Flags, neutral_values, one, words_of
 from sgl.errors import ConfigError
 from sgl.runtime.config import EngineConfig, ServerConfig
@@ -72,31 +73,23 @@ _NEUTRAL = neutral_values(
     speculative-ngram-max-trie-depth=18 otlp-traces-endpoint=localhost:4317 trace-modules=request
     revision=main fastapi-root-path= prefill-delayer-max-delay-passes=30"""
 )
-
-
+_RENAMED = {
+    **{name.removeprefix("--"): flag.replace("_", "-") for flag, names in SYNONYMS.items() for name in names},
+    "model": "model-path",
+    "cuda-graph-max-bs-decode": "cuda-graph-max-bs",
+    "disaggregation-bootstrap-port": "disaggregation-port",
+}
+"""Flags that are called otherwise here."""
 _TRANSLATED: dict[str, Callable[[list[str]], list[str]]] = {
-    "model": lambda values: ["--model-path", one("model", values)],
-    "tp": lambda values: ["--tp-size", one("tp", values)],
-    "dp": lambda values: ["--dp-size", one("dp", values)],
-    "data-parallel-size": lambda values: ["--dp-size", one("data-parallel-size", values)],
-    "pp": lambda values: ["--pp-size", one("pp", values)],
-    "pipeline-parallel-size": lambda values: ["--pp-size", one("pipeline-parallel-size", values)],
-    "tensor-parallel-size": lambda values: ["--tp-size", one("tensor-parallel-size", values)],
-    "cuda-graph-max-bs-decode": lambda values: ["--cuda-graph-max-bs", one("cuda-graph-max-bs-decode", values)],
     "base-gpu-id": lambda values: [] if values == ["0"] else ["--device", f"cuda:{one('base-gpu-id', values)}"],
-    "enable-deterministic-inference": lambda values: ["--deterministic"],
     "enable-priority-scheduling": lambda values: ["--schedule-policy", "priority"],
-    "disaggregation-bootstrap-port": lambda values: [
-        "--disaggregation-port",
-        one("disaggregation-bootstrap-port", values),
-    ],
     "disable-hybrid-swa-memory": lambda values: ["--swa-full-tokens-ratio", "1"],
     "constrained-json-disable-any-whitespace": lambda values: ["--json-whitespace", "compact"],
     "tool-call-parser": lambda values: (
         [] if values == ["auto"] else ["--tool-call-parser", one("tool-call-parser", values)]
     ),
 }
-_FLAGS = Flags(_COMMAND, {*_FIELDS, *_TRANSLATED, *_SO, "config", "help"}, _NEUTRAL)
+_FLAGS = Flags(_COMMAND, {*_FIELDS, *_RENAMED, *_TRANSLATED, *_SO, "config", "help"}, _NEUTRAL)
 
 
 def main() -> None:
@@ -107,7 +100,7 @@ def main() -> None:
         sys.stderr.write(f"{error}\n")
         sys.exit(2)
     if words is None:
-        sys.stdout.write(_HELP.format(translated=_listed(_TRANSLATED), so=_listed(_SO)))
+        sys.stdout.write(_HELP.format(translated=_listed({*_RENAMED, *_TRANSLATED}), so=_listed(_SO)))
         sys.exit(0)
     sys.argv[1:] = ["serve", *words]
     entry.main()
@@ -127,18 +120,18 @@ def translated(words: list[str]) -> list[str] | None:
             found += _TRANSLATED[flag](values)
         elif flag in _SEVERAL and values:
             found += [word for value in values for word in (f"--{flag}", value)]
-        elif flag in _FIELDS:
-            texts = [] if _FIELDS[flag] and not values else [one(flag, values)]
-            if _FIELDS[flag] and texts:
+        elif (name := _RENAMED.get(flag, flag)) in _FIELDS:
+            found.append(f"--{name}")
+            if not _FIELDS[name]:
+                text = one(flag, values)
+                found.append(_VALUES.get(name, {}).get(text, text))
+            elif values:
                 raise ConfigError(f"--{flag} is a switch: it has no value", option=flag)
-            found += [f"--{flag}", *(_VALUES.get(flag, {}).get(text, text) for text in texts)]
     return found
 
 
 def _of_file(path: Path) -> list[str]:
     """The flags of a YAML file."""
-    from sgl.cli.options import options_of_file
-
     words: list[str] = []
     for name, value in options_of_file(path).items():
         if value is not False and value is not None:

@@ -18,7 +18,7 @@ import rich_click as click
 
 from sgl.errors import ConfigError, nearest_name
 
-_SYNONYMS = {
+SYNONYMS = {
     "tp_size": ("--tp", "--tensor-parallel-size"),
     "pp_size": ("--pp", "--pipeline-parallel-size"),
     "dp_size": ("--dp", "--data-parallel-size"),
@@ -88,7 +88,7 @@ def field_options(cls: type[Any], groups: dict[str, str]) -> list[click.Paramete
             pair = f"--{name}" if field.default is False else f"--{name}/--no-{name}"
             found.append(
                 Option(
-                    [pair, *_SYNONYMS.get(field.name, ()), field.name],
+                    [pair, *SYNONYMS.get(field.name, ()), field.name],
                     type=bool,
                     flag_value=True,
                     default=None,
@@ -105,7 +105,7 @@ def field_options(cls: type[Any], groups: dict[str, str]) -> list[click.Paramete
             shown["metavar"] = field.name.split("_")[-1].upper()
         if field.default not in (None, "", dataclasses.MISSING):
             shown["help"] += f" [default: {field.default}]"
-        flags = (f"--{name}", *_SYNONYMS.get(field.name, ()))
+        flags = (f"--{name}", *SYNONYMS.get(field.name, ()))
         found.append(Option([*flags, field.name], multiple=_is_repeated(hint), **shown))
     return found
 
