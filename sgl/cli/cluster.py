@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sgl.cli.logs import configure_logging
+from sgl.cli.logs import announce, configure_logging
 from sgl.cli.options import options_of_file, ray_address
 from sgl.errors import ConfigError, EngineDead, ServerUnreachable, needs_extra
 from sgl.runtime.cluster.config import Options
@@ -37,13 +37,11 @@ def up(options: SimpleNamespace) -> int:
         if not each.is_alive() and each.ray_address is None:
             _clear(each)
     began = time.monotonic()
-    console = Console(soft_wrap=True, highlight=False)
     bound = listen(given.server.host, given.server.port)
 
     def on_ready(url: str) -> None:
         seconds = time.monotonic() - began
-        text = f"sgl serves {given.engine.model_name} at {url} (ready in {seconds:.1f} s)"
-        console.print(text, style="bold", markup=False)
+        announce(f"sgl serves {given.engine.model_name} at {url} (ready in {seconds:.1f} s)")
 
     async def run(ray: RayCluster) -> None:
         cluster = Cluster(given, bound, ray)

@@ -7,9 +7,7 @@ import signal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from sgl.cli.logs import configure_logging
+from sgl.cli.logs import announce, configure_logging
 from sgl.cli.options import from_flags
 from sgl.errors import ConfigError, needs_extra
 from sgl.runtime.gateway.config import GatewayConfig, checked_url
@@ -48,5 +46,5 @@ async def _run(gateway: Gateway, host: str, port: int) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
         name, number = bound.getsockname()[:2]
         text = f"sgl routes to {len(gateway.servers)} workers at http://{name}:{number}"
-        Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
+        announce(text)
         await stop.wait()

@@ -20,6 +20,13 @@ def configure_logging(level: str, style: str) -> None:
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a traceback for each request that is not HTTP
 
 
+def announce(text: str) -> None:
+    """Tell whoever started the process."""
+    from rich.console import Console  # engines, which only log, do without
+
+    Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
+
+
 _FRAMES = 15  # of a traceback's start and end: endless recursion has thousands
 
 

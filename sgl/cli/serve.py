@@ -14,9 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from sgl.cli.logs import configure_logging
+from sgl.cli.logs import announce, configure_logging
 from sgl.cli.options import configs
 from sgl.errors import ConfigError, InvalidRequest, needs_extra
 from sgl.formats.calls import formats_of
@@ -51,11 +49,7 @@ def follow(config: EngineConfig) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    Console(soft_wrap=True, highlight=False).print(
-        f"sgl follows {config.dist_init_addr} as host {config.node_rank} of {config.nnodes}",
-        style="bold",
-        markup=False,
-    )
+    announce(f"sgl follows {config.dist_init_addr} as host {config.node_rank} of {config.nnodes}")
     from sgl.runtime.parallel.node import run_node  # which needs torch
 
     run_node(config, stop)
@@ -90,7 +84,7 @@ async def serve_engine(
         seconds = service.metrics.startup_seconds
         places = url if rpc is None else f"{url} and {rpc.url}"
         text = f"sgl serves {service.model_name}{_shape(engine.config)} at {places} (ready in {seconds:.1f} s)"
-        Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
+        announce(text)
         tell(url, engine.config)
 
     await serve_until_stopped(service, bound, on_ready, rpc)
