@@ -20,39 +20,18 @@ from smg_grpc_proto.generated import common_pb2
 from sgl.runtime.engine import Engine
 from sgl.runtime.lora_options import LoraPath
 from sgl.runtime.server.rpc.adapters import AdapterIds
-from tests.live_server import LiveServer, chat_checkpoint, served
-from tests.test_server_rpc import PROMPT, Client, request
-from tests.tiny_adapters import greedy, merged, tiny_adapter
+from tests.live_server import LiveServer, served
+from tests.test_server_lora import adapters, engine, model
+from tests.test_server_rpc import PROMPT, Client, client, request
+from tests.tiny_adapters import greedy, merged
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return chat_checkpoint(tmp_path_factory.mktemp("lora") / "model")
-
-
-@pytest.fixture(scope="module")
-def adapters(model: Path) -> dict[str, Path]:
-    return {name: tiny_adapter(model.parent / name, model, seed=i) for i, name in enumerate(("sql", "law"))}
-
-
-@pytest.fixture(scope="module")
-def engine(model: Path, adapters: dict[str, Path]) -> Iterator[Engine]:
-    options: dict[str, Any] = {"device": "cpu", "max_total_tokens": 4096, "check_ledger": True}
-    with Engine(model_path=model, lora_paths={"sql": adapters["sql"]}, max_loras_per_batch=2, **options) as engine:
-        yield engine
+__all__ = ["adapters", "client", "engine", "model"]  # fixtures
 
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[LiveServer]:
     with served(engine, served_model_name="base", grpc_port=0) as server:
         yield server
-
-
-@pytest.fixture
-def client(server: LiveServer) -> Iterator[Client]:
-    client = Client(server)
-    yield client
-    client.channel.close()
 
 
 def load(client: Client, name: str, path: Any, identity: str, **fields: Any) -> Any:

@@ -10,33 +10,15 @@ import pytest
 
 from benchmarks.tiers_soak import Episode
 from sgl.runtime.engine import Engine
-from sgl.runtime.scheduler.request import Request
-from tests.scheduler_driver import Driver, Setting, assert_right, make_request
+from tests import test_tiers
+from tests.scheduler_driver import Driver, assert_right, make_request
 from tests.test_gdn_models import tiny_hybrid
-from tests.test_tiers import PROMPTS, settle
+from tests.test_tiers import PROMPTS, num_loads, run_one, settle
 from tests.test_tiers_engine import OPTIONS, answers, cached, eager, ids, tiers_of
 
 
 def tiered(**fields: object) -> Driver:
-    """A device of 24 pages, of which a prompt takes ten, and plenty of host memory."""
-    defaults: dict[str, object] = {"num_pages": 25, "context": 80, "budget": None, "overlap": False}
-    defaults |= {"host_pages": 200, "host_states": 40, "checkpoints": 16, "lateness": 0.0}
-    return Driver(Setting(**{**defaults, **fields}))  # type: ignore[arg-type]
-
-
-def run_one(driver: Driver, uid: int, prompt: list[int], max_new: int = 2) -> Request:
-    request = make_request(uid, prompt, max_new)
-    request.stop_ids = frozenset()
-    driver.scheduler.add(request)
-    driver.run()
-    driver.check()
-    assert_right(request, recurrent=True)
-    return request
-
-
-def num_loads(driver: Driver) -> int:
-    assert driver.tiers is not None
-    return driver.tiers.counters.num_loads
+    return test_tiers.tiered(**{"host_states": 40, "checkpoints": 16, **fields})
 
 
 @pytest.mark.parametrize("lateness", [0.0, 0.9])
@@ -57,8 +39,7 @@ def test_a_state_alone_comes_back_to_pages_that_stayed() -> None:
         run_one(driver, uid, prompt)
     assert driver.scheduler.memory.cache.evicted_pages == 0
     assert run_one(driver, 10, PROMPTS[0]).cached_len == 36
-    assert driver.tiers is not None
-    assert driver.tiers.counters.num_loads == 1
+    assert num_loads(driver) == 1
     assert driver.tiers.counters.loaded_pages == 0
 
 

@@ -10,29 +10,17 @@ import pytest
 
 from benchmarks.tiers_soak import Episode
 from sgl.runtime.engine import Engine
-from sgl.runtime.scheduler.request import Request
+from tests import test_tiers
 from tests.mock_runner import Mixed
-from tests.scheduler_driver import Driver, Setting, assert_right, make_request
-from tests.test_tiers import PROMPTS, settle
+from tests.scheduler_driver import Driver
+from tests.test_tiers import PROMPTS, num_loads, run_one, settle
 from tests.test_tiers_engine import OPTIONS, answers, cached, eager, ids, tiers_of
 from tests.tiny_models import tiny_checkpoint
 
 
 def tiered(**fields: object) -> Driver:
-    """A device of 24 pages, of which a prompt takes ten, and plenty of host memory."""
-    defaults: dict[str, object] = {"num_pages": 25, "context": 80, "budget": None, "overlap": False}
-    defaults |= {"host_pages": 200, "window": Mixed(9), "num_window_pages": 60, "host_window_pages": 100}
-    return Driver(Setting(**{**defaults, "lateness": 0.0, **fields}))  # type: ignore[arg-type]
-
-
-def run_one(driver: Driver, uid: int, prompt: list[int], max_new: int = 2) -> Request:
-    request = make_request(uid, prompt, max_new)
-    request.stop_ids = frozenset()
-    driver.scheduler.add(request)
-    driver.run()
-    driver.check()
-    assert_right(request, window=driver.setting.window)
-    return request
+    defaults: dict[str, object] = {"window": Mixed(9), "num_window_pages": 60, "host_window_pages": 100}
+    return test_tiers.tiered(**{**defaults, **fields})
 
 
 @pytest.mark.parametrize("lateness", [0.0, 0.9])
@@ -42,8 +30,7 @@ def test_a_prefix_comes_back_with_what_its_end_sees(lateness: float) -> None:
         assert run_one(driver, uid, prompt).cached_len == 0
     for uid, prompt in enumerate(PROMPTS, 10):
         assert run_one(driver, uid, [*prompt, 1, 2, 3]).cached_len == 40
-    assert driver.tiers is not None
-    assert driver.tiers.counters.num_loads >= 4
+    assert num_loads(driver) >= 4
     settle(driver)
     driver.check()
 
@@ -55,8 +42,7 @@ def test_windowed_pages_alone_come_back_to_pages_that_stayed() -> None:
     settle(driver)
     assert driver.scheduler.memory.cache.evicted_pages == 0
     assert run_one(driver, 10, [*PROMPTS[0], 1, 2, 3]).cached_len == 40
-    assert driver.tiers is not None
-    assert driver.tiers.counters.num_loads == 1
+    assert num_loads(driver) == 1
     assert driver.tiers.counters.loaded_pages == 0
 
 
@@ -65,8 +51,7 @@ def test_pages_without_what_their_end_sees_are_not_loaded() -> None:
     for uid, prompt in enumerate(PROMPTS):
         run_one(driver, uid, prompt)
     assert run_one(driver, 10, [*PROMPTS[0], 1, 2, 3]).cached_len == 0
-    assert driver.tiers is not None
-    assert driver.tiers.counters.num_loads == 0
+    assert num_loads(driver) == 0
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from tests.test_transfers_engine import (
     plain,
     state,
 )
-from tests.test_transfers_nixl import NIXL, needs_nixl
+from tests.test_transfers_nixl import NIXL, answer, needs_nixl
 from tests.tiny_models import tiny_checkpoint
 from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
 
@@ -48,10 +48,6 @@ def prefilling(path: Any, tp_size: int, **options: Any) -> Engine:
 
 def decoding(path: Any, tp_size: int, **options: Any) -> Engine:
     return Engine(path, **{**OPTIONS, **options}, tp_size=tp_size, disaggregation_mode="decode")
-
-
-def answer(engine: Engine, prompt: list[int], params: Any = None) -> Any:
-    return engine.generate(input_ids=prompt, sampling_params=GREEDY, kv_transfer_params=params)
 
 
 def rank_1(engine: Engine) -> int:
