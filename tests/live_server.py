@@ -38,6 +38,12 @@ def chat_checkpoint(folder: Path, context: int = 512) -> Path:
     return path
 
 
+def state_of(engine: Engine) -> dict[str, Any]:
+    """What an engine says of itself right now."""
+    state: dict[str, Any] = engine.get_server_info()["internal_states"][0]
+    return state
+
+
 @contextlib.contextmanager
 def slow_steps(engine: Engine, seconds: float = 0.01) -> Iterator[None]:
     """Every step takes so much longer: what a test does while a request runs, it does in time on any machine."""

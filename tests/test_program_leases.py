@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
+from tests.patience import wait_until
 from tests.program_client import PRINTABLE, SECONDS, Client, assert_idle, gen
 from tests.tiny_models import tiny_checkpoint
 
@@ -84,9 +85,7 @@ def test_a_late_segment_costs_a_prefill_and_says_so(engine: Engine) -> None:
         client.send(ir.Text("x" * 20), gen(max_tokens=4))
         client.wait(ir.NodeDone)
         if lease_s < 1:
-            deadline = time.monotonic() + SECONDS
-            while num_leases(engine) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            wait_until(lambda: not num_leases(engine))
             assert engine.flush_cache()
         texts.append([event.text for event in client.finish(ir.Text("y"), gen())])
     assert texts[0] == texts[1]
@@ -104,10 +103,7 @@ def test_a_lease_lasts_while_the_program_runs_and_starts_anew_when_it_waits(fold
         while time.monotonic() - began < 0.4 and len(client.of(ir.NodeDone)) < 2:
             time.sleep(0.01)
         assert len(client.of(ir.NodeDone)) == 2 or num_leases(engine) == 1
-        deadline = time.monotonic() + SECONDS
-        while num_leases(engine) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert num_leases(engine) == 0
+        wait_until(lambda: not num_leases(engine))
         client.session.cancel()
         assert client.is_done.wait(SECONDS)
         assert_idle(engine)

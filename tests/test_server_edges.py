@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -386,10 +385,7 @@ def test_slow_and_silent_connections_hold_nobody_up(engine: Engine, server_optio
     assert server.post("/generate", {"text": "a", "sampling_params": SHORT}).status_code == 200
     for each in [*idle, pipeline]:
         each.close()
-    deadline = time.monotonic() + PATIENCE
-    while server.service.metrics.open_requests:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not server.service.metrics.open_requests)
     server.close()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sgl.runtime.engine import Engine
-from tests.live_server import LiveServer
+from tests.live_server import LiveServer, state_of
 from tests.patience import PATIENCE
 
 ENDLESS = {"text": "hello", "sampling_params": {"max_new_tokens": 480, "temperature": 0, "ignore_eos": True}}
@@ -27,9 +27,7 @@ def server(engine: Engine, request: pytest.FixtureRequest) -> Iterator[LiveServe
     server = LiveServer(engine, read_timeout=getattr(request, "param", 60.0))
     yield server
     deadline = time.monotonic() + PATIENCE
-    while (
-        server.service.metrics.open_requests or engine.get_server_info()["internal_states"][0]["num_running_reqs"]
-    ):
+    while server.service.metrics.open_requests or state_of(engine)["num_running_reqs"]:
         assert time.monotonic() < deadline, "a request goes on for nobody"
         time.sleep(0.005)
     answer = server.post("/generate", {**ENDLESS, "sampling_params": {"max_new_tokens": 2}})
@@ -126,7 +124,7 @@ def malformed(good: bytes, rng: random.Random) -> bytes:
 
 def test_half_closed_connections_get_a_400_and_are_not_computed_for(server: LiveServer, engine: Engine) -> None:
     body = json.dumps(ENDLESS).encode()
-    generated = engine.get_server_info()["internal_states"][0]["generated_tokens"]
+    generated = state_of(engine)["generated_tokens"]
     cases = [
         b"POST /gen",
         request(b"")[:-10],
@@ -143,7 +141,7 @@ def test_half_closed_connections_get_a_400_and_are_not_computed_for(server: Live
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "client_closed"
     assert everyone(server, [b""], half_close=True) == [b""], "who asked nothing is told nothing"
     time.sleep(0.1)
-    assert engine.get_server_info()["internal_states"][0]["generated_tokens"] - generated < 5 * 100
+    assert state_of(engine)["generated_tokens"] - generated < 5 * 100
 
 
 @pytest.mark.parametrize("half_close", [True, False])

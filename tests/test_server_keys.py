@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs
 from sgl.runtime.server.app import PROBE
-from tests.live_server import LiveServer, slow_steps
-from tests.patience import PATIENCE
+from tests.live_server import LiveServer, slow_steps, state_of
+from tests.patience import PATIENCE, wait_until
 
 SHORT = {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}
 LONG = {"max_new_tokens": 450, "temperature": 0, "ignore_eos": True}
@@ -43,15 +42,12 @@ OPEN_ENDED = {
 def nothing_leaks(engine: Engine) -> Iterator[None]:
     """After every test no request runs."""
     yield
-    wait_until(engine, 0)
+    wait_until_running(engine, 0)
     assert not engine._rids
 
 
-def wait_until(engine: Engine, count: int) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while engine.get_server_info()["internal_states"][0]["num_running_reqs"] != count:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+def wait_until_running(engine: Engine, count: int) -> None:
+    wait_until(lambda: state_of(engine)["num_running_reqs"] == count)
 
 
 def opened(server: LiveServer, headers: dict[str, str], body: Any = OPEN_ENDED) -> tuple[str, Iterator[bytes]]:
@@ -131,16 +127,16 @@ def test_a_rid_is_each_keys_own(another: Callable[..., LiveServer], engine: Engi
 
     with slow_steps(engine):
         threads = [ask("alice", ALICE, "same"), ask("bob", BOB, "same")]
-        wait_until(engine, 2)
+        wait_until_running(engine, 2)
         again = server.post("/generate", {"text": "a", "sampling_params": SHORT, "rid": "same"}, headers=BOB)
         assert again.status_code == 400
         assert again.json()["error"]["message"] == "rid 'same' is in use by another unfinished request"
         assert server.post("/abort_request", {"rid": "same"}, headers=BOB).status_code == 200
         threads[1].join(PATIENCE)
-        wait_until(engine, 1)
+        wait_until_running(engine, 1)
         for rid in ("alice:same", "#admin:same", ":same"):
             assert server.post("/abort_request", {"rid": rid}, headers=BOB).status_code == 200
-        assert engine.get_server_info()["internal_states"][0]["num_running_reqs"] == 1
+        assert state_of(engine)["num_running_reqs"] == 1
         assert server.post("/abort_request", {"rid": "same"}, headers=ADMIN).status_code == 200
         threads[0].join(PATIENCE)
     for name in ("alice", "bob"):
@@ -167,10 +163,10 @@ def test_abort_all_reaches_what_is_the_callers(another: Callable[..., LiveServer
             thread = threading.Thread(target=run)
             thread.start()
             _, events = opened(server, ALICE, program)
-            wait_until(engine, 3)
+            wait_until_running(engine, 3)
             answer = server.post("/abort_request", everything, headers=BOB)
             assert answer.status_code == (403 if "admin_api_key" in keys else 200)
-            assert engine.get_server_info()["internal_states"][0]["num_running_reqs"] == 3
+            assert state_of(engine)["num_running_reqs"] == 3
             who = ADMIN if "admin_api_key" in keys else ALICE
             assert server.post("/abort_request", everything, headers=who).status_code == 200
             thread.join(PATIENCE)

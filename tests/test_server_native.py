@@ -8,7 +8,6 @@ import itertools
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ import pytest
 import requests
 
 from sgl.runtime.engine import Engine
-from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps
-from tests.patience import PATIENCE
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, slow_steps, state_of
+from tests.patience import PATIENCE, wait_until
 
 GREEDY = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
 LONG = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
@@ -36,24 +35,14 @@ def nothing_leaks(engine: Engine) -> Iterator[None]:
 
 
 def wait_until_idle(engine: Engine) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        state = engine.get_server_info()["internal_states"][0]
-        if not state["num_running_reqs"] and not state["num_queue_reqs"]:
-            return
-        assert time.monotonic() < deadline, "a request goes on for nobody"
-        time.sleep(0.005)
-
-
-def wait_until(engine: Engine, what: str, number: int = 1) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while engine.get_server_info()["internal_states"][0][what] < number:
-        assert time.monotonic() < deadline, f"{what} never was {number}"
-        time.sleep(0.002)
+    wait_until(
+        lambda: not (state := state_of(engine))["num_running_reqs"] and not state["num_queue_reqs"],
+        "a request goes on for nobody",
+    )
 
 
 def wait_until_running(engine: Engine, number: int = 1) -> None:
-    wait_until(engine, "num_running_reqs", number)
+    wait_until(lambda: state_of(engine)["num_running_reqs"] >= number)
 
 
 def generate(server: LiveServer, **body: Any) -> Any:
@@ -327,7 +316,7 @@ def test_abort_all_ends_every_request(server: LiveServer, engine: Engine) -> Non
 def test_a_client_that_leaves_aborts_its_request(
     server: LiveServer, engine: Engine, stream: bool, how: str
 ) -> None:
-    before = engine.get_server_info()["internal_states"][0]
+    before = state_of(engine)
     body = json.dumps({"text": "hello", "sampling_params": LONG, "stream": stream}).encode()
     host, port = server.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
@@ -342,7 +331,7 @@ def test_a_client_that_leaves_aborts_its_request(
         connection.close()
     wait_until_idle(engine)
     connection.close()
-    after = engine.get_server_info()["internal_states"][0]
+    after = state_of(engine)
     assert after["aborted"] == before["aborted"] + 1, "it was aborted, not served to the end"
 
 
@@ -366,10 +355,7 @@ def test_a_stalled_reader_is_given_up(another: Callable[..., LiveServer], engine
         connection.sendall(head.encode() + body)
         wait_until_running(engine)
         wait_until_idle(engine)
-        deadline = time.monotonic() + PATIENCE
-        while server.service.metrics.open_requests:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: not server.service.metrics.open_requests)
     assert server.service.metrics.responses["/generate", 499] == 1
 
 
@@ -380,9 +366,10 @@ def test_queue_full_is_429_with_retry_after(tmp_path: Path) -> None:
         try:
             body = {"text": "hello", "sampling_params": LONG}
             threads = [threading.Thread(target=server.post, args=("/generate", body)) for _ in range(2)]
-            for thread, what in zip(threads, ("num_running_reqs", "num_queue_reqs"), strict=True):
-                thread.start()
-                wait_until(engine, what)
+            threads[0].start()
+            wait_until_running(engine)
+            threads[1].start()
+            wait_until(lambda: state_of(engine)["num_queue_reqs"])
             for stream in (False, True):
                 answer = server.post("/generate", {**body, "stream": stream})
                 assert answer.status_code == 429

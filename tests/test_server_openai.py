@@ -13,7 +13,7 @@ from sgl.errors import InvalidRequest
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
-from tests.live_server import LiveServer
+from tests.live_server import LiveServer, state_of
 
 MODEL = "tiny"
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -277,13 +277,13 @@ def test_errors_become_the_packages_exceptions(client: Any) -> None:
 
 
 def test_a_stream_that_the_package_drops_is_aborted(client: Any, engine: Engine) -> None:
-    before = engine.get_server_info()["internal_states"][0]["aborted"]
+    before = state_of(engine)["aborted"]
     stream = client.chat.completions.create(messages=HELLO, stream=True, **GREEDY)
     next(iter(stream))
     stream.close()
-    while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
+    while state_of(engine)["num_running_reqs"]:
         pass
-    assert engine.get_server_info()["internal_states"][0]["aborted"] == before + 1
+    assert state_of(engine)["aborted"] == before + 1
 
 
 def test_users_cannot_write_control_tokens(engine: Engine) -> None:

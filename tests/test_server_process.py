@@ -33,7 +33,7 @@ from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.service import Service
 from tests.live_server import chat_checkpoint
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 LONGEST = 1500
 LONG = {"text": "hello", "sampling_params": {"max_new_tokens": LONGEST, "temperature": 0, "ignore_eos": True}}
@@ -213,10 +213,10 @@ def test_a_killed_engine_fails_its_requests_and_is_replaced(serve: Callable[...,
     assert len(answers) == 3
     assert requests.get(server.url + "/health", timeout=PATIENCE).status_code == 503
     assert server.generate(LONG).status_code == 503
-    deadline = time.monotonic() + PATIENCE
-    while requests.get(server.url + "/health_generate", timeout=PATIENCE).status_code != 200:
-        assert time.monotonic() < deadline, "it never came back"
-        time.sleep(0.05)
+    wait_until(
+        lambda: requests.get(server.url + "/health_generate", timeout=PATIENCE).status_code == 200,
+        "it never came back",
+    )
     again = server.generate({**LONG, "return_logprob": True, "return_text_in_logprobs": True})
     assert (
         again.json()["meta_info"]["output_token_logprobs"] == expected.json()["meta_info"]["output_token_logprobs"]
@@ -389,11 +389,9 @@ def test_a_stopped_engine_shows_in_health_and_may_come_back(serve: Callable[...,
     os.kill(engine, signal.SIGSTOP)
     thread = threading.Thread(target=lambda: answers.append(server.generate(LONG)))
     thread.start()
-    deadline = time.monotonic() + PATIENCE
-    while (health := requests.get(server.url + "/health", timeout=PATIENCE)).status_code == 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert "nothing was heard" in health.json()["error"]["message"]
+    health = partial(requests.get, server.url + "/health", timeout=PATIENCE)
+    wait_until(lambda: health().status_code != 200)
+    assert "nothing was heard" in health().json()["error"]["message"]
     os.kill(engine, signal.SIGCONT)
     thread.join(PATIENCE)
     assert answers[0].status_code == 200, "it was not given up: the watchdog allows minutes"

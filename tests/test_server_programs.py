@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +17,8 @@ from sgl.errors import ContextTooLong, ProgramError
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs as programs_module
-from tests.live_server import LiveServer
-from tests.patience import PATIENCE
+from tests.live_server import LiveServer, state_of
+from tests.patience import PATIENCE, wait_until
 
 PROGRAM = {"v": 1, "name": "p", "seed": 1, "defaults": {"temperature": 0.0, "ignore_eos": True}}
 GREEDY = {"temperature": 0, "ignore_eos": True}
@@ -29,10 +28,7 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 def nothing_leaks(engine: Engine) -> Iterator[None]:
     """After every test no request runs, no page is leased, and each has its owner."""
     yield
-    deadline = time.monotonic() + PATIENCE
-    while engine.get_server_info()["internal_states"][0]["num_running_reqs"]:
-        assert time.monotonic() < deadline, "a program goes on for nobody"
-        time.sleep(0.005)
+    wait_until(lambda: not state_of(engine)["num_running_reqs"], "a program goes on for nobody")
     assert engine.check_ledger() == []
 
 
@@ -185,10 +181,9 @@ def test_a_program_that_nobody_listens_to_is_cancelled(server: LiveServer, engin
     events = open_program(server, {"nodes": [text("hello"), gen("x", 400)]}, program=program)
     identity = events.next("opened")["id"]
     events.answer.close()
-    deadline = time.monotonic() + PATIENCE
-    while server.post(f"/v1/programs/{identity}/segments", {"segment": {"nodes": []}}).status_code != 404:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(
+        lambda: server.post(f"/v1/programs/{identity}/segments", {"segment": {"nodes": []}}).status_code == 404
+    )
 
 
 def test_delete_cancels_and_ends_the_events(server: LiveServer) -> None:

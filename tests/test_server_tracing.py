@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -25,7 +24,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sgl.runtime.server.tracing import Tracer, otlp_tracer
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SHORT = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
@@ -49,10 +48,7 @@ def server(engine: Engine, spans: InMemorySpanExporter) -> Iterator[LiveServer]:
 
 def by_name(spans: InMemorySpanExporter, root: str, count: int = 1) -> dict[str, list[ReadableSpan]]:
     """All spans, once there are so many of the name that ends last, which may be after the answer was read."""
-    deadline = time.monotonic() + PATIENCE
-    while sum(span.name == root for span in spans.get_finished_spans()) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: sum(span.name == root for span in spans.get_finished_spans()) >= count)
     found: dict[str, list[ReadableSpan]] = {}
     for span in sorted(spans.get_finished_spans(), key=lambda span: span.start_time or 0):
         found.setdefault(span.name, []).append(span)
