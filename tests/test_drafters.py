@@ -26,6 +26,7 @@ from sgl.runtime.model.eagle.config import EagleConfig
 from sgl.runtime.model.eagle.loader import load_head
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.drafts import DraftRunner, HeadRunner
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.sampling_params import SamplingParams
@@ -445,4 +446,4 @@ def test_a_vocabulary_padded_to_another_size_is_the_same(own: int, tmp_path: Pat
     attention = TorchAttention(model.attention_shape(4))
     attention.plan(AttentionStep(np.array([2], np.int32), np.array([2], np.int32), np.array([[1]], np.int32)))
     places = torch.arange(2)
-    assert model.forward(torch.tensor([5, 383]), places, kv, places + 4, attention).isfinite().all()
+    assert model.forward(Tokens(torch.tensor([5, 383]), places, places + 4), kv, attention).isfinite().all()

@@ -22,6 +22,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.model.rotary import rotary_order
+from sgl.runtime.model.tokens import Tokens
 from tests import test_lora
 from tests.test_hf_models import check_served
 from tests.test_models import LONGROPE, Paged, at_once, check, mixed, random_sequences, reference_logits
@@ -144,8 +145,8 @@ def test_a_gpus_path_of_a_single_token_equals_that_of_many(family: str, tmp_path
             given = ids[some], places[some], places[some] + 16
             if is_single and some.start:
                 with torch.inference_mode():
-                    out = decoder._forward_single(decoder.embed(*given), kv, attention)
+                    out = decoder._forward_single(decoder.embed(Tokens(*given)), kv, attention)
             else:
-                out = decoder.forward(given[0], given[1], kv, given[2], attention)
+                out = decoder.forward(Tokens(*given), kv, attention)
         hidden.append(out[-1])
     torch.testing.assert_close(hidden[1], hidden[0], rtol=1e-4, atol=1e-4)

@@ -24,6 +24,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.sampling_params import SamplingParams
@@ -469,7 +470,9 @@ def last_logits(model: Decoder, token_ids: list[int]) -> torch.Tensor:
     lengths = np.array([len(token_ids)], np.int32)
     attention.plan(AttentionStep(lengths, lengths, np.arange(num_pages, dtype=np.int32)[None]))
     positions = torch.arange(len(token_ids), device=model.device)
-    hidden = model.forward(torch.tensor(token_ids, device=model.device), positions, kv, positions, attention)
+    hidden = model.forward(
+        Tokens(torch.tensor(token_ids, device=model.device), positions, positions), kv, attention
+    )
     return model.logits(hidden[-1:])[0]
 
 

@@ -28,6 +28,7 @@ from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.loader import load_latent
 from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.mla.weights import allocate_weights
+from sgl.runtime.model.tokens import Tokens
 from tests.test_hf_models import OPTIONS, check_served
 from tests.tiny_transformers import LATENT, SHARED, tiny_transformer
 
@@ -269,7 +270,7 @@ def test_hidden_states_on_a_gpu_are_near_those_in_float32(name: str, q_rank: int
             ids = torch.arange(7, 7 + len(positions)) % 2048
             tensors = (ids, torch.from_numpy(positions).long(), torch.from_numpy(slots + positions % 16).long())
             ids, at, to = (its.to(model.device) for its in tensors)
-            found.append(model.forward(ids, at, cache, to, backend).float().cpu())
+            found.append(model.forward(Tokens(ids, at, to), cache, backend).float().cpu())
         error = (found[0] - found[1]).norm() / found[0].norm()
         assert error < 4e-2, f"{q_lens}: {error}"
 

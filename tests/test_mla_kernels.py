@@ -27,6 +27,7 @@ from sgl.kernels.moe.mixture import mixture
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.loader import load_latent
+from sgl.runtime.model.tokens import Tokens
 from tests.test_attention import Case
 from tests.tiny_transformers import LATENT, SHARED, tiny_transformer
 
@@ -225,6 +226,6 @@ def test_a_single_token_passes_as_several_do(overrides: dict[str, Any], tmp_path
         found = []
         for backend, cache in zip(backends, caches, strict=True):
             backend.plan(step)
-            found.append(model.forward(ids, positions.to(DEVICE), cache, slots.to(DEVICE), backend))
+            found.append(model.forward(Tokens(ids, positions.to(DEVICE), slots.to(DEVICE)), cache, backend))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(caches[0].keys[1], caches[1].keys[1], rtol=1e-4, atol=1e-4)

@@ -28,6 +28,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.model.tokens import Tokens
 from tests.tiny_models import tiny_checkpoint
 
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -149,9 +150,8 @@ class Paged:
         table = self.page_table[chosen]
         self.attention.plan(AttentionStep(q_lens, kv_lens, table))
         positions = torch.tensor([p for span in spans for p in span], device=device)
-        hidden = self.decoder.forward(
-            torch.tensor(ids, device=device), positions, self.kv, torch.tensor(slots, device=device), self.attention
-        )
+        tokens = Tokens(torch.tensor(ids, device=device), positions, torch.tensor(slots, device=device))
+        hidden = self.decoder.forward(tokens, self.kv, self.attention)
         for row, logits in zip(chosen, self.decoder.logits(hidden).cpu().split(q_lens.tolist()), strict=True):
             self.logits[row] = torch.cat((self.logits[row], logits))
         for row, kv_len in zip(chosen, kv_lens.tolist(), strict=True):
@@ -303,7 +303,7 @@ def test_only_wanted_tokens_come_out_and_all_are_cached(wanted: list[int], tmp_p
         attention = TorchAttention(decoder.attention_shape(16))
         length = np.array([5], np.int32)
         attention.plan(AttentionStep(length, length, np.ones((1, 1), np.int32)))
-        outs.append(decoder.forward(ids, ids, kv, ids + 16, attention, some))
+        outs.append(decoder.forward(Tokens(ids, ids, ids + 16, some), kv, attention))
         caches.append(torch.stack(kv.keys + kv.values))
     torch.testing.assert_close(outs[1], outs[0][wanted])
     torch.testing.assert_close(caches[1], caches[0])

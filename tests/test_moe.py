@@ -31,6 +31,7 @@ from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.layer_state import LayerState
 from sgl.runtime.model.loader import load_decoder, num_weights
 from sgl.runtime.model.shard import Shard
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.model.weights import checkpoint_tensors
 from tests.test_hf_models import MAX_NEW, OPTIONS, Reference, made_prompts
 from tests.test_models import MODELS, Paged, check, mixed, random_sequences, reference_logits
@@ -180,13 +181,11 @@ def test_decoders_by_the_kernels_of_a_gpu_equal_those_by_the_reference(
     torch.testing.assert_close(forwarded(decoder, forward_single), expected, atol=1e-4, rtol=1e-4)
 
 
-def forward_single(
-    decoder: Decoder, ids: torch.Tensor, positions: torch.Tensor, kv: KVCache, slots: Any, attention: Any
-) -> torch.Tensor:
+def forward_single(decoder: Decoder, tokens: Tokens, kv: KVCache, attention: Any) -> torch.Tensor:
     """`Decoder.forward`, of one token as on a GPU."""
-    if len(ids) > 1:
-        return Decoder.forward(decoder, ids, positions, kv, slots, attention)
-    state: LayerState = decoder.embed(ids, positions, slots)
+    if len(tokens.ids) > 1:
+        return Decoder.forward(decoder, tokens, kv, attention)
+    state: LayerState = decoder.embed(tokens)
     with torch.inference_mode():
         return decoder._forward_single(state, kv, attention)
 
@@ -200,7 +199,7 @@ def forwarded(decoder: Decoder, forward: Any) -> torch.Tensor:
         attention.plan(
             AttentionStep(np.array([stop - start], np.int32), np.array([stop], np.int32), np.ones((1, 1), np.int32))
         )
-        outs.append(forward(decoder, ids + 7, ids, kv, ids + 16, attention))
+        outs.append(forward(decoder, Tokens(ids + 7, ids, ids + 16), kv, attention))
     return torch.cat(outs)
 
 

@@ -24,6 +24,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.model.weights import checkpoint_tensors
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.ring import Ring
@@ -57,13 +58,13 @@ class PagedStage(Paged):
     def step(self, rows: Step) -> None:
         links, decoder, own = self.decoder.links, self.decoder, type(self.decoder)
 
-        def forward(ids: torch.Tensor, *planned: Any) -> torch.Tensor:
+        def forward(tokens: Tokens, *planned: Any) -> torch.Tensor:
             if links is None:
-                return own.forward(decoder, ids, *planned)
-            before = ids
+                return own.forward(decoder, tokens, *planned)
+            before = None
             if not decoder.is_first:
-                before = links.receive(torch.empty(len(ids), decoder.config.hidden_size))
-            done = decoder.forward_stage(before, *planned)
+                before = links.receive(torch.empty(len(tokens.ids), decoder.config.hidden_size))
+            done = decoder.forward_stage(tokens, *planned, before)
             links.send(done)
             return links.receive(torch.empty_like(done)) if decoder.is_first else done
 

@@ -54,8 +54,8 @@ class Launched(VerifyGraphs):
             def __getattr__(self, name: str) -> Any:
                 return getattr(model, name)
 
-            def forward(self, *arguments: Any, captured: bool) -> Any:
-                return model.forward(*arguments[:4], graphs_attention)
+            def forward(self, tokens: Any, kv: Any, attention: Any, *, captured: bool) -> Any:
+                return model.forward(tokens, kv, graphs_attention)
 
         self._model = Model()  # type: ignore[assignment]
 

@@ -20,6 +20,7 @@ from sgl.kernels.attention.triton import TritonAttention
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.model.tokens import Tokens
 
 PAGE_SIZE = 16
 E4M3 = torch.float8_e4m3fn
@@ -47,7 +48,8 @@ def logits_of(
     positions = torch.arange(length, device=decoder.device).repeat(len(rows))
     starts = torch.from_numpy(table[:, :1].astype(np.int64) * PAGE_SIZE).to(decoder.device)
     slots = (starts + torch.arange(length, device=decoder.device)).flatten()
-    hidden = decoder.forward(torch.tensor(rows, device=decoder.device).flatten(), positions, kv, slots, attention)
+    tokens = Tokens(torch.tensor(rows, device=decoder.device).flatten(), positions, slots)
+    hidden = decoder.forward(tokens, kv, attention)
     return decoder.logits(hidden).cpu()
 
 

@@ -14,9 +14,9 @@ import torch
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.collectives import Collectives, Links
 from sgl.runtime.model.config import DtypeName
-from sgl.runtime.model.gdn.states import StateCache, StateStep
+from sgl.runtime.model.gdn.states import StateCache
 from sgl.runtime.model.kv_cache import KVCache, KVLayout
-from sgl.runtime.model.lora import LoraStep
+from sgl.runtime.model.tokens import Tokens
 
 
 class Config(KVLayout, Protocol):
@@ -143,23 +143,10 @@ class Model(SizedModel, Protocol):
         ...
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
-        wanted: torch.Tensor | None = None,
-        captured: bool = False,
-        *,
-        lora: LoraStep | None = None,
+        self, tokens: Tokens, kv: KVCache, attention: AttentionBackend, *, captured: bool = False
     ) -> torch.Tensor:
-        """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
-
-        input_ids, positions, slots (of their keys and values, see `KVCache.slots_of`): int64 [T] on the device.
-        attention: planned for this step. wanted: int64 [N], the tokens to return, [N, hidden]; None: all. captured:
-        for a CUDA graph. lora: of tokens with adapters.
-        """
+        """Hidden states of the wanted tokens after the last norm, [N, hidden] in the weights' dtype. attention: planned
+        for this step. captured: for a CUDA graph."""
         ...
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -187,19 +174,4 @@ class RecurrentModel(Model, Protocol):
 
     def new_states(self, num_slots: int) -> StateCache:
         """So many empty states."""
-        ...
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
-        wanted: torch.Tensor | None = None,
-        captured: bool = False,
-        states: StateStep | None = None,
-        lora: LoraStep | None = None,
-    ) -> torch.Tensor:
-        """`Model.forward`. states: those that the tokens change; never None."""
         ...

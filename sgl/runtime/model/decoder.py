@@ -24,8 +24,9 @@ from sgl.runtime.model.lora import LoraStep, fed, gated, sum_of
 from sgl.runtime.model.part import ModelPart, warm_up_sizes
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
-from sgl.runtime.model.seen import Eyes, Seen
+from sgl.runtime.model.seen import Eyes
 from sgl.runtime.model.taps import Taps
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.model.weights import LayerWeights, Weights
 
 
@@ -73,51 +74,24 @@ class Decoder(ModelPart[Weights]):
 
     @torch.inference_mode()
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
-        wanted: torch.Tensor | None = None,
-        captured: bool = False,
-        seen: Seen | None = None,
-        lora: LoraStep | None = None,
+        self, tokens: Tokens, kv: KVCache, attention: AttentionBackend, *, captured: bool = False
     ) -> torch.Tensor:
-        """Hidden states of T tokens after the last norm, [T, hidden] in the weights' dtype.
-
-        input_ids, positions, slots (of their keys and values in kv): int64 [T] on the device. attention: planned
-        for this step. wanted: int64 [N], the tokens to return, [N, hidden]; None: all. The last layer computes only
-        keys and values of others. captured: for a CUDA graph. seen: of images among the tokens. lora: of tokens with
-        adapters.
-        """
-        state = self.embed(input_ids, positions, slots, seen)
-        state.lora = lora
-        is_single = len(input_ids) == 1 and self.device.type == "cuda" and not self.weights.is_invariant
-        if is_single and seen is None and lora is None:
+        """See `Model`. The last layer computes only keys and values of tokens that are not wanted."""
+        state = self.embed(tokens)
+        is_single = len(tokens.ids) == 1 and self.device.type == "cuda" and not self.weights.is_invariant
+        if is_single and tokens.seen is None and tokens.lora is None:
             state.overlaps = captured and launches_overlap(self.device)
             return self._forward_single(state, kv, attention)
-        return self._last_layers(state, kv, attention, wanted, captured=captured)
+        return self._last_layers(state, kv, attention, tokens.wanted, captured=captured)
 
     def forward_stage(
-        self,
-        before: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
-        wanted: torch.Tensor | None = None,
-        lora: LoraStep | None = None,
-        seen: Seen | None = None,
+        self, tokens: Tokens, kv: KVCache, attention: AttentionBackend, before: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`forward` of a stage. before: input_ids in the first one, in others what the stage before returned. seen: of
-        images, whose embeddings only the first one is given. Returns [T, hidden] for the next stage; in the last one
-        what `forward` does."""
-        begin = self.embed if self.is_first else self._state
-        state = begin(before, positions, slots, seen)
-        state.lora = lora
+        """`forward` of a stage. before: what the stage before returned. Embeddings of images are needed in the first
+        one only. Returns [T, hidden] for the next stage; in the last one what `forward` does."""
+        state = self.embed(tokens) if before is None else self._state(before, tokens)
         if self.is_last:
-            return self._last_layers(state, kv, attention, wanted, captured=False)
+            return self._last_layers(state, kv, attention, tokens.wanted, captured=False)
         for index in range(self.config.num_layers):
             self._layer(index, state, kv, attention, captured=False)
         if state.rest is not None:
@@ -148,23 +122,20 @@ class Decoder(ModelPart[Weights]):
             return state.residual[:0]
         return self.finish(state, self._attend(last, state, query, kv, attention), wanted, captured=captured)
 
-    def embed(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, seen: Seen | None = None
-    ) -> LayerState:
-        """Tokens before the first layer; arguments as for `forward`."""
-        residual = self._embedded(input_ids)
-        if seen is not None:
-            seen.embed(residual)
-        return self._state(residual, positions, slots, seen)
+    def embed(self, tokens: Tokens) -> LayerState:
+        """Tokens before the first layer."""
+        residual = self._embedded(tokens.ids)
+        if tokens.seen is not None:
+            tokens.seen.embed(residual)
+        return self._state(residual, tokens)
 
-    def _state(
-        self, residual: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, seen: Seen | None
-    ) -> LayerState:
+    def _state(self, residual: torch.Tensor, tokens: Tokens) -> LayerState:
+        slots, seen, lora = tokens.slots, tokens.seen, tokens.lora
         if seen is not None:
             by_axis = rotary_rows_by_axis(self._rotary_tables[0], seen.places, self._axes, self.dtype)
-            return LayerState(residual, by_axis, slots, seen=seen)
-        rotary, *local = (rotary_rows(table, positions, self.dtype) for table in self._rotary_tables)
-        return LayerState(residual, rotary, slots, local[0] if local else None)
+            return LayerState(residual, by_axis, slots, seen=seen, lora=lora)
+        rotary, *local = (rotary_rows(table, tokens.positions, self.dtype) for table in self._rotary_tables)
+        return LayerState(residual, rotary, slots, local[0] if local else None, lora=lora)
 
     def _embedded(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedded = super()._embedded(input_ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,10 @@ from sgl.kernels.attention.base import AttentionStep, GraphAttention
 from sgl.kernels.lora.rows import NO_ADAPTER, AdapterRows, block_of, most_tiles, tiled
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array
-from sgl.runtime.model.base import Model, RecurrentModel
+from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import LoraSlots, LoraStep
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 from sgl.runtime.runner.pack import padded, slots_of
 from sgl.runtime.runner.states import RowStates
@@ -150,12 +151,9 @@ class DecodeGraphs:
         rows, positions, slots, _ = inputs
         slots = slots[..., : len(rows)]
         token_ids = self._next_tokens.index_select(0, rows)
-        tensors = token_ids, positions, self._kv, slots, self._attention
-        if self._states is not None:
-            states = self._states.decodes(rows)
-            hidden = cast(RecurrentModel, self._model).forward(*tensors, captured=True, states=states, lora=lora)
-        else:
-            hidden = self._model.forward(*tensors, captured=True, lora=lora)
+        states = None if self._states is None else self._states.decodes(rows)
+        tokens = Tokens(token_ids, positions, slots, lora=lora, states=states)
+        hidden = self._model.forward(tokens, self._kv, self._attention, captured=True)
         self._model.logits(hidden, out=self._logits[: len(hidden)])
 
     def _place_adapters(self, slots: Int32Array) -> LoraStep:

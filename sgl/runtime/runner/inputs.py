@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from sgl.runtime.model.lora import LoraStep
-from sgl.runtime.model.seen import Seen
+from sgl.runtime.model.tokens import Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """Of T tokens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs(Tokens):
+    """The tokens, and which are sampled after."""
 
-    token_ids: torch.Tensor  # int64 [T]
-    positions: torch.Tensor  # int64 [T]
-    slots: torch.Tensor  # int64 [T], or [2, T]: see `KVCache.slots_of`
-    last: torch.Tensor  # int64 [S]: tokens to sample after
-    wanted: torch.Tensor | None  # int64 [N]: tokens whose hidden states are wanted; None: all
-    seen: Seen | None = None
-    lora: LoraStep | None = None  # of tokens with adapters
+    last: torch.Tensor  # int64 [S]
 
     @property
     def num_wanted(self) -> int:
         """Hidden states that are wanted."""
-        return len(self.token_ids if self.wanted is None else self.wanted)
-
-    @property
-    def more(self) -> dict[str, Any]:
-        """Arguments that only a model which sees has."""
-        return {} if self.seen is None else {"seen": self.seen}
+        return len(self.ids if self.wanted is None else self.wanted)

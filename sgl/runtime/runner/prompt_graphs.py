@@ -19,6 +19,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.layer_state import LayerState
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 
 _LARGE_WORK = 1 << 38  # a layer's weights times tokens: a millisecond on an H200, in which launching keeps up
@@ -144,7 +145,7 @@ class PromptGraphs:
 
     def _enter(self, inputs: list[torch.Tensor]) -> LayerState:
         token_ids, positions, slots = inputs
-        state = self._model.embed(token_ids, positions, slots)
+        state = self._model.embed(Tokens(token_ids, positions, slots))
         state.residual = self._residual[: len(state.residual)].copy_(state.residual)
         return state
 

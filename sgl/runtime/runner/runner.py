@@ -215,19 +215,16 @@ class ModelRunner:
         with self._current, self._on_threads(is_last=True):
             self._choose_threads(batch)
             self._write_adapters(batch)
-            inputs = self._inputs(batch, self._step(batch))
-            before = inputs.token_ids
-            if not model.is_first:
-                shape = len(before), model.config.hidden_size
-                before = links.receive(torch.empty(shape, dtype=model.dtype, device=model.device))
-            tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
-            if isinstance(model, Hybrid):
-                assert states is not None, "it has some"
+            if states is not None:
                 states.load(batch)
-                done = model.forward_stage(before, *tensors, inputs.lora, states.step(batch))
+            inputs = self._inputs(batch, self._step(batch))
+            before = None
+            if not model.is_first:
+                shape = len(inputs.ids), model.config.hidden_size
+                before = links.receive(torch.empty(shape, dtype=model.dtype, device=model.device))
+            done = model.forward_stage(inputs, self._kv, self._attention, before)
+            if states is not None:
                 states.save(batch)
-            else:
-                done = model.forward_stage(before, *tensors, inputs.lora, **inputs.more)
             if len(done):
                 links.send(done)
             return inputs
@@ -398,17 +395,12 @@ class ModelRunner:
         if graphs is not None and not (is_plain and graphs.holds(num_tokens)):
             graphs = None
         inputs = self._inputs(batch, step, self._uploader.upload if graphs is None else graphs.place)
-        tensors = inputs.positions, self._kv, inputs.slots, self._attention, inputs.wanted
-        if self._states is not None:
-            states = self._states.step(batch)
-            model = cast(RecurrentModel, self._model)
-            hidden = model.forward(inputs.token_ids, *tensors, states=states, lora=inputs.lora)
-        elif graphs is None:
-            hidden = self._model.forward(inputs.token_ids, *tensors, lora=inputs.lora, **inputs.more)
+        if graphs is None:
+            hidden = self._model.forward(inputs, self._kv, self._attention)
         else:
             hidden = graphs.run(num_tokens, inputs.wanted)
         if self._observer is not None:
-            self._show(batch, step.page_table, inputs.token_ids, inputs.positions, inputs.slots)
+            self._show(batch, step.page_table, inputs.ids, inputs.positions, inputs.slots)
         if len(inputs.last) == len(hidden):
             return hidden, hidden
         return hidden, hidden.index_select(0, inputs.last)
@@ -441,4 +433,6 @@ class ModelRunner:
         lora = None
         if self._adapters is not None and batch.adapters is not None:
             lora = self._adapters.step(batch, None if is_every_token_wanted else packed.last)
-        return Inputs(token_ids, positions, slots, last, None if is_every_token_wanted else last, seen, lora)
+        states = None if self._states is None else self._states.step(batch)
+        wanted = None if is_every_token_wanted else last
+        return Inputs(token_ids, positions, slots, wanted, seen, lora, states, last=last)

@@ -17,6 +17,7 @@ from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int64Array
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 from sgl.runtime.runner.pack import padded, slots_of
 
@@ -116,5 +117,5 @@ class VerifyGraphs:
         rows, token_ids, positions, slots = inputs
         ids = self._ids[: len(rows)]
         torch.where(token_ids < 0, self._next_tokens.index_select(0, rows), token_ids, out=ids)
-        hidden = self._model.forward(ids, positions, self._kv, slots, self._attention, captured=True)
+        hidden = self._model.forward(Tokens(ids, positions, slots), self._kv, self._attention, captured=True)
         self._hidden[: len(rows)].copy_(hidden)

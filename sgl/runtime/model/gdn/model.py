@@ -35,6 +35,7 @@ from sgl.runtime.model.part import ModelPart, warm_up_sizes
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
 from sgl.runtime.model.shard import WHOLE
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.model.weights import matrix_tensors
 
 
@@ -103,66 +104,41 @@ class Hybrid(ModelPart[HybridWeights]):
 
     @torch.inference_mode()
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
-        wanted: torch.Tensor | None = None,
-        captured: bool = False,
-        states: StateStep | None = None,
-        lora: LoraStep | None = None,
+        self, tokens: Tokens, kv: KVCache, attention: AttentionBackend, *, captured: bool = False
     ) -> torch.Tensor:
-        """See `RecurrentModel`."""
-        before = self._embedded(input_ids)
-        return self._layers(
-            before, positions, kv, slots, attention, wanted, states=states, lora=lora, captured=captured
-        )
+        """See `Model`."""
+        return self._layers(self._embedded(tokens.ids), tokens, kv, attention, captured=captured)
 
     @torch.inference_mode()
     def forward_stage(
-        self,
-        before: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
-        wanted: torch.Tensor | None = None,
-        lora: LoraStep | None = None,
-        states: StateStep | None = None,
+        self, tokens: Tokens, kv: KVCache, attention: AttentionBackend, before: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See `Decoder.forward_stage`. states: as of `forward`."""
-        before, wanted = self._embedded(before) if self.is_first else before, wanted if self.is_last else None
-        return self._layers(
-            before, positions, kv, slots, attention, wanted, states=states, lora=lora, captured=False
-        )
+        """See `Decoder.forward_stage`."""
+        residual = self._embedded(tokens.ids) if before is None else before
+        return self._layers(residual, tokens, kv, attention, captured=False)
 
     def _layers(
         self,
         residual: torch.Tensor,
-        positions: torch.Tensor,
+        tokens: Tokens,
         kv: KVCache,
-        slots: torch.Tensor,
         attention: AttentionBackend,
-        wanted: torch.Tensor | None,
         *,
-        states: StateStep | None,
-        lora: LoraStep | None,
         captured: bool,
     ) -> torch.Tensor:
         """What this part makes of hidden states [T, hidden]: the wanted ones after the last norm, or all for the next
         stage."""
+        config, lora, states = self.config, tokens.lora, tokens.states
         assert states is not None, "its runner has states"
-        config = self.config
-        rotary = rotary_rows(self._rotary_table, positions, self.dtype)
+        wanted = tokens.wanted if self.is_last else None
+        rotary = rotary_rows(self._rotary_table, tokens.positions, self.dtype)
         rest: torch.Tensor | None = None
         for index, layer in enumerate(self.weights.layers):
             x = self._add_norm(rest, residual, layer.input_norm)
             place = self._places[index]
             if isinstance(layer.mixer, AttentionWeights):
                 cache = kv.keys[place], kv.values[place]
-                x = self._attend(layer.mixer, x, rotary, cache, slots, attention, index, lora)
+                x = self._attend(layer.mixer, x, rotary, cache, tokens.slots, attention, index, lora)
             else:
                 x = self._mix(layer.mixer, x, index - place, states, index, lora)
             if wanted is not None and index == len(config.attends) - 1:

@@ -28,6 +28,7 @@ from sgl.runtime.model.loader import LoadFormat, resolve_dtype
 from sgl.runtime.model.lora import LoraStep, Source
 from sgl.runtime.model.lora import Product as LoraProduct
 from sgl.runtime.model.part import warm_up_sizes
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.model.weights import matrix_tensors
 
 _FEW = 4  # tokens to compare replaced parts with
@@ -153,7 +154,7 @@ class TransformersModel:
         late = places + max(0, self.max_positions - _FEW)  # where queries may be scaled by position
         ids = places % self.config.vocab_size
         with torch.inference_mode():
-            fuse(self._body, lambda: self.forward(ids, late, kv, places + _FEW, attention))
+            fuse(self._body, lambda: self.forward(Tokens(ids, late, places + _FEW), kv, attention))
         self.weights.products = [each for each in self.module.modules() if isinstance(each, (Product, Logits))]
         self._shared = [each for each in self._body.modules() if isinstance(each, Product) and len(each.sizes) > 1]
         if self.device.type == "cuda":
@@ -178,27 +179,18 @@ class TransformersModel:
 
     @torch.inference_mode()
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
-        wanted: torch.Tensor | None = None,
-        captured: bool = False,
-        *,
-        lora: LoraStep | None = None,
+        self, tokens: Tokens, kv: KVCache, attention: AttentionBackend, *, captured: bool = False
     ) -> torch.Tensor:
         """See `Model`."""
-        self._step[:] = [Step(slots, kv, attention)]
-        self._lora = lora
-        if lora is not None and not self._is_hooked:
+        self._step[:] = [Step(tokens.slots, kv, attention)]
+        self._lora = tokens.lora
+        if self._lora is not None and not self._is_hooked:
             self._hook()
-        out = self._body(input_ids=input_ids[None], position_ids=positions[None], use_cache=False)
+        out = self._body(input_ids=tokens.ids[None], position_ids=tokens.positions[None], use_cache=False)
         for product in self._shared:
             product.forget()
         hidden: torch.Tensor = out.last_hidden_state[0]
-        return hidden if wanted is None else hidden.index_select(0, wanted)
+        return hidden if tokens.wanted is None else hidden.index_select(0, tokens.wanted)
 
     @cached_property
     def lora_products(self) -> dict[str, LoraProduct]:

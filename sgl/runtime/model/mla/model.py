@@ -27,6 +27,7 @@ from sgl.runtime.model.mla.weights import LatentLayer, LatentWeights
 from sgl.runtime.model.part import ModelPart, warm_up_sizes
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
+from sgl.runtime.model.tokens import Tokens
 
 _LATENT_EPS = 1e-6  # of the latents' norms, whatever the config says of others
 
@@ -78,44 +79,23 @@ class LatentDecoder(ModelPart[LatentWeights]):
 
     @torch.inference_mode()
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
-        wanted: torch.Tensor | None = None,
-        captured: bool = False,
-        lora: LoraStep | None = None,
+        self, tokens: Tokens, kv: KVCache, attention: AttentionBackend, *, captured: bool = False
     ) -> torch.Tensor:
-        """See `Model.forward`. The last layer computes only what is cached of tokens that are not wanted."""
-        rotary = rotary_rows(self._rotary_table, positions, self.dtype)
-        state = _State(self._embedded(input_ids), rotary, slots, lora=lora)
-        if (
-            len(input_ids) == 1
-            and lora is None
-            and self.collectives is None
-            and isinstance(attention, LatentAttention)
-        ):
+        """See `Model`. The last layer computes only what is cached of tokens that are not wanted."""
+        state = self._state(self._embedded(tokens.ids), tokens)
+        is_single = len(tokens.ids) == 1 and tokens.lora is None and self.collectives is None
+        if is_single and isinstance(attention, LatentAttention):
             return self._forward_single(state, kv, attention)
-        return self._last_layers(state, kv, attention, wanted, captured=captured)
+        return self._last_layers(state, kv, attention, tokens.wanted, captured=captured)
 
     @torch.inference_mode()
     def forward_stage(
-        self,
-        before: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
-        wanted: torch.Tensor | None = None,
-        lora: LoraStep | None = None,
+        self, tokens: Tokens, kv: KVCache, attention: AttentionBackend, before: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Decoder.forward_stage`."""
-        rotary = rotary_rows(self._rotary_table, positions, self.dtype)
-        state = _State(self._embedded(before) if self.is_first else before, rotary, slots, lora=lora)
+        state = self._state(self._embedded(tokens.ids) if before is None else before, tokens)
         if self.is_last:
-            return self._last_layers(state, kv, attention, wanted, captured=False)
+            return self._last_layers(state, kv, attention, tokens.wanted, captured=False)
         for index, layer in enumerate(self.weights.layers):
             query = self._before_attention(index, layer, state, kv.keys[index])
             attended = attention.run(query, kv.keys[index], kv.values[index])
@@ -124,6 +104,10 @@ class LatentDecoder(ModelPart[LatentWeights]):
             rest = state.rest if state.rest.dim() == 2 else state.rest.sum(0)
             state.residual += rest if self.collectives is None else self.collectives.sum(rest)
         return state.residual
+
+    def _state(self, residual: torch.Tensor, tokens: Tokens) -> _State:
+        rotary = rotary_rows(self._rotary_table, tokens.positions, self.dtype)
+        return _State(residual, rotary, tokens.slots, lora=tokens.lora)
 
     def _last_layers(
         self,
