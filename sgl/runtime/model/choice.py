@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 
@@ -14,13 +14,13 @@ from sgl.runtime.gguf import is_gguf
 from sgl.runtime.media.config import MediaConfig
 from sgl.runtime.model.base import Config, Model, SizedModel
 from sgl.runtime.model.checkpoint import find_checkpoint
-from sgl.runtime.model.config import DtypeName, ModelConfig
+from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gdn.config import HYBRIDS, HybridConfig
 from sgl.runtime.model.gdn.model import load_hybrid
 from sgl.runtime.model.gdn.weights import num_weights as num_hybrid_weights
-from sgl.runtime.model.loader import LoadFormat, load_decoder, num_weights, resolve_dtype
+from sgl.runtime.model.loader import Loading, load_decoder, num_weights, resolve_dtype
 from sgl.runtime.model.mla.config import LatentConfig, is_latent
 from sgl.runtime.model.mla.loader import load_latent, num_latent_weights
 from sgl.runtime.model.ranks import Ranks
@@ -72,18 +72,15 @@ def _read_config(path: str, model_impl: ModelImpl) -> Config:
 def load_model(
     config: Config,
     *,
-    device: torch.device,
-    dtype: Literal["auto"] | DtypeName,
-    load_format: LoadFormat,
-    max_positions: int,
     quantization: Literal["fp8", "int4"] | None,
     ranks: Ranks | None,
     image_cache_bytes: int,
     deterministic: bool = False,
+    **given: Unpack[Loading],
 ) -> Model:
     """See `load_decoder`; only its families know quantization, ranks and deterministic. image_cache_bytes: of
     embeddings that a vision tower keeps."""
-    if load_format == "safetensors" and config.checkpoint_format.startswith("pickles"):
+    if given["load_format"] == "safetensors" and config.checkpoint_format.startswith("pickles"):
         message = f"load_format='safetensors': {config.path} holds PyTorch's pickles alone: leave load_format out"
         raise ConfigError(message, option="load_format")
     if isinstance(config, ModelConfig):
@@ -91,54 +88,34 @@ def load_model(
         if config.media is not None:
             from sgl.runtime.model.vision import SharedTower, load_tower  # imported only where it serves, as below
 
-            tower = None
+            device, dtype, tower = given["device"], given["dtype"], None
             if ranks is None or ranks.shard.rank == ranks.shard.stage == 0:
                 tower = load_tower(
-                    config, device=device, dtype=dtype, load_format=load_format, max_bytes=image_cache_bytes
+                    config,
+                    device=device,
+                    dtype=dtype,
+                    load_format=given["load_format"],
+                    max_bytes=image_cache_bytes,
                 )
             eyes = tower
             if ranks is not None and ranks.stage is not None and ranks.shard.stage == 0:
                 like = torch.empty(0, dtype=resolve_dtype(config, dtype, device), device=device)
                 eyes = SharedTower(tower, config, ranks.stage, like)
         return load_decoder(
-            config,
-            device=device,
-            dtype=dtype,
-            load_format=load_format,
-            max_positions=max_positions,
-            quantization=quantization,
-            ranks=ranks,
-            eyes=eyes,
-            deterministic=deterministic,
+            config, quantization=quantization, ranks=ranks, eyes=eyes, deterministic=deterministic, **given
         )
     assert quantization is None, "startup refuses it"
     assert not deterministic, "startup refuses it"
     if isinstance(config, LatentConfig):
-        return load_latent(
-            config,
-            device=device,
-            dtype=dtype,
-            load_format=load_format,
-            max_positions=max_positions,
-            ranks=ranks,
-        )
+        return load_latent(config, ranks=ranks, **given)
     if isinstance(config, HybridConfig):
-        return load_hybrid(
-            config,
-            device=device,
-            dtype=dtype,
-            load_format=load_format,
-            max_positions=max_positions,
-            ranks=ranks,
-        )
+        return load_hybrid(config, ranks=ranks, **given)
     assert ranks is None, "startup refuses them"
     from sgl.runtime.model.hf.config import TransformersConfig
     from sgl.runtime.model.hf.model import load_transformers
 
     assert isinstance(config, TransformersConfig), "there is no other"
-    return load_transformers(
-        config, device=device, dtype=dtype, load_format=load_format, max_positions=max_positions
-    )
+    return load_transformers(config, **given)
 
 
 def media_of(config: Config) -> MediaConfig | None:

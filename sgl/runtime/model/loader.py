@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypedDict, cast
 
 import torch
 
@@ -57,6 +57,15 @@ _OF_TEXTS = {
     "language_model.lm_head": "lm_head",
 }
 _ROPE = "rotary_emb.inv_freq"  # old checkpoints hold rope frequencies, which follow from the config
+
+
+class Loading(TypedDict):
+    """What all loaders take; see `load_decoder`."""
+
+    device: torch.device
+    dtype: Literal["auto"] | DtypeName
+    load_format: LoadFormat
+    max_positions: int
 
 
 def load_decoder(
