@@ -280,6 +280,24 @@ def test_formats_of_real_templates(name: str, expected: Any, unpacked: Callable[
     assert format_of(Tokenizer.load(unpacked("tokenizers") / name)) == expected
 
 
+def test_a_template_that_tells_calls_by_a_null_content_writes_them() -> None:
+    each = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.function.name }}\n```json\n"
+    each += "{{ c.function.arguments + '\n```<｜tool▁call▁end｜>' }}"
+    calls = "{% for c in m['tool_calls'] %}" + each + "{% endfor %}"
+    null = "{% if m['content'] is none %}<｜tool▁calls▁begin｜>" + calls + "<｜tool▁calls▁end｜>{% endif %}"
+    template = "{% for m in messages %}" + null
+    template += "{% if m['content'] is not none %}{{ '[' + m['role'] + ']' + m['content'] }}{% endif %}{% endfor %}"
+    tokenizer = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")
+    style = call_style(lambda turns: tokenizer.apply_chat_template(turns, chat_template=template))
+    assert style is not None
+    assert (style.format.name, style.as_text, style.without_content) == ("deepseekv3", True, True)
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"what": 1}'}}
+    for content in ({}, {"content": None}, {"content": ""}):
+        messages = [*HELLO, {"role": "assistant", **content, "tool_calls": [call]}]
+        ids = prompt_ids(tokenizer, template, ChatBody(messages=messages), style=style)
+        assert '<｜tool▁sep｜>look_up\n```json\n{"what": 1}\n```<' in tokenizer.decode(ids)
+
+
 def test_the_embedded_model_reads_and_writes_the_same_calls() -> None:
     tokenizer = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")
     assert written(format_of(tokenizer)) == ('<tool_call>{"name":"', '","arguments":', "}</tool_call>")

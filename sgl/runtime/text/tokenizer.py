@@ -212,6 +212,8 @@ class Tokenizer:
                 param="messages",
             )
         try:
+            if any(value is None for message in messages for value in message.values()):
+                return _rendered_with_nulls(self.hf, messages, options)
             return str(self.hf.apply_chat_template(list(messages), tokenize=False, **options))
         except Exception as error:  # a template is a program and may raise anything
             raise InvalidRequest(f"the chat template refuses the messages: {error}", param="messages") from error
@@ -226,6 +228,15 @@ class Tokenizer:
     def _literal_backend(self) -> Backend:
         assert self._backend is not None, "only a tokenizer with a Rust backend has another"
         return _without_control_tokens(self._backend)
+
+
+def _rendered_with_nulls(hf: Any, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+    """For templates that tell turns by `content is none`, as DeepSeek's do: transformers 5.24 leaves nulls out."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    source = hf.get_chat_template(options.get("chat_template"), options.get("tools"))
+    variables = {**hf.special_tokens_map, **options, "chat_template": source}
+    return str(render_jinja_template([[dict(message) for message in messages]], **variables)[0][0])
 
 
 def token_table(backend: Backend) -> TokenTable | None:
