@@ -89,7 +89,7 @@ class RunningCluster:
         if role == "server":
             return int(server)
         if role == "rank":
-            return next((pid for pid in _descendants(followers[-1])), None) if followers else None
+            return next(reversed(_descendants(followers[-1])), None) if followers else None
         return _engine_of(server)
 
 

@@ -27,7 +27,7 @@ from sgl.runtime.parallel import group as group_module
 from sgl.runtime.parallel import ring
 from tests.patience import PATIENCE, wait_until
 from tests.test_models import MODELS
-from tests.test_server_process import Served, children, command
+from tests.test_server_process import Served, ranks_of
 from tests.tiny_models import tiny_checkpoint
 
 OPTIONS: dict[str, Any] = {
@@ -305,7 +305,7 @@ def test_a_server_of_two_ranks_comes_back_when_one_is_killed() -> None:
         info = server.get("/server_info").json()
         assert info["tp_size"] == 2
         [engine] = server.engine_pids()
-        [rank] = [pid for pid in children(engine) if b"sgl.runtime.follower" in command(pid)]
+        [rank] = ranks_of(engine)
         failed: list[Any] = []
         long = {"text": "a", "sampling_params": LONG}
         asker = threading.Thread(target=lambda: failed.append(server.generate(long)))
@@ -316,7 +316,7 @@ def test_a_server_of_two_ranks_comes_back_when_one_is_killed() -> None:
         assert failed[0].status_code == 503 or failed[0].json()["meta_info"]["finish_reason"]["type"] == "abort"
         wait_until(lambda: server.generate(body).json().get("text") == expected, "it serves again")
         [engine] = server.engine_pids()
-        [rank] = [pid for pid in children(engine) if b"sgl.runtime.follower" in command(pid)]
+        [rank] = ranks_of(engine)
         server.stop()
         wait_until(lambda: not Path(f"/proc/{rank}").exists(), "the rank ends with the server")
     finally:

@@ -82,6 +82,15 @@ def children(pid: int) -> list[int]:
     return [int(child) for thread in threads for child in thread.read_text().split()]
 
 
+def ranks_of(engine: int) -> list[int]:
+    """Of the process with this id: children of the one that forks them."""
+    return [rank for child in children(engine) for rank in children(child) if "sgl rank" in name_of(rank)]
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text()
+
+
 def command(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 

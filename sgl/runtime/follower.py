@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import asdict
+from pathlib import Path
 from typing import NoReturn
 
 from sgl.runtime import startup
@@ -33,6 +34,8 @@ def main() -> None:
     """Run. Arguments: rank, number of ranks, id of the process that started this one, and where rank 0 is."""
     rank, size, parent = map(int, sys.argv[1:4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"sgl rank {rank}")  # for ps and top
     end = end_of(sys.argv[4:], rank, size)
     threading.Thread(target=_beat, args=(end, parent), daemon=True).start()
     try:

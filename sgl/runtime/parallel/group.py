@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from sgl.child import command
 from sgl.errors import EngineDead
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
+from sgl.runtime.parallel.forks import Fork, forker
 from sgl.runtime.parallel.lines import line_of
 from sgl.runtime.parallel.times import NUMBERS, since, told
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.25
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 2.0  # until the watcher sees why a step failed
-_STARTING_SECONDS = 300.0  # for a process to begin: it imports torch
+_STARTING_SECONDS = 300.0  # for a process to begin
 _ENDING_SECONDS = 2.0
 _CODE = "from sgl.runtime.follower import main; main()"
 
@@ -46,7 +46,7 @@ class RankGroup:
         self._on_failure: Callable[[EngineDead], None] | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank, of this host
+        self._processes: dict[int, Fork] = {}  # by rank, of this host
         self._ranks: Ranks | None = None  # once they have met
         self._engine = config.dp_rank or 0
         self.own_numbers = [0] * NUMBERS
@@ -213,18 +213,21 @@ class RankGroup:
             self._ranks.close()  # last: what now comes of steps is worthless, and the engine knows it
 
 
-def started(place: list[str], ranks: Iterable[int], size: int) -> dict[int, subprocess.Popen[bytes]]:
-    """Processes of these ranks, of `size` in all. place: see `lines.end_of`."""
-    arguments = [str(size), str(os.getpid()), *place]
-    return {
-        rank: subprocess.Popen(
-            [*command(_CODE), str(rank), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        for rank in ranks
-    }
+def started(place: list[str], ranks: Iterable[int], size: int) -> dict[int, Fork]:
+    """Processes of these ranks, of `size` in all. place: see `lines.end_of`. Raises EngineDead."""
+    parent = forker()
+    arguments = [str(size), str(parent.pid), *place]
+    processes: dict[int, Fork] = {}
+    try:
+        for rank in ranks:
+            processes[rank] = parent.fork(_CODE, [str(rank), *arguments])
+    except BaseException:
+        kill(processes)
+        raise
+    return processes
 
 
-def kill(processes: Mapping[int, subprocess.Popen[bytes]]) -> None:
+def kill(processes: Mapping[int, Fork]) -> None:
     """End processes at once."""
     for process in processes.values():
         if process.poll() is None:

@@ -33,6 +33,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.loop.submission import Output
+from sgl.runtime.parallel.forks import fork_from_here
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.source import Source, source
 from sgl.runtime.requests.arguments import has_list_of_prompts
@@ -58,6 +59,8 @@ def run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[],
         signal.signal(number, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     configure()
+    if config.num_ranks > 1:
+        fork_from_here()
     try:
         engine = Engine(**dataclasses.asdict(config))
     except SglError as error:

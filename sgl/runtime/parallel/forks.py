@@ -1,0 +1,251 @@
+"""Processes of ranks, forked from one that has imported what a rank needs: the imports take some four seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from typing import NoReturn
+
+from sgl.child import command, search_path
+from sgl.errors import EngineDead
+
+_IMPORTED = "sgl.runtime.follower"
+_STARTING_SECONDS = 300.0  # for the imports
+_POLL_SECONDS = 0.25
+
+
+class Fork:
+    """A forked process, with what is needed of subprocess.Popen."""
+
+    def __init__(self, pid: int, status: socket.socket) -> None:
+        """status: gives its exit code once it has ended."""
+        self.pid = pid
+        self._status = status
+        self._code: int | None = None
+        self._lock = threading.Lock()  # only one thread reads it
+
+    def poll(self) -> int | None:
+        """Its exit code, minus a signal's number; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0.0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code. Raises subprocess.TimeoutExpired."""
+        if self._code is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("a rank", timeout or 0.0)
+            with self._lock:
+                if self._code is None and (code := _number(self._status)) is not None:
+                    self._code = code
+                elif self._code is None:  # the forker was killed: nobody can tell, and the process ends by itself
+                    self._code = -signal.SIGKILL
+                    self._kill()
+        return self._code
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.poll() is None:
+            self._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Forker:
+    """The parent of such processes. They end when it does, and it does when this process is gone."""
+
+    def __init__(self, *, from_here: bool = False) -> None:
+        """Start it; it imports while this process goes on. from_here: as a fork of this process, which has imported
+        what a rank needs, has no other thread, and no GPU yet."""
+        self._control, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        number, parent = theirs.fileno(), os.getpid()
+        with theirs:
+            if not from_here:
+                code = f"from {__name__} import serve; serve({number}, {parent})"
+                null = subprocess.DEVNULL
+                self._process = subprocess.Popen(command(code), stdin=null, stdout=null, pass_fds=[number])
+                self.pid = self._process.pid
+            elif not (pid := os.fork()):
+                _serve_here(theirs.detach(), parent)
+            else:
+                self.pid = pid
+
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return not select.select([self._control], [], [], 0)[0]  # it sends nothing
+
+    def fork(self, code: str, arguments: list[str]) -> Fork:
+        """A process that runs code with this one's folder, environment, import path and stderr. Raises EngineDead."""
+        status, theirs = socket.socketpair()
+        request = json.dumps([code, arguments, dict(os.environ), search_path()]).encode()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(theirs)
+            numbers = [theirs.fileno(), os.open(".", os.O_RDONLY), _stderr()]
+            for number in numbers[1:]:
+                stack.callback(os.close, number)
+            try:
+                with self._lock:
+                    socket.send_fds(self._control, [len(request).to_bytes(8, "little")], numbers)
+                    self._control.sendall(request)
+            except OSError as error:
+                raise EngineDead(f"the process that starts ranks is gone: {error}") from error
+        if not select.select([status], [], [], _STARTING_SECONDS)[0]:
+            raise EngineDead(f"the process that starts ranks did not start one within {_STARTING_SECONDS:g} s")
+        if (pid := _number(status)) is None:
+            raise EngineDead("the process that starts ranks is gone")
+        if pid < 0:
+            raise EngineDead(f"a rank's process cannot be started: {os.strerror(-pid)}")
+        return Fork(pid, status)
+
+
+_forker: Forker | None = None
+_lock = threading.Lock()
+
+
+def forker() -> Forker:
+    """This process's."""
+    global _forker
+    with _lock:
+        if _forker is None or not _forker.runs():
+            _forker = Forker()
+        return _forker
+
+
+def fork_from_here() -> None:
+    """Fork ranks from what this process is now; see Forker."""
+    global _forker
+    _forker = Forker(from_here=True)
+
+
+def _forget() -> None:
+    """What this process forks starts its own, since the parent's ends with the parent."""
+    global _forker
+    _forker = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def serve(control: int, parent: int) -> NoReturn:
+    """The forker's main program. control: a socket from `parent`, which started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides
+    importlib.import_module(_IMPORTED)
+    gc.freeze()  # a child's collections touch, and so copy, nothing of this
+    asked = socket.socket(fileno=control)
+    woken, wakes = socket.socketpair()
+    woken.setblocking(False)
+    wakes.setblocking(False)
+    signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # else nothing would wake it
+    children: dict[int, socket.socket] = {}
+    while os.getppid() == parent:
+        ready, _, _ = select.select([asked, woken], [], [], _POLL_SECONDS)
+        if woken in ready:
+            woken.recv(4096)
+        for pid in list(children):
+            ended, how = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                _tell(children[pid], os.waitstatus_to_exitcode(how))
+                children.pop(pid).close()
+        if asked in ready:
+            size, numbers, _, _ = socket.recv_fds(asked, 8, 3)
+            if not size:
+                break
+            told, folder, stderr = numbers
+            status = socket.socket(fileno=told)
+            request = _exactly(asked, int.from_bytes(size, "little"))
+            try:
+                pid = os.fork()
+            except OSError as error:
+                _tell(status, -(error.errno or 1))
+                status.close()
+            else:
+                if not pid:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for each in (asked, woken, wakes, status, *children.values()):
+                        each.close()
+                    _run(request, folder, stderr)
+                _tell(status, pid)
+                children[pid] = status
+            os.close(folder)
+            os.close(stderr)
+    os._exit(0)
+
+
+def _serve_here(control: int, parent: int) -> NoReturn:
+    """In a fork: nothing else of the parent's is held open."""
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.closerange(3, control)
+        os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        serve(control, parent)
+    finally:
+        os._exit(1)
+
+
+def _run(request: bytes, folder: int, stderr: int) -> NoReturn:
+    """The rest of a forked process."""
+    code = 1
+    try:
+        os.dup2(stderr, 2)
+        os.fchdir(folder)
+        os.close(folder)
+        os.close(stderr)
+        program, arguments, environment, sys.path[:] = json.loads(request)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv[1:] = arguments
+        exec(program, {"__name__": "__main__"})
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _stderr() -> int:
+    try:
+        return os.dup(2)
+    except OSError:  # it is closed
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _tell(status: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # nobody asks any more
+        status.sendall(number.to_bytes(8, "little", signed=True))
+
+
+def _number(status: socket.socket) -> int | None:
+    try:
+        return int.from_bytes(_exactly(status, 8), "little", signed=True)
+    except (OSError, EOFError):
+        return None
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    """Raises EOFError."""
+    data = bytearray()
+    while len(data) < size:
+        if not (more := source.recv(size - len(data))):
+            raise EOFError
+        data += more
+    return bytes(data)

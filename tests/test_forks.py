@@ -1,0 +1,121 @@
+"""Ranks are forked from one process that has imported what they need."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sgl.errors import EngineDead
+from sgl.runtime.parallel.forks import Fork, forker
+from tests.patience import PATIENCE, wait_until
+
+WAITING = "import time; time.sleep(600)"
+
+
+def test_a_fork_has_the_folder_environment_path_and_stderr_of_whoever_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "of_this_path.py").write_text("NAME = 'found'")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("SGL_TEST_FORK", "ü = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = (
+        "import os, sys, threading, of_this_path\n"
+        "print(os.getcwd(), os.environ['SGL_TEST_FORK'], of_this_path.NAME, sys.argv[1:],"
+        " len(os.listdir('/proc/self/fd')), 'sgl.runtime.follower' in sys.modules, threading.active_count(),"
+        " file=sys.stderr)\n"
+        "sys.exit(7)"
+    )
+    process = forker().fork(code, ["1", "two words"])
+    assert process.wait(PATIENCE) == 7 == process.poll()
+    said = capfd.readouterr().err
+    assert said.startswith(f"{folder} ü = 1 found ['1', 'two words']")
+    assert said.split()[-3:] == ["4", "True", "1"], "stdin, stdout, stderr, and the list of them: nothing of others"
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("", 0), ("raise SystemExit('why')", 1), ("1 / 0", 1), ("import os; os.kill(os.getpid(), 15)", -15)],
+)
+def test_how_it_ends_is_told(code: str, exit_code: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert forker().fork(code, []).wait(PATIENCE) == exit_code
+    assert ("ZeroDivisionError" in capfd.readouterr().err) == (code == "1 / 0")
+
+
+def test_one_that_runs_may_be_waited_for_and_killed() -> None:
+    process = forker().fork(WAITING, [])
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    os.kill(process.pid, signal.SIGSTOP)
+    process.kill()
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    process.kill()  # again does nothing
+    assert not Path(f"/proc/{process.pid}").exists(), "it is reaped"
+
+
+def test_the_next_asks_a_new_one_when_it_was_killed() -> None:
+    first = forker()
+    process = first.fork(WAITING, [])
+    os.kill(first.pid, signal.SIGKILL)
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    wait_until(lambda: not Path(f"/proc/{process.pid}").exists())
+    wait_until(lambda: not first.runs())
+    with pytest.raises(EngineDead, match="is gone"):
+        first.fork("", [])
+    assert forker() is not first
+    assert forker().fork("", []).wait(PATIENCE) == 0
+
+
+LEADER = """
+import os, sys, time
+from sgl.runtime.parallel import forks
+from sgl.runtime.follower import main
+if sys.argv[1] == "here":
+    inherited, wanted = os.pipe()
+    forks.fork_from_here()
+forker = forks.forker()
+process = forker.fork("import os; print(len(os.listdir('/proc/self/fd')), file=__import__('sys').stderr); "
+                      "import time\\nwhile os.getppid() == %d: time.sleep(0.01)" % forker.pid, [])
+if not (other := os.fork()):  # it holds the leader's end open
+    assert forks._forker is None
+    time.sleep(600)
+print(forker.pid, process.pid, other, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("where", ["here", "anew"])
+def test_all_end_with_the_leader_though_its_other_children_do_not(where: str) -> None:
+    leader = subprocess.Popen(
+        [sys.executable, "-c", LEADER, where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert leader.stdout is not None
+    assert leader.stderr is not None
+    forker_pid, pid, other = map(int, leader.stdout.readline().split())
+    try:
+        assert leader.stderr.readline() == "4\n", "nothing of the leader's is held open"
+        leader.kill()
+        leader.wait()
+        for each in (forker_pid, pid):
+            wait_until(lambda each=each: not Path(f"/proc/{each}").exists())
+    finally:
+        os.kill(other, signal.SIGKILL)
+
+
+def test_many_at_once() -> None:
+    began = time.monotonic()
+    processes: list[Fork] = [forker().fork(WAITING, []) for _ in range(20)]
+    assert len({each.pid for each in processes}) == 20
+    for each in processes:
+        each.kill()
+    assert all(each.wait(PATIENCE) == -signal.SIGKILL for each in processes)
+    assert time.monotonic() - began < PATIENCE
