@@ -216,7 +216,7 @@ def _run(request: bytes, folder: int, stderr: int) -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
+    except BaseException:  # as an interpreter does
         traceback.print_exc()
     finally:
         os._exit(code)
