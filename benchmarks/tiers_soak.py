@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.scheduler_soak import random_setting
-from sgl.runtime.cache.files import PageFiles
+from sgl.runtime.cache.files import Item, PageFiles
 from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.scheduler.leases import Lease
 from sgl.runtime.scheduler.request import Phase, Request
@@ -50,7 +50,7 @@ def tiered_setting(rng: random.Random, folder: Path, beside: Beside | None = Non
     setting.window = rng.choice([None, None, None, 2 * setting.page_size + 3])
     setting.drafts = rng.random() < 0.3
     if beside is not None:
-        setting.folder, setting.window = None, None
+        setting.window = None
     if beside == "states":
         setting.checkpoints, setting.host_states = rng.choice([1, 3, 8, 40]), rng.choice([1, 4, 40])
         setting.drafts, setting.depth = False, 1
@@ -150,7 +150,7 @@ class Episode:
         tiers, memory = driver.tiers, driver.scheduler.memory
         assert tiers is not None
         for _ in range(100_000):
-            if tiers.poll_seconds is None and not tiers.loads.private_copies():
+            if tiers.poll_seconds is None and not any(map(len, tiers.loads.private_copies())):
                 break
             driver.step()
             if not any(not save.move.executed for save in tiers.saves._saving if save.move is not None):
@@ -187,10 +187,10 @@ def slow_down(files: PageFiles) -> None:
     """Some of its reads take longer than a step."""
     read, number = files._read, itertools.count()
 
-    def slow(name: bytes, page: int) -> bool:
+    def slow(item: Item) -> bool:
         if not next(number) % 3:
             time.sleep(3e-3)
-        return read(name, page)
+        return read(item)
 
     files._read = slow  # type: ignore[method-assign]
 

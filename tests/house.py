@@ -198,7 +198,7 @@ MOST_LINES = {
     "kernels.lora": 580,  # of experts, too
     "kernels.moe": 1_850,
     "lang": 9_720,
-    "runtime": 26_290,  # without the server and what follows
+    "runtime": 27_000,  # without the server and what follows
     "runtime.cluster": 1_740,
     "runtime.gateway": 3_760,
     "runtime.jax": 1_150,

@@ -38,12 +38,20 @@ class MockMoves:
 
 
 class MockMover:
-    """Host memory of one uint8 array; a page has page_size numbers of 64 bits."""
+    """Host memory of uint8 arrays; a page has page_size numbers of 64 bits, a state has one, in two parts."""
 
-    def __init__(self, runner: MockRunner, num_host_pages: int, rng: random.Random, lateness: float) -> None:
+    def __init__(
+        self,
+        runner: MockRunner,
+        num_host_pages: int,
+        rng: random.Random,
+        lateness: float,
+        num_states: int = 0,
+        num_windowed: int = 0,
+    ) -> None:
         self.memory = np.zeros((num_host_pages + 1, runner.page_size * 8), np.uint8)
-        self.states: dict[int, int] = {}
-        self.windowed: dict[int, list[int]] = {}
+        self.states = np.zeros((num_states, 3), np.uint8), np.zeros((num_states, 5), np.uint8)
+        self.windowed = np.zeros((num_windowed + 1, runner.page_size * 8), np.uint8)
         self._runner = runner
         self._rng = rng
         self._lateness = lateness
@@ -77,13 +85,19 @@ class MockMover:
             for host, page in moves.moves.loads.tolist():
                 size = self._runner.page_size
                 self._runner.kv[page * size : (page + 1) * size] = self.memory[host].view(np.int64).tolist()
-            self.states |= zip(moves.moves.state_saves[:, 1].tolist(), moves.states, strict=True)
+            for host, state in zip(moves.moves.state_saves[:, 1].tolist(), moves.states, strict=True):
+                content = np.array([state], np.int64).view(np.uint8)
+                self.states[0][host], self.states[1][host] = content[:3], content[3:]
             for host, slot in moves.moves.state_loads.tolist():
-                self._runner.checkpoints[slot] = self.states[host]
-            self.windowed |= zip(moves.moves.window_saves[:, 1].tolist(), moves.windowed, strict=True)
+                content = np.concatenate([part[host] for part in self.states])
+                self._runner.checkpoints[slot] = content.view(np.int64).tolist()[0]
+            for host, values in zip(moves.moves.window_saves[:, 1].tolist(), moves.windowed, strict=True):
+                self.windowed[host] = np.array(values, np.int64).view(np.uint8)
             for host, page in moves.moves.window_loads.tolist():
                 size = self._runner.page_size
-                self._runner.window_kv[page * size : (page + 1) * size] = self.windowed[host]
+                self._runner.window_kv[page * size : (page + 1) * size] = (
+                    self.windowed[host].view(np.int64).tolist()
+                )
             moves.executed = True
 
     def _windowed(self, page: int) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sgl.runtime.cache.files import PageFiles
+from sgl.runtime.cache.files import Kind, PageFiles
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.rates import Rates
@@ -94,11 +94,21 @@ class Driver:
         host_pages, self.first_row = setting.host_pages, 0 if setting.host_pages is None else setting.host_pages + 1
         if host_pages is not None or setting.buffer_pages is not None:
             rows = self.first_row + (setting.buffer_pages or 0)
-            self.mover = MockMover(self.runner, rows, random.Random(setting.seed), setting.lateness)
+            self.mover = MockMover(
+                *(self.runner, rows, random.Random(setting.seed), setting.lateness),
+                *(setting.host_states or 0, setting.host_window_pages),
+            )
         if host_pages is not None:
             if setting.folder is not None:
+                beside: dict[Kind, list[Any]] = {}
+                if setting.host_states is not None:
+                    beside[Kind.STATE] = [*self.mover.states]
+                if setting.host_window_pages:
+                    beside[Kind.WINDOWED] = [self.mover.windowed]
                 self.files = PageFiles(
-                    setting.folder, b"m" * 32, self.mover.memory, setting.page_size, 1 << 18, segment_bytes=1 << 13
+                    *(setting.folder, b"m" * 32, self.mover.memory, setting.page_size, 1 << 18),
+                    beside=beside,
+                    segment_bytes=1 << 13,
                 )
             rates = Rates(compute=1.0, load=1e-6, read=1e-6)
             rates.is_fixed = True

@@ -4,20 +4,24 @@ A child process is killed at every one of its writes, before it, half way and be
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sgl.errors import ConfigError
 from sgl.runtime.cache import files as files_module
-from sgl.runtime.cache.files import PageFiles, Transfer
+from sgl.runtime.cache import parts as parts_module
+from sgl.runtime.cache import segments as segments_module
+from sgl.runtime.cache.files import Item, Kind, PageFiles, Transfer
 from sgl.runtime.cache.keys import key_of
 from tests.patience import PATIENCE, wait_until
 
@@ -44,16 +48,19 @@ class Store:
         return self.files.names(key_of(prompt), namespace)
 
     def stored(self, prompt: list[int], namespace: str | None = None) -> int:
-        return len(self.files.stored(key_of(prompt), namespace, 0))
+        return len(self.files.leading(self.names(prompt, namespace)))
+
+    def items(self, names: list[bytes]) -> list[Item]:
+        return [Item(Kind.PAGE, name, page) for page, name in enumerate(names, 1)]
 
     def write(self, names: list[bytes]) -> Transfer:
         for page, name in enumerate(names, 1):
             self.memory[page] = content(name)
-        return self.done(self.files.write(names, np.arange(1, len(names) + 1, dtype=np.int32)))
+        return self.done(self.files.write(self.items(names)))
 
     def read(self, names: list[bytes]) -> Transfer:
         self.memory[:] = 0
-        transfer = self.done(self.files.read(names, np.arange(1, len(names) + 1, dtype=np.int32)))
+        transfer = self.done(self.files.read(self.items(names)))
         for page, name in enumerate(names[: transfer.num_good], 1):
             assert self.memory[page].tobytes() == content(name).tobytes(), "a wrong page was read"
         return transfer
@@ -226,20 +233,20 @@ def test_new_folders_are_open_to_this_user_alone(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     made = list((tmp_path / "a").rglob("*"))
-    assert len(made) == 4
+    assert len(made) == 5
     assert all(not path.stat().st_mode & 0o077 for path in (tmp_path / "a", *made))
 
 
 def test_open_files_are_bounded_however_often_engines_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_module, "_MOST_SEGMENTS", 4)
+    monkeypatch.setattr(segments_module, "_MOST_SEGMENTS", 4)
     for number in range(9):
         store = Store(tmp_path, segment_bytes=1000)
         store.write(store.names([number] * 40))
         store.files.close()
     store = Store(tmp_path, segment_bytes=1000)
-    assert len(list(tmp_path.rglob("*.pages"))) == len(store.files._segments) == 4
+    assert len(list(tmp_path.rglob("*.pages"))) == len(store.files._segments._segments) == 4
     assert [store.stored([number] * 40) for number in range(9)] == [0] * 5 + [10] * 4
     for number in range(9, 60):
         store.write(store.names([number] * 40))
@@ -252,15 +259,15 @@ def test_an_engine_that_ends_does_not_wait_for_a_slow_disk(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its supervisor would kill it, with most of what there is to write unwritten just so."""
-    write_all, is_asked = files_module.write_all, threading.Event()
+    write_all, is_asked = segments_module.write_all, threading.Event()
 
     def slow(file: int, data: bytes) -> None:
         assert is_asked.wait(PATIENCE)
         write_all(file, data)
 
-    monkeypatch.setattr(files_module, "write_all", slow)
+    monkeypatch.setattr(segments_module, "write_all", slow)
     names = store.names(PROMPT)
-    transfer = store.files.write(names, np.arange(1, 11, dtype=np.int32))
+    transfer = store.files.write(store.items(names))
     ending = threading.Thread(target=store.files.close, args=(0.0,))
     ending.start()
     wait_until(lambda: store.files._is_closing)
@@ -281,7 +288,7 @@ def full(file: int, data: bytes) -> None:
 
 def test_a_full_disk_ends_the_writes_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write(store.names(PROMPT)[:5])
-    monkeypatch.setattr(files_module, "write_all", full)
+    monkeypatch.setattr(segments_module, "write_all", full)
     assert store.write(store.names(PROMPT)).num_good == 5
     assert store.files.error is not None
     assert store.files.num_failed == 1
@@ -300,7 +307,7 @@ def test_a_disk_that_has_room_again_is_written_to(
     names = store.names(PROMPT)
     assert store.write(names[:before]).num_good == before
     with monkeypatch.context() as patch:
-        patch.setattr(files_module, "write_all", full)
+        patch.setattr(segments_module, "write_all", full)
         if not can_cut:
             patch.setattr(os, "ftruncate", lambda file, size: (_ for _ in ()).throw(OSError(5, "I/O error")))
         wait_until(lambda: store.write(names) and store.files.num_failed > 2)
@@ -318,7 +325,7 @@ def test_a_disk_that_has_room_again_is_written_to(
 
 def test_pauses_of_a_failing_disk_grow(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(files_module, "write_all", full)
+    monkeypatch.setattr(segments_module, "write_all", full)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     failed = []
     for _ in range(190):
@@ -342,7 +349,7 @@ def test_an_engine_that_ends_leaves_a_stuck_disk_alone(
     store.write(store.names(PROMPT))
     monkeypatch.setattr(files_module, "_STUCK_SECONDS", 0.1)
     monkeypatch.setattr(os, "preadv", stuck)
-    transfer = store.files.read(store.names(PROMPT), np.arange(1, 11, dtype=np.int32))
+    transfer = store.files.read(store.items(store.names(PROMPT)))
     assert is_stuck.wait(PATIENCE)
     store.files.close(0.0)
     assert not transfer.is_done
@@ -354,12 +361,11 @@ def test_an_engine_that_ends_leaves_a_stuck_disk_alone(
 
 
 def test_a_kill_at_any_write_leaves_whole_pages_only(tmp_path: Path) -> None:
-    writes = _killed(tmp_path / "all", None, "behind")
-    assert writes == 0
+    assert killed(lambda: write_prompt(tmp_path / "all"), None, "behind") == 0
     for number in range(40):
-        for moment in ("before", "half", "behind"):
+        for moment in MOMENTS:
             folder = tmp_path / f"{number}{moment}"
-            if not _killed(folder, number, moment):
+            if not killed(lambda folder=folder: write_prompt(folder), number, moment):  # type: ignore[misc]
                 assert number > 10, "there are pages and headers of segments to write"
                 return
             store = Store(folder)
@@ -372,21 +378,110 @@ def test_a_kill_at_any_write_leaves_whole_pages_only(tmp_path: Path) -> None:
             store.files.close()
 
 
-def _killed(folder: Path, number: int | None, moment: str) -> int:
-    """Write a prompt's pages in a child that ends at its write `number`; returns the signal that ended it."""
+def write_prompt(folder: Path) -> None:
+    store = Store(folder)
+    store.write(store.names(PROMPT))
+    store.files.close()
+
+
+def test_engines_that_start_together_take_no_part_for_one_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who starts looks through the parts of others for what nobody uses, and has them locked meanwhile."""
+    lstat = Path.lstat
+
+    def slow(path: Path) -> os.stat_result:
+        time.sleep(2e-3)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", slow)
+    models = [bytes([number]) * 32 for number in range(6)]
+    for model in models:
+        store = Store(tmp_path, model)
+        store.write(store.names(PROMPT))
+        store.files.close()
+    started: list[Store] = []
+    for _ in range(2):
+        threads = [
+            threading.Thread(target=lambda *its: started.append(Store(*its)), args=(tmp_path, its))
+            for its in models
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert [store.stored(PROMPT) for store in started] == [10] * len(models)
+        for store in started:
+            store.files.close()
+        started.clear()
+
+
+def test_an_engine_that_cannot_start_for_others_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Store(tmp_path).files.close()
+    monkeypatch.setattr(parts_module, "_PATIENCE", 0.05)
+    (path,) = tmp_path.glob("lock-*")
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match=r"another engine that starts has locked it for 0\.05 s"):
+            Store(tmp_path)
+
+
+def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
+    """A file that is put in place of a segment is neither read nor written nor removed."""
+    store.write(store.names(PROMPT))
+    store.files.close()
+    (path, *_) = sorted(tmp_path.rglob("*.pages"))
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="hicache_storage_dir"):
+        Store(tmp_path)
+    assert (tmp_path / "elsewhere").stat().st_size > 300
+
+
+def test_contents_of_several_sizes_share_the_bound(tmp_path: Path) -> None:
+    memory, states = np.zeros((64, BYTES), np.uint8), [np.zeros((8, 500), np.uint8), np.zeros((8, 100), np.uint8)]
+    options: dict[str, Any] = {"beside": {Kind.STATE: states}, "segment_bytes": 1300}
+    files = PageFiles(tmp_path, MODEL, memory, PAGE, 12_000, **options)
+    for number in range(60):
+        names = files.names(key_of([number] * 40), None)
+        items = [Item(Kind.PAGE, name, page) for page, name in enumerate(names, 1)]
+        states[0][number % 8], states[1][number % 8] = number, number + 1
+        items.append(Item(Kind.STATE, names[-1], number % 8))
+        transfer = files.write(items)
+        wait_until(lambda its=transfer: its.is_done)  # type: ignore[misc]
+        assert transfer.num_good == 11
+        assert files.num_bytes == sum(path.stat().st_size for path in tmp_path.rglob("*.pages")) <= 12_000
+    files.close()
+    files = PageFiles(tmp_path, MODEL, memory, PAGE, 12_000, **options)
+    assert files.has(Kind.STATE, names[-1])
+    assert not files.has(Kind.STATE, names[-2])
+    for part in states:
+        part[:] = 0
+    transfer = files.read([Item(Kind.STATE, names[-1], 5)])
+    wait_until(lambda: transfer.is_done)
+    assert [set(part[5].tolist()) for part in states] == [{59}, {60}]
+    assert not states[0][:5].any()
+    files.close()
+
+
+MOMENTS = ("before", "half", "behind")
+
+
+def killed(work: Callable[[], None], number: int | None, moment: str) -> int:
+    """Have a child work that ends at its write `number`; returns the signal that ended it."""
     child = os.fork()
     if not child:
         try:
-            _write_and_die(folder, number, moment)
+            _work_and_die(work, number, moment)
         finally:
             os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def _write_and_die(folder: Path, number: int | None, moment: str) -> None:
+def _work_and_die(work: Callable[[], None], number: int | None, moment: str) -> None:
     count = 0
-    write_all = files_module.write_all
+    write_all = segments_module.write_all
 
     def counted(file: int, data: bytes) -> None:
         nonlocal count
@@ -396,12 +491,5 @@ def _write_and_die(folder: Path, number: int | None, moment: str) -> None:
         count += 1
         write_all(file, data)
 
-    files_module.write_all = counted
-    store = Store(folder)
-    names = store.names(PROMPT)
-    for page, name in enumerate(names, 1):
-        store.memory[page] = content(name)
-    transfer = store.files.write(names, np.arange(1, len(names) + 1, dtype=np.int32))
-    while not transfer.is_done:
-        time.sleep(1e-3)
-    store.files.close()
+    segments_module.write_all = counted
+    work()

@@ -58,6 +58,12 @@ def answers(engine: Engine, prompts: list[list[int]] = PROMPTS) -> list[Any]:
     return [engine.generate(input_ids=prompt, sampling_params=GREEDY) for prompt in prompts]
 
 
+def logprobs(engine: Engine, prompts: list[list[int]] = PROMPTS) -> list[list[float]]:
+    """Of what `answers` answers."""
+    results = [engine.generate(input_ids=its, sampling_params=GREEDY, return_logprob=True) for its in prompts]
+    return [[logprob for logprob, *_ in its["meta_info"]["output_token_logprobs"]] for its in results]
+
+
 def ids(results: list[Any]) -> list[list[int]]:
     return [result["output_ids"] for result in results]
 
@@ -192,11 +198,9 @@ def test_options_that_do_not_go_together_are_refused(path: str, options: dict[st
         Engine(path, **{**OPTIONS, **options})
 
 
-def test_layers_with_windows_of_their_own_in_files_are_refused(tmp_path: Path) -> None:
+def test_layers_with_windows_of_their_own_are_not_spread_over_stages(tmp_path: Path) -> None:
     model = str(tiny_checkpoint(tmp_path, "gemma3"))
     options = {**OPTIONS, **TIERED, "skip_tokenizer_init": True}
-    with pytest.raises(ConfigError, match="keeps no pages of layers with a window of their own"):
-        Engine(model, **options, hicache_storage_backend="file", hicache_storage_dir=str(tmp_path / "files"))
     with pytest.raises(ConfigError, match="pp_size=2 with enable_hierarchical_cache"):
         Engine(model, **options, pp_size=2)
     with pytest.raises(ConfigError, match="holds no "):
@@ -233,11 +237,9 @@ def test_latents_and_the_modules_of_transformers_have_copies_too(architecture: s
             assert (ids(again), cached(again)) == (wanted, [88] * 8)
 
 
-def test_recurrent_states_in_files_are_refused(tmp_path: Path) -> None:
+def test_recurrent_states_without_room_for_any_are_refused(tmp_path: Path) -> None:
     model, _ = tiny_hybrid(tmp_path, "next")
     options = {**OPTIONS, **TIERED, "skip_tokenizer_init": True}
-    with pytest.raises(ConfigError, match="keeps no recurrent states"):
-        Engine(str(model), **options, hicache_storage_backend="file", hicache_storage_dir=str(tmp_path / "files"))
     with pytest.raises(ConfigError, match="state_checkpoints=0 leaves nothing"):
         Engine(str(model), **options, state_checkpoints=0)
     with pytest.raises(ConfigError, match="pp_size=2 with enable_hierarchical_cache"):

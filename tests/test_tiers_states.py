@@ -14,7 +14,7 @@ from tests import test_tiers
 from tests.scheduler_driver import Driver, assert_right, make_request
 from tests.test_gdn_models import tiny_hybrid
 from tests.test_tiers import PROMPTS, num_loads, run_one, settle
-from tests.test_tiers_engine import OPTIONS, answers, cached, eager, ids, tiers_of
+from tests.test_tiers_engine import OPTIONS, answers, cached, eager, ids, logprobs, tiers_of
 
 
 def tiered(**fields: object) -> Driver:
@@ -96,6 +96,29 @@ def test_an_engine_answers_alike_from_states_that_came_back(options: dict[str, A
         assert engine.check_ledger() == []
         assert engine.flush_cache()
         assert cached(answers(engine)) == [0] * len(again)
+
+
+def test_the_next_engine_finds_pages_with_their_states(tmp_path: Path) -> None:
+    """Bit for bit as from states that stay on the device."""
+    path, _ = tiny_hybrid(tmp_path, "next")
+    given: dict[str, Any] = {"skip_tokenizer_init": True, "state_checkpoints": 20}
+    with Engine(str(path), **{**OPTIONS, "max_total_tokens": 1024}, **given) as engine:
+        expected, cold = ids(answers(engine)), logprobs(engine)
+        assert logprobs(engine) == cold, "all were cached"
+    given |= {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path / "files")}
+    with eager(str(path), **given) as engine:
+        assert ids(answers(engine)) == expected
+    with eager(str(path), **given) as engine:
+        assert logprobs(engine) == cold
+        again = answers(engine)
+        assert (ids(again), cached(again)) == (expected, [88] * len(again))
+        counters = tiers_of(engine).counters
+        assert (counters.read_pages, counters.read_states) == (8 * 11, 8)
+        assert engine.check_ledger() == []
+        assert engine.flush_cache()
+        assert cached(answers(engine)) == [0] * len(again)
+    with eager(str(path), **given, dtype="bfloat16") as engine:
+        assert cached(answers(engine)) == [0] * 8, "pages and states of other bits"
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(its, marks=pytest.mark.slow) for its in range(3, 10))])

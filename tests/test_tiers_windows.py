@@ -14,7 +14,7 @@ from tests import test_tiers
 from tests.mock_runner import Mixed
 from tests.scheduler_driver import Driver
 from tests.test_tiers import PROMPTS, num_loads, run_one, settle
-from tests.test_tiers_engine import OPTIONS, answers, cached, eager, ids, tiers_of
+from tests.test_tiers_engine import OPTIONS, answers, cached, eager, ids, logprobs, tiers_of
 from tests.tiny_models import tiny_checkpoint
 
 
@@ -44,6 +44,25 @@ def test_windowed_pages_alone_come_back_to_pages_that_stayed() -> None:
     assert run_one(driver, 10, [*PROMPTS[0], 1, 2, 3]).cached_len == 40
     assert num_loads(driver) == 1
     assert driver.tiers.counters.loaded_pages == 0
+
+
+def test_copies_that_have_not_arrived_are_not_written() -> None:
+    driver = tiered(num_pages=100)
+    assert driver.tiers is not None
+    assert driver.tiers.windows is not None
+    request = run_one(driver, 0, PROMPTS[0])
+    driver.mover._lateness = 1.0
+    assert driver.tiers.saves.save(driver.scheduler.memory.cache.match(request.key()).node)
+    driver.tiers.launch(driver.mover)
+    copy = driver.tiers.host.tree.match(request.key()).node
+    places, pages = driver.tiers.windows.hold(copy)
+    assert len(places) == len(pages) == 0
+    driver.mover._lateness = 0.0
+    settle(driver)
+    places, pages = driver.tiers.windows.hold(copy)
+    assert places.tolist() == [8, 9]
+    driver.tiers.windows.release_copies(pages)
+    driver.check()
 
 
 def test_pages_without_what_their_end_sees_are_not_loaded() -> None:
@@ -77,6 +96,26 @@ def test_an_engine_answers_alike_from_pages_that_came_back(
         assert ids(again) == expected
         assert min(cached(again)) >= 80
         assert tiers_of(engine).counters.loaded_pages > 0
+        assert engine.check_ledger() == []
+        assert engine.flush_cache()
+        assert cached(answers(engine)) == [0] * len(again)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt-oss"])
+def test_the_next_engine_finds_the_pages_of_both_pools(family: str, tmp_path: Path) -> None:
+    path = str(tiny_checkpoint(tmp_path, family))
+    given: dict[str, Any] = {"skip_tokenizer_init": True}
+    with Engine(path, **{**OPTIONS, "max_total_tokens": 1024}, **given) as engine:
+        cold, expected = logprobs(engine), ids(answers(engine))
+    given |= {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path / "files")}
+    with eager(path, **given) as engine:
+        assert ids(answers(engine)) == expected
+    with eager(path, **given) as engine:
+        assert logprobs(engine) == [pytest.approx(its, abs=1e-5) for its in cold]
+        again = answers(engine)
+        assert ids(again) == expected
+        assert min(cached(again)) >= 80
+        assert tiers_of(engine).counters.read_pages >= 8 * 10
         assert engine.check_ledger() == []
         assert engine.flush_cache()
         assert cached(answers(engine)) == [0] * len(again)

@@ -13,12 +13,13 @@ import torch
 
 from sgl.errors import ConfigError
 from sgl.machine_limits import memory_limit
-from sgl.runtime.cache.files import PageFiles
+from sgl.runtime.cache.files import Kind, PageFiles
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.memory_plan import KVPlan, gib, page_bytes
 from sgl.runtime.model.base import Model, RecurrentModel
+from sgl.runtime.runner.beside import Beside
 from sgl.runtime.runner.host_pages import HostPages, most_saves
 from sgl.runtime.scheduler.tiers import Tiers
 
@@ -38,8 +39,9 @@ class Measurable(Protocol):
     def host(self) -> HostPages | None:
         """Its host memory."""
 
-    def beside_seconds(self) -> float:
-        """Seconds that what each load has beside pages takes."""
+    @property
+    def beside(self) -> Beside:
+        """Its host memory for states or windowed pages."""
 
     def measure(self, num_tokens: int) -> tuple[float, float]:
         """Seconds of a step of one token, and of a prompt of num_tokens."""
@@ -95,10 +97,6 @@ def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
         )
     if state_bytes and not num_states:
         raise _wrong(config, "state_checkpoints", "leaves nothing from which enable_hierarchical_cache could go on")
-    if config.hicache_storage_backend is not None and (state_bytes or plan.num_window_pages):
-        what = "recurrent states" if state_bytes else "pages of layers with a window of their own"
-        why = f"keeps no {what}, and {model.config.architecture} has layers with some; host memory is for any"
-        raise _wrong(config, "hicache_storage_backend", why)
     page_size = config.page_size
     assert page_size is not None, "it is decided"
     each, windowed = page_bytes(config, model, plan)
@@ -142,17 +140,19 @@ def open_tiers(config: EngineConfig, model: Model, runner: Measurable, plan: KVP
     step, prompt = runner.measure(num_tokens)
     compute = max(prompt - step, prompt / 2) / num_tokens
     load = runner.host.page_seconds() / page_size
-    rates = Rates(compute, load, page_bytes / _READ_BYTES_A_SECOND / page_size, step, runner.beside_seconds())
+    rates = Rates(compute, load, page_bytes / _READ_BYTES_A_SECOND / page_size, step, runner.beside.load_seconds())
     files = None
     if config.hicache_storage_dir is not None:
+        kinds = zip((Kind.STATE, Kind.WINDOWED), runner.beside.memory(), strict=True)
         files = PageFiles(
             Path(config.hicache_storage_dir).expanduser(),
             identity(config, model, model.config, weights_hash(model.weights.tensors())),
             memory,
             page_size,
             config.hicache_storage_size * _GB,
+            beside={kind: parts for kind, parts in kinds if parts},
         )
-        logger.info("copies of KV pages in %s: %d pages are there", config.hicache_storage_dir, len(files))
+        logger.info("copies of KV in %s: %d are there", config.hicache_storage_dir, len(files))
     logger.info("a token takes %.2g s to compute and %.2g s to load", compute, load)
     most = most_saves(page_bytes, model.device)
     windows = plan.num_host_window_pages, plan.window

@@ -63,19 +63,20 @@ class Rates:
         """Whether a load of many tokens may be worth it at all."""
         return self.load.seconds * _MARGIN < self.compute.seconds
 
-    def worth_loading(self, cached: int, in_host: int, in_files: int, ahead: int = 0) -> int:
+    def worth_loading(
+        self, cached: int, in_host: int, in_files: int, ahead: int = 0, to_read: int | None = None
+    ) -> int:
         """How many first tokens of a prompt to have loaded: `cached` if none. Of them, `cached` need no load; up to
-        in_host lie in host memory, and up to in_files there or in files. ahead: tokens of loads under way."""
+        in_host lie in host memory, and up to in_files there or in files. ahead: tokens of loads under way. to_read:
+        tokens whose pages take as many bytes as what is read of files; None: those beyond."""
+        gained = in_files - max(cached, in_host)
+        to_read = max(0, gained) if to_read is None else to_read
         ends = (in_files, in_host) if in_files > in_host else (in_host,)
         for end in ends:
-            read = max(0, end - max(cached, in_host))
+            read = to_read * self.read.seconds if end > in_host else 0.0
             loaded = end - cached
-            seconds = (
-                (loaded + ahead) * self.load.seconds + read * self.read.seconds + _LATENCY + self.step + self.beside
-            )
+            seconds = (loaded + ahead) * self.load.seconds + read + _LATENCY + self.step + self.beside
             if loaded > 0 and seconds * _MARGIN < loaded * self.compute.seconds:
-                return end if not read or self._is_reading_worth(read) else in_host
+                is_worth = (read + gained * self.load.seconds) * _MARGIN < gained * self.compute.seconds
+                return end if not read or is_worth else in_host
         return cached
-
-    def _is_reading_worth(self, tokens: int) -> bool:
-        return tokens * (self.read.seconds + self.load.seconds) * _MARGIN < tokens * self.compute.seconds

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.radix import Match, Node, RadixCache
-from sgl.runtime.cache.windows import first_seen_page
+from sgl.runtime.cache.windows import first_seen_page, usable_pages
 
 Mask = npt.NDArray[np.bool_]
 
@@ -60,12 +60,7 @@ class WindowPages:
         if pages.all():
             return node.length
         page_size = self.pool.page_size
-        there = self.pages_from(node, 0) != 0
-        places = np.arange(len(there))
-        last_gaps = np.maximum.accumulate(np.where(there, -1, places))
-        first_seen = np.maximum((places + 1) * page_size - self.window + 1, 0) // page_size
-        ends = np.flatnonzero(last_gaps < first_seen)
-        return (int(ends[-1]) + 1) * page_size if len(ends) else 0
+        return usable_pages(self.pages_from(node, 0) != 0, self.window, page_size) * page_size
 
     def usable(self, match: Match) -> Match:
         """The part of a match that can be taken over."""

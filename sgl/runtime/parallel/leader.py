@@ -12,6 +12,7 @@ from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.parallel.occupation import RankedOccupation
 from sgl.runtime.parallel.times import Times
+from sgl.runtime.runner.beside import Beside
 from sgl.runtime.runner.cut_vocabulary import outline
 from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.runner import Launched, ModelRunner
@@ -66,9 +67,10 @@ class LeadingRunner:
         """See ModelRunner."""
         return self._own.measure(num_tokens, self.launch)
 
-    def beside_seconds(self) -> float:
-        """See ModelRunner: of this rank's part."""
-        return self._own.beside_seconds()
+    @property
+    def beside(self) -> Beside:
+        """See ModelRunner: this rank's part."""
+        return self._own.beside
 
     def warm_up(self, num_tokens: int) -> None:
         """See ModelRunner."""

@@ -8,7 +8,7 @@ import torch
 
 from sgl.runtime.batch import PageMoves, PendingMoves
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages
+from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages, Memory
 from sgl.runtime.runner.states import RowStates
 
 
@@ -58,6 +58,11 @@ class Beside:
         if self._windowed is not None:
             beside.append(self._windowed.move(PageMoves(moves.window_saves, moves.window_loads)))
         return JoinedMoves(pages, beside, pages.number) if beside else pages
+
+    def memory(self) -> tuple[list[Memory], list[Memory]]:
+        """Host memory of states, in parts, and of windowed pages; see `HostPages.memory`."""
+        states = [] if self._states is None else self._states.host_memory()
+        return states, [] if self._windowed is None else [self._windowed.memory]
 
     def load_seconds(self) -> float:
         """Seconds that a state, or the windowed pages that a token sees, take to load. Before there are any."""

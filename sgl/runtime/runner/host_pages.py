@@ -32,6 +32,8 @@ _NUM_BUFFERS = 4
 _MEASURED_PAGES = 64
 _MEASUREMENTS = 3
 
+Memory = npt.NDArray[np.uint8]
+
 
 @dataclass(slots=True, eq=False)
 class DoneMoves:
@@ -97,9 +99,8 @@ class HostPages:
         page_bytes = self._cache.shape[0] * self._cache.shape[2]
         self.shared = shared
         try:
-            self.memory: npt.NDArray[np.uint8] = (
-                np.empty((num_pages, page_bytes), np.uint8) if shared is None else shared.own
-            )
+            self.memory: Memory = np.empty((num_pages, page_bytes), np.uint8) if shared is None else shared.own
+            """uint8 [num_pages, bytes of a page], of host memory."""
         except MemoryError as error:
             raise _too_much(num_pages * page_bytes) from error
         self._host = torch.from_numpy(self.memory)
@@ -270,7 +271,7 @@ def _runs(pages: Int32Array) -> Iterator[tuple[int, int, int]]:
         yield first, end - first, int(pages[first])
 
 
-def _pin(memory: npt.NDArray[np.uint8]) -> None:
+def _pin(memory: Memory) -> None:
     """Lock memory in place, for copy engines, until it is freed. Not torch's own, which comes in powers of two."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if int(runtime.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)):

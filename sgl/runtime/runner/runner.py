@@ -112,7 +112,8 @@ class ModelRunner:
             self._states = RowStates(model, max_rows, num_checkpoints, host_states)
         self._kv = kv
         self.host = HostPages(kv.fragments(), host_pages, device, shared) if host_pages else None
-        self._beside = Beside(self._states, kv, host_window_pages, device)
+        self.beside = Beside(self._states, kv, host_window_pages, device)
+        """Host memory for what a prefix has beside pages of all layers."""
         self._attention = attention
         self._current = current(device)
         self._launching_since: float | None = None  # monotonic seconds
@@ -253,7 +254,7 @@ class ModelRunner:
         """The batch's rows and their pages, after its writes to the page table."""
         if self.host is not None:
             self.host.wait(batch.moved)
-            self._beside.wait(batch.moved)
+            self.beside.wait(batch.moved)
         for writes, table in ((batch.page_writes, self._page_table), (batch.window_writes, self._window_table)):
             if writes is not None:
                 table[writes[:, 0], writes[:, 1]] = writes[:, 2]
@@ -276,11 +277,7 @@ class ModelRunner:
         assert self.host is not None, "there is host memory for copies"
         if self._observer is not None and len(moves.loads):
             self._observer.loaded(moves.loads[:, 1])
-        return self._beside.move(moves, self.host.move(moves))
-
-    def beside_seconds(self) -> float:
-        """See `Beside.load_seconds`."""
-        return self._beside.load_seconds()
+        return self.beside.move(moves, self.host.move(moves))
 
     def measure(self, num_tokens: int, launch: Callable[[Batch], AnyStep] | None = None) -> tuple[float, float]:
         """Seconds of a step of one token, and of one with a prompt of num_tokens. launch: of all ranks."""

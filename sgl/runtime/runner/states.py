@@ -10,7 +10,7 @@ from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import EMPTY_STATE, Batch, Int64Array, PageMoves
 from sgl.runtime.model.base import RecurrentModel
 from sgl.runtime.model.gdn.states import StateStep
-from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages
+from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages, Memory
 
 _MEASURED_STATES = 4
 
@@ -55,6 +55,10 @@ class RowStates:
         """See `HostPages.wait`."""
         for host in self._host:
             host.wait(number)
+
+    def host_memory(self) -> list[Memory]:
+        """See `HostPages.memory`; of each part of a state."""
+        return [host.memory for host in self._host]
 
     def load_seconds(self) -> float:
         """Seconds that loading a state takes. Before there are any."""

@@ -2,12 +2,11 @@
 
 A prefix that is being loaded is announced like one that a request computes: prompts that begin with it are held until
 it is in the tree, and others run. It is then leased until its prompt is admitted; like any lease it gives way, so loads
-never keep a request out. Files that answer too late are not waited for: what they gave is loaded, the rest computed.
+never keep a request out.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,24 +15,21 @@ import numpy as np
 
 from sgl.runtime.batch import Int32Array, PendingMoves
 from sgl.runtime.cache.checkpoints import Checkpoints
-from sgl.runtime.cache.files import PageFiles, Transfer
+from sgl.runtime.cache.files import PageFiles
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.ledger import check_states
+from sgl.runtime.cache.radix import Match, Node, RadixCache
 from sgl.runtime.cache.rates import Rates
+from sgl.runtime.scheduler.file_reads import FileReads, Read, Stored
 from sgl.runtime.scheduler.leases import Lease, Leases
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.saves import Saves, TierCounters
 from sgl.runtime.scheduler.window_copies import WindowCopies, WindowLoad
 
-logger = logging.getLogger(__name__)
-
 _MOST_LOADING = 0.5  # of the device's pages, for loads and for what is loaded and not taken over yet
 _HELD_SECONDS = 30.0  # for which a loaded prefix waits for its prompt
-_MOST_NAMED = 32  # requests whose pages' names are kept
-_LATE = 2.0  # times what computing would have taken, and
-_LATE_SECONDS = 3.0  # on top: how long files are waited for
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +43,7 @@ class _Load:
     host: Node  # its copy, locked
     request: Request | None
     began: float = 0.0
-    reading: Transfer | None = None  # what follows the copy, from files
-    read_pages: Int32Array | None = None  # private host pages for it
+    reading: Read | None = None  # what follows the copy, from files
     pages: Int32Array | None = None  # private device pages
     slot: int | None = None  # of a checkpoint of the recurrent state at its end
     windowed: WindowLoad | None = None
@@ -77,28 +72,24 @@ class Loads:
         self.moved = 0
         """The number of the last move whose loads the tree has."""
         self._cache, self._in_flight, self._leases = cache, in_flight, leases
-        self._host, self._saves, self._rates, self._files = host, saves, rates, files
+        self.reads = None if files is None else FileReads(files, host, rates, counters)
+        self._host, self._saves, self._rates = host, saves, rates
         self._counters, self._clock, self._states, self._windows = counters, clock, states, windows
         self._pairs: list[Int32Array] = []  # for the next move
         self._state_pairs: list[tuple[int, int]] = []  # likewise
         self._loading: dict[int, _Load] = {}
-        self._given_up: list[
-            tuple[Transfer, Int32Array]
-        ] = []  # late reads, and the host pages that they may still fill
         self._held: OrderedDict[int, tuple[Lease, float]] = OrderedDict()  # loaded prefixes by owner
         self._owners: dict[int, int] = {}  # of these, by the request's uid
-        self._named: OrderedDict[int, tuple[int, list[bytes]]] = OrderedDict()
-        """By uid: how long a waiting request's key was, and the names of its pages."""
         self._next_owner = -1
 
     def computes_or_loads(self, request: Request, cached: int, node: Node) -> int | None:
         """The owner of a load that a waiting request should wait for; None: it computes what is behind its `cached`
-        tokens, which end at `node`. Begins the load."""
+        tokens, of those that end at `node`. Begins the load."""
         if request.asked_len == cached or not request.loads_left:
             return None
         limit = request.match_limit // self._host.page_size * self._host.page_size
         key = request.key()[: TOKEN_BYTES * limit]
-        began = self._begin(key, request.namespace, cached, node, request)
+        began = self._begin(key, request.namespace, node, request)
         if began is None:
             return None
         if not began:
@@ -114,27 +105,22 @@ class Loads:
         key = key[: len(key) // self._page_bytes * self._page_bytes]
         match = self._cache.match(key, namespace)
         if self._in_flight.find(0, key, match.length, namespace) is None:
-            self._begin(key, namespace, match.length, match.node, None)
+            self._begin(key, namespace, match.node, None)
 
-    def _begin(
-        self, key: bytes, namespace: Namespace, cached: int, node: Node, request: Request | None
-    ) -> int | None:
+    def _begin(self, key: bytes, namespace: Namespace, node: Node, request: Request | None) -> int | None:
         """The owner of a new load; 0 if none pays, None if there is no room for one now."""
         page_size, tree = self._host.page_size, self._host.tree
         match = tree.match(key, namespace)
-        copy, usable = match.node, cached
-        if self._states is not None and self._host.states is not None:  # others go on only where a state was kept
-            copy, usable = self._host.states.deepest(copy), self._states.deepest(node).length
-        if self._windows is not None:  # or only where there is what a window sees
-            copy, usable = self._windows.copied(copy), self._windows.usable(node)
-        in_files, names = copy.length, []
-        if self._files is not None and not self._given_up:
-            names = self._stored(key, namespace, max(match.length, cached), request)
-            in_files = max(match.length, cached) + len(names) * page_size if names else match.length
-        if max(copy.length, in_files) <= usable:
+        copy, usable = self._copied(match.node), self._usable(node)
+        there = max(match.length, node.length)
+        stored: Stored | None = None
+        if self.reads is not None:
+            stored = self.reads.find(key, namespace, match, there, max(copy.length, usable), request)
+        if stored is None and copy.length <= usable:
             return 0
         ahead = sum(len(load.key) // TOKEN_BYTES - load.node.length for load in self._loading.values())
-        end = self._rates.worth_loading(usable, copy.length, in_files, ahead)
+        in_files, to_read = (copy.length, 0) if stored is None else (stored.end, stored.num_tokens)
+        end = self._rates.worth_loading(usable, copy.length, in_files, ahead, to_read)
         if end <= usable:
             self._counters.num_declined += request is not None
             return 0
@@ -144,59 +130,68 @@ class Loads:
             return 0
         if self._busy_pages + missing > most or missing > self._cache.pool.num_free + self._cache.evictable_pages:
             return next(iter(self._loading), None)  # there may be room when that one ends
-        if end > match.length and match.length < cached:  # what is read has to follow a copy
-            copied = self._host.add(node, cached // page_size)
-            if copied is None or copied[0].length < cached:
-                if copied is not None:
-                    self._saves.queue(*copied)
+        if stored is not None and end > copy.length:
+            follows = self._copy_before(match, node, min(end, node.length), key, namespace)
+            if follows is None:
                 return 0
-            self._saves.queue(*copied)
-            match = tree.match(key, namespace)
-            copy = match.node
+            copy = tree.cut(follows, min(end, follows.length))
+        else:
+            stored = None
         node = self._cache.cut(node, min(node.length, end))
         load = _Load(self._next_owner, key[: end * TOKEN_BYTES], namespace, node, copy, request, self._clock())
         self._next_owner -= 1
         self._cache.lock(node)
         tree.lock(copy)
-        if end > copy.length:
-            self._begin_reading(load, names[: (end - copy.length) // page_size])
-        if load.reading is None:
-            load.key = load.key[: TOKEN_BYTES * copy.length]
-            if not self._begin_loading(load):
-                self._cache.unlock(node)
-                tree.unlock(copy)
-                return None
+        if stored is not None and self.reads is not None:
+            load.reading = self.reads.begin(stored, copy)
+        if load.reading is None and not (self._falls_back(load) and self._begin_loading(load)):
+            self._cache.unlock(load.node)
+            tree.unlock(load.host)
+            return None
         self._loading[load.owner] = load
         self._in_flight.begin(load.owner, load.key, namespace)
         self._counters.num_loads += 1
         return load.owner
 
-    def _stored(self, key: bytes, namespace: Namespace, start: int, request: Request | None) -> list[bytes]:
-        """The names of a key's pages from token `start` on that lie in files. They are hashes of all that comes before,
-        and requests ask at each step: the latest ones' are kept."""
-        assert self._files is not None, "there are files"
-        if request is None or not len(self._files):
-            return self._files.stored(key, namespace, start)
-        named = self._named.pop(request.uid, None)
-        if named is None or named[0] < len(key):
-            named = len(key), self._files.names(key, namespace)
-        self._named[request.uid] = named
-        if len(self._named) > _MOST_NAMED:
-            self._named.popitem(last=False)
-        return self._files.leading(named[1][start // self._host.page_size : len(key) // self._page_bytes])
+    def _copied(self, copy: Node) -> Node:
+        """The end of what others can go on from up to a node of copies."""
+        if self._host.states is not None:
+            return self._host.states.deepest(copy)
+        return copy if self._windows is None else self._windows.copied(copy)
 
-    def _begin_reading(self, load: _Load, names: list[bytes]) -> None:
-        assert self._files is not None, "something lies in files"
-        pages = self._host.alloc(len(names))
-        if len(pages):
-            load.read_pages = pages
-            load.reading = self._files.read(names[: len(pages)], pages)
+    def _usable(self, node: Node) -> int:
+        """How many tokens up to a device node others can go on from."""
+        if self._states is not None:
+            return self._states.deepest(node).length
+        return node.length if self._windows is None else self._windows.usable(node)
+
+    def _copy_before(self, match: Match, node: Node, length: int, key: bytes, namespace: Namespace) -> Node | None:
+        """What is read has to follow a copy: one of a device node's first `length` tokens, if there is more in files.
+        Returns its node; None if there is no room."""
+        if match.length >= length:
+            return match.node
+        copied = self._host.add(node, length // self._host.page_size, length)
+        if copied is not None:
+            self._saves.queue(*copied)
+        if copied is None or copied[0].length < length:
+            return None
+        return self._host.tree.match(key, namespace).node
+
+    def _falls_back(self, load: _Load) -> bool:
+        """Load what there are copies of; False if others could go on no later than without."""
+        copy = self._copied(load.host)
+        if copy.length <= self._usable(load.node):
+            return False
+        self._host.tree.move_lock(load.host, copy)
+        load.host, load.key = copy, load.key[: TOKEN_BYTES * copy.length]
+        node = self._cache.cut(load.node, min(load.node.length, copy.length))
+        self._cache.move_lock(load.node, node)
+        load.node = node
+        return True
 
     def _begin_loading(self, load: _Load) -> bool:
         """Allocate device pages, and a checkpoint, for what has a copy; False if there are none."""
         num_pages = (load.host.length - load.node.length) // self._host.page_size
-        if num_pages <= 0 and self._states is None and self._windows is None:
-            return False
         if self._states is not None:
             load.slot = self._states.alloc(spares_locked=True)  # a step that comes may read locked ones
             if load.slot is None:
@@ -244,8 +239,8 @@ class Loads:
 
     def poll(self) -> None:
         """Take up what has arrived."""
-        if self._given_up:
-            self._free_late()
+        if self.reads is not None:
+            self.reads.poll()
         if self._loading:
             for load in list(self._loading.values()):
                 self._go_on(load)
@@ -272,56 +267,22 @@ class Loads:
                 load.move = load.move or move
 
     def _go_on(self, load: _Load) -> None:
-        if load.reading is not None:
-            if not load.reading.is_done and not self._is_late(load, load.reading):
+        if load.reading is not None and self.reads is not None:
+            if not self.reads.has_ended(load.reading, self._clock() - load.began):
                 return
-            self._end_reading(load)
-            if not self._begin_loading(load):
+            follows = load.key[TOKEN_BYTES * load.host.length :]
+            load.host = self.reads.end(load.reading, follows, load.namespace, load.host)
+            load.reading = None
+            if not (self._falls_back(load) and self._begin_loading(load)):
                 self._end_load(load)
         elif load.move is not None and load.move.is_loaded():
             assert load.pages is not None, "pages were moved"
             self._counters.loaded_pages += len(load.pages)
+            self._counters.loaded_states += load.slot is not None
             if len(load.pages):
                 self._rates.note_load(len(load.pages) * self._host.page_size, load.move.load_seconds)
             self.moved = max(self.moved, load.move.number)
             self._end_load(load)
-
-    def _is_late(self, load: _Load, reading: Transfer) -> bool:
-        computing = reading.num_pages * self._host.page_size * self._rates.compute.seconds
-        return self._clock() - load.began > _LATE * computing + _LATE_SECONDS
-
-    def _free_late(self) -> None:
-        waiting = []
-        for reading, pages in self._given_up:
-            if reading.is_done:  # asked once: the disk may answer meanwhile
-                self._host.pool.free(pages)
-            else:
-                waiting.append((reading, pages))
-        self._given_up = waiting
-
-    def _end_reading(self, load: _Load) -> None:
-        """Give what was read its place among the copies; what could not be read is not."""
-        reading, pages, tree = load.reading, load.read_pages, self._host.tree
-        assert reading is not None, "it was read"
-        assert pages is not None, "it was read into pages"
-        good, load.reading, load.read_pages = reading.num_good, None, None
-        self._counters.read_pages += good
-        if reading.is_done:
-            self._rates.note_read(good * self._host.page_size, reading.seconds)
-            self._host.pool.free(pages[good:])
-        else:
-            logger.warning("a file's cached pages are late: %d of %d are computed", len(pages) - good, len(pages))
-            self._counters.num_late += 1
-            reading.is_unwanted = True
-            self._given_up.append((reading, pages[good:]))
-        first = load.host.length * TOKEN_BYTES
-        if good:
-            key = load.key[first : first + good * self._page_bytes]
-            inserted = tree.insert(key, pages[:good], load.namespace, after=load.host)
-            self._host.pool.free(inserted.duplicates)
-            tree.move_lock(load.host, inserted.node)
-            load.host = inserted.node
-        load.key = load.key[: first + good * self._page_bytes]
 
     def _end_load(self, load: _Load) -> None:
         del self._loading[load.owner]
@@ -352,7 +313,8 @@ class Loads:
 
     def entered(self, request: Request) -> None:
         """A request has a row, or has ended: what was loaded for it need not be held."""
-        self._named.pop(request.uid, None)
+        if self.reads is not None:
+            self.reads.forget(request)
         owner = self._owners.pop(request.uid, None)
         if owner is not None:
             self._release(owner)
@@ -366,6 +328,8 @@ class Loads:
 
     def clear(self) -> None:
         """Hold nothing for prompts that are to come."""
+        if self.reads is not None:
+            self.reads.clear()
         for owner in list(self._held):
             self._release(owner)
 
@@ -375,8 +339,7 @@ class Loads:
 
     def private_copies(self) -> list[Int32Array]:
         """Host pages that are read into, for the ledger."""
-        late = [pages for _, pages in self._given_up]
-        return [load.read_pages for load in self._loading.values() if load.read_pages is not None] + late
+        return [] if self.reads is None else self.reads.private()
 
     def slots(self) -> list[int]:
         """Checkpoints of loads, for the ledger."""
@@ -389,3 +352,10 @@ class Loads:
     def locked_copies(self) -> list[Node]:
         """The host nodes that loads hold, for the ledger."""
         return [load.host for load in self._loading.values()]
+
+    def check_beside(self, written: list[Int32Array]) -> list[str]:
+        """Breaches of ownership of what is beside host pages. written: windowed pages that are held to be written."""
+        states = [] if self.reads is None else self.reads.states()
+        private, held = ([], []) if self.reads is None else self.reads.windowed()
+        problems = [] if self._host.states is None else check_states(self._host.states, self._host.tree, states)
+        return problems if self._windows is None else problems + self._windows.check(private, [*held, *written])

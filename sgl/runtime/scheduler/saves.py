@@ -10,9 +10,11 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from sgl.runtime.batch import Int32Array, PendingMoves
 from sgl.runtime.cache.checkpoints import Checkpoints
-from sgl.runtime.cache.files import PageFiles, Transfer
+from sgl.runtime.cache.files import Item, Kind, PageFiles, Transfer
 from sgl.runtime.cache.host import HostCache, cool, path_of
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
 from sgl.runtime.cache.radix import Node, RadixCache
@@ -22,6 +24,7 @@ from sgl.runtime.scheduler.window_copies import WindowCopies
 
 _MOST_WRITING = 0.25  # of the host's pages
 _SOON = 0.25  # of the device's pages: with fewer free ones, what requests leave is copied
+_NO_PAGES: Int32Array = np.empty(0, np.int32)
 _MANY = 1 << 12  # prefixes to be copied when there is time; ids of nodes, beyond those that there are
 
 
@@ -36,6 +39,10 @@ class TierCounters:
     num_loads: int = 0
     num_declined: int = 0  # prompts whose copies it was faster to compute again
     num_late: int = 0  # reads from files that were not waited for any longer
+    saved_states: int = 0  # to host memory
+    loaded_states: int = 0  # from there
+    written_states: int = 0  # to files
+    read_states: int = 0  # from there
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +51,18 @@ class _Save:
 
     node: Node
     move: PendingMoves | None = None
+    has_state: bool = False
     windowed: Int32Array | None = None  # held
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    """What is on its way to files: its node is locked meanwhile."""
+
+    node: Node
+    transfer: Transfer
+    weight: int  # in pages
+    windowed: Int32Array  # held
 
 
 class Saves:
@@ -72,8 +90,7 @@ class Saves:
         self._state_pairs: list[tuple[int, int]] = []  # likewise
         self._num_pages = 0  # of these
         self._saving: list[_Save] = []
-        self._writing: list[tuple[Transfer, Node]] = []
-        self._num_writing = 0
+        self._writing: list[_Write] = []
         self._pinned: OrderedDict[Lease, Node] = OrderedDict()  # copies that someone will come back for
         self._later: deque[tuple[bytes, Namespace]] = deque()  # prefixes to be copied when there is time
         self._finished: set[int] = set()  # ids of device nodes that nobody is known to need
@@ -129,7 +146,8 @@ class Saves:
         if (added := self._host.add_state(node)) is not None:
             copy, state = added
             self._state_pairs.append((states.of_node[node], state))
-            self._saving.append(_Save(copy))
+            self._saving.append(_Save(copy, has_state=True))
+            self._counters.saved_states += 1
 
     def _save_windows(self, node: Node, length: int, windows: WindowCopies) -> None:
         key, namespace = path_of(node)
@@ -154,13 +172,18 @@ class Saves:
             self.save_later(node)
 
     def save_all_later(self) -> None:
-        """`save_later` for all that is cached."""
+        """`save_later` for all that is cached, at each place where others can go on."""
         stack = list(self._cache.root.children.values())
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
-            if not node.children:
+            if not node.children or self._is_end(node):
                 self.save_later(node)
+
+    def _is_end(self, node: Node) -> bool:
+        if self._states is not None:
+            return node in self._states.of_node
+        return self._windows is not None and self._windows.usable(node) == node.length
 
     def demote(self, lease: Lease, *, now: bool) -> bool:
         """Keep a copy of what a lease protects, which is about to lose it, until `forget_lease`. now: its pages are
@@ -235,11 +258,11 @@ class Saves:
             match = self._cache.match(key, namespace)
             if match.length and not self.save(match.node) and self._num_pages >= self._most:
                 break
-            self._later.popleft()
             if self._files is not None and not self._saving:  # it was copied before
                 copied = self._host.tree.match(key, namespace)
-                if copied.length:
-                    self._write(copied.node)
+                if copied.length and not self._write(copied.node):
+                    break
+            self._later.popleft()
 
     def take(self) -> list[Int32Array]:
         """The (device page, host page) pairs of the next move."""
@@ -259,36 +282,74 @@ class Saves:
     def _is_saved(self, save: _Save) -> bool:
         if save.move is None or not save.move.is_saved():
             return False
-        if self._files is not None:
-            self._write(save.node)
         if self._windows is not None and save.windowed is not None:
             self._windows.saved(save.windowed)
+            save.windowed = None
+        save.has_state = False
+        if self._files is not None and not self._write(save.node):
+            self.save_later(save.node)
         self._host.tree.unlock(save.node)
         return True
 
-    def _write(self, copy: Node) -> None:
-        """Write what no file has of the prefix that ends at a host node."""
+    def _write(self, copy: Node) -> bool:
+        """Write what no file has of the prefix that ends at a host node, as far as it has arrived there; returns
+        whether that is all of it."""
         assert self._files is not None, "there are files"
-        room = int(_MOST_WRITING * self._host.pool.num_pages) + 1 - self._num_writing
-        key, namespace = path_of(copy)
-        names = self._files.names(key, namespace)
-        missing = [i for i, name in enumerate(names) if not self._files.has(name)][: max(room, 0)]
-        if missing:
-            pages = copy.pages_from(0)[missing]
+        files, (key, namespace) = self._files, path_of(copy)
+        names = files.names(key, namespace)
+        items = [Item(Kind.PAGE, *each) for each in zip(names, copy.pages_from(0).tolist(), strict=False)]
+        if names and self._host.states is not None:
+            items += self._states_of(copy, names)
+        held = _NO_PAGES
+        if names and self._windows is not None:
+            places, held = self._windows.hold(copy)
+            its = zip(places.tolist(), held.tolist(), strict=True)
+            items += [Item(Kind.WINDOWED, names[place], page) for place, page in its if place < len(names)]
+        missing = [item for item in items if not files.is_kept(item)]
+        taken, weight = self._within_room(missing)
+        if taken:
             self._host.tree.lock(copy)
-            transfer = self._files.write([names[i] for i in missing], pages)
-            self._writing.append((transfer, copy))
-            self._num_writing += len(missing)
+            self._writing.append(_Write(copy, files.write(taken), weight, held))
+        elif self._windows is not None:
+            self._windows.release_copies(held)
+        return len(taken) == len(missing)
+
+    def _states_of(self, copy: Node, names: list[bytes]) -> Iterator[Item]:
+        """The states on the path to a host node that have arrived there."""
+        assert self._host.states is not None, "there are some"
+        of_node, page_size = self._host.states.of_node, self._host.page_size
+        coming = {save.node for save in self._saving if save.has_state}
+        above: Node | None = copy
+        while above is not None and above.length:
+            if above in of_node and above not in coming and above.length <= len(names) * page_size:
+                yield Item(Kind.STATE, names[above.length // page_size - 1], of_node[above])
+            above = above.parent
+
+    def _within_room(self, items: list[Item]) -> tuple[list[Item], int]:
+        """The first of these that may be written now, and what they weigh in pages."""
+        assert self._files is not None, "there are files"
+        busy = sum(write.weight for write in self._writing)
+        room = int(_MOST_WRITING * self._host.pool.num_pages) + 1 - busy
+        taken, weight = 0, 0
+        for item in items:
+            its = -(-self._files.in_tokens([item.kind]) // self._host.page_size)
+            if weight + its > room and (busy or taken):  # else one that is larger would never be written
+                break
+            taken, weight = taken + 1, weight + its
+        return items[:taken], weight
 
     def _end_writes(self) -> None:
         under_way = []
-        for transfer, copy in self._writing:
-            if not transfer.is_done:
-                under_way.append((transfer, copy))
+        for write in self._writing:
+            if not write.transfer.is_done:
+                under_way.append(write)
                 continue
-            self._host.tree.unlock(copy)
-            self._num_writing -= transfer.num_pages
-            self._counters.written_pages += transfer.num_good
+            if self._windows is not None:
+                self._windows.release_copies(write.windowed)
+            self._host.tree.unlock(write.node)
+            good = write.transfer.items[: write.transfer.num_good]
+            self._counters.written_pages += write.transfer.num_good_pages
+            self._counters.written_states += sum(item.kind is Kind.STATE for item in good)
         self._writing = under_way
 
     # ── all of it ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -302,5 +363,9 @@ class Saves:
     def locked(self) -> Iterator[Node]:
         """A host node for each lock, for the ledger."""
         yield from (save.node for save in self._saving)
-        yield from (copy for _, copy in self._writing)
+        yield from (write.node for write in self._writing)
         yield from self._pinned.values()
+
+    def held_windowed(self) -> list[Int32Array]:
+        """The host's windowed pages that are on their way to files, for the ledger."""
+        return [write.windowed for write in self._writing]

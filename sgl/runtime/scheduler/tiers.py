@@ -18,7 +18,7 @@ from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.files import PageFiles
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.in_flight import InFlight
-from sgl.runtime.cache.ledger import check, check_states
+from sgl.runtime.cache.ledger import check
 from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.cache.window_pages import WindowPages
@@ -179,10 +179,7 @@ class Tiers:
         """Breaches of ownership of host pages."""
         locked = [*self.loads.locked_copies(), *self.saves.locked()]
         problems = check(self.host.pool, self.host.tree, self.loads.private_copies(), locked)
-        if self.host.states is not None:
-            problems += check_states(self.host.states, self.host.tree, [])
-        if self.windows is not None:
-            problems += self.windows.check()
+        problems += self.loads.check_beside(self.saves.held_windowed())
         return [f"host memory: {problem}" for problem in problems]
 
 

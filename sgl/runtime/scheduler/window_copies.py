@@ -6,10 +6,11 @@ are copied, as far as the device still has them, and brought back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.host import HostCache
@@ -19,6 +20,7 @@ from sgl.runtime.cache.window_pages import Mask, WindowPages
 from sgl.runtime.cache.windows import first_seen_page
 
 _MOST_LOADING = 0.5  # of the device's pages, for loads under way
+_NO_PAGES: Int32Array = np.empty(0, np.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +68,7 @@ class WindowCopies:
             self._copies.release(there, is_end=True)
             return None
         theirs = self._device.pages_from(node, first)[: len(ours)]
-        self._insert(self._copies, copy, first, is_missing, pages)
+        insert_held(self._copies, copy, first + np.flatnonzero(is_missing), pages)
         self._saves.append(np.stack((theirs[is_missing], pages), axis=1))
         held: Int32Array = np.concatenate((there, pages))
         self._saving.append(held)
@@ -76,6 +78,18 @@ class WindowCopies:
         """A save has ended."""
         self._saving = [its for its in self._saving if its is not held]
         self._copies.release(held, is_end=True)
+
+    def hold(self, copy: Node) -> tuple[Int32Array, Int32Array]:
+        """The copies that have arrived of what the token behind a locked node sees, held until `release_copies`: the
+        numbers of pages before each, and the pages."""
+        first, pages = self._copies.seen_behind(copy)
+        is_there = (pages != 0) & ~np.isin(pages, np.concatenate([_NO_PAGES, *self._saving]))
+        self._copies.hold_pages(pages[is_there])
+        return (first + np.flatnonzero(is_there)).astype(np.int32), pages[is_there]
+
+    def release_copies(self, pages: Int32Array) -> None:
+        """Undo `hold`."""
+        self._copies.release(pages, is_end=True)
 
     def load(self, node: Node, copy: Node) -> WindowLoad | None:
         """Bring what the token behind `copy` sees and the device lacks; both nodes are locked, and `node` ends there
@@ -114,7 +128,7 @@ class WindowCopies:
         """A load that ends at `node` has ended. Returns the device's pages, held."""
         self._loading.remove(load)
         self._copies.release(load.copies, is_end=True)
-        mine = self._insert(self._device, node, load.first, load.is_missing, load.pages)
+        mine = insert_held(self._device, node, load.first + np.flatnonzero(load.is_missing), load.pages)
         return np.concatenate((load.there, mine))
 
     def release(self, pages: Int32Array) -> None:
@@ -134,15 +148,17 @@ class WindowCopies:
         """The device's pages that loads hold, for the ledger."""
         return (load.there for load in self._loading)
 
-    def check(self) -> list[str]:
-        """Breaches of ownership of copies."""
-        return check_windows(self._copies, [], [*self._saving, *(load.copies for load in self._loading)])
+    def check(self, private: Sequence[Int32Array], held: Sequence[Int32Array]) -> list[str]:
+        """Breaches of ownership of copies, besides others' that are private, and that are held."""
+        mine = (load.copies for load in self._loading)
+        return check_windows(self._copies, private, [*self._saving, *mine, *held])
 
-    def _insert(self, windows: WindowPages, node: Node, first: int, places: Mask, pages: Int32Array) -> Int32Array:
-        """Pass private pages to the tree, to be held there; returns those that it has at their places."""
-        mine: Int32Array = np.zeros(node.length // self.pool.page_size, np.int32)
-        index = first + np.flatnonzero(places)
-        mine[index] = pages
-        windows.insert(node, mine)
-        its: Int32Array = mine[index]
-        return its
+
+def insert_held(windows: WindowPages, node: Node, places: npt.NDArray[np.int64], pages: Int32Array) -> Int32Array:
+    """Pass private pages to the tree, to be held there; places: the numbers of pages before each. Returns those that it
+    has there."""
+    mine: Int32Array = np.zeros(node.length // windows.pool.page_size, np.int32)
+    mine[places] = pages
+    windows.insert(node, mine)
+    its: Int32Array = mine[places]
+    return its
