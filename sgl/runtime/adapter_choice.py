@@ -12,7 +12,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.lora_options import ALL_LINEAR, LORA_EXPERTS
 from sgl.runtime.model.adapter import LoraConfig, check_room
 from sgl.runtime.model.base import Config, Model, SizedModel
-from sgl.runtime.model.lora import LoraSlots, parts_of
+from sgl.runtime.model.lora import LoraSlots, parts_of, slot_size
 from sgl.runtime.model.lora_products import lora_modules, lora_products
 
 logger = logging.getLogger(__name__)
@@ -65,14 +65,8 @@ def slot_bytes(config: EngineConfig, model: SizedModel) -> int:
         return 0
     assert config.max_lora_rank is not None, "options were resolved"
     assert config.lora_target_modules is not None, "options were resolved"
-    return LoraSlots.num_bytes(
-        lora_products(model),
-        num_slots=config.max_loras_per_batch,
-        rank=config.max_lora_rank,
-        targets=config.lora_target_modules,
-        dtype=model.dtype,
-        device=model.device,
-    )
+    size = slot_size(lora_products(model), config.max_lora_rank, config.lora_target_modules, model.device)
+    return config.max_loras_per_batch * size * model.dtype.itemsize
 
 
 def adapter_slots(config: EngineConfig, model: Model) -> LoraSlots | None:

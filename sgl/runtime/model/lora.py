@@ -155,19 +155,6 @@ class LoraSlots:
             for places in self._places
         ]
 
-    @staticmethod
-    def num_bytes(
-        layers: Sequence[Mapping[str, Product]],
-        *,
-        num_slots: int,
-        rank: int,
-        targets: Collection[str],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> int:
-        """That they take; arguments as of the class."""
-        return num_slots * dtype.itemsize * _places(wanted(layers, targets), padded_rank(rank, device))[1]
-
     @property
     def modules(self) -> set[str]:
         """Whose matrices have a place."""
@@ -342,6 +329,13 @@ def wanted(layers: Sequence[Mapping[str, Product]], targets: Collection[str]) ->
         }
         for products in layers
     ]
+
+
+def slot_size(
+    layers: Sequence[Mapping[str, Product]], rank: int, targets: Collection[str], device: torch.device
+) -> int:
+    """Elements of each of `LoraSlots`, whose arguments these are."""
+    return _places(wanted(layers, targets), padded_rank(rank, device))[1]
 
 
 def padded_rank(rank: int, device: torch.device) -> int:
