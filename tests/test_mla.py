@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.gpu.latent import V2_LITE
 from benchmarks.gpu.workloads import Multiplied
 from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
@@ -60,47 +61,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "v2-sparse": (V2, {**LITE, "first_k_dense_replace": 0, "n_shared_experts": 1}),
 }
 ALWAYS = ("v2-lite", "v3")
-V2_LITE: dict[str, Any] = {
-    "architectures": [V2],
-    "model_type": "deepseek_v2",
-    "vocab_size": 102400,
-    "hidden_size": 2048,
-    "intermediate_size": 10944,
-    "moe_intermediate_size": 1408,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "n_shared_experts": 2,
-    "n_routed_experts": 64,
-    "num_experts_per_tok": 6,
-    "first_k_dense_replace": 1,
-    "topk_method": "greedy",
-    "n_group": 1,
-    "topk_group": 1,
-    "routed_scaling_factor": 1.0,
-    "norm_topk_prob": False,
-    "kv_lora_rank": 512,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "max_position_embeddings": 163840,
-    "rope_theta": 10000,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 40,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 0.707,
-        "mscale_all_dim": 0.707,
-        "original_max_position_embeddings": 4096,
-    },
-    "rms_norm_eps": 1e-06,
-    "hidden_act": "silu",
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 100000,
-    "eos_token_id": 100001,
-}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from sgl.kernels.latent.flashinfer import FlashInferPrompts
 RANK, ROPE_DIM, PAGE_SIZE = 512, 64, 16
 DECODES = [(1, 640), (1, 8192), (16, 640), (64, 640), (64, 4096), (256, 640), (256, 2048)]
 PROMPTS = [(1, 512), (4, 2048), (64, 128)]
-V2_LITE = {
+V2_LITE: dict[str, Any] = {
     "architectures": ["DeepseekV2ForCausalLM"],
     "model_type": "deepseek_v2",
     "vocab_size": 102400,
