@@ -146,7 +146,7 @@ def test_the_trie_holds_every_token_where_its_bytes_lead(tokens: list[bytes]) ->
     first = {data: i for i, data in reversed(list(enumerate(tokens))) if data}
     check_trie(vocabulary.trie, first)
     check_trie(vocabulary.plain_tokens.rest, {data: i for data, i in first.items() if not vocabulary.plain[i]})
-    assert {(int(i), int(j)) for i, j in vocabulary.twins} == {
+    assert {(int(i), int(j)) for i, j in vocabulary.duplicates} == {
         (first[data], i) for i, data in enumerate(tokens) if data and i != first[data]
     }
     for i, data in enumerate(tokens):

@@ -225,7 +225,7 @@ class Collectives:
             self._fused.release(lambda: default.query() and not ending.is_alive(), _ENDING_SECONDS)
         ending.join(_ENDING_SECONDS)
         if self._peers is not None:
-            self._peers.let_go()
+            self._peers.close()
 
 
 class Links:

@@ -94,8 +94,8 @@ class PeerSums:
             self._flags.fill_(_wrapped(self._num_meetings + _AHEAD))
             stream.synchronize()
 
-    def let_go(self) -> None:
-        """Of the others' memory, of which its owner would warn as it ends; unless a kernel still reads it."""
+    def close(self) -> None:
+        """Close the others' memory, of which its owner would warn as it ends; unless a kernel still reads it."""
         if torch.cuda.default_stream(self._device).query():
             self._opened.clear()
 

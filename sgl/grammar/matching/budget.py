@@ -205,8 +205,8 @@ class Budget:
             behind = self.finish.end(place._replace(state=words.then))
             found = vocabulary.trie.token[words.nodes]
             group_of[found[found >= 0]] = len(texts) + np.flatnonzero(found >= 0)
-            first, twin = vocabulary.twins.T
-            group_of[twin] = group_of[first]
+            first, other = vocabulary.duplicates.T
+            group_of[other] = group_of[first]
             texts += [rope(text, behind) for text in words.nearest]
         return group_of, texts
 

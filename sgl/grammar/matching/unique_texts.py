@@ -144,7 +144,7 @@ def _suspects(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> Ite
         for end in range(1, len(rest) + 1):
             if rest[:end] in vocabulary.ids:
                 yield vocabulary.ids[rest[:end]]
-                yield from by_quotes.twins.get(rest[:end], ())
+                yield from by_quotes.duplicates.get(rest[:end], ())
     for start in begun:
         yield from by_quotes.tails.get(start, ())
     if is_unique and _is_escape(place.seen_texts.text):  # no telling where the parts of tokens end
@@ -160,7 +160,7 @@ class _ByQuotes(NamedTuple):
     """Those with one, by what stands before it."""
     tails: dict[bytes, list[int]]
     """Those with one, by what stands behind it."""
-    twins: dict[bytes, list[int]]
+    duplicates: dict[bytes, list[int]]
     """Tokens with the bytes of an earlier one."""
 
 
@@ -177,7 +177,7 @@ def _by_quotes(vocabulary: Vocabulary) -> _ByQuotes:
                 found.heads.setdefault(parts[0], []).append(token)
                 found.tails.setdefault(parts[1], []).append(token)
         if data and vocabulary.ids[data] != token:
-            found.twins.setdefault(data, []).append(token)
+            found.duplicates.setdefault(data, []).append(token)
     return found
 
 

@@ -128,9 +128,9 @@ class Walker:
             bounds = np.flatnonzero(differs & self._automaton.has_counters) + 1
             for tokens in np.split(plain.tokens[: plan.num_plain], bounds):
                 found.add_group(tokens)
-        twins = self._vocabulary.twins
-        if len(twins):
-            first, other = twins.T
+        duplicates = self._vocabulary.duplicates
+        if len(duplicates):
+            first, other = duplicates.T
             allow(found.row, other[found.row[first >> 5] >> (first & 31) & 1 == 1])
             if found.group_of is not None:
                 found.group_of[other] = found.group_of[first]

@@ -136,7 +136,7 @@ class Vocabulary:
 
     def work_out(self) -> None:
         """Work out all that grammars ask for, which takes about a second, before somebody waits for it."""
-        _ = self.trie.nodes, self.plain_tokens.rest.nodes, self.twins, self.pairs
+        _ = self.trie.nodes, self.plain_tokens.rest.nodes, self.duplicates, self.pairs
         _ = self.lengths_by_beginning, self.max_token_len, self._by_first_byte, self.is_byte_complete
 
     @cached_property
@@ -199,7 +199,7 @@ class Vocabulary:
         return PlainTokens(self.token_bytes, self.plain, self.chars, self.trie)
 
     @cached_property
-    def twins(self) -> Int32Array:
+    def duplicates(self) -> Int32Array:
         """[n, 2] tokens with the bytes of an earlier one: that one, and the token."""
         others = set(np.flatnonzero(self.lengths).tolist()).difference(self.ids.values())
         return np.array([(self.ids[self.token_bytes[i]], i) for i in sorted(others)], np.int32).reshape(-1, 2)

@@ -172,7 +172,7 @@ class Run(Watched):
         """Whether the backend has nothing left to compute, even if unconfirmed."""
         return self.is_done or (self.is_over and all(cell.done for cell in self.cells()))
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """In a forked child: the session is the parent's."""
         self.is_done = True
         self._session = self._deadline = None
@@ -385,7 +385,7 @@ def _forsake_all() -> None:
     """In a forked child: nothing ticks, and open runs are the parent's."""
     runs = [run for run in everything.runs() if isinstance(run, Run)]
     for run in runs:  # first: any object freed later may hold a last state
-        run.let_go()
+        run.detach()
     idle_watch.__init__()  # type: ignore[misc]
     for run in runs:
         run.forsake()

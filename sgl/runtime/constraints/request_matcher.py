@@ -107,7 +107,7 @@ class RequestMatcher:
         self.__dict__.update(behind.__dict__)
         self._cursor.gain()
 
-    def foresee(
+    def draft_tokens(
         self,
         guess: Sequence[int],
         output_ids: Sequence[int],
@@ -171,7 +171,7 @@ class RequestMatcher:
             return None
 
     def masks(self, num_drafts: int) -> list[TokenMask | None]:
-        """The masks of the first `num_drafts` that `foresee` returned, and of the token behind them."""
+        """The masks of the first `num_drafts` that `draft_tokens` returned, and of the token behind them."""
         masks, at = [self._mask], self
         while len(masks) <= num_drafts:
             assert at._behind is not None, "so many were foreseen"

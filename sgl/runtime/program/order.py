@@ -21,7 +21,7 @@ class ProgramOrder:
         self._wanted: dict[int, int] = {}  # the last node of a stream whose value somebody waits for
         self._candidates: dict[NodeRequests, None] = {}  # that may be critical, and were not looked at
 
-    def foresee(self, tokens: int) -> None:
+    def expect(self, tokens: int) -> None:
         """Nodes were recorded that may generate so many, each as many as `scheduler.programs` expects at most."""
         self._service.future += GENERATED * tokens
 

@@ -103,7 +103,7 @@ class ProgramSession(Interpreter[Stream]):
         self._write(stream, builder.placeholder(node.kind), is_template=True)
 
     def _receive(self, segment: ir.Segment) -> None:
-        self._machine.order.foresee(sum(map(self._most_generated, segment.nodes)))
+        self._machine.order.expect(sum(map(self._most_generated, segment.nodes)))
         super()._receive(segment)
         for stream_id in {stream_id for stream_id, _ in segment.nodes} & self._streams.keys():
             self._machine.bring_back(self._streams[stream_id])

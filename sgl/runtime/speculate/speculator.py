@@ -217,7 +217,7 @@ class Speculator:
         token_ids = list(draft.token_ids[:most])
         matcher: RequestMatcher | None = request.owner.matcher
         if matcher is not None:
-            token_ids = matcher.foresee(
+            token_ids = matcher.draft_tokens(
                 token_ids,
                 request.output_ids,
                 request.max_new_tokens - len(request.output_ids),
