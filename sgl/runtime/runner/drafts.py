@@ -14,6 +14,7 @@ from sgl.runtime.batch import Batch, Int32Array
 from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.eagle.head import EagleHead
 from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.pack import pack
 from sgl.runtime.runner.runner import ModelRunner
 
@@ -96,9 +97,8 @@ class HeadRunner(DraftRunner):
             token_ids.index_copy_(0, from_device, self._sampler.next_tokens.index_select(0, from_rows))
         self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens - 1, np.ascontiguousarray(pages[:, 1:])))
         features = self._features.index_select(0, previous)
-        hidden, unnormed = self._head.forward(
-            token_ids, features, positions, self._kv, slots, self._attention, last
-        )
+        tokens = Tokens(token_ids, positions, slots, last)
+        hidden, unnormed = self._head.forward(tokens, features, self._kv, self._attention)
         if len(packed.last):
             self._features.index_copy_(0, slots.index_select(0, last), unnormed)
         return hidden, hidden

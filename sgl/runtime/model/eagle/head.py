@@ -24,6 +24,7 @@ from sgl.runtime.model.base import shape_of_heads
 from sgl.runtime.model.eagle.config import EagleConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.rotary import rotary_table
+from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.model.weights import matrix_tensors
 
 _PRODUCTS = ("fuse", "qkv", "output", "gate_up", "down", "lm_head")
@@ -96,29 +97,21 @@ class EagleHead:
 
     @torch.inference_mode()
     def forward(
-        self,
-        token_ids: torch.Tensor,
-        features: torch.Tensor,
-        positions: torch.Tensor,
-        kv: KVCache,
-        slots: torch.Tensor,
-        attention: AttentionBackend,
-        wanted: torch.Tensor,
+        self, tokens: Tokens, features: torch.Tensor, kv: KVCache, attention: AttentionBackend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states of wanted entries after the last norm, and before it: [N, hidden] each.
-
-        token_ids, positions, slots: int64 [T]. features: [T, hidden], of the tokens before. attention: planned for
-        this step. wanted: int64 [N] of the T.
-        """
+        """Hidden states of the wanted tokens, which are named, after the last norm, and before it: [N, hidden] each.
+        features: [T, hidden], of the tokens before. attention: planned for this step."""
+        wanted = tokens.wanted
+        assert wanted is not None, "a head's runner names them"
         weights, config, eps = self.weights, self.config, self.config.rms_norm_eps
-        embedded = functional.embedding(token_ids, weights.embedding).to(self.dtype)
+        embedded = functional.embedding(tokens.ids, weights.embedding).to(self.dtype)
         normed = rms_norm(features, weights.hidden_norm, eps)
         residual = normed if config.norm_before_residual else features
         x = torch.cat((rms_norm(embedded, weights.input_norm, eps), normed), -1)
         qkv = linear(x, weights.qkv, weights.qkv_bias).view(len(x), -1, config.head_dim)
-        rotary = rotary_rows(self._rotary_table, positions, self.dtype)
+        rotary = rotary_rows(self._rotary_table, tokens.positions, self.dtype)
         keys, values = kv.keys[0], kv.values[0]
-        query = rotate_and_store(qkv, config.num_heads, rotary, None, eps, keys, values, slots)
+        query = rotate_and_store(qkv, config.num_heads, rotary, None, eps, keys, values, tokens.slots)
         if not len(wanted):
             return residual[:0], residual[:0]
         x = attention.run(query, keys, values).flatten(1).index_select(0, wanted)
