@@ -27,7 +27,6 @@ from torch.distributed import TCPStore
 
 from sgl import Engine
 from sgl.errors import InvalidRequest
-from sgl.runtime.model.update.group import TrainerGroup, join
 from sgl.runtime.model.update.shipped import shipped_tensors
 from sgl.runtime.server.adapters import change_adapter
 from sgl.runtime.server.training import DiskBody, MemoryBody, TrainingApi
@@ -233,11 +232,23 @@ def free_port() -> int:
         return int(bound.getsockname()[1])
 
 
+def trainers_group(port: int, size: int) -> Any:
+    """A trainer's end, as verl, slime and OpenRLHF make it with torch's own functions."""
+    c10d: Any = torch.distributed.distributed_c10d
+    timeout = datetime.timedelta(seconds=SECONDS)
+    store, rank, size = next(c10d.rendezvous(f"tcp://127.0.0.1:{port}", 0, size, timeout=timeout))
+    store.set_timeout(timeout)
+    store, backend = c10d.PrefixStore("g", store), c10d.Backend("gloo")
+    group, _ = c10d._new_process_group_helper(size, rank, [], backend, store, group_name="g", timeout=timeout)
+    c10d._world.pg_group_ranks[group] = {index: index for index in range(size)}
+    return group
+
+
 def trainer(told: Connection, values: list[torch.Tensor], size: int = 2) -> None:
     """A trainer's process: it tells its port, makes the group, broadcasts, and is gone."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True)  # the group's, too
     told.send(store.port)
-    group = join(f"tcp://127.0.0.1:{store.port}", 0, size, "g", "gloo", datetime.timedelta(seconds=SECONDS))
+    group = trainers_group(store.port, size)
     for value in values:
         torch.distributed.broadcast(value, src=0, group=group)
 
@@ -257,20 +268,6 @@ def test_no_trainer_is_awaited_over_nccl_without_a_gpu(server: LiveServer) -> No
     reply = post(server, "/init_weights_update_group", **place)
     assert reply.status_code == 400
     assert "take 'gloo'" in reply.json()["message"]
-
-
-@pytest.mark.slow
-def test_a_groups_name_may_be_used_again() -> None:
-    """In one process, by an engine that came after another; torch keeps names until it is told."""
-    for value in (1.0, 2.0):
-        process, port = started([torch.full((4,), value)])
-        group, found = TrainerGroup("127.0.0.1", port, 1, 2, "g", "gloo", SECONDS), torch.zeros(4)
-        group.receive([found])
-        process.join(SECONDS)
-        with pytest.raises(InvalidRequest, match="this process has a group 'g' already"):
-            TrainerGroup("127.0.0.1", port, 1, 2, "g", "gloo", SECONDS)
-        group.close()
-        assert found.tolist() == [value] * 4
 
 
 @pytest.mark.slow

@@ -174,6 +174,37 @@ def test_none_writes_before_all_have_checked(
     asyncio.run(check())
 
 
+class Entering(Changing):
+    """An engine that waits for the others of a group, until it is told to leave it."""
+
+    _is_left: asyncio.Event | None = None
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        self.asked.append(method)
+        if method == "destroy_weights_update_group":
+            if self._is_left is None:
+                raise InvalidRequest("there is no group 'g'")
+            self._is_left.set()
+            return None
+        await asyncio.sleep(0.05)  # it is told to leave before it has begun
+        self._is_left = asyncio.Event()
+        await self._is_left.wait()
+        raise InvalidRequest("the group was left")
+
+
+def test_a_group_that_one_engine_refuses_is_undone_at_once() -> None:
+    async def check() -> None:
+        made = Replicas(EngineConfig(dp_size=3), configure=print)
+        error = InvalidRequest("there is a group 'g' already")
+        engines = Changing("init_weights_update_group", error), Changing(), Entering()
+        made._engines = list(engines)  # type: ignore[arg-type]
+        asked = made.call("init_weights_update_group", "h", 1, 1, 4, "g", "gloo", {})
+        await asyncio.wait_for(refused(asked, "there is a group 'g' already"), 10)
+        assert [its.asked[-1].split("_")[0] for its in engines] == ["init", "destroy", "destroy"]
+
+    asyncio.run(check())
+
+
 def test_every_rank_of_every_engine_enters_a_group_or_none() -> None:
     async def check() -> None:
         made = Replicas(EngineConfig(dp_size=3, tp_size=2), configure=print)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +25,7 @@ from sgl.runtime.model.update.ranks import follow, follow_read
 from sgl.runtime.parallel import occupation, wire
 from sgl.runtime.parallel.group import BEAT_SECONDS
 from sgl.runtime.parallel.lines import End, end_of
-from sgl.runtime.parallel.times import Times
+from sgl.runtime.parallel.times import LOST, Times
 from sgl.runtime.runner.runner import Launched
 
 logger = logging.getLogger(__name__)
@@ -73,12 +74,14 @@ def _follow(end: End, rank: int) -> NoReturn:
         assert isinstance(build, wire.Build), "it comes second"
         runner = startup.follow(build, model_config, model, shard)
         launched: deque[Launched] = deque()  # not sampled yet
-        bystanders = Bystanders(rank, device)
+        bystanders = Bystanders(rank, device, partial(end.numbers.__setitem__, LOST))
         times = Times(end.numbers, ranks, device)
         while True:
             data = end.get()
             times.begin()
             frame = wire.unpacked(data)
+            if not isinstance(frame, wire.Enter | wire.Hear | wire.Leave | wire.Stop):
+                bystanders.settle()
             if isinstance(frame, wire.Forward):
                 if shard.stage:
                     runner.relay(frame.batch)
@@ -97,7 +100,7 @@ def _follow(end: End, rank: int) -> NoReturn:
             elif isinstance(frame, wire.Enter):
                 bystanders.enter(**asdict(frame))
             elif isinstance(frame, wire.Hear):
-                bystanders.hear(frame.name, frame.tensors)
+                bystanders.hear(**asdict(frame))
             elif isinstance(frame, wire.Leave):
                 bystanders.leave(frame.name)
             elif isinstance(frame, wire.Release | wire.Restore | wire.Capture):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -81,6 +83,18 @@ class MemoryOccupation:
         with self._lock:
             self.check()
             go_on(self._loop)
+
+    @contextlib.contextmanager
+    def halted(self) -> Iterator[None]:
+        """Without a step under way, and with nothing given back or taken meanwhile. Raises EngineDead."""
+        with self._lock:
+            was_paused = self._loop.call(lambda: self._scheduler.is_paused)
+            pause(self._loop, "in_place")
+            try:
+                yield
+            finally:
+                if not was_paused:
+                    go_on(self._loop)
 
     def check(self, part: Part | None = None) -> None:
         """Raise InvalidRequest while this part, or any, is given back."""

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.mla.parts import check_parts
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
+from sgl.runtime.model.update.group import TrainerGroups
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.parallel.leader import LeadingRunner
 from sgl.runtime.parallel.wire import Build
@@ -74,11 +75,12 @@ class Started:
     group: RankGroup | None
     speculator: Speculator
     kv_events: KvEvents | None
+    trainers: TrainerGroups = field(default_factory=TrainerGroups)
 
     def close(self) -> None:
         """End other ranks and what writes files, and give back the device's memory. Idempotent."""
         with contextlib.ExitStack() as stack:  # from the last, and each though another raises
-            for part in (self.group, self.runner, self.kv_events, self.scheduler.memory):
+            for part in (self.group, self.runner, self.kv_events, self.scheduler.memory, self.trainers):
                 if part is not None:
                     stack.callback(part.close)
 

@@ -132,7 +132,8 @@ class Trainable:
         return self._weights.from_group(names, dtypes, shapes, group_name, **options)
 
     def destroy_weights_update_group(self, group_name: str = "weight_update_group") -> None:
-        """Leave a trainer's group. Raises InvalidRequest for an unknown one."""
+        """Leave a trainer's group; who is just entering it, or receives, gets InvalidRequest. Raises InvalidRequest for
+        an unknown one."""
         self._home.check()
         self._weights.leave(group_name)
 
@@ -211,6 +212,7 @@ class Trainable:
 
     @cached_property
     def _weights(self) -> WeightUpdates:
-        started, group = self._started, self._started.group
-        send = None if group is None else group.send
-        return WeightUpdates(self.config, started.model, started.scheduler, self._loop, send, self._memory)
+        its = self._started
+        return WeightUpdates(
+            self.config, its.model, its.scheduler, self._loop, its.group, its.trainers, self._memory
+        )

@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,11 +23,12 @@ from sgl.runtime.loop.pause import settle
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.files import Files
-from sgl.runtime.model.update.group import TrainerGroup
+from sgl.runtime.model.update.group import BACKENDS, TrainerGroup, TrainerGroups
 from sgl.runtime.model.update.ranks import Told, total, write
 from sgl.runtime.model.update.writer import FLOATS, Given, Writer, check, check_aliases, check_numbers
 from sgl.runtime.occupation import MemoryOccupation
 from sgl.runtime.parallel import wire
+from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.requests.changes import WeightsUpdate
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.tier_choice import weights_hash
@@ -36,9 +37,9 @@ MAX_TENSORS = 1 << 20
 """Of one update."""
 _MOST_CHARACTERS = 1024  # of a version or name
 _MOST_RANKS = 1 << 16
-_BACKENDS = "nccl", "gloo"
 
 
+T = TypeVar("T")
 NamedTensors = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
 
@@ -62,17 +63,16 @@ class WeightUpdates:
         model: Model | None,
         scheduler: Scheduler,
         loop: EngineLoop,
-        send: Callable[[wire.Frame], None] | None,
+        ranks: RankGroup | None,
+        groups: TrainerGroups,
         memory: MemoryOccupation,
     ) -> None:
-        """model: None, if torch does not compute it. send: to the other ranks; None: there is one."""
-        self._memory = memory
+        """model: None, if torch does not compute it. ranks: None, if there is one."""
+        self._memory, self._ranks, self._groups = memory, ranks, groups
         self._config, self._of_torch, self._scheduler, self._loop = config, model, scheduler, loop
-        self._send = send
         self._writer: Writer | None = None
         self._held: _Update | None = None  # checked
-        self._groups: dict[str, TrainerGroup | None] = {}  # None: being joined
-        self._lock = threading.Lock()
+        self._receiving, self._exchanging = threading.Lock(), threading.Lock()
         self.num_updates = 0
 
     def from_tensors(self, given: NamedTensors, *, version: str | None, source: str, hold: bool) -> WeightsUpdate:
@@ -82,7 +82,7 @@ class WeightUpdates:
         tensors = _named(given)
         looks = {name: Given(tuple(its.shape), its.dtype) for name, its in tensors.items()}
         update = _Update(looks, tensors.__getitem__, version, source)
-        return self._loop.call(lambda: self._take(update, hold=hold))
+        return self._call(lambda: self._take(update, hold=hold))
 
     def from_files(self, path: str, *, version: str | None, hold: bool) -> WeightsUpdate:
         """Write all of the model's tensors from a checkpoint of the same model. Raises ModelError, and EngineDead."""
@@ -92,7 +92,7 @@ class WeightUpdates:
         def write_all() -> WeightsUpdate:
             return self._take(_Update(files.given(self.writer), files.get, version, path, path), hold=hold)
 
-        return self._loop.call(write_all)
+        return self._call(write_all)
 
     def commit(self) -> tuple[WeightsUpdate, str | None]:
         """Write what is held, and say what checkpoint it was, if it was one. Raises InvalidRequest where nothing is
@@ -104,7 +104,12 @@ class WeightUpdates:
             self._held = None
             return self._write(held), held.path
 
-        return self._loop.call(commit)
+        return self._call(commit)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Between two steps, what may take all ranks."""
+        with self._exchanging:
+            return self._loop.call(function)
 
     def drop(self) -> None:
         """Hold no update any more. Idempotent."""
@@ -119,49 +124,62 @@ class WeightUpdates:
         if backend == "nccl" and self._model.device.type != "cuda":  # known before anybody waits for the trainer
             message = f"backend 'nccl' sends between GPUs, and the weights are on {self._model.device}: take 'gloo'"
             raise InvalidRequest(message, param="backend")
-        with self._lock:
-            if name in self._groups:
-                raise InvalidRequest(f"there is a group {name!r} already: destroy it first", param="group_name")
-            self._groups[name] = None
-        group = None
+        group = self._groups.enter(name, address, port, rank, size, backend, seconds)
         try:
-            self._tell_all(wire.Enter(address, port, rank, size, name, backend, seconds))
-            group = TrainerGroup(address, port, rank, size, name, backend, seconds)
-        finally:
-            with self._lock:
-                del self._groups[name]
-                if group is not None:
-                    self._groups[name] = group
-            if group is None:
-                self._tell_all(wire.Leave(name))
+            self._tell_all(wire.Enter(address, port, rank, size, name, backend, seconds, group.number))
+            group.entered(lambda: self._why_lost(group))
+        except BaseException:
+            self._leave(name, group)
+            raise
 
     def leave(self, name: Any) -> None:
-        """Let go of a group. Raises InvalidRequest for an unknown one."""
-        self._group(name).close()
-        self._forget(name)
+        """Let go of a group, also while it is entered. Raises InvalidRequest for an unknown one."""
+        self._leave(name, self._groups.get(name))
 
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            self._groups.pop(name, None)
-        self._tell_all(wire.Leave(name))
+    def _leave(self, name: str, group: TrainerGroup) -> None:
+        if self._groups.leave(name, group):
+            self._tell_all(wire.Leave(name))
+
+    def _why_lost(self, group: TrainerGroup) -> str | None:
+        lost = () if self._ranks is None else self._ranks.lost()
+        ranks = [str(rank) for rank, number in enumerate(lost) if number == group.number]
+        return f"rank {ranks[0]} is not of it, for a reason that is in the log" if ranks else None
 
     def _tell_all(self, frame: wire.Frame) -> None:
         """The other ranks, between two steps."""
-        if (send := self._send) is not None:
-            self._loop.call(lambda: send(frame))
+        if (ranks := self._ranks) is not None:
+            self._loop.call(lambda: ranks.send(frame))
+
+    @contextlib.contextmanager
+    def _alone(self, group: TrainerGroup) -> Iterator[bool]:
+        """Around a group's broadcasts. With NCCL, no step and no other exchange of the ranks is under way meanwhile,
+        which it says: two communicators of a device, used in another order on another rank, may wait for each other
+        for ever."""
+        if self._ranks is None or group.backend != "nccl":
+            yield False
+            return
+        with self._exchanging, self._memory.halted():
+            yield True
 
     def _tell(self, told: Told) -> None:
-        assert self._send is not None, "there are other ranks"
-        self._send(wire.Write(told))
+        assert self._ranks is not None, "there are other ranks"
+        self._ranks.send(wire.Write(told))
 
     def from_group(
         self, names: Any, dtypes: Any, shapes: Any, name: Any, *, version: str | None, is_flat: bool, hold: bool
     ) -> WeightsUpdate:
         """Write what a group's trainer broadcasts: tensors of these names in order, or, flat, all of their bytes in
-        one. Nothing is awaited that does not fit. Raises WeightsError, InvalidRequest and EngineDead."""
+        one. Nothing is awaited that does not fit, nor two updates at once. Raises WeightsError, InvalidRequest and
+        EngineDead."""
         check_version(version)
-        group = self._group(name)
         looks = _looks(names, dtypes, shapes)
+        with self._receiving:
+            tensors = self._received(looks, self._groups.get(name), name, is_flat=is_flat)
+            return self.from_tensors(tensors, version=version, source="the trainer", hold=hold)
+
+    def _received(
+        self, looks: Mapping[str, Given], group: TrainerGroup, name: str, *, is_flat: bool
+    ) -> dict[str, torch.Tensor]:
         self._loop.call(lambda: self._check(looks, is_whole=False, source="the trainer"))
         device = self._model.device
         with torch.inference_mode():
@@ -171,28 +189,18 @@ class WeightUpdates:
                 received = [flat]
             else:
                 received = [torch.empty(its.shape, dtype=its.dtype, device=device) for its in looks.values()]
-            self._tell_all(
-                wire.Hear(name, [(str(its.dtype).removeprefix("torch."), its.numel()) for its in received])
-            )
+            about = [(str(its.dtype).removeprefix("torch."), its.numel()) for its in received]
             try:
-                group.receive(received)
-            except InvalidRequest:
-                self._forget(name)
+                with self._alone(group) as is_alone:
+                    self._tell_all(wire.Hear(name, about, is_alone))
+                    group.receive(received, lambda: self._why_lost(group))
+            except BaseException:
+                self._leave(name, group)
                 raise
             if is_flat:
                 parts = zip(torch.split(flat, sizes), looks.values(), strict=True)
                 received = [part.clone().view(its.dtype).view(its.shape) for part, its in parts]
-        return self.from_tensors(
-            zip(looks, received, strict=True), version=version, source="the trainer", hold=hold
-        )
-
-    def _group(self, name: Any) -> TrainerGroup:
-        with self._lock:
-            group = self._groups.get(name) if isinstance(name, str) else None
-            known = ", ".join(self._groups) or "none"
-        if group is None:
-            raise InvalidRequest(f"there is no group {shown(name)}; there are: {known}", param="group_name")
-        return group
+        return dict(zip(looks, received, strict=True))
 
     def read(self, name: Any, most: int) -> list[Any]:
         """The first `most` rows of a tensor, in float32. Raises InvalidRequest, and WeightsError for an unknown one."""
@@ -205,19 +213,19 @@ class WeightUpdates:
             if own not in writer.shapes:
                 check(writer, {own: Given((), torch.float32)}, is_whole=False, source="the request")
             with torch.inference_mode():
-                if (send := self._send) is None:
+                if (ranks := self._ranks) is None:
                     whole = writer.read(own)
                 else:
                     num_rows = min(most, writer.shapes[own][0])
                     whole = writer.read_part(own)[:num_rows].float()
                     with self._failing("reading weights"):
                         settle(self._loop)
-                        send(wire.Read(own, num_rows))
+                        ranks.send(wire.Read(own, num_rows))
                         whole = total(self._model, whole)
                 rows: list[Any] = whole[:most].float().cpu().tolist()
             return rows
 
-        return self._loop.call(look)
+        return self._call(look)
 
     def hash(self) -> bytes:
         """Of all numbers (rank 0's), whatever their layout if they can be read. Raises WeightsError. On the loop's
@@ -275,7 +283,7 @@ class WeightUpdates:
         with self._failing("an update"):
             settle(self._loop)  # tokens of steps under way are the old weights'
             self._loop.copies.settle()
-            tell = None if self._send is None else self._tell
+            tell = None if self._ranks is None else self._tell
             write(self._model, self.writer, used, lambda name: update.get(theirs[name]), tell)
         self._scheduler.memory.outdate()
         self.num_updates += 1
@@ -324,10 +332,8 @@ def _check_group(address: Any, port: Any, rank: Any, size: Any, name: Any, backe
             raise InvalidRequest(f"{param} must be {least} to {most}, not {shown(value)}", param=param)
     if rank >= size:
         raise InvalidRequest(f"rank_offset={rank} is none of {size} ranks", param="rank_offset")
-    if backend not in _BACKENDS:
-        raise InvalidRequest(
-            f"backend must be one of {', '.join(_BACKENDS)}, not {shown(backend)}", param="backend"
-        )
+    if backend not in BACKENDS:
+        raise InvalidRequest(f"backend must be one of {', '.join(BACKENDS)}, not {shown(backend)}", param="backend")
 
 
 def _looks(names: Any, dtypes: Any, shapes: Any) -> dict[str, Given]:

@@ -22,7 +22,7 @@ from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.forks import Fork, forker
 from sgl.runtime.parallel.lines import line_of
-from sgl.runtime.parallel.times import NUMBERS, since, told
+from sgl.runtime.parallel.times import LOST, NUMBERS, since, told
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,10 @@ class RankGroup:
         return lambda: [
             {"rank": rank, **since(*its)} for rank, its in enumerate(zip(before, self._numbers(), strict=True))
         ]
+
+    def lost(self) -> list[int]:
+        """Of each rank, the latest of trainers' groups that is of no use to it. Safe from any thread."""
+        return [numbers[LOST] for numbers in self._numbers()]
 
     def _numbers(self) -> list[list[int]]:
         return [[*self.own_numbers], *(self._line.numbers(reader)[:NUMBERS] for reader in range(self.size - 1))]

@@ -16,8 +16,9 @@ import torch
 
 from sgl.runtime.model.ranks import Ranks
 
-NUMBERS: Final = 5  # int64s of each rank
-_STEPS, _BUSY, _WAITING, _EXCHANGING, _MEMORY = range(NUMBERS)
+NUMBERS: Final = 6  # int64s of each rank
+_STEPS, _BUSY, _WAITING, _EXCHANGING, _MEMORY, LOST = range(NUMBERS)
+"""The last: the latest of trainers' groups that is of no use to the rank."""
 _IDLE_NS: Final = 1_000_000_000  # a longer wait is no part of steps that go on
 _LOOK_NS: Final = 1_000_000_000  # between looks at the memory, which take some 50 us
 

@@ -112,14 +112,17 @@ class Enter:
     name: str
     backend: str
     seconds: float
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Hear:
-    """Take part in broadcasts of tensors of these dtypes and numbers of elements."""
+    """Take part in broadcasts of tensors of these dtypes and numbers of elements; alone: before the next frame that
+    uses other connections."""
 
     name: str
     tensors: list[tuple[str, int]]
+    is_alone: bool
 
 
 @dataclass(frozen=True, slots=True)

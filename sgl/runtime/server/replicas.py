@@ -25,6 +25,7 @@ from sgl.runtime.text.tokenizer import Tokenizer
 
 _Begin = Callable[[ir.Program, ir.Sink, ir.Segment], tuple[RemoteSession, Callable[[], None]]]
 _MOST_PLACED = 64  # bundles of prompts of one call
+_RETRY_SECONDS = 0.1
 _SEEDS_APART = 1 << 40
 """Requests without a seed of their own draw differently on each engine."""
 
@@ -251,15 +252,19 @@ class Replicas:
             its.call(method, address, port, first, size, *names)
             for its, first in zip(self._engines, ranks, strict=True)
         )
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        errors = [each for each in found if isinstance(each, BaseException)]
-        if errors:
-            for its, each in zip(self._engines, found, strict=True):
-                if not isinstance(each, BaseException):
-                    with contextlib.suppress(SglError):
+        entering = [asyncio.ensure_future(call) for call in calls]
+        done, _ = await asyncio.wait(entering, return_when=asyncio.FIRST_EXCEPTION)
+        if not (failed := [task for task in done if task.exception() is not None]):
+            return None
+        leaving = {task for task in entering if task not in failed}
+        while leaving:  # also those that still enter, and would wait for all
+            for its, task in zip(self._engines, entering, strict=True):
+                if task in leaving:
+                    with contextlib.suppress(SglError):  # it may not have begun
                         await its.call("destroy_weights_update_group", names[0], {})
-            raise errors[0]
-        return None
+            _, leaving = await asyncio.wait(leaving, timeout=_RETRY_SECONDS)
+        errors = await asyncio.gather(*entering, return_exceptions=True)
+        raise next(each for each, task in zip(errors, entering, strict=True) if task is failed[0])
 
     def note_adapter(self, method: Method, name: str, *about: Any) -> None:
         """See EngineProcess; also of those that are being restarted."""

@@ -90,6 +90,7 @@ class _Worker:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="sgl-worker")
         self._controls = ThreadPoolExecutor(2, thread_name_prefix="sgl-controls")  # never queue behind requests
+        self._receiving = ThreadPoolExecutor(1, thread_name_prefix="sgl-receiving")  # in the order of the asks
         self._channel = ThreadChannel(end, self._receive, self._stop.set)
 
     def run(self) -> None:
@@ -183,7 +184,9 @@ class _Worker:
             with working_for(identity), self._answering(call_id):
                 self._channel.send(("returned", call_id, called(self._engine, method, arguments)))
 
-        if method in WAITING:
+        if method == "update_weights_from_distributed":
+            self._receiving.submit(call)
+        elif method in WAITING:
             threading.Thread(target=call, name="sgl-waiting", daemon=True).start()
         else:
             self._controls.submit(call)
