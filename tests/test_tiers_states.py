@@ -114,6 +114,9 @@ def test_the_next_engine_finds_pages_with_their_states(tmp_path: Path) -> None:
         assert (ids(again), cached(again)) == (expected, [88] * len(again))
         counters = tiers_of(engine).counters
         assert (counters.read_pages, counters.read_states) == (8 * 11, 8)
+        state = engine.get_server_info()["internal_states"][0]
+        assert (state["file_read_states"], state["host_loaded_states"]) == (8, 16), "each prompt was asked twice"
+        assert state["host_total_states"] >= state["host_used_states"] >= 8
         assert engine.check_ledger() == []
         assert engine.flush_cache()
         assert cached(answers(engine)) == [0] * len(again)

@@ -35,7 +35,8 @@ NO_TIERS = dict.fromkeys(
     (
         *("host_total_tokens", "host_used_tokens", "host_saved_tokens", "host_loaded_tokens"),
         *("file_used_bytes", "file_written_tokens", "file_read_tokens", "num_loads", "num_declined_loads"),
-        *("num_late_reads", "num_failed_writes"),
+        *("num_late_reads", "num_failed_writes", "host_total_states", "host_used_states", "host_saved_states"),
+        *("host_loaded_states", "file_written_states", "file_read_states"),
     ),
     0,
 )
@@ -119,7 +120,7 @@ class Tiers:
 
     def state(self) -> dict[str, int]:
         """For users: what the tiers hold, and what moved since the start."""
-        counters, size = self.counters, self.host.page_size
+        counters, size, states = self.counters, self.host.page_size, self.host.states
         return {
             "host_total_tokens": (self.host.pool.num_pages - 1) * size,
             "host_used_tokens": self.host.num_used * size,
@@ -132,6 +133,12 @@ class Tiers:
             "num_declined_loads": counters.num_declined,
             "num_late_reads": counters.num_late,
             "num_failed_writes": 0 if self.files is None else self.files.num_failed,
+            "host_total_states": 0 if states is None else states.num_slots,
+            "host_used_states": 0 if states is None else states.num_slots - len(states.free),
+            "host_saved_states": counters.saved_states,
+            "host_loaded_states": counters.loaded_states,
+            "file_written_states": counters.written_states,
+            "file_read_states": counters.read_states,
         }
 
     def clear(self, evict: Callable[[], int]) -> int:
