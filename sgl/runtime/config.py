@@ -177,7 +177,7 @@ class EngineConfig:
     disaggregation_host: str = "127.0.0.1"
     """The address of a prefill engine that decode engines connect to, and where it listens."""
     disaggregation_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Its port. 0: any free one."""
+    """Its port; with dp_size, the first engine's, which those of the others follow. 0: any free one."""
     disaggregation_transport: Literal["tcp", "nixl"] = "tcp"
     """How decode engines read pages: sent over TCP, or by NIXL (RDMA, shared memory, TCP), of which both sides have the
     same."""

@@ -42,6 +42,7 @@ _BUFFER_SHARE = 0.5  # of the KV pages' memory
 _MOST_BUFFER = 4096 * _MB
 _HASHED_BYTES = 1 << 26  # of a weight file, at once and on the model's device
 _KEY = "disaggregation.key"
+_LAST_PORT = 65535
 _NO_HOSTS = ("", "0.0.0.0", "::", "*")
 
 
@@ -58,7 +59,6 @@ def check_transfers(config: EngineConfig) -> None:
         raise _wrong(config, "disable_radix_cache", f"leaves no pages for disaggregation_mode={mode!r}")
     for option, why in (
         ("pp_size", "the pages of its stages are not joined"),
-        ("dp_size", "start several servers instead"),
         ("nnodes", "its ranks share memory, on one host"),
     ):
         if getattr(config, option) > 1:
@@ -68,6 +68,10 @@ def check_transfers(config: EngineConfig) -> None:
             config,
             "speculative_draft_model_path",
             f"with disaggregation_mode={mode!r}: the draft model's pages are not sent; look-ups (NGRAM) are fine",
+        )
+    if config.disaggregation_port and config.disaggregation_port + config.dp_size - 1 > _LAST_PORT:
+        raise _wrong(
+            config, "disaggregation_port", f"leaves no port for each of {config.dp_size} engines, from there on"
         )
     if mode == "prefill" and config.disaggregation_host in _NO_HOSTS:
         raise _wrong(
@@ -98,7 +102,7 @@ def plan_transfers(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
         num_bytes = min(int(_BUFFER_SHARE * plan.num_pages * page_bytes), _MOST_BUFFER)
     else:
         num_bytes = config.disaggregation_buffer_mb * _MB
-        if num_bytes > limit.num_bytes:
+        if num_bytes * config.dp_size > limit.num_bytes:
             raise _wrong(config, "disaggregation_buffer_mb", f"is more than {gib(limit.num_bytes)} ({limit.what})")
         if num_bytes < page_bytes:
             raise _wrong(config, "disaggregation_buffer_mb", f"holds no page, of which one takes {gib(page_bytes)}")
@@ -159,7 +163,8 @@ def open_transfers(
         return Transfers(pool, layout, secret, imports=imports)
     offers = Offers()
     remote = NixlRemote(memory, name) if by_nixl else None
-    server = TransferServer(memory, offers, config.disaggregation_host, config.disaggregation_port, remote)
+    port = config.disaggregation_port and config.disaggregation_port + (config.dp_rank or 0)
+    server = TransferServer(memory, offers, config.disaggregation_host, port, remote)
     home = Home(name, server.host, server.port)
     logger.info("decode engines pull KV pages from %s:%d", home.host, home.port)
     exports = Exports(offers, server, home, layout, secret, pool, first, config.disaggregation_lease)

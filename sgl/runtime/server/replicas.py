@@ -203,7 +203,7 @@ class Replicas:
             return {**first, "internal_states": [state for _, its in answers for state in its["internal_states"]]}
         if method == "flush_cache":
             return all(its for _, its in answers)
-        if method == "release_memory_occupation":
+        if method in ("release_memory_occupation", "end_kv_transfer"):  # a lease is one engine's
             return added([its for _, its in answers])
         if method == "check_ledger":
             return [f"engine {i + 1}: {breach}" for i, its in answers for breach in its]
