@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer
 
 import sgl
@@ -42,6 +43,7 @@ def sayings(patterns: Iterable[Sequence], count: int, *, share_changed: float = 
     return {" ".join(re.findall(r"\{\w+\}|[\w']+", text.lower())) for text in texts}
 
 
+@pytest.mark.slow
 def test_no_held_out_pattern_says_what_a_learnt_one_says() -> None:
     pairs: list[tuple[list[Sequence], list[Sequence]]] = []
     learnt = {domain.nouns[0]: domain for domain in read_domains("train")}

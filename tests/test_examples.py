@@ -38,7 +38,7 @@ EXPECTED = {
 }
 
 
-LONG = "quickstart", "rl", "deterministic", "speculation"
+LONG = "quickstart", "rl", "deterministic", "speculation", "lora", "memory"
 OWN = {
     "deterministic": r"False: \d+ log-probabilities differ between .*\n.*True: 0 log-probabilities differ",
     "rl": r"step +1 +reward 0\.\d+\nstep +2 +reward 0\.\d+\nreward .* -> .*; logprobs differ by \d\.\de-0[5-9] at most",

@@ -130,7 +130,13 @@ def test_packed_rows_get_the_order_of_plain_ones(family: str, tmp_path: Path) ->
 @pytest.mark.usefixtures("plain_torch")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu.py runs them")
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3", "phi3", "olmo2", "glm4", "gpt-oss"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("llama", "gemma3", "gpt-oss"),
+        *(pytest.param(family, marks=pytest.mark.slow) for family in ("gemma2", "phi3", "olmo2", "glm4")),
+    ],
+)
 def test_a_gpus_path_of_a_single_token_equals_that_of_many(family: str, tmp_path: Path) -> None:
     """In Triton's interpreter."""
     decoder = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, family, tie_word_embeddings=True)))

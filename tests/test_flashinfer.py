@@ -174,7 +174,7 @@ def test_any_step_equals_attention_written_out(
 
 
 @interpreted
-@pytest.mark.parametrize("num_rows", [3, 20])
+@pytest.mark.parametrize("num_rows", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("windows", "variant", "has_sinks"),
     [((None,), 0, False), ((None,), 1, False), ((None,), 1, True), ((None, 7), 0, True)],

@@ -20,6 +20,7 @@ from sgl.formats.parser import Argued, Begun, Event, Said, Thought
 from sgl.formats.reading import calls_in, reader_of
 from sgl.grammar import Grammar, compile
 from tests.call_writer import WRITERS, Call
+from tests.examples import few
 
 BY_NAME = {format.name: format for format in FORMATS}
 PLACE: dict[str, Any] = {
@@ -124,6 +125,7 @@ def test_the_tests_write_every_format() -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
+@few
 @given(data=st.data(), cuts=st.lists(st.integers(0, 400)), is_sure=st.booleans())
 def test_calls_are_read_back_in_any_pieces_and_allowed(
     name: str, data: st.DataObject, cuts: list[int], is_sure: bool
@@ -144,6 +146,7 @@ def test_calls_are_read_back_in_any_pieces_and_allowed(
 
 
 @pytest.mark.parametrize("name", WRITERS)
+@few
 @given(data=st.data())
 def test_changed_calls_are_allowed_only_if_they_are_calls(name: str, data: st.DataObject) -> None:
     """What the constraint allows, the parser reads as calls that keep to their schemas."""
@@ -288,6 +291,7 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
 
 @pytest.mark.parametrize("is_sure", [False, True])
 @pytest.mark.parametrize(("name", "text", "expected"), TRANSCRIPTS)
+@few
 @given(cuts=st.lists(st.integers(0, 300)))
 def test_published_transcripts(
     name: str, text: str, expected: tuple[str, str, list[Call]], is_sure: bool, cuts: list[int]

@@ -13,6 +13,7 @@ from benchmarks.json_generation import BYTES
 from sgl.errors import GrammarError
 from sgl.grammar import Grammar, compile
 from sgl.grammar.text.formats import FORMATS
+from tests.examples import few
 from tests.json_random import accepts, text_of
 
 EXAMPLES = {
@@ -57,6 +58,7 @@ def test_there_is_an_example_of_every_format() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
+@few
 @given(data=st.data())
 def test_format_length_and_pattern_are_an_intersection(name: str, data: st.DataObject) -> None:
     example = EXAMPLES[name]

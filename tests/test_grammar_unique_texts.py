@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.json_generation import BYTES
 from sgl.grammar import Matcher, compile
 from sgl.runtime.constraints.process import _finished
+from tests.examples import few
 from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary
 from tests.json_random import text_of
 
@@ -129,6 +130,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
+@few
 @given(seed=st.integers(0, 1 << 32))
 def test_masks_are_what_is_accepted_token_by_token(schema: dict[str, Any], seed: int) -> None:
     rng = random.Random(seed)
@@ -145,6 +147,7 @@ def test_masks_are_what_is_accepted_token_by_token(schema: dict[str, Any], seed:
 @pytest.mark.parametrize(
     "schema", [SCHEMAS[0], SCHEMAS[4], *(pytest.param(its, marks=pytest.mark.slow) for its in SCHEMAS[1:4])]
 )
+@few
 @given(seed=st.integers(0, 1 << 32))
 def test_a_budget_brings_documents_to_their_end(schema: dict[str, Any], seed: int) -> None:
     rng = random.Random(seed)

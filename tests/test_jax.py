@@ -78,6 +78,7 @@ def check(engine: Engine, expected: list[tuple[list[int], torch.Tensor]]) -> Non
         assert torch.allclose(torch.tensor(given), logprobs, atol=1e-4)
 
 
+@pytest.mark.slow  # it compiles for a quarter of a minute
 def test_one_engine_answers_as_transformers_and_as_ours_in_torch(llama: Path) -> None:
     answers = []
     with Engine(llama, device="jax", check_ledger=True, **OPTIONS) as engine:

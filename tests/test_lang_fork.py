@@ -379,7 +379,7 @@ def test_what_talks_to_a_server_works_in_a_forked_child(name: str, server: LiveS
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("every method", "the default backend") else pytest.param(name, marks=pytest.mark.slow)
+        name if name == "the default backend" else pytest.param(name, marks=pytest.mark.slow)
         for name in ENGINE_SCRIPTS
     ],
 )

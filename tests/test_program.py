@@ -135,7 +135,7 @@ def run_plan(s: Any, plan: list[Any], known: dict[str, Any], prefix: str = "") -
 
 
 @given(plans, st.booleans(), st.integers(0, 3), st.booleans())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_a_program_writes_what_it_writes_call_by_call(
     engine: Engine, plan: list[Any], is_chat: bool, seed: int, stream: bool
 ) -> None:

@@ -23,6 +23,7 @@ from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, Reading, call_constraint, merged
 from sgl.runtime.text.tokenizer import Tokenizer
+from tests.examples import few
 from tests.live_server import OPTIONS, LiveServer, served
 from tests.tiny_models import CALLING_TEMPLATE, WRITTEN_CALLS, calling_checkpoint
 
@@ -232,6 +233,7 @@ def split(text: str, cuts: list[int], sure: Any) -> Piece:
 
 @pytest.mark.parametrize("sure", ["any", "perhaps", "tags"])
 @pytest.mark.parametrize(("text", "reasoning", "content", "names"), ANSWERS)
+@few
 @given(cuts=st.lists(st.integers(0, 120)))
 def test_answers_split_alike_in_any_pieces(
     sure: Any, text: str, reasoning: str, content: str, names: list[str], cuts: list[int]

@@ -82,7 +82,9 @@ class PagedStage(Paged):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in BROADER else name for name in MODELS]
 )
-@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("tp_size", "pp_size"), [(2, 3), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 1), (1, 2)))]
+)
 def test_parts_have_the_logits_of_the_whole(name: str, tp_size: int, pp_size: int, tmp_path: Path) -> None:
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path / "model", **MODELS[name]))
     rng = np.random.default_rng(3)

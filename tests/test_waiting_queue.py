@@ -154,7 +154,7 @@ def costs(policy: str, number: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_operation_costs_more_because_more_wait(policy: str) -> None:
-    few, many = costs(policy, 1000), costs(policy, 8000)
+    few, many = costs(policy, 500), costs(policy, 4000)
     for name in few:
         assert many[name] < 2 * few[name] + 200, (name, few, many)
 
