@@ -187,6 +187,7 @@ READS_ENVIRONMENT = (
     "sgl.lang.environment",
     "sgl.cli.options",
     "sgl.runtime.parallel.forks",
+    "sgl.runtime.cluster.spares",
 )  # or hands it on
 DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
@@ -199,7 +200,7 @@ MOST_LINES = {
     "kernels.moe": 1_850,
     "lang": 9_720,
     "runtime": 27_000,  # without the server and what follows
-    "runtime.cluster": 1_740,
+    "runtime.cluster": 1_850,
     "runtime.gateway": 3_760,
     "runtime.jax": 1_150,
     "runtime.media": 780,
@@ -213,7 +214,7 @@ MOST_LINES = {
     "runtime.server": 11_960,
     "runtime.speculate": 1_240,
     "runtime.transfer": 920,
-    "cli": 2_690,
+    "cli": 2_740,
     "bench": 900,
     "platforms": 280,
     "compat": 500,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,12 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sgl.child import command
 from sgl.cli import main
 from sgl.cli.cluster import scale, status
 from sgl.cli.options import options_of_file
 from sgl.errors import ConfigError, EngineDead
+from sgl.runtime.cluster import spares
 from sgl.runtime.cluster.config import ClusterConfig, Options
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
@@ -172,12 +175,15 @@ def test_a_server_that_cannot_start_tells_why() -> None:
         member.ready()
 
 
+OPTIONS = {"engine": {"model_path": "embedded", "device": "cpu"}, "server": {"port": 0}}
+
+
 @pytest.mark.slow
 def test_a_spare_server_serves_when_it_is_told_to_and_ends_with_its_parent() -> None:
     member = Member()
     try:
         assert member.ready(5.0) is None
-        member.begin({"engine": {"model_path": "embedded", "device": "cpu"}, "server": {"port": 0}})
+        member.begin(OPTIONS)
         facts = member.ready(PATIENCE)
         assert facts is not None
         assert requests.get(f"{facts['url']}/health", timeout=PATIENCE).status_code == 200
@@ -187,6 +193,91 @@ def test_a_spare_server_serves_when_it_is_told_to_and_ends_with_its_parent() -> 
     assert orphan._process.stdin is not None
     orphan._process.stdin.close()
     wait_until(lambda: orphan.ended() is not None)
+
+
+@pytest.mark.slow
+def test_a_spare_server_is_taken_on_by_the_next_replica() -> None:
+    """Also while it still imports; once; and it ends with the new parent, too."""
+    name = spares.name_of("token", 1)
+    orphan = Member(shelter=name)
+    assert orphan._process.stdin is not None
+    orphan._process.stdin.close()
+    wait_until(lambda: f"@{name}-{orphan.pid}" in Path("/proc/net/unix").read_text())
+    assert spares.adopted(spares.name_of("token", 2)) is None
+    member = Member(OPTIONS, process=spares.adopted(name))
+    assert spares.adopted(name) is None
+    assert member.pid == orphan.pid
+    facts = member.ready(PATIENCE)
+    assert facts is not None
+    assert requests.get(f"{facts['url']}/health", timeout=PATIENCE).status_code == 200
+    assert member.ended() is None
+    for its in (member._process.stdin, member._process.stdout):
+        assert its is not None
+        its.close()
+    wait_until(lambda: orphan.ended() is not None)
+    assert member.ended() == -1
+    member.stop(PATIENCE)
+
+
+WAITS = "import sys; from sgl.runtime.cluster.spares import wait; c = wait({name!r}, {seconds}); "
+ECHO = "sys.exit(3) if c is None else c.sendall(c.recv(9)) or c.recv(9)"
+
+
+def waiting(name: str, seconds: float = PATIENCE) -> subprocess.Popen[bytes]:
+    code = WAITS.format(name=name, seconds=seconds) + ECHO
+    return subprocess.Popen(command(code))
+
+
+def test_who_waits_is_taken_on_once_and_by_its_own_name() -> None:
+    process = waiting("sgl-test-spare")
+    other = waiting("sgl-test-spare-of-others")
+    try:
+        found: list[spares.Adopted] = []
+
+        def has_found() -> bool:
+            found.extend(each for each in [spares.adopted("sgl-test-spare")] if each is not None)
+            return bool(found)
+
+        wait_until(has_found)
+        [its] = found
+        assert its.pid == process.pid
+        its.stdin.write(b"hello\n")
+        its.stdin.flush()
+        assert its.stdout.readline() == b"hello\n"
+        assert spares.adopted("sgl-test-spare") is None
+        assert its.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            its.wait(0.0)
+        its.terminate()
+        assert its.wait(PATIENCE) == its.poll() == -1
+        its.kill()  # of what has ended: nothing
+    finally:
+        for each in (process, other):
+            each.kill()
+            each.wait()
+
+
+def test_who_is_taken_on_by_nobody_ends_and_a_strangers_socket_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process = waiting("sgl-test-nobody", 0.2)
+    assert process.wait(PATIENCE) == 3
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.bind("\0sgl-test-stranger-1")
+        stranger.listen()
+        monkeypatch.setattr(spares, "_TURN_SECONDS", 0.1)
+        assert spares.adopted("sgl-test-stranger") is None, "it says nothing"
+        monkeypatch.setattr(spares.os, "getuid", lambda: -1)
+        assert spares.adopted("sgl-test-stranger") is None, "it is another user's"
+
+
+def test_a_spare_servers_name_tells_clusters_generations_and_devices_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    names = {spares.name_of("a", 1), spares.name_of("b", 1), spares.name_of("a", 2)}
+    for devices in ("", "0", "1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+        names.add(spares.name_of("a", 1))
+    assert len(names) == 6
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -387,9 +478,9 @@ def test_a_port_that_another_socket_listens_on_by_now_is_refused() -> None:
 def test_a_killed_cluster_is_not_scaled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     Running(2**30, 30000, "http://x", "http://127.0.0.1:1", "secret", None, "sgl", None).write()
-    for command in (scale, status):
+    for each in (scale, status):
         with pytest.raises(EngineDead, match="port 30000 was killed: `sgl cluster down` clears up"):
-            command(SimpleNamespace(port=None, replicas=2, prefill=False, json=False))
+            each(SimpleNamespace(port=None, replicas=2, prefill=False, json=False))
 
 
 def test_a_running_cluster_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

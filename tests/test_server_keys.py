@@ -24,7 +24,7 @@ from sgl.lang.ir.pool import Pool
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs
-from sgl.runtime.server.app import PROBE
+from sgl.runtime.server.probe import PROBE
 from tests.live_server import LiveServer, slow_steps, state_of
 from tests.patience import PATIENCE, wait_until
 

@@ -8,15 +8,19 @@ import atexit
 import json
 import os
 import select
+import socket
 import sys
 import tempfile
 import threading
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from sgl.cli.logs import configure_logging
 from sgl.cli.serve import follow, serve_engine
 from sgl.errors import SglError
+from sgl.runtime.cluster.spares import wait
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.server.engine_process import prepare
 
@@ -24,14 +28,28 @@ _SPARE_SECONDS = 1.0  # whoever is told nothing for so long has time
 _FILES: list[str] = []  # to be removed at the end
 
 
-def main() -> None:
-    """Run. Standard input: a line of JSON, and then nothing until the parent ends; standard output: one, too."""
+def main(shelter: str | None = None) -> None:
+    """Run. Standard input: a line of JSON, and then nothing until the parent ends; standard output: one, too. shelter:
+    see `Member`."""
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed is for the log
-    threading.Thread(target=watch, name="sgl-parent", daemon=True).start()
+    spare = None if shelter is None else Spare(shelter)
+    threading.Thread(target=watch, args=(spare,), name="sgl-parent", daemon=True).start()
     if not select.select([0], [], [], _SPARE_SECONDS)[0]:
         prepare()
-    given = json.loads(sys.stdin.buffer.readline())
+    line = sys.stdin.buffer.readline()
+    if line and spare is not None:
+        spare.was_told.set()
+    if not line and spare is not None:
+        parent = spare.parent.get()  # or this process ends
+        os.dup2(parent.fileno(), 0)
+        told = parent.makefile("w")
+        threading.Thread(target=watch, name="sgl-parent", daemon=True).start()
+        with open(0, "rb", buffering=0, closefd=False) as its:
+            line = its.readline()
+    if not line:
+        sys.exit(1)
+    given = json.loads(line)
 
     def tell(**facts: Any) -> None:
         told.write(json.dumps(facts) + "\n")
@@ -69,10 +87,26 @@ def _forget() -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def watch() -> None:
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A process that may get another parent until it is told what to do."""
+
+    shelter: str  # see `spares.wait`
+    was_told: threading.Event = field(default_factory=threading.Event)
+    parent: SimpleQueue[socket.socket] = field(default_factory=SimpleQueue)
+
+
+def watch(spare: Spare | None = None) -> None:
     """Wait for the end of standard input, that is of the parent, and end. Nothing is read here."""
     its = select.poll()
     its.register(0, 0)
     its.poll()
+    its.register(0, select.POLLIN)
+    was_told = any(event & select.POLLIN for _, event in its.poll(0))  # and has not read it yet
+    if spare is not None and not spare.was_told.is_set() and not was_told:
+        parent = wait(spare.shelter)
+        if parent is not None:
+            spare.parent.put(parent)
+            return
     _forget()
     os._exit(1)  # the engine and its ranks end with this process

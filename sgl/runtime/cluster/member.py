@@ -12,18 +12,29 @@ from typing import Any
 
 from sgl.child import command
 from sgl.errors import EngineDead
+from sgl.runtime.cluster.spares import Adopted
 
-_CODE = "from sgl.cli.member import main; main()"
+_CODE = "from sgl.cli.member import main; main({shelter!r})"
 
 
 class Member:
     """One such process."""
 
-    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any] | None = None,
+        *,
+        shelter: str | None = None,
+        process: Adopted | None = None,
+    ) -> None:
         """Start it. options: of `Options.for_replicas`; None: a spare one, which imports what it needs
-        and waits."""
-        self._process = subprocess.Popen(
-            command(_CODE), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        and waits. shelter: the name under which a spare one waits when this process has ended. process: a spare one
+        that waited so, in place of a new one."""
+        self._process: subprocess.Popen[bytes] | Adopted = process or subprocess.Popen(
+            command(_CODE.format(shelter=shelter)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         self._facts: dict[str, Any] = {}
         self._told = threading.Event()

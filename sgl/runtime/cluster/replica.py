@@ -24,8 +24,9 @@ from sgl.runtime.cluster.link import Link
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.registry import Capabilities, Report
 from sgl.runtime.cluster.serve_app import token
+from sgl.runtime.cluster.spares import adopted, name_of
 from sgl.runtime.gateway.reports import Load, load_of
-from sgl.runtime.server.app import PROBE
+from sgl.runtime.server.probe import PROBE
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,9 @@ class Replica:
         options are its own."""
         self._id = serve.get_replica_context().replica_id.unique_id
         self._generation = generation
-        self._link = Link(control, token(key))
+        secret = token(key)
+        self._link = Link(control, secret)
+        self._shelter = name_of(secret, generation)
         given = self._link.get("/options", generation=generation)
         self._host = ray.util.get_node_ip_address()
         self._drain_seconds = given["drain_timeout"] + _ENDING_SECONDS
@@ -92,7 +95,7 @@ class Replica:
             options = self._with_followers(options, hosts)
         self._options = options
         self._spare: Member | None = None
-        self._member = Member(options)
+        self._member = Member(options, process=adopted(self._shelter))
         self._beats = threading.Thread(target=self._beat, name="sgl-beats", daemon=True)
         self._beats.start()
         try:
@@ -147,7 +150,7 @@ class Replica:
             if self._member.ended() is not None and self._state in ("ready", "restarting"):
                 self._restart()
             elif self._spare is None and time.monotonic() - self._began > _SPARE_SECONDS:
-                self._spare = Member()
+                self._spare = Member(shelter=self._shelter)
             self._tell()
 
     def _await_server(self) -> None:

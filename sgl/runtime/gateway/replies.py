@@ -102,3 +102,12 @@ def event_of(data: bytes | bytearray, number: int, rows: int) -> dict[str, Any]:
     if not has_all or not has_id or not isinstance(shape.error.get("message", ""), str):
         raise InvalidRequest(f"event {number} lacks what its kind has")
     return event
+
+
+async def info_of(answer: aiohttp.ClientResponse) -> dict[str, Any] | None:
+    """A JSON object that a worker answers, if it is one and not too long."""
+    data = await whole(answer)
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any]) if answer.status == 200 else None
+    except (msgspec.MsgspecError, RecursionError):
+        return None

@@ -8,11 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-import msgspec
-
-from sgl.runtime.gateway.replies import whole
-
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -59,15 +54,6 @@ def mode_of(info: Mapping[str, Any]) -> str | None:
     """Its disaggregation_mode: prefill or decode; None: neither."""
     mode = info.get("disaggregation_mode")
     return mode if mode in ("prefill", "decode") else None
-
-
-async def info_of(answer: aiohttp.ClientResponse) -> dict[str, Any] | None:
-    """A JSON object that a worker answers, if it is one and not too long."""
-    data = await whole(answer)
-    try:
-        return msgspec.json.decode(data, type=dict[str, Any]) if answer.status == 200 else None
-    except (msgspec.MsgspecError, RecursionError):
-        return None
 
 
 def _number(value: Any) -> float:

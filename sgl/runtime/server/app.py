@@ -30,6 +30,7 @@ from sgl.runtime.server.ollama.replies import error_shape as ollama_error
 from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
 from sgl.runtime.server.origins import Origins
+from sgl.runtime.server.probe import PROBE
 from sgl.runtime.server.programs import ProgramsApi
 from sgl.runtime.server.responses.api import ResponsesApi
 from sgl.runtime.server.routes import Handler, Route
@@ -38,8 +39,6 @@ from sgl.runtime.server.training import TrainingApi
 
 logger = logging.getLogger(__name__)
 
-PROBE = "sgl-probe"
-"""The user agent of a cluster's own looks at its workers, which come twice a second: they are no news."""
 _PROBED = ("/health", "/get_server_info")
 
 _NO_MODELS = "there is one model here, which requests neither load nor change: /api/tags names it"
