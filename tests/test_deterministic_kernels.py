@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import torch
 import tests.interpreter  # noqa: F401
 from benchmarks.gpu.deterministic import Sizes, compared
 from benchmarks.gpu.workloads import cut_tokenizer
+from sgl.kernels import collectives
 from sgl.kernels.attention.base import AttentionShape, AttentionStep
+from sgl.kernels.collectives import Collectives, Folder
 from sgl.runtime.config import EMBEDDED
 from tests.tiny_models import tiny_checkpoint
 
@@ -69,6 +72,63 @@ def test_attention_is_the_same_in_any_step(window: int | None) -> None:
             assert torch.equal(one, whole[end - 1 : end])
     for end, some in zip((70, 149), run([3, 64], [70, 149]), strict=True):
         assert torch.equal(some, whole[end - len(some) : end])
+
+
+ROWS = [*range(1, 20), 63, 64, 65, 127, 255, 256, 257, 300]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_sums_and_norms_of_ranks_are_the_same_for_any_rows(tmp_path: Path, dtype: torch.dtype) -> None:
+    """As on GPUs, where NCCL gathers instead of gloo: any number of rows, and any place of a row among them."""
+    sizes = 48, 16
+    parts, residual = draw(2, 300, 64).cpu().to(dtype), draw(300, 64).cpu().to(dtype)
+    weight = draw(64).cpu().to(dtype)
+
+    def of(rank: int) -> list[tuple[int, int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        ranks = Collectives(Folder(str(tmp_path)), "g", rank, 2, torch.device("cpu"), in_order=True)
+        found = []
+        for count in ROWS:
+            for first in {0, 300 - count, (300 - count) // 2}:
+                some, held = parts[rank, first : first + count], residual[first : first + count].clone()
+                normed = ranks.add_rms_norm(some.clone(), held, weight, 1e-5)
+                ranks.norm_parts_(heads := some.clone(), weight, sizes, 1e-5)
+                found.append((first, count, ranks.sum(some.clone()), held, normed, heads))
+        ranks.close()
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(of, range(2))
+    _, _, *whole = one[-1]
+    torch.testing.assert_close(whole[0], parts[0] + parts[1], rtol=0, atol=0)
+    wide = torch.cat([parts[0, :, :48], parts[1, :, :48]], 1).float()
+    wide *= (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(whole[3][:, :48].float(), wide[:, :48] * weight[:48].float(), rtol=2e-2, atol=2e-2)
+    for (first, count, *found), (*_, sums, held, normed, _) in zip(one, other, strict=True):
+        for its, all_rows in zip(found, whole, strict=True):
+            assert torch.equal(its, all_rows[first : first + count])
+        assert all(map(torch.equal, (sums, held, normed), found[:3])), "every rank has the same"
+
+
+@needs_triton
+def test_norms_of_ranks_have_the_same_warps_for_any_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They decide the order of a row's sum on a GPU."""
+    from sgl.kernels.layers import fused_triton
+
+    warps: set[int] = set()
+
+    class Kernel:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *_, num_warps, **rest: warps.add(num_warps)
+
+    def on_gpu(x: Any, residual: Any, weight: Any, eps: float, before: Any = None, **options: Any) -> Any:
+        return fused_triton.add_rms_norm(x, residual, weight, eps, before, **options)
+
+    monkeypatch.setattr(fused_triton, "_rms_norm", Kernel())
+    monkeypatch.setattr(collectives, "add_rms_norm", on_gpu)
+    ranks = Collectives(Folder(str(tmp_path)), "g", 0, 1, torch.device("cpu"), in_order=True)
+    for count in (*ROWS, 1500):
+        ranks.add_rms_norm(draw(count, 4096).cpu(), draw(count, 4096).cpu(), draw(4096).cpu(), 1e-5)
+    assert len(warps) == 1
 
 
 @pytest.mark.gpu

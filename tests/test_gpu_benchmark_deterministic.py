@@ -50,6 +50,17 @@ def test_no_number_differs_and_each_cell_does_what_it_is_called(folder: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
+def test_no_number_differs_among_ranks(folder: Path, ranks: dict[str, int]) -> None:
+    sizes = Sizes(6, 90, 14, 12, "cpu")
+    sizes.is_cut = True
+    assert not {"a draft model", "files"} & sizes.cells(folder, folder).keys()
+    found = list(compared(folder, sizes, {**OPTIONS, "deterministic": True, **ranks}, ["among others", "host"]))
+    assert [(its.cell, its.way) for its in found if its.numbers or its.prompts] == []
+    assert {its.cell for its in found} == {"among others", "host memory"}
+
+
+@pytest.mark.slow
 def test_no_number_differs_in_any_cell(folder: Path) -> None:
     found = list(compared(folder, SIZES, {**OPTIONS, "deterministic": True}))
     assert [(its.cell, its.way) for its in found if its.numbers or its.prompts] == []

@@ -15,9 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.deterministic import Sizes, compared
+from benchmarks.gpu.workloads import cut_tokenizer
 from sgl.kernels.collectives import Collectives, Folder, Links
 from sgl.kernels.exchange import Exchange
 from sgl.kernels.peer_sums import PeerSums
+from sgl.runtime import deterministic
+from sgl.runtime.config import EMBEDDED
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.parallel import group as group_module
@@ -238,6 +242,21 @@ def test_every_family_runs_on_two_gpus(name: str, tmp_path: Path) -> None:
             results = engine.generate(input_ids=prompts, sampling_params=params)
             answers.append([result["output_ids"] for result in results])
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("ranks", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe", "gemma2", "olmo2"])
+def test_no_bits_depend_on_others(
+    family: str, ranks: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 200 prompts in every cell, with the mode that is refused until this has passed."""
+    monkeypatch.setattr(deterministic, "RANKS_ON_GPUS", True)
+    folder = tiny_checkpoint(tmp_path / family, family, vocab_size=1000, max_position_embeddings=2048)
+    cut_tokenizer(EMBEDDED, 1000, folder)
+    options = {"load_format": "auto", "dtype": "bfloat16", "device": "cuda", "deterministic": True, **ranks}
+    sizes = Sizes(200, 900, 16, 256, "cuda")
+    sizes.is_cut = True
+    assert [its for its in compared(folder, sizes, options) if its.numbers] == []
 
 
 WATCHED = """

@@ -1,6 +1,6 @@
 """Deterministic mode on one GPU: log-probabilities of many prompts bit for bit, whatever else the engine does.
 
-    python -m benchmarks.gpu.deterministic [MODEL …] [--layers 2] [--prompts 200] [--without] [--only CELL,…]
+    python -m benchmarks.gpu.deterministic [MODEL …] [--layers 2] [--prompts 200] [--without] [--only CELL,…] [--tp 2]
     python -m benchmarks.gpu.deterministic [MODEL …] --cost [--layers N] [--reps 3]
     python -m benchmarks.gpu.deterministic [MODEL …] --peers KIT PARTS [--engine sglang vllm] [--without]
 
@@ -9,7 +9,8 @@ Qwen3-30B-A3B, which are all if none is given. Weights are random, and of so man
 without cache and without CUDA graphs; then, in an engine for each cell and in several ways, among others, 256 in all. A
 line says how many prompts, and how many numbers, are not the same to the last bit, and how much the engine had to do
 with the cell's name. A quarter of the prompts have a regular expression to follow, half are sampled. Ends with status 1
-if any differ. --without: then the same without the mode. --only: parts of cells' names.
+if any differ. --without: then the same without the mode. --only: parts of cells' names. --tp, --pp: engines of several
+GPUs, which are refused elsewhere until they have shown here that nothing differs; a draft model is left out.
 
 --peers: SGLang's and vLLM's own modes over the same prompts, all greedy, by the kit of benchmarks.gpu.peers: alone,
 among others, cold and warm. Nothing of theirs is an error.
@@ -40,6 +41,7 @@ from benchmarks.gpu import deterministic_peers
 from benchmarks.gpu.peers import PEERS
 from benchmarks.gpu.workloads import Workloads, cut_tokenizer
 from sgl import Engine
+from sgl.runtime import deterministic as mode_options
 from sgl.runtime.config import EMBEDDED, EngineConfig, parse_options
 from tests.bits import CELLS, Bits, Requests, differing
 
@@ -136,6 +138,8 @@ class Sizes:
         self.at_once = max(at_once, prompts)
         self.is_small = longest < 200
         self.on_gpu = device != "cpu" and torch.cuda.is_available()
+        self.is_cut = False
+        """Whether engines have several ranks."""
         self.pool_tokens = self.at_once * (longest + tokens + 16)
 
     def cells(self, folder: Path, files: Path) -> dict[str, dict[str, Any]]:
@@ -163,6 +167,9 @@ class Sizes:
             dull |= {"chunks of 7", "one at once"}  # they would take minutes
         if not self.on_gpu:
             dull.add("no graphs")
+        if self.is_cut:
+            dull |= {"a draft model", "files"}  # options of engines of one rank
+            del tiers["hicache_storage_backend"], tiers["hicache_storage_dir"]
         return {name: options for name, options in (CELLS | others).items() if name not in dull}
 
 
@@ -180,10 +187,15 @@ def main() -> None:
     parser.add_argument("--engine", nargs="+", choices=PEERS, default=PEERS)
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--pp", type=int, default=1)
     parser.add_argument("--option", action="append", default=[], help="of the engines, NAME=VALUE")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     options = parse_options(EngineConfig, dict(option.split("=", 1) for option in arguments.option))
+    options |= {"tp_size": arguments.tp, "pp_size": arguments.pp}
+    is_cut = arguments.tp * arguments.pp > 1
+    mode_options.RANKS_ON_GPUS |= is_cut
     wrong = 0
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
@@ -193,6 +205,7 @@ def main() -> None:
                 continue
             made(name, arguments.layers or LAYERS, Path(folder))
             sizes = Sizes(arguments.prompts, arguments.longest, TOKENS, arguments.at_once, options.get("device"))
+            sizes.is_cut = is_cut
             only = [part for part in arguments.only.split(",") if part]
             for mode in (True, False) if arguments.without else (True,):
                 said = f"{name}, {'deterministic' if mode else 'without'}"

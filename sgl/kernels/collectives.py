@@ -18,7 +18,7 @@ from torch import distributed
 
 from sgl.kernels import flashinfer_version
 from sgl.kernels.exchange import Exchange
-from sgl.kernels.layers.norm import add_rms_norm
+from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 
 if TYPE_CHECKING:
     from sgl.kernels.fused_reduction import FusedReduction
@@ -169,7 +169,7 @@ class Collectives:
             return self._fused.add_rms_norm(x, residual, weight, eps)
         if self._peers is not None and self._peers.takes(x):
             return self._peers.add_rms_norm(x, residual, weight, eps)
-        return add_rms_norm(self.sum(x), residual, weight, eps)
+        return add_rms_norm(self.sum(x), residual, weight, eps, is_invariant=self._in_order)
 
     def room(self, num_tokens: int) -> torch.Tensor | None:
         """Where the next x of a sum that follows should be written, [num_tokens, n], if anywhere."""
@@ -180,6 +180,12 @@ class Collectives:
     def norm_parts_(self, x: torch.Tensor, weight: torch.Tensor, sizes: tuple[int, int], eps: float) -> None:
         """`norm.norm_parts_` of rows of which other ranks have as many columns again."""
         parts = torch.split(x[:, : sum(sizes)], list(sizes), -1)
+        if self._in_order:  # torch's sums on a GPU depend on the number of rows
+            for part, scale in zip(parts, torch.split(weight, list(sizes)), strict=True):
+                ones = weight.new_ones(self.size * part.shape[1])
+                whole = rms_norm(self.gather_columns(part), ones, eps, is_invariant=True)
+                part.copy_(whole.view(len(x), self.size, -1)[:, self.rank] * scale)
+            return
         squares = torch.stack([part.float().square().mean(-1) for part in parts], -1)
         scales = (self.sum(squares) / self.size).add_(eps).rsqrt_()
         factors = torch.split(weight, list(sizes))

@@ -137,6 +137,8 @@ def start(config: EngineConfig) -> Started:
     check_events(config.kv_events, config.kv_events_replay, config.dp_size, not config.disable_radix_cache)
     with device_of(config, 0) as device:
         model_config = checked_model(config, device)
+        if config.deterministic:
+            check_deterministic(config, model_config, device)
         check_backend(config.grammar_backend)
         group = None
         if config.num_ranks > 1 and not isinstance(platform_of(config.device), OwnRunner):
@@ -188,8 +190,6 @@ def checked_model(config: EngineConfig, device: torch.device) -> Config:
             option="context_length",
         )
     check_kv_dtype(config, device)
-    if config.deterministic:
-        check_deterministic(config, model_config, device)
     if config.state_checkpoints is not None and not isinstance(model_config, HybridConfig):
         raise ConfigError(
             f"state_checkpoints={config.state_checkpoints}: {model_config.architecture} has no recurrent layers",

@@ -96,7 +96,14 @@ class Decoder(ModelPart[Weights]):
             self._layer(index, state, kv, attention, captured=False)
         if state.rest is not None:
             rest = state.rest if self.collectives is None else self.collectives.sum(state.rest)
-            add_rms_norm(rest, state.residual, None, self.config.rms_norm_eps, state.rest_norm)
+            add_rms_norm(
+                rest,
+                state.residual,
+                None,
+                self.config.rms_norm_eps,
+                state.rest_norm,
+                is_invariant=self.weights.is_invariant,
+            )
         return state.residual
 
     def _layer(
@@ -211,7 +218,11 @@ class Decoder(ModelPart[Weights]):
         if layer.gate_up is not None and layer.down is not None:
             shared = fed(x, layer.gate_up, layer.down, index, lora)
         parts = mixture(x, experts, shared, None if lora is None else lora.of_experts(index))
-        return parts if self.collectives is None or parts.dim() == x.dim() else parts.sum(0)
+        if self.collectives is None or parts.dim() == x.dim():
+            return parts
+        if self.weights.is_invariant:  # torch's sums on a GPU depend on the number of rows
+            return add_rms_norm(parts, torch.zeros_like(x), None, 0.0, is_invariant=True)
+        return parts.sum(0)
 
     def _added(
         self,
@@ -243,7 +254,8 @@ class Decoder(ModelPart[Weights]):
         if rest is None or ranks is None:
             return add_rms_norm(rest, residual, weight, eps, before, is_invariant=self.weights.is_invariant)
         if weight is None or before is not None:
-            return add_rms_norm(ranks.sum(rest), residual, weight, eps, before)
+            rest = ranks.sum(rest)
+            return add_rms_norm(rest, residual, weight, eps, before, is_invariant=self.weights.is_invariant)
         return ranks.add_rms_norm(rest, residual, weight, eps)
 
     def finish(
