@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sgl.errors import SglError
 from sgl.runtime.server.identity import Caller
+from sgl.runtime.server.replies import NotedRequest
 
 SECONDS: Final = 2.0
 """Between two samples."""
@@ -65,17 +66,8 @@ class Note:
 
     def shown(self) -> dict[str, Any]:
         """As JSON."""
-        return {
-            "id": self.id,
-            "path": self.path,
-            "started": self.started,
-            "seconds": time.time() - self.started if self.seconds is None else self.seconds,
-            "status": self.status,
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "completion_tokens": self.completion_tokens,
-            "outputs": self.outputs,
-        }
+        seconds = time.time() - self.started if self.seconds is None else self.seconds
+        return {name: getattr(self, name) for name in NotedRequest.__annotations__} | {"seconds": seconds}
 
 
 note: ContextVar[Note | None] = ContextVar("note", default=None)
