@@ -33,6 +33,7 @@ def layout_of(setting: Setting) -> PageLayout:
         page_size=setting.page_size,
         page_bytes=8 * setting.page_size,
         tp_size=1,
+        pp_size=1,
     )
 
 

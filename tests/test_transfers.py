@@ -217,7 +217,7 @@ def test_params_of_others_are_refused_by_name() -> None:
     params, layout = TransferParams.read(given, SECRET), layout_of(SETTING)
     key = pair.request(PROMPT, 1).key()
     params.check(layout, None, key)
-    params.check(replace(layout, tp_size=2), None, key)  # of ranks that hold other heads
+    params.check(replace(layout, tp_size=2, pp_size=3), None, key)  # of ranks that hold other heads and layers
     with pytest.raises(InvalidRequest, match="another prompt"):
         params.check(layout, None, key[::-1])
     with pytest.raises(InvalidRequest, match="another prompt"):

@@ -238,7 +238,10 @@ def test_other_weights_are_another_model(prefill: Engine, tmp_path: Path) -> Non
 
 def test_options_that_cannot_go_together_are_refused(path: str, tmp_path: Path) -> None:
     for options, match in (
-        ({"pp_size": 2}, "pp_size"),
+        (
+            {"tp_size": 2, "nnodes": 2, "dist_init_addr": "127.0.0.1:1", "dist_key_file": "none"},
+            "nnodes=2 with disaggregation_mode='prefill'",
+        ),
         ({"disable_radix_cache": True}, "disable_radix_cache"),
         ({"disaggregation_host": "0.0.0.0"}, "disaggregation_host"),
         ({"disaggregation_host": "203.0.113.1"}, "disaggregation_host"),

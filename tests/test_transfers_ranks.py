@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.engine import Engine
+from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
 from sgl.runtime.runner.shared_rows import SharedRows
 from sgl.runtime.transfer.reader import TcpReader
@@ -103,30 +105,71 @@ def test_heads_that_several_ranks_hold_and_other_models(
         assert_pulled_answers_are(wanted, one, other)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ((2, 1), (1, 2)),
+        *(
+            pytest.param(*its, marks=pytest.mark.slow)
+            for its in (((1, 2), (1, 1)), ((1, 1), (1, 2)), ((2, 2), (1, 3)), ((1, 3), (2, 2)))
+        ),
+    ],
+    ids=str,
+)
+def test_stages_offer_and_pull_their_own_layers(
+    theirs: tuple[int, int], ours: tuple[int, int], tmp_path: Path, key: str
+) -> None:
+    """Sizes are tp_size and pp_size. Three layers are cut into stages of one and of two."""
+    tiny_checkpoint(tmp_path, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2)
+    options: dict[str, Any] = {"skip_tokenizer_init": True}
+    plainly = {name: value for name, value in OPTIONS.items() if name != "disaggregation_key_file"}
+    with Engine(tmp_path, **plainly, **options) as engine:
+        wanted = [answer(engine, prompt)["output_ids"] for prompt in PROMPTS]
+    prefill = prefilling(tmp_path, theirs[0], pp_size=theirs[1], **options)
+    with prefill as one, decoding(tmp_path, ours[0], pp_size=ours[1], **options) as other:
+        assert_pulled_answers_are(wanted, one, other)
+
+
+def test_stages_are_cut_as_models_are() -> None:
+    for num_layers, stages in ((3, 2), (7, 3), (32, 5), (4, 4)):
+        cut = [Shard(stage=stage, stages=stages).layers_of(num_layers) for stage in range(stages)]
+        assert PageShape(num_layers, 2, 1, 1, 1, 1).stages(stages) == [0, *(2 * its.stop for its in cut)]
+
+
 @pytest.mark.parametrize("heads", [1, 2, 4, 8])
 def test_a_page_is_the_same_for_any_number_of_ranks(heads: int) -> None:
-    """Each rank finds the numbers of its heads, whoever the page came from."""
-    fragments, tokens, unit = 3, 5, 4
-    numbers = np.arange(fragments * tokens * heads * unit) % 251
-    whole = numbers.astype(np.uint8).reshape(fragments, tokens, heads, unit)
+    """Each rank finds the numbers of its layers and heads, whoever the page came from."""
+    layers, tokens, unit = 3, 5, 4
+    numbers = np.arange(2 * layers * tokens * heads * unit) % 251
+    whole = numbers.astype(np.uint8).reshape(2 * layers, tokens, heads, unit)
 
-    def row_of(tp_size: int) -> Any:
-        each = max(1, heads // tp_size)
-        firsts = [rank * heads // tp_size for rank in range(tp_size)]
-        pages = [whole[:, :, first : first + each].reshape(-1) for first in firsts]
-        parts = min(tp_size, heads)  # in the heads' order, and then once more
-        return np.concatenate([pages[part * tp_size // parts] for part in range(parts)] * (tp_size // parts))
+    def page_of(rank: int, tp_size: int, pp_size: int) -> Any:
+        its, each = Shard.of(rank, tp_size, pp_size), max(1, heads // tp_size)
+        of_it, first = its.layers_of(layers), its.rank * heads // tp_size
+        return whole[2 * of_it.start : 2 * of_it.stop, :, first : first + each].reshape(-1)
 
-    for ours in (1, 2, 4, 8, 16):
-        for theirs in (1, 2, 4, 8, 16):
-            row = np.full(len(row_of(ours)), 255, np.uint8)
-            row[: whole.size] = row_of(theirs)[: whole.size]
-            PageShape(fragments, tokens, heads, ours).fit(row, theirs)
-            assert row.tobytes() == row_of(ours).tobytes()
+    def row_of(tp_size: int, pp_size: int) -> Any:
+        fragment = tokens * max(1, heads // tp_size) * unit
+        row, shape = np.full(2 * layers * fragment * tp_size, 255, np.uint8), shape_of(tp_size, pp_size)
+        for rank in range(tp_size * pp_size):
+            row[shape.place(rank, fragment)] = page_of(rank, tp_size, pp_size)
+        assert sum(len(row[shape.place(rank, fragment)]) for rank in range(tp_size * pp_size)) == len(row)
+        return row
+
+    def shape_of(tp_size: int, pp_size: int) -> PageShape:
+        return PageShape(layers, 2, tokens, heads, tp_size, pp_size)
+
+    sizes = list(itertools.product((1, 2, 4, 8, 16), (1, 2, 3)))
+    for ours, theirs in itertools.product(sizes, sizes):
+        row, wanted = np.full(len(row_of(*ours)), 255, np.uint8), row_of(*ours)
+        row[: whole.size] = row_of(*theirs)[: whole.size]
+        shape_of(*ours).fit(row, *theirs)
+        assert row.tobytes() == wanted.tobytes()
 
 
 def test_ranks_share_rows_and_see_what_others_have_done(tmp_path: Path) -> None:
-    ranks = [SharedRows(tmp_path / "rows", 3, 8, rank, 4, 2) for rank in range(4)]
+    shape = PageShape(1, 1, 1, 2, 4, 1)
+    ranks = [SharedRows(tmp_path / "rows", 3, 32, 16, shape.place(rank, 8), rank, 4) for rank in range(4)]
     for rank, its in enumerate(ranks):
         its.own[:] = rank
     assert ranks[1].rows[2].tolist() == [*[0] * 8, *[2] * 8, *[1] * 8, *[3] * 8]  # ranks 0 and 1 hold the same
@@ -141,7 +184,7 @@ def test_ranks_share_rows_and_see_what_others_have_done(tmp_path: Path) -> None:
 
 def test_memory_that_ranks_cannot_share_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="disaggregation_buffer_mb"):
-        SharedRows(tmp_path / "rows", 1 << 40, 1 << 20, 0, 2, 2)
+        SharedRows(tmp_path / "rows", 1 << 40, 1 << 21, 1 << 21, slice(0, 1 << 20), 0, 2)
 
 
 def test_nobody_reads_what_a_rank_has_not_copied(

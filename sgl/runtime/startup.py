@@ -330,7 +330,7 @@ def _with_torch(
     drafts = load_drafts(config, model_config, model, tokenizer)
     beside = NOTHING if drafts is None else drafts.beside
     config, plan = plan_memory(config, model, model_config, beside)
-    plan = plan_transfers(config, model, plan_host(config, model, plan))
+    plan = plan_transfers(config, model_config, model, plan_host(config, model, plan))
     config, attention = choose_attention(config, plan.attention_shape(config, model))
     drafter = None if drafts is None else drafts.drafter(config, plan.num_pages, eos_ids)
     runner: ModelRunner | LeadingRunner
@@ -364,7 +364,7 @@ def follow(build: Build, model_config: Config, model: Model, shard: Shard) -> Mo
     """The runner of a rank other than 0, as rank 0 has decided."""
     config, plan = EngineConfig(**build.options), KVPlan(**build.plan)
     _, attention = choose_attention(config, plan.attention_shape(config, model))
-    shared = shared_rows(config, model_config, model, plan, build.shared, shard.rank)
+    shared = shared_rows(config, model_config, model, plan, build.shared, shard.size * shard.stage + shard.rank)
     return build_runner(config, model, attention, plan, frozenset(build.eos_ids), shared=shared)
 
 

@@ -30,7 +30,7 @@ from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.tier_choice import identity, weights_hash
 from sgl.runtime.transfer.nixl import NixlReader, NixlRemote
 from sgl.runtime.transfer.offers import Offers
-from sgl.runtime.transfer.params import PageLayout
+from sgl.runtime.transfer.params import PageLayout, TransferParams
 from sgl.runtime.transfer.reader import TcpReader
 from sgl.runtime.transfer.server import TransferServer
 from sgl.runtime.transfer.shape import PageShape
@@ -57,12 +57,13 @@ def check_transfers(config: EngineConfig) -> None:
         return
     if config.disable_radix_cache:
         raise _wrong(config, "disable_radix_cache", f"leaves no pages for disaggregation_mode={mode!r}")
-    for option, why in (
-        ("pp_size", "the pages of its stages are not joined"),
-        ("nnodes", "its ranks share memory, on one host"),
-    ):
-        if getattr(config, option) > 1:
-            raise _wrong(config, option, f"with disaggregation_mode={mode!r}: {why}")
+    if config.nnodes > 1:
+        raise _wrong(
+            config,
+            "nnodes",
+            f"with disaggregation_mode={mode!r}: the ranks of an engine share the memory that pages go through, so "
+            "they are on one host: start an engine on each",
+        )
     if config.speculative_draft_model_path is not None:
         raise _wrong(
             config,
@@ -81,7 +82,7 @@ def check_transfers(config: EngineConfig) -> None:
         )
 
 
-def plan_transfers(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
+def plan_transfers(config: EngineConfig, model_config: Config, model: Model, plan: KVPlan) -> KVPlan:
     """The plan with pages of host memory that transfers go through, if there are to be any. Raises ConfigError."""
     mode = config.disaggregation_mode
     if mode in (None, "null"):
@@ -95,8 +96,8 @@ def plan_transfers(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
             "disaggregation_mode",
             f"sends pages of all layers, and {name} has layers with windows of their own",
         )
-    assert config.page_size is not None, "it is decided"
-    page_bytes = token_bytes(config, model) * config.page_size * config.tp_size
+    shape = _shape(config, model_config)
+    page_bytes = config.tp_size * shape.stages(1)[-1] * _fragment_bytes(config, model, shape)
     limit = memory_limit()
     if config.disaggregation_buffer_mb is None:
         num_bytes = min(int(_BUFFER_SHARE * plan.num_pages * page_bytes), _MOST_BUFFER)
@@ -107,7 +108,7 @@ def plan_transfers(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
         if num_bytes < page_bytes:
             raise _wrong(config, "disaggregation_buffer_mb", f"holds no page, of which one takes {gib(page_bytes)}")
     pages = max(1, min(num_bytes // page_bytes, plan.num_pages))
-    logger.info("transfers of KV pages go through %s, %d tokens", gib(pages * page_bytes), pages * config.page_size)
+    logger.info("transfers of KV pages go through %s, %d tokens", gib(pages * page_bytes), pages * shape.num_tokens)
     return replace(plan, num_transfer_pages=pages + 1)
 
 
@@ -118,14 +119,22 @@ def shared_rows(
     if not plan.num_transfer_pages:
         return None
     shape, num_rows = _shape(config, model_config), plan.num_host_pages + plan.num_transfer_pages
-    page_bytes = token_bytes(config, model) * shape.num_tokens
-    return SharedRows(Path(path), num_rows, page_bytes, rank, config.tp_size, shape.num_parts(config.tp_size))
+    each = _fragment_bytes(config, model, shape)
+    every = shape.stages(1)[-1] * each
+    whole, place = shape.num_parts(config.tp_size) * every, shape.place(rank, each)
+    return SharedRows(Path(path), num_rows, config.tp_size * every, whole, place, rank, config.num_ranks)
 
 
 def _shape(config: EngineConfig, model_config: Config) -> PageShape:
     assert config.page_size is not None, "it is decided"
-    fragments = model_config.num_layers * (1 if model_config.latent_dim else 2)
-    return PageShape(fragments, config.page_size, model_config.num_kv_heads, config.tp_size)
+    fragments = 1 if model_config.latent_dim else 2
+    sizes = config.tp_size, config.pp_size
+    return PageShape(model_config.num_layers, fragments, config.page_size, model_config.num_kv_heads, *sizes)
+
+
+def _fragment_bytes(config: EngineConfig, model: Model, shape: PageShape) -> int:
+    """Of a rank's page, keys or values of a layer."""
+    return token_bytes(config, model) // model.most_layers // shape.num_fragments * shape.num_tokens
 
 
 def open_transfers(
@@ -148,6 +157,7 @@ def open_transfers(
         page_size=config.page_size,
         page_bytes=memory.shape[1],
         tp_size=config.tp_size,
+        pp_size=config.pp_size,
     )
     pool = PagePool(plan.num_transfer_pages, config.page_size)
     first = plan.num_host_pages
@@ -155,8 +165,8 @@ def open_transfers(
     if config.disaggregation_mode == "decode":
         shape = _shape(config, model_config)
 
-        def fit(row: int, tp_size: int) -> None:
-            shape.fit(rows[row], tp_size)
+        def fit(row: int, params: TransferParams) -> None:
+            shape.fit(rows[row], params.tp_size, params.pp_size)
 
         reader = NixlReader(memory, fit, name) if by_nixl else TcpReader(memory, fit)
         imports = Imports(reader, layout, pool, first, time.monotonic)

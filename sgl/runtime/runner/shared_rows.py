@@ -1,7 +1,7 @@
 """Rows of host memory that the ranks of one host share, so that rank 0 sends and fills the pages of all.
 
-A row has a page of each rank. Pages of ranks with other heads come first, in the heads' order: together they are the
-model's, which a row begins with however many ranks there are. Ranks that hold the same heads again follow.
+A row has a page of each rank. Pages of ranks with other layers or heads come first, in their order: together they are
+the model's, which a row begins with however many ranks there are. Ranks that hold the same heads again follow.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _fence = threading.Lock()
 class SharedRows:
     """One rank's view. Rank 0's comes first."""
 
-    def __init__(self, path: Path, num_rows: int, page_bytes: int, rank: int, size: int, num_parts: int) -> None:
-        """page_bytes: of one rank's page. num_parts: how many of the `size` ranks hold other heads. Raises
+    def __init__(
+        self, path: Path, num_rows: int, row_bytes: int, whole_bytes: int, place: slice, rank: int, size: int
+    ) -> None:
+        """whole_bytes: of the model's page. place: of this rank's page in a row. size: number of ranks. Raises
         ConfigError if there is not so much shared memory."""
         header = -(-16 * size // _HEADER) * _HEADER
-        num_bytes = header + num_rows * size * page_bytes
+        num_bytes = header + num_rows * row_bytes
         with open(path, "r+b" if rank else "w+b") as file:
             if not rank:
                 _reserve(file.fileno(), num_bytes, path)
             mapped = mmap.mmap(file.fileno(), num_bytes)
         self.mapped: Memory = np.frombuffer(mapped, np.uint8)
-        self.rows = self.mapped[header:].reshape(num_rows, size * page_bytes)
+        self.rows = self.mapped[header:].reshape(num_rows, row_bytes)
         """Each with all pages."""
-        self.whole = self.rows[:, : num_parts * page_bytes]
+        self.whole = self.rows[:, :whole_bytes]
         """The model's pages."""
-        part, copy = divmod(rank, size // num_parts)
-        start = (copy * num_parts + part) * page_bytes
-        self.own = self.rows[:, start : start + page_bytes]
+        self.own = self.rows[:, place]
         """This rank's pages."""
         self._counts = np.frombuffer(mapped, np.int64, 2 * size).reshape(size, 2)
         self.done = self._counts[rank]

@@ -114,6 +114,7 @@ class Exports:
             page_size=layout.page_size,
             page_bytes=layout.page_bytes,
             tp_size=layout.tp_size,
+            pp_size=layout.pp_size,
         )
         return params.to_dict(self._secret)
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.errors import ConfigError, is_installed, needs_extra
+from sgl.runtime.transfer.params import TransferParams
 from sgl.runtime.transfer.reader import Read, TcpReader
 from sgl.runtime.transfer.wire import LENGTH, REMOTE, Line
 
@@ -126,7 +127,7 @@ class NixlReader(TcpReader):
 
     kind = REMOTE
 
-    def __init__(self, memory: Memory, fit: Callable[[int, int], None], name: str) -> None:
+    def __init__(self, memory: Memory, fit: Callable[[int, TransferParams], None], name: str) -> None:
         """Raises MissingExtra and ConfigError. fit: see `TcpReader`. name: unlike other engines'."""
         self._agent = _Agent(memory, name)
         super().__init__(memory, fit)

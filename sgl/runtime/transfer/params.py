@@ -18,7 +18,7 @@ from sgl.errors import InvalidRequest
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
 
 PARAM: Final = "kv_transfer_params"
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_CHARACTERS: Final = 512
 """Of a text in them."""
 _MAX_INT: Final = 1 << 53  # what any JSON reader keeps
@@ -34,7 +34,8 @@ class PageLayout:
     kv_cache_dtype: str
     page_size: int  # tokens
     page_bytes: int  # of all heads
-    tp_size: int  # which may differ: see `PageShape.fit`
+    tp_size: int  # which may differ, as pp_size: see `PageShape.fit`
+    pp_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class TransferParams:
     page_size: int
     page_bytes: int
     tp_size: int
+    pp_size: int
 
     @property
     def layout(self) -> PageLayout:
@@ -111,7 +113,7 @@ def mismatch(theirs: PageLayout, own: PageLayout) -> str | None:
         its, ours = getattr(theirs, name), getattr(own, name)
         if its != ours:
             return f"is of an engine with {name}={its!r}, and this one has {name}={ours!r}"
-    if replace(theirs, tp_size=own.tp_size) != own:
+    if replace(theirs, tp_size=own.tp_size, pp_size=own.pp_size) != own:
         return "is of another model, other weights or another quantisation of it, or deterministic differs"
     return None
 

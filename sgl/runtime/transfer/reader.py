@@ -70,8 +70,8 @@ class TcpReader:
 
     kind = PAGES
 
-    def __init__(self, memory: Memory, fit: Callable[[int, int], None]) -> None:
-        """fit: turns what arrived in a row, from an engine with such a tp_size, into the own engine's page."""
+    def __init__(self, memory: Memory, fit: Callable[[int, TransferParams], None]) -> None:
+        """fit: turns what arrived in a row, from an engine of such sizes, into the own engine's page."""
         self.memory = memory
         self._fit = fit
         self._threads = ThreadPoolExecutor(MOST_READS, thread_name_prefix="sgl-read")
@@ -138,7 +138,7 @@ class TcpReader:
         """A page is there. Raises ValueError."""
         if zlib.crc32(memoryview(self.memory[page])) != checksum:
             raise ValueError("a page arrived damaged")
-        self._fit(page, read.params.tp_size)
+        self._fit(page, read.params)
         read.num_good += 1
 
     def _receive(self, read: Read, line: Line) -> None:
