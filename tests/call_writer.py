@@ -37,6 +37,13 @@ def mistral_args(calls: Sequence[Call]) -> str:
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls)
 
 
+def mistral_ids(calls: Sequence[Call]) -> str:
+    return "".join(
+        f"[TOOL_CALLS]{name}[CALL_ID]a1B2c3D4{number}[ARGS]{_json(arguments)}"
+        for number, (name, arguments) in enumerate(calls)
+    )
+
+
 def deepseekv3(calls: Sequence[Call]) -> str:
     inner = "\n".join(
         f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_json(arguments)}\n```<｜tool▁call▁end｜>"
@@ -94,6 +101,7 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "llama3": llama3,
     "mistral": mistral,
     "mistral_args": mistral_args,
+    "mistral_ids": mistral_ids,
     "deepseekv3": deepseekv3,
     "deepseekv31": deepseekv31,
     "kimi_k2": kimi_k2,

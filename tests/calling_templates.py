@@ -25,6 +25,7 @@ _CALLS: Final = {
     "llama3": ("", _quoted("parameters"), ""),
     "mistral": ("[TOOL_CALLS] [", _quoted("arguments") + _COMMA, "]"),
     "mistral_args": ("", f"[TOOL_CALLS]{_NAME}[ARGS]{_JSON}", ""),
+    "mistral_ids": ("", f"[TOOL_CALLS]{_NAME}[CALL_ID]{{{{ c.id }}}}[ARGS]{_JSON}", ""),
     "deepseekv3": (
         "<｜tool▁calls▁begin｜>",
         f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{_NAME}\n```json\n{_JSON}\n```<｜tool▁call▁end｜>",
@@ -63,6 +64,7 @@ _CALLS: Final = {
 SPECIAL: Final = [
     "[TOOL_CALLS]",
     "[ARGS]",
+    "[CALL_ID]",
     "<|python_tag|>",
     "<|tool_calls_section_begin|>",
     "<|tool_calls_section_end|>",

@@ -227,6 +227,11 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
         ("", "Let me see.", [("get_weather", {"city": "Paris"}), ("stop", {})]),
     ),
     (
+        "mistral_ids",
+        '[TOOL_CALLS]get_weather[CALL_ID]q3vF8xYz1[ARGS]{"city": "Paris"}[TOOL_CALLS]stop[ARGS]{}',
+        ("", "", [("get_weather", {"city": "Paris"}), ("stop", {})]),
+    ),
+    (
         "deepseekv3",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
         '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>stop\n```json\n{}\n```'
@@ -358,7 +363,8 @@ def test_arguments_come_before_they_end(name: str) -> None:
     text = WRITERS[name]([("get_weather", {"city": "a long name of a city"})])
     reader = reader_of(BY_NAME[name], SCHEMAS, is_sure=True)
     events = reader.feed(text[: text.index("long") + 2])
-    assert events[0] == Begun("get_weather", "functions.get_weather:0" if name == "kimi_k2" else None)
+    ids = {"kimi_k2": "functions.get_weather:0", "mistral_ids": "a1B2c3D40"}
+    assert events[0] == Begun("get_weather", ids.get(name))
     assert "a lo" in "".join(event.text for event in events if isinstance(event, Argued))
     assert reader.is_calling
 
@@ -378,7 +384,7 @@ def test_tools_with_names_that_calls_cannot_hold_are_refused_or_written(name: st
 
 
 def test_parsers_are_told_by_their_names() -> None:
-    assert [format.name for format in formats_of("mistral")] == ["mistral", "mistral_args"]
+    assert [format.name for format in formats_of("mistral")] == ["mistral", "mistral_args", "mistral_ids"]
     with pytest.raises(InvalidRequest, match="did you mean 'qwen25'"):
         formats_of("qwen2.5")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 import sgl
 from sgl.errors import InvalidRequest
 from sgl.formats.calls import ARRAY, HERMES, MISTRAL, CallFormat
-from sgl.formats.detect import call_style
+from sgl.formats.detect import CallStyle, call_style
 from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.chat import prompt_ids
@@ -154,9 +156,12 @@ def test_tools_that_no_call_can_be_made_of_are_refused(server: LiveServer, tools
     assert answer.json()["error"]["param"] == "tools"
 
 
+EMBEDDED = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")
+
+
 def format_of(tokenizer: Tokenizer, template: str | None = None) -> CallFormat | None:
     options = {} if template is None else {"chat_template": template}
-    found = call_style(lambda turns: tokenizer.apply_chat_template(turns, **options))
+    found = call_style(partial(tokenizer.apply_chat_template, **options))
     return None if found is None else found.format
 
 
@@ -177,7 +182,8 @@ def test_the_format_of_calls_is_read_off_the_template(server: LiveServer) -> Non
 
 def test_what_is_held_depends_on_what_was_asked_for() -> None:
     def held_to(params: Any = None, format: Any = HERMES, **more: Any) -> dict[str, Any]:
-        return call_constraint(ChatBody(messages=HELLO, tools=TOOLS, **more), format, params or {})[0]
+        style = None if format is None else CallStyle(format)
+        return call_constraint(ChatBody(messages=HELLO, tools=TOOLS, **more), style, params or {})[0]
 
     tag = held_to()["structural_tag"]
     assert [structure["begin"] for structure in tag["structures"]] == [
@@ -289,8 +295,8 @@ def test_a_template_that_tells_calls_by_a_null_content_writes_them() -> None:
     null = "{% if m['content'] is none %}<｜tool▁calls▁begin｜>" + calls + "<｜tool▁calls▁end｜>{% endif %}"
     template = "{% for m in messages %}" + null
     template += "{% if m['content'] is not none %}{{ '[' + m['role'] + ']' + m['content'] }}{% endif %}{% endfor %}"
-    tokenizer = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")
-    style = call_style(lambda turns: tokenizer.apply_chat_template(turns, chat_template=template))
+    tokenizer = EMBEDDED
+    style = call_style(partial(tokenizer.apply_chat_template, chat_template=template))
     assert style is not None
     assert (style.format.name, style.as_text, style.without_content) == ("deepseekv3", True, True)
     call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"what": 1}'}}
@@ -300,8 +306,69 @@ def test_a_template_that_tells_calls_by_a_null_content_writes_them() -> None:
         assert '<｜tool▁sep｜>look_up\n```json\n{"what": 1}\n```<' in tokenizer.decode(ids)
 
 
+def style_of(each: str, before: str = "", behind: str = "") -> CallStyle | None:
+    """Of a template that writes each call `c` so, in turns `m`."""
+    return call_style(partial(EMBEDDED.apply_chat_template, chat_template=turns_of(each, before, behind)))
+
+
+def turns_of(each: str, before: str = "", behind: str = "") -> str:
+    calls = before + "{% for c in m.tool_calls %}" + each + "{% endfor %}" + behind
+    text = "{% if m.tool_calls %}" + calls + "{% else %}{{ m.content }}{% endif %}"
+    return (
+        "{% for m in messages %}[{{ m.role }}]"
+        + text
+        + "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+
+
+BARE = '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
+TAGGED = "<tool_call>" + BARE.replace("parameters", "arguments") + "</tool_call>"
+
+
+def test_calls_without_tags_are_those_that_begin_a_turn() -> None:
+    assert (style := style_of(BARE)) is not None
+    assert style.format.name == "llama3"
+    assert style_of(BARE, "<CALLS>[", "]</CALLS>") is None
+
+
+def test_templates_that_write_calls_beside_tools_only_are_read() -> None:
+    assert (style := style_of("{% for t in tools %}" + TAGGED + "{% endfor %}")) is not None
+    assert style.format.name == "hermes"
+
+
+@pytest.mark.parametrize("one", ["{{ '' if m.tool_calls|length == 1 else raise_exception('one') }}", ""])
+def test_a_template_that_takes_one_call_of_a_turn_gets_one(one: str) -> None:
+    first = "{% if loop.first %}" + TAGGED + "{% endif %}"
+    style = style_of(TAGGED if one else first, one)
+    assert style is not None
+    assert style.only_one
+    tags = [
+        call_constraint(ChatBody(messages=HELLO, tools=TOOLS), each, {})[0]["structural_tag"]
+        for each in (style, style_of(TAGGED))
+    ]
+    assert [tag["stop_after_first"] for tag in tags] == [True, False]
+
+
+def test_ids_are_as_short_as_the_template_wants_them() -> None:
+    short = "{{ raise_exception('nine') if %s|length != 9 else %s }}"
+    each, answers = TAGGED + short % ("c.id", "c.id"), short % ("m.tool_call_id", "m.tool_call_id")
+    template = turns_of(each).replace("{{ m.content }}", "{% if m.role == 'tool' %}" + answers + "{% endif %}")
+    style = call_style(partial(EMBEDDED.apply_chat_template, chat_template=template))
+    assert style is not None
+    assert style.short_ids
+    long = f"call_{'0123' * 6}"
+    for call_id, kept in ((long, False), ("callABC12", True)):
+        call = {"id": call_id, "type": "function", "function": {"name": "add", "arguments": "{}"}}
+        messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": call_id}]
+        text = EMBEDDED.decode(prompt_ids(EMBEDDED, template, ChatBody(messages=messages), style=style))
+        used = re.findall(r"</tool_call>(\w{9})\[tool\](\w{9})", text)
+        assert len(used) == 1
+        assert used[0][0] == used[0][1]
+        assert (used[0][0] == call_id) == kept
+
+
 def test_the_embedded_model_reads_and_writes_the_same_calls() -> None:
-    tokenizer = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")
+    tokenizer = EMBEDDED
     assert written(format_of(tokenizer)) == ('<tool_call>{"name":"', '","arguments":', "}</tool_call>")
     call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"what": "the café"}'}}
     messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "closed"}]

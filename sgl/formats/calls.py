@@ -36,6 +36,8 @@ class CallFormat:
     might."""
     prefix: str = ""
     """May stand before an answer that is calls."""
+    id_mark: str = ""
+    """Stands behind the name, before the call's id: nine letters and digits."""
     writes_id: bool = False
     """The name is written as the call's id: functions.NAME:NUMBER."""
     has_channels: bool = False
@@ -57,7 +59,8 @@ class CallFormat:
 
     def marks(self) -> tuple[str, ...]:
         """Everything written around names and arguments."""
-        return (self.prefix, self.opening, self.begin, self.middle, self.end, self.separator, self.closing)
+        around = (self.prefix, self.opening, self.begin, self.id_mark, self.middle, self.end, self.separator)
+        return (*around, self.closing)
 
 
 HERMES: Final = CallFormat(
@@ -82,6 +85,9 @@ MISTRAL: Final = CallFormat(
     trigger="[TOOL_CALLS]",
 )
 MISTRAL_ARGS: Final = CallFormat("mistral_args", "[TOOL_CALLS]", "[ARGS]", "", trigger="[TOOL_CALLS]")
+MISTRAL_IDS: Final = CallFormat(
+    "mistral_ids", "[TOOL_CALLS]", "[ARGS]", "", id_mark="[CALL_ID]", trigger="[TOOL_CALLS]"
+)
 DEEPSEEK_V3: Final = CallFormat(
     "deepseekv3",
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
@@ -150,6 +156,7 @@ FORMATS: Final = (
     GLM45,
     MISTRAL,
     MISTRAL_ARGS,
+    MISTRAL_IDS,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     KIMI_K2,
@@ -165,7 +172,7 @@ PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
     "glm45": (GLM45,),
     "glm47": (GLM45,),
     "llama3": (LLAMA3,),
-    "mistral": (MISTRAL, MISTRAL_ARGS),
+    "mistral": (MISTRAL, MISTRAL_ARGS, MISTRAL_IDS),
     "deepseekv3": (DEEPSEEK_V3,),
     "deepseekv31": (DEEPSEEK_V31,),
     "kimi_k2": (KIMI_K2,),

@@ -41,7 +41,7 @@ def calls_tag(
         section = {"type": "tag", "begin": format.opening, "content": several, "end": format.closing}
     if choice == "required":
         return _structural(section)
-    if format.trigger and not format.opening and format.arguments == "json":
+    if format.trigger and not format.opening and not format.id_mark and format.arguments == "json":
         structures = [
             {"begin": tag["begin"], "schema": tag["content"]["json_schema"], "end": tag["end"]} for tag in tags
         ]
@@ -157,11 +157,11 @@ def _tag(function: Mapping[str, Any], format: CallFormat) -> Tag:
         content["style"] = format.arguments
     name = format.written_name(function["name"])
     begin = f"{format.begin}{name}{format.middle}"
-    if format.writes_id:
-        number = {"type": "regex", "pattern": "[0-9]{1,4}"}
+    if format.writes_id or format.id_mark:
+        number = {"type": "regex", "pattern": "[0-9]{1,4}" if format.writes_id else "[a-zA-Z0-9]{9}"}
         middle = {"type": "const_string", "value": format.middle}
         content = {"type": "sequence", "elements": [number, middle, content]}
-        begin = f"{format.begin}functions.{name}:"
+        begin = f"{format.begin}functions.{name}:" if format.writes_id else f"{format.begin}{name}{format.id_mark}"
     return {"type": "tag", "begin": begin, "content": content, "end": format.end}
 
 

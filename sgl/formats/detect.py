@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from sgl.errors import InvalidRequest
@@ -18,8 +19,12 @@ _PROBE = "sgl_probe"
 _ARGUMENTS = {_PROBE: 1}
 _IDS = ("call00000", f"functions.{_PROBE}:0")
 """Templates refuse ids that are no nine letters, or write nothing but the id."""
+_LONG_ID = "call_000000000000000000000000"
+_USER = {"role": "user", "content": "-"}
+_TOOL = {"type": "function", "function": {"name": "-", "description": "-", "parameters": {"type": "object"}}}
 
-Render = Callable[[list[dict[str, Any]]], str]
+Render = Callable[..., str]
+"""Messages, and variables of the template, to text."""
 
 
 class CallStyle(NamedTuple):
@@ -30,40 +35,59 @@ class CallStyle(NamedTuple):
     """It takes arguments as JSON text."""
     without_content: bool = False
     """It takes no content beside calls, not even an empty one."""
+    only_one: bool = False
+    """It refuses a turn of several calls, or leaves all but one out."""
+    short_ids: bool = False
+    """It takes no ids but those of nine letters and digits."""
 
 
 def call_style(render: Render, formats: Sequence[CallFormat] = FORMATS) -> CallStyle | None:
     """How a template writes calls, as its model was trained: the first of the formats in which a call can be read from
     what it renders, with the template's white space. None if there is none."""
-    for as_text, without_content, written in _rendered(render):
-        for each in formats:
-            if _is_read(each, written):
-                return CallStyle(_as_written(each, written), as_text, without_content)
+    for tools in ({}, {"tools": [_TOOL]}):  # some write calls where there are tools only, some show examples then
+        before = _rendered(render, [_USER], add_generation_prompt=True, **tools)
+        for as_text in (False, True):
+            for without_content in (False, True):
+                for call_id in _IDS:
+                    turn = partial(turn_of_calls, as_text=as_text, without_content=without_content)
+                    written = _rendered(render, [_USER, turn(call_id)], **tools)
+                    for each in formats:
+                        if written is None or not _is_read(each, written, before):
+                            continue
+                        both = _rendered(render, [_USER, turn(call_id, call_id[:-1] + "1")], **tools)
+                        takes_long = _rendered(render, [_USER, turn(_LONG_ID)], **tools) is not None
+                        return CallStyle(
+                            _as_written(each, written),
+                            as_text,
+                            without_content,
+                            only_one=both is None or both.count(_PROBE) == written.count(_PROBE),
+                            short_ids=call_id == _IDS[0] and not takes_long,
+                        )
     return None
 
 
-def _rendered(render: Render) -> Iterator[tuple[bool, bool, str]]:
-    for as_text in (False, True):
-        for without_content in (False, True):
-            for call_id in _IDS:
-                turn = turn_of_calls(call_id, as_text=as_text, without_content=without_content)
-                try:
-                    yield as_text, without_content, render([{"role": "user", "content": "-"}, turn])
-                except InvalidRequest:  # the template knows no such calls
-                    continue
+def _rendered(render: Render, messages: list[dict[str, Any]], **variables: Any) -> str | None:
+    """None where the template refuses them."""
+    try:
+        return render(messages, **variables)
+    except InvalidRequest:  # it knows no such calls
+        return None
 
 
-def turn_of_calls(call_id: str, *, as_text: bool, without_content: bool) -> dict[str, Any]:
-    """A turn that calls."""
+def turn_of_calls(*ids: str, as_text: bool, without_content: bool) -> dict[str, Any]:
+    """A turn with a call of each id."""
     arguments = json.dumps(_ARGUMENTS) if as_text else _ARGUMENTS
-    function = {"name": _PROBE, "arguments": arguments}
-    calls = [{"id": call_id, "type": "function", "function": function}]
+    calls = [
+        {"id": call_id, "type": "function", "function": {"name": _PROBE, "arguments": arguments}} for call_id in ids
+    ]
     return {"role": "assistant", "content": None if without_content else "", "tool_calls": calls}
 
 
-def _is_read(format: CallFormat, written: str) -> bool:
-    """Whether a text holds the probe's call in the format."""
+def _is_read(format: CallFormat, written: str, before: str | None) -> bool:
+    """Whether a text holds the probe's call in the format. `before`: what stands before an answer."""
     at = written.find(format.trigger or parts_of(format.begin)[0])
+    if not format.trigger:  # calls are the whole answer: others' may hold what looks like them
+        at = len(before) if before and written.startswith(before) else -1
     if at < 0:
         return False
     found = calls_in(written[at:], format)
@@ -74,7 +98,8 @@ def _as_written(format: CallFormat, written: str) -> CallFormat:
     """The format with a template's white space."""
     if format.has_channels:
         return format
-    name = rf"(?:functions\.)?{_PROBE}(?::\d+)?"
+    own_id = re.escape(format.id_mark) + r"\w{9}" if format.id_mark else ""
+    name = rf"(?:functions\.)?{_PROBE}(?::\d+)?{own_id}"
     behind = {"opening": "", "begin": name, "middle": _arguments_of(format), "end": "", "closing": ""}
     written_ones = [each for each in behind if getattr(format, each) or behind[each]]
     pattern = ""

@@ -143,12 +143,15 @@ class CallParser:
             raise
         written, length = self._held[:end], end + read_mark(middle, self._held[end:])
         name = json.loads(f'"{written}"', strict=False) if self._format.quotes_name else written.strip()
+        own_id = None
+        if self._format.id_mark:
+            name, _, own_id = (each.strip() for each in name.partition(self._format.id_mark))
         if not name:
             raise Malformed("a call has a name")
         if self._format.writes_id and (found := _ID.fullmatch(name)) is not None:
             self._waiting.append(Begun(found.group(1), name))
         else:
-            self._waiting.append(Begun(name))
+            self._waiting.append(Begun(name, own_id or None))
         self._take(length)
         self._arguments = self._reader(name)
         self._step = self._argue

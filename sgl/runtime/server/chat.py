@@ -3,6 +3,7 @@ of programs are rendered one by one instead, by `sgl.lang.ir.chat_template`."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -25,6 +26,8 @@ _TAKEN = frozenset(
 )
 """Names taken by the template or its renderer."""
 _QUOTE = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, which templates leave alone
+
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 
 
 def prompt_ids(
@@ -121,6 +124,8 @@ def _message(message: Message, quote: Callable[[str], str], style: CallStyle | N
     for name in ("name", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             given[name] = value
+    if "tool_call_id" in given:
+        given["tool_call_id"] = _id(given["tool_call_id"], style)
     if message.reasoning is not None:
         given.setdefault("reasoning_content", message.reasoning)
     calls = [(call.id, _called(call)) for call in message.tool_calls or ()]
@@ -135,7 +140,7 @@ def _message(message: Message, quote: Callable[[str], str], style: CallStyle | N
             given["content"] = None
         given["tool_calls"] = [
             {
-                "id": call_id,
+                "id": _id(call_id, style),
                 "type": "function",
                 "function": {"name": called.name, "arguments": _arguments(called, as_text=as_text)},
             }
@@ -143,6 +148,13 @@ def _message(message: Message, quote: Callable[[str], str], style: CallStyle | N
         ]
     changed: dict[str, Any] = _each_text(given, quote)
     return changed
+
+
+def _id(given: str | None, style: CallStyle | None) -> str | None:
+    """A call's id as the template takes it: the same short one for the same long one."""
+    if given is None or style is None or not style.short_ids or _SHORT_ID.fullmatch(given):
+        return given
+    return hashlib.blake2b(given.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
 
 
 def _text_part(part: Part) -> dict[str, str]:

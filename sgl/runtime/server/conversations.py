@@ -54,7 +54,7 @@ class Conversations:
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
         params = service.sampling_defaults | body.sampling_params(limit)
         has_tags = service.engine.config.grammar_backend == "sgl"
-        constraint, reading = call_constraint(body, style and style.format, params, has_tags=has_tags)
+        constraint, reading = call_constraint(body, style, params, has_tags=has_tags)
         params |= constraint
         separates, streams = body.separate_reasoning is not False, body.stream_reasoning is not False
         marks = () if reading.format is None else reading.format.marks()
@@ -109,12 +109,12 @@ class Conversations:
         """How the model writes calls: by --tool-call-parser and the chat template. Reasoning in harmony's channels is
         told by who reads these."""
         tokenizer, template = self._service.tokenizer, self._service.chat_template
-        options: dict[str, Any] = {} if template is None else {"chat_template": template}
+        own: dict[str, Any] = {} if template is None else {"chat_template": template}
         parser = self._service.config.tool_call_parser
         if parser is None and self._service.config.reasoning_parser == GPT_OSS.name:
             parser = GPT_OSS.name
         formats = FORMATS if parser is None else formats_of(parser)
-        found = call_style(lambda turns: tokenizer.apply_chat_template(turns, **options), formats)
+        found = call_style(partial(tokenizer.apply_chat_template, **own), formats)
         return CallStyle(formats[0]) if found is None and parser is not None else found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.formats.calls import ARRAY, OBJECT, CallFormat
 from sgl.formats.constraint import calls_tag, loose
+from sgl.formats.detect import CallStyle
 from sgl.formats.harmony import harmony_tag
 from sgl.formats.marks import half_mark
 from sgl.formats.parser import Argued, Begun, Event, Said, Thought
@@ -44,10 +45,11 @@ class Reading:
 
 
 def call_constraint(
-    body: ChatBody, format: CallFormat | None, params: Mapping[str, Any], *, has_tags: bool = True
+    body: ChatBody, style: CallStyle | None, params: Mapping[str, Any], *, has_tags: bool = True
 ) -> tuple[dict[str, Any], Reading]:
     """The constraint for well-formed calls (empty if none may come or their format is unknown), and how the answer is
     read then. `has_tags`: the engine takes structural tags. Raises InvalidRequest for uncallable tools."""
+    format = None if style is None else style.format
     functions = _functions(body)
     choice = body.tool_choice
     is_named = isinstance(choice, ChosenTool | ChosenCustom)
@@ -68,7 +70,7 @@ def call_constraint(
         return {"ebnf": grammar}, Reading(has_tools=True, input_of=name)
     typed = [_typed(function) for function in functions]
     schemas = {function["name"]: function["parameters"] for function in typed}
-    only_one = body.parallel_tool_calls is False or is_named
+    only_one = body.parallel_tool_calls is False or is_named or (style is not None and style.only_one)
     if is_named or choice == "required":
         if format is not None and has_tags:
             tag = calls_tag(typed, format, choice="required", only_one=only_one)
