@@ -3,6 +3,7 @@ logprobs of groups of samples, bit for bit from run to run."""
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -11,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sgl import Engine
 from sgl.errors import EngineDead, InvalidRequest, WeightsError
 from sgl.kernels import cpu
-from sgl.runtime import weights
 from sgl.runtime.model.update import ranks
 from tests.patience import PATIENCE, wait_until
 from tests.test_gdn_models import tiny_hybrid
@@ -109,7 +110,10 @@ def test_stages_of_other_models_take_their_layers(kind: str, tmp_path: Path) -> 
 )
 def test_every_tensor_is_read_from_the_ranks_that_have_it(family: str, tmp_path: Path, cut: dict[str, Any]) -> None:
     folder = tiny_checkpoint(tmp_path / "m", family)
+    with Engine(folder, **OPTIONS) as engine:
+        wanted = engine.weights_hash()
     with Engine(folder, **OPTIONS, **cut) as engine:
+        assert engine.weights_hash() == wanted
         before = outcome(engine)
         for name, its in tensors_of(folder).items():
             found = torch.tensor(engine.get_weights_by_name(name, 1000))
@@ -119,15 +123,80 @@ def test_every_tensor_is_read_from_the_ranks_that_have_it(family: str, tmp_path:
             engine.get_weights_by_name("other")
 
 
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_a_hash_is_of_all_ranks_numbers(old: Path, cut: dict[str, Any]) -> None:
+    name = "model.layers.1.self_attn.q_proj.weight"  # of the last stage
+    changed = tensors_of(old)[name]
+    changed[-1, -1] += 1  # of the last rank
+    seen = []
+    for options in ({}, cut):
+        with Engine(old, **OPTIONS, **options) as engine:
+            before = engine.weights_hash()
+            engine.update_weights({name: changed})
+            seen.append((before, engine.weights_hash()))
+    assert seen[0] == seen[1]
+    assert seen[0][0] != seen[0][1]
+
+
+@pytest.mark.slow
+def test_a_hash_of_what_is_not_read_is_of_all_ranks(tmp_path: Path) -> None:
+    folder = tiny_transformer(tmp_path / "m", "DeepseekV3ForCausalLM", **MLA["v3"][1])
+    whole = tensors_of(folder)
+    name = next(its for its in whole if its.endswith("layers.1.self_attn.o_proj.weight"))
+    with Engine(folder, **OPTIONS, tp_size=2) as engine:
+        before = engine.weights_hash()
+        assert engine.weights_hash() == before
+        changed = whole[name].clone()
+        changed[0, -1] += 1  # of the last rank
+        engine.update_weights({name: changed})
+        assert engine.weights_hash() != before
+        engine.update_weights({name: whole[name]})
+        assert engine.weights_hash() == before
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that is made within it."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            given = {its.untyped_storage().data_ptr() for its in args if isinstance(its, torch.Tensor)}
+            if made.untyped_storage().data_ptr() not in given:
+                self.most = max(self.most, made.numel())
+        return made
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-oss", "gemma2", "qwen3-moe", "phi3"])
+def test_rows_of_a_tensor_take_no_room_for_all_of_it(family: str, tmp_path: Path) -> None:
+    """And any rows are those of the checkpoint, also where they are a part of a head."""
+    folder = tiny_checkpoint(tmp_path / "m", family)
+    whole = tensors_of(folder)
+    with Engine(folder, **OPTIONS) as engine:
+        writer = engine._weights.writer
+        writer.begin(list(whole))
+        for name, its in whole.items():
+            for first, last in {(0, 1), (len(its) - 1, len(its)), (len(its) // 3, len(its) // 2 + 1)}:
+                with Largest() as largest, torch.inference_mode():
+                    found = writer.rows(name, first, last)
+                torch.testing.assert_close(found, its[first:last].float(), rtol=0, atol=1e-6)
+                heads = 32 * math.prod(its.shape[1:])  # whole heads are turned back
+                assert largest.most <= max(found.numel(), heads), name
+        writer.finish()
+
+
 def test_ranks_exchange_the_rows_that_are_wanted(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole vocabulary in float32 may be more than there is memory for, and would end the engine."""
     sizes: list[int] = []
 
+    total = ranks.total
+
     def counted(model: Any, part: torch.Tensor) -> torch.Tensor:
         sizes.append(len(part))
-        return ranks.total(model, part)
+        return total(model, part)
 
-    monkeypatch.setattr(weights, "total", counted)
+    monkeypatch.setattr(ranks, "total", counted)
     wanted = tensors_of(old)
     with Engine(old, **OPTIONS, tp_size=2) as engine:
         for name, most in (("model.embed_tokens.weight", 3), ("model.norm.weight", 10**30)):

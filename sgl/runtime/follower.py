@@ -20,13 +20,15 @@ from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
+from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.group import Bystanders
-from sgl.runtime.model.update.ranks import follow, follow_read
+from sgl.runtime.model.update.ranks import first_rows, follow, hashed
 from sgl.runtime.parallel import occupation, wire
 from sgl.runtime.parallel.group import BEAT_SECONDS
 from sgl.runtime.parallel.lines import End, end_of
 from sgl.runtime.parallel.times import LOST, Times
 from sgl.runtime.runner.runner import Launched
+from sgl.runtime.tier_choice import weights_hash
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +98,9 @@ def _follow(end: End, rank: int) -> NoReturn:
             elif isinstance(frame, wire.Write):
                 follow(model, frame.told)
             elif isinstance(frame, wire.Read):
-                follow_read(model, frame.name, frame.num_rows)
+                first_rows(model, writer_of(model, None), frame.name, frame.num_rows)
+            elif isinstance(frame, wire.Hash):
+                hashed(model, writer_of(model, None) if frame.reads else None, weights_hash)
             elif isinstance(frame, wire.Enter):
                 bystanders.enter(**asdict(frame))
             elif isinstance(frame, wire.Hear):

@@ -190,11 +190,11 @@ class Trainable:
         self._memory.resume(tags)
 
     def weights_hash(self) -> str:
-        """Of the numbers of all weights (of rank 0's parts), as hexadecimal digits, however they are laid out; unless
-        they are quantised or of several ranks, where the layout counts. Raises WeightsError where torch does not hold
-        them."""
+        """Of the numbers of all weights, as hexadecimal digits: the same for any tp_size, pp_size and dp_size. Where
+        they are not read back (`get_weights_by_name`), of how each rank holds them. Raises WeightsError where torch
+        does not hold them, and EngineDead."""
         self._home.check()
-        return self._loop.call(self._weights.hash).hex()
+        return self._weights.hash().hex()
 
     def update_weight_version(self, new_version: str) -> None:
         """Call the present weights so. Raises InvalidRequest and EngineDead."""

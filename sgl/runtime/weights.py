@@ -24,7 +24,7 @@ from sgl.runtime.model.base import Model
 from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.files import Files
 from sgl.runtime.model.update.group import BACKENDS, TrainerGroup, TrainerGroups
-from sgl.runtime.model.update.ranks import Told, total, write
+from sgl.runtime.model.update.ranks import Told, first_rows, hashed, write
 from sgl.runtime.model.update.writer import FLOATS, Given, Writer, check, check_aliases, check_numbers
 from sgl.runtime.occupation import MemoryOccupation
 from sgl.runtime.parallel import wire
@@ -212,29 +212,39 @@ class WeightUpdates:
             own = writer.name(name)
             if own not in writer.shapes:
                 check(writer, {own: Given((), torch.float32)}, is_whole=False, source="the request")
-            with torch.inference_mode():
-                if (ranks := self._ranks) is None:
-                    whole = writer.read(own)
-                else:
-                    num_rows = min(most, writer.shapes[own][0])
-                    whole = writer.read_part(own)[:num_rows].float()
-                    with self._failing("reading weights"):
-                        settle(self._loop)
-                        ranks.send(wire.Read(own, num_rows))
-                        whole = total(self._model, whole)
-                rows: list[Any] = whole[:most].float().cpu().tolist()
+            if writer.why_not_read is not None:
+                raise WeightsError(f"{name}: {writer.why_not_read}", tensor=name)
+            num_rows = min(most, *writer.shapes[own][:1])
+            with self._with_all(wire.Read(own, num_rows)):
+                rows: list[Any] = first_rows(self._model, writer, own, num_rows).cpu().tolist()
             return rows
 
         return self._call(look)
 
     def hash(self) -> bytes:
-        """Of all numbers (rank 0's), whatever their layout if they can be read. Raises WeightsError. On the loop's
-        thread."""
-        try:
-            writer = self.writer
-            return weights_hash(map(writer.read, sorted(writer.shapes)))
-        except WeightsError:
-            return weights_hash(self._model.weights.tensors())
+        """Of all weights, on any number of ranks alike; of those that cannot be read, of how each rank holds them.
+        Raises WeightsError and EngineDead."""
+
+        def look() -> bytes:
+            model, writer = self._model, None
+            with contextlib.suppress(WeightsError):
+                writer = self.writer if self.writer.why_not_read is None else None
+            with self._with_all(wire.Hash(writer is not None)):
+                return hashed(model, writer, weights_hash)
+
+        return self._call(look)
+
+    @contextlib.contextmanager
+    def _with_all(self, frame: wire.Frame) -> Iterator[None]:
+        """Around what the others do as well, if there are any; then the engine ends if it fails. On the loop's
+        thread. Raises EngineDead."""
+        if self._ranks is None:
+            yield
+            return
+        with self._failing("reading weights"):
+            settle(self._loop)
+            self._ranks.send(frame)
+            yield
 
     @property
     def _model(self) -> Model:

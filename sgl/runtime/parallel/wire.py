@@ -8,7 +8,7 @@ A frame is one of
     Move     pages to copy between the device and host memory
     Sample   what the others need of its masks
     AddAdapter, DropAdapter   a LoRA adapter, by its number and folder
-    Write, Read   weights are written or read by all, through the collectives
+    Write, Read, Hash   weights are written, read or hashed by all, through the collectives
     Enter, Hear, Leave          a trainer's process group, and what it broadcasts there
     Release, Restore, Capture   memory, given back and taken again
     Stop     the end
@@ -102,6 +102,13 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class Hash:
+    """Take part in a hash of all weights: of numbers that are read, or of how each rank holds them."""
+
+    reads: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Enter:
     """Enter a trainer's group, each rank as the `first` and its own number; see `TrainerGroup`."""
 
@@ -166,6 +173,7 @@ Frame = (
     | DropAdapter
     | Write
     | Read
+    | Hash
     | Enter
     | Hear
     | Leave

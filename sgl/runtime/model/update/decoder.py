@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 
-from sgl.errors import WeightsError
 from sgl.kernels.layers.invariant import InvariantMatrix
 from sgl.kernels.layers.linear import PackedMatrix
 from sgl.runtime.model.decoder import Decoder
@@ -26,6 +25,8 @@ _BLOCKS = {"qkv_proj": ".self_attn", "gate_up_proj": ".mlp"}
 
 class DecoderWriter:
     """A `Writer`."""
+
+    why_not_read: str | None = None
 
     def __init__(self, model: Decoder) -> None:
         self._model, self._weights, self._shard = model, model.weights, model.shard
@@ -122,33 +123,33 @@ class DecoderWriter:
         self._weights.pack()
         self._model.weights_changed()
 
-    def read(self, name: str) -> torch.Tensor:
-        """See `Writer`."""
-        if self._shard.size * self._shard.stages > 1:
-            raise WeightsError(f"{name} is cut among several ranks, of which this one has a part", tensor=name)
-        return self.read_part(name)
-
-    def read_part(self, name: str) -> torch.Tensor:
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         """See `Writer`."""
         if name in self._rows:
-            return torch.cat([self.read_part(part) for part in self._rows[name]])
+            found, start = [], 0
+            for each, size in self._rows[name].items():
+                begin, end = max(first - start, 0), min(last - start, size)
+                if begin < end:
+                    found.append(self.rows(each, begin, end))
+                start += size
+            return torch.cat(found)
         if self._tied and name == LM_HEAD:
             name = _EMBEDDING
-        self.begin([name])
-        try:
-            target = self._targets.get(name)
-            value = None if target is None else self._as_given(name, target.clone())
-        finally:
-            self.finish()
-        whole = torch.zeros(self.shapes[name], dtype=self._model.dtype, device=self._model.device)
-        shard, config = self._shard, self._config
-        parts = shard.parts(name, config)
+        num_rows, *rest = self.shapes[name]
+        whole = torch.zeros(last - first, *rest, device=self._model.device)
+        target, shard, config = self._targets.get(name), self._shard, self._config
+        part, *more = parts = shard.parts(name, config)
         # Heads of keys and values may lie on several ranks, and norms lie on all of a stage.
         is_first = all(replace(shard, rank=rank).parts(name, config) != parts for rank in range(shard.rank))
-        if value is not None and is_first and shard.adds(name):
-            whole = whole.to(value.dtype)
-            for part, its in zip(parts, value.chunk(len(parts), 1) if len(parts) > 1 else [value], strict=True):
-                whole[part] = its
+        start, stop, _ = (part[0] if part else slice(None)).indices(num_rows)
+        begin, end = max(first, start), min(last, stop)
+        if target is None or begin >= end or not is_first or not shard.adds(name):
+            return whole
+        step = config.head_dim if self._order is not None and _is_rotated(name) else 1  # whole heads
+        low, high = (begin - start) // step * step, -(-(end - start) // step) * step
+        value = self._as_given(name, target[low:high])[begin - start - low : end - start - low]
+        for its, numbers in zip(parts, value.chunk(len(parts), 1) if more else [value], strict=True):
+            whole[begin - first : end - first][(slice(None), *its[1:])] = numbers
         return whole
 
     def _as_given(self, name: str, value: torch.Tensor) -> torch.Tensor:
@@ -156,7 +157,7 @@ class DecoderWriter:
         if self._family.norms_add_one and name.endswith("norm.weight"):
             return value - 1.0
         if self._order is not None and _is_rotated(name):
-            heads = value.view(-1, self._config.head_dim, *value.shape[1:])
+            heads = value.reshape(-1, self._config.head_dim, *value.shape[1:])
             return heads[:, _inverse(self._order)].reshape(value.shape)
         if self._has_pairs(name):
             return torch.stack(value.chunk(2, -1), -1).flatten(-2)

@@ -18,6 +18,8 @@ from sgl.runtime.model.update.writer import is_follower, plain, unpack
 class HybridWriter:
     """A `Writer`."""
 
+    why_not_read: str | None = "weights of gated delta nets are not read back"
+
     def __init__(self, model: Hybrid) -> None:
         self._model, self._weights, self._config = model, model.weights, model.whole_config
         self._tied = model.weights.is_tied
@@ -71,8 +73,6 @@ class HybridWriter:
         self._slots = {}
         self._weights.pack()
 
-    def read(self, name: str) -> torch.Tensor:
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         """See `Writer`."""
-        raise WeightsError(f"{name}: weights of gated delta nets are not read back", tensor=name)
-
-    read_part = read
+        raise WeightsError(f"{name}: {self.why_not_read}", tensor=name)

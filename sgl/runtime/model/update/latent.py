@@ -22,6 +22,8 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 class LatentWriter:
     """A `Writer`."""
 
+    why_not_read: str | None = "weights of latent attention are not read back"
+
     def __init__(self, model: LatentDecoder) -> None:
         self._model, self._weights = model, model.weights
         self._tied = model.weights.is_tied
@@ -67,8 +69,6 @@ class LatentWriter:
         self._targets = {}
         self._weights.pack()
 
-    def read(self, name: str) -> torch.Tensor:
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
         """See `Writer`."""
-        raise WeightsError(f"{name}: weights of latent attention are not read back", tensor=name)
-
-    read_part = read
+        raise WeightsError(f"{name}: {self.why_not_read}", tensor=name)

@@ -3,7 +3,8 @@ stage, each of which sends them down its chain of stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +14,13 @@ from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.gdn.model import Hybrid
 from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.ranks import Ranks
+from sgl.runtime.model.shard import WHOLE
 from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.writer import Given, Writer
 
 Told = list[tuple[str, str, list[int]]]
 """Names, dtypes and shapes, in order."""
+_PIECE = 1 << 22  # numbers that are put together at once
 
 
 @torch.inference_mode()
@@ -62,17 +65,57 @@ def follow(model: Model, told: Sequence[Any]) -> None:
 
 
 @torch.inference_mode()
-def total(model: Model, part: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, or rows of it, of all ranks' parts of it (`Writer.read_part`, in float32)."""
-    return (
-        _of_all(model).total(part.reshape(-1)).view(part.shape)
-    )  # flat: no hidden states, which have a faster way
+def first_rows(model: Model, writer: Writer, name: str, num_rows: int) -> torch.Tensor:
+    """The first rows of a tensor, on all ranks at once; rank 0's are right."""
+    writer.begin([name])
+    try:
+        part = writer.rows(name, 0, num_rows)
+    finally:
+        writer.finish()
+    return total(model, part)
 
 
 @torch.inference_mode()
-def follow_read(model: Model, name: str, num_rows: int) -> None:
-    """Take part in `total` of a tensor's first rows on a rank other than 0."""
-    total(model, writer_of(model, None).read_part(name)[:num_rows].float())
+def hashed(model: Model, writer: Writer | None, hash_of: Callable[[Iterable[torch.Tensor]], bytes]) -> bytes:
+    """A hash of all weights, on all ranks at once; rank 0's is right. writer: with which numbers are read, so that it
+    is the same for any number of ranks; None: of how each rank holds them."""
+    if writer is not None:
+        names = sorted(writer.missing(()))
+        writer.begin(names)
+        try:
+            return hash_of(_pieces(model, writer, names))
+        finally:
+            writer.finish()
+    own = hash_of(model.weights.tensors())
+    if not _is_cut(model):
+        return own
+    ranks = _of_all(model)
+    shard, words = ranks.shard, len(own) // 8
+    of_all = torch.zeros(shard.stages * shard.size, words, dtype=torch.int64)
+    of_all[shard.stage * shard.size + shard.rank] = torch.frombuffer(bytearray(own), dtype=torch.int64)
+    return hash_of([torch.tensor(ranks.sum(of_all.view(-1).tolist(), model.device))])
+
+
+def _pieces(model: Model, writer: Writer, names: Iterable[str]) -> Iterator[torch.Tensor]:
+    """All numbers, some rows at a time. A zero has no sign: sums of ranks' have none."""
+    for name in names:
+        num_rows, *rest = writer.shapes[name] or (1,)
+        at_once = max(1, _PIECE // max(1, math.prod(rest)))
+        for first in range(0, num_rows, at_once):
+            yield total(model, writer.rows(name, first, min(num_rows, first + at_once)).add_(0.0))
+
+
+def total(model: Model, part: torch.Tensor) -> torch.Tensor:
+    """The sum of all ranks' parts."""
+    if not _is_cut(model):
+        return part
+    # flat: no hidden states, which have a faster way
+    return _of_all(model).total(part.reshape(-1)).view(part.shape)
+
+
+def _is_cut(model: Model) -> bool:
+    shard = getattr(model, "shard", WHOLE)
+    return bool(shard.size * shard.stages > 1)
 
 
 def _of_all(model: Model) -> Ranks:

@@ -18,6 +18,8 @@ from sgl.runtime.model.weights import packed
 class TransformersWriter:
     """A `Writer`, by the names that the module itself has for its tensors."""
 
+    why_not_read: str | None = None
+
     def __init__(self, model: TransformersModel) -> None:
         self._module: Any = model.module
         self._first = {name: first for name, (first, _) in model.names.items()}
@@ -65,15 +67,10 @@ class TransformersWriter:
             if (follow := getattr(attention, "sgl_follow", None)) is not None:
                 follow()
 
-    def read(self, name: str) -> torch.Tensor:
-        """See `Writer`."""
-        self.begin([name])
-        try:
-            return self._view(name).clone()
-        finally:
-            self.finish()
-
-    read_part = read  # it is never cut
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """See `Writer`; it is never cut."""
+        whole = self._view(name)
+        return (whole[first:last] if whole.dim() else whole).to(torch.float32, copy=True)
 
     def _aliases(self, name: str) -> list[str]:
         first = self._first[name]

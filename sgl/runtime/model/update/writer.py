@@ -52,11 +52,12 @@ class Writer(Protocol):
     def finish(self) -> None:
         """After the last: what the model derives from its weights follows."""
 
-    def read(self, name: str) -> torch.Tensor:
-        """A copy of one, as a checkpoint has it. Raises WeightsError where it cannot be told."""
+    why_not_read: str | None
+    """Why its tensors are not read back, if they are not."""
 
-    def read_part(self, name: str) -> torch.Tensor:
-        """A whole one with zeros where other ranks have its numbers: the sum of all is `read`. Raises WeightsError."""
+    def rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """Rows of one as a checkpoint has it, in float32, with zeros where other ranks have the numbers: the sum of all
+        ranks' is right. Between `begin` and `finish`."""
 
 
 def is_follower(name: str) -> bool:
