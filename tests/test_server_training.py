@@ -113,6 +113,9 @@ def test_weights_come_from_a_folder(server: LiveServer, engine: Engine, folder: 
     assert reply.status_code == 400
     assert reply.json()["success"] is False
     assert "neither a checkpoint folder" in reply.json()["message"]
+    reply = post(server, "/update_weights_from_disk", model_path=str(folder), load_format="dummy")
+    assert (reply.status_code, reply.json()["success"]) == (400, False)
+    assert "load_format must be auto or safetensors" in reply.json()["message"]
     rows = post(server, "/get_weights_by_name", name=NORM, truncate_size=3).json()
     assert rows == pytest.approx(norm(engine)[:3].tolist())
     assert post(server, "/get_weights_by_name", name="other").status_code == 400
@@ -188,6 +191,27 @@ def test_weights_come_from_another_processs_memory(server: LiveServer, engine: E
     reply = post(server, "/update_weights_from_tensor", serialized_named_tensors=[shared([("other", value)])])
     assert (reply.status_code == 400, reply.json()["success"]) == (True, False)
     engine.update_weights({NORM: before})
+
+
+def test_calls_are_those_of_the_originals_engine(engine: Engine, folder: Path) -> None:
+    """With its arguments, in its order, as trainers that hold an engine call it."""
+    before = norm(engine)
+    value = before + 1
+    engine.update_weights_from_tensor([(NORM, value)], None, False)
+    torch.testing.assert_close(norm(engine), value)
+    place = FlattenedTensorMetadata(NORM, before.shape, before.dtype, 0, 256, 64)
+    bucket = {"flattened_tensor": before.flatten().view(torch.uint8), "metadata": [place]}
+    given = [base64.b64decode(shared(bucket))]
+    success, message = engine.update_weights_from_tensor(given, load_format="flattened_bucket", flush_cache=False)
+    assert success, message
+    torch.testing.assert_close(norm(engine), before)
+    with pytest.raises(InvalidRequest, match="must be a list with one text"):
+        engine.update_weights_from_tensor([], "flattened_bucket")
+    assert engine.update_weights_from_disk(str(folder), "auto").success
+    with pytest.raises(InvalidRequest, match="load_format must be auto or safetensors, not 'dummy'"):
+        engine.update_weights_from_disk(str(folder), "dummy")
+    with pytest.raises(InvalidRequest, match="there is no group 'g'"):
+        engine.update_weights_from_distributed([NORM], ["float32"], [[64]], "g", False, None)
 
 
 class Hostile:

@@ -98,7 +98,8 @@ def test_an_engine_that_ends_leaves_its_groups_and_another_enters_one_of_the_sam
     for value in (1.0, 2.0):
         trainer = Trainer()
         engine = Engine(folder, **OPTIONS)
-        engine.init_weights_update_group(*trainer.place)
+        success, message = engine.init_weights_update_group(*trainer.place)
+        assert success, message
         update(engine, value, trainer)
         group = engine._started.trainers.get("g")
         engine.shutdown()

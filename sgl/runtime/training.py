@@ -6,9 +6,10 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from sgl.errors import InvalidRequest
+from sgl.lang.ir.sampling import shown
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.home import Home
@@ -64,8 +65,9 @@ class Trainable:
 
     def update_weights_from_tensor(
         self,
-        named_tensors: NamedTensors | None = None,
+        named_tensors: NamedTensors | Sequence[str | bytes] | None = None,
         load_format: str | None = None,
+        flush_cache: bool = True,
         *,
         serialized_named_tensors: Sequence[str | bytes] | None = None,
         weight_version: str | None = None,
@@ -78,10 +80,13 @@ class Trainable:
         tensor, as bytes or base64; one of them, or one for each rank, of which the first is taken. On a GPU, tensors
         then travel as handles of its memory (CUDA IPC); on a CPU as names of shared memory, with the sharing strategy
         "file_system". Nothing but tensors is read from them. load_format "flattened_bucket": a dictionary of one
-        flattened tensor and its parts' places. is_copy: another engine reads the same message, too.
+        flattened tensor and its parts' places, which may also be given first. flush_cache changes nothing: what is
+        cached of old weights is never found. is_copy: another engine reads the same message, too.
         """
         self._home.check()
         check_load_format(load_format)
+        if load_format == FLATTENED and serialized_named_tensors is None:  # as SGLang's Engine takes it
+            named_tensors, serialized_named_tensors = None, cast(Any, named_tensors)
         if (named_tensors is None) == (serialized_named_tensors is None):
             message = "give either named_tensors or serialized_named_tensors"
             raise InvalidRequest(message, param="named_tensors")
@@ -91,7 +96,8 @@ class Trainable:
                 raise InvalidRequest(message, param="serialized_named_tensors")
             named_tensors = shipped_tensors(serialized_named_tensors[0], load_format, is_copy=is_copy)
         assert named_tensors is not None, "one was given"
-        return self._weights.from_tensors(named_tensors, version=weight_version, source="the update", hold=hold)
+        given = cast(NamedTensors, named_tensors)
+        return self._weights.from_tensors(given, version=weight_version, source="the update", hold=hold)
 
     def init_weights_update_group(
         self,
@@ -103,13 +109,14 @@ class Trainable:
         backend: str = "nccl",
         *,
         timeout: float = 300.0,
-    ) -> None:
+    ) -> WeightsUpdate:
         """Enter a process group with a trainer, its rank 0, as rank `rank_offset` of `world_size`; with tp_size or
         pp_size, each rank enters, from there on. timeout: seconds for the trainer to come, and later for each update to
         arrive. Raises InvalidRequest."""
         self._home.check()
         seconds = checked_seconds("timeout", timeout)
         self._weights.join(master_address, master_port, rank_offset, world_size, group_name, backend, seconds)
+        return WeightsUpdate(True, f"this engine is of the group {group_name!r}")
 
     def update_weights_from_distributed(
         self,
@@ -117,32 +124,42 @@ class Trainable:
         dtypes: Sequence[str],
         shapes: Sequence[Sequence[int]],
         group_name: str = "weight_update_group",
-        *,
+        flush_cache: bool = True,
         load_format: str | None = None,
+        *,
         weight_version: str | None = None,
         hold: bool = False,
     ) -> WeightsUpdate:
         """`update_weights` with tensors that a group's trainer broadcasts, in this order; "flattened_bucket": all their
-        bytes in one tensor. A trainer that sends nothing costs its group, and the old weights stand. Raises
-        InvalidRequest, WeightsError and EngineDead."""
+        bytes in one tensor. flush_cache changes nothing. A trainer that sends nothing costs its group, and the old
+        weights stand. Raises InvalidRequest, WeightsError and EngineDead."""
         self._home.check()
         check_load_format(load_format)
         is_flat = load_format == FLATTENED
         options: dict[str, Any] = {"version": weight_version, "is_flat": is_flat, "hold": hold}
         return self._weights.from_group(names, dtypes, shapes, group_name, **options)
 
-    def destroy_weights_update_group(self, group_name: str = "weight_update_group") -> None:
+    def destroy_weights_update_group(self, group_name: str = "weight_update_group") -> WeightsUpdate:
         """Leave a trainer's group; who is just entering it, or receives, gets InvalidRequest. Raises InvalidRequest for
         an unknown one."""
         self._home.check()
         self._weights.leave(group_name)
+        return WeightsUpdate(True, f"this engine is not of the group {group_name!r} any more")
 
     def update_weights_from_disk(
-        self, model_path: str | os.PathLike[str], *, weight_version: str | None = None, hold: bool = False
+        self,
+        model_path: str | os.PathLike[str],
+        load_format: str | None = None,
+        *,
+        weight_version: str | None = None,
+        hold: bool = False,
     ) -> WeightsUpdate:
-        """`update_weights` with all tensors of a checkpoint of the same model. Raises ModelError and InvalidRequest,
-        too."""
+        """`update_weights` with all tensors of a checkpoint of the same model. load_format: "auto" or "safetensors",
+        which are the same. Raises ModelError and InvalidRequest, too."""
         self._home.check()
+        if load_format not in (None, "auto", "safetensors"):
+            message = f"load_format must be auto or safetensors, not {shown(load_format)}"
+            raise InvalidRequest(message, param="load_format")
         path = checked_path("model_path", model_path)
         update = self._weights.from_files(path, version=weight_version, hold=hold)
         if not hold:

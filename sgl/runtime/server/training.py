@@ -131,7 +131,10 @@ class TrainingApi(Api):
     async def from_disk(self, request: web.Request, body: DiskBody) -> web.Response:
         """Replace all weights by a checkpoint's. 400 if it does not fit; the old ones stand."""
         return await self._changed(
-            body, "update_weights_from_disk", body.model_path, {"weight_version": body.weight_version}
+            body,
+            "update_weights_from_disk",
+            body.model_path,
+            {"load_format": body.load_format, "weight_version": body.weight_version},
         )
 
     @endpoint(
