@@ -175,6 +175,27 @@ def test_a_flush_removes_all(store: Store, tmp_path: Path) -> None:
     assert store.write(store.names(PROMPT)).num_good == 10
 
 
+def test_a_flush_empties_what_it_cannot_remove(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever took the right to change the folder away did not mean to keep pages that were flushed."""
+    store.write(store.names(PROMPT))
+
+    def refused(path: Path, *, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        store.files.clear()
+        wait_until(lambda: not any(path.stat().st_size for path in tmp_path.rglob("*.pages")))
+    assert store.write(store.names(PROMPT)).num_good == 10
+    assert store.read(store.names(PROMPT)).num_good == 10
+    store.files.close()
+    again = Store(tmp_path)
+    assert again.stored(PROMPT) == 10
+    again.files.close()
+
+
 def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
     """A flipped bit anywhere, or a file cut anywhere: fewer pages, and never a wrong one."""
     store = Store(tmp_path, segment_bytes=1 << 16)
@@ -438,7 +459,11 @@ def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").stat().st_size > 300
 
 
-def test_contents_of_several_sizes_share_the_bound(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most_joined", [0, 1 << 20])
+def test_contents_of_several_sizes_share_the_bound(
+    most_joined: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments_module, "_MOST_JOINED", most_joined)
     memory, states = np.zeros((64, BYTES), np.uint8), [np.zeros((8, 500), np.uint8), np.zeros((8, 100), np.uint8)]
     options: dict[str, Any] = {"beside": {Kind.STATE: states}, "segment_bytes": 1300}
     files = PageFiles(tmp_path, MODEL, memory, PAGE, 12_000, **options)

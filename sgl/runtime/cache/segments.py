@@ -37,6 +37,7 @@ SEGMENT_BYTES: Final = 256 << 20
 _LEAST_SEGMENTS: Final = 8  # that the bound is divided into
 _MOST_SEGMENTS: Final = 256  # each is an open file, and a process may often have 1,024, its clients' among them
 _MOST_RECORDS: Final = 1 << 20  # of all segments: their names take some 200 bytes each in memory
+_MOST_JOINED: Final = 4 << 20  # bytes that are copied for one write: meanwhile, no other thread runs
 _SYNC_BYTES: Final = 64 << 20  # written between two fsyncs
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -129,7 +130,12 @@ class Segments:
         checksum = _checksum(name, views)
         head = _RECORD.pack(name, checksum, zlib.crc32(name + checksum.to_bytes(4, "little")))
         try:
-            write_all(segment.file, b"".join((head, *views)))
+            if size > _MOST_JOINED:
+                write_all(segment.file, head)
+                for view in views:
+                    write_all(segment.file, view)
+            else:
+                write_all(segment.file, b"".join((head, *views)))
         except OSError:
             self._cut(segment)
             raise
@@ -192,8 +198,14 @@ class Segments:
         if self._current.get(segment.size) is segment:
             del self._current[segment.size]
         self.num_bytes -= os.fstat(segment.file).st_size
-        os.close(segment.file)
-        (self._folder / f"{segment.number:08}.pages").unlink(missing_ok=True)
+        path = self._folder / f"{segment.number:08}.pages"
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:  # the folder takes no changes any more: what the file has goes nevertheless
+            logger.warning("%s cannot be removed, and is emptied: %s", path, error)
+            os.ftruncate(segment.file, 0)
+        finally:
+            os.close(segment.file)
 
     # ── at the start ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -230,7 +242,7 @@ class Segments:
             segment.names.append(name)
 
 
-def write_all(file: int, data: bytes) -> None:
+def write_all(file: int, data: bytes | memoryview) -> None:
     """Append bytes to a file. Raises OSError."""
     view = memoryview(data)
     while view:
