@@ -69,6 +69,12 @@ def test_turn_by_turn_is_the_same_as_at_once(source: str, turns: list[tuple[str,
     assert render_turns(template, turns) == render_at_once(source, turns)
 
 
+def test_what_is_marked_as_generated_is_rendered() -> None:
+    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    turns = CONVERSATIONS[0]
+    assert render_turns(jinja_template(marked), turns) == render_at_once(CHATML, turns)
+
+
 def test_an_assistant_turn_begins_with_the_generation_prompt() -> None:
     @sgl.function
     def program(s):

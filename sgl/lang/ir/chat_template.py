@@ -214,8 +214,18 @@ def _environment() -> Any:
 
         return datetime.datetime.now().strftime(form)
 
+    class Generation(jinja2.ext.Extension):
+        """`{% generation %}` marks what a model is trained to write; here, what it holds is rendered."""
+
+        tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
+
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, Generation]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = raise_exception
