@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -15,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 import requests
+from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +28,7 @@ from sgl.cli.options import options_of_file
 from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.cluster import spares
 from sgl.runtime.cluster.config import ClusterConfig, Options
+from sgl.runtime.cluster.control import Control
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
@@ -498,3 +502,45 @@ def test_a_running_cluster_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch,
     assert {file.stat().st_mode & 0o777 for file in [*files, files[0].parent]} == {0o600, 0o700}
     one.forget()
     assert found(None) == other
+
+
+def test_a_full_disk_is_said_and_leaves_no_cluster_that_nobody_can_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    known = Running(1, 30000, "http://x", "http://y", "secret", None, "sgl", None)
+    known.write()
+    with monkeypatch.context() as full:
+
+        def write(handle: int, mode: str) -> Any:
+            os.close(handle)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        full.setattr("os.fdopen", write)
+        with pytest.raises(ConfigError, match=r"30000\.json, by which .* cannot be written: .*No space left"):
+            known.write()
+    assert found(None) == known, "the file of before is whole"
+    assert len(list(tmp_path.glob("*/*"))) == 1
+
+
+def test_a_command_that_nothing_comes_of_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = [{"id": "w", "state": "ready", "generation": 1}]
+    facts = {"serving": 1, "replicas": 2, "workers": workers, "generation": 1, "patience": 0.3, "logs": "/logs"}
+    known = SimpleNamespace(link=lambda: SimpleNamespace(get=lambda path: facts, post=lambda *_, **__: None))
+    monkeypatch.setattr("sgl.cli.cluster._alive", lambda port: known)
+    with pytest.raises(EngineDead, match=r"1 of 2 replicas serve, and nothing has changed for 0\.3 s.*/logs"):
+        scale(SimpleNamespace(port=None, replicas=2, prefill=False))
+
+
+def test_a_token_that_is_no_text_is_a_wrong_one() -> None:
+    async def test() -> None:
+        control = Control("token", Registry(), SimpleNamespace())  # type: ignore[arg-type]
+        async with TestServer(control.app) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(
+                b"GET /status HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n"
+            )
+            assert b" 401 " in await reader.readline()
+            writer.close()
+
+    asyncio.run(asyncio.wait_for(test(), PATIENCE))

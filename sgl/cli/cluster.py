@@ -157,11 +157,19 @@ def _delete(running: Running) -> None:
 
 
 def _until(known: Running, is_done: Any) -> int:
-    link = known.link()
+    link, before, since = known.link(), None, time.monotonic()
     while True:
         facts = link.get("/status")
         if is_done(facts):
             return 0
+        now = [(its["id"], its["state"], its["generation"]) for its in facts["workers"]]
+        if now != before:
+            before, since = now, time.monotonic()
+        if time.monotonic() - since > facts["patience"]:
+            raise EngineDead(
+                f"{facts['serving']} of {facts['replicas']} replicas serve, and nothing has changed for "
+                f"{facts['patience']:g} s, in which one starts and one ends: {facts['logs']} say why"
+            )
         failed = [its for its in facts["workers"] if its["state"] in ("failed", "refused")]
         if failed and facts["serving"] < facts["replicas"] and failed[0]["generation"] == facts["generation"]:
             raise EngineDead(f"a replica does not serve: {failed[0]['reason']}")

@@ -100,6 +100,7 @@ class Cluster:
             "prefill_replicas": self._counts["prefill"],
             "generation": self._generation,
             "serving": len(self._registry.serving(time.monotonic())),
+            "patience": self._options.cluster.start_timeout + self._options.server.drain_timeout,
             "pids": {
                 "cluster": os.getpid(),
                 "router": None if self._router is None else self._router.pid,

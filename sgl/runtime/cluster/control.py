@@ -74,7 +74,7 @@ class Control:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         given = request.headers.get(TOKEN_HEADER, "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+        if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode()):
             return web.json_response({"error": "this needs the cluster's token"}, status=401)
         try:
             return await handler(request)

@@ -47,12 +47,20 @@ class Running:
         return self.began is None or began(self.pid) in (self.began, None)  # else it has another's number
 
     def write(self) -> None:
-        """Have it found."""
+        """Have it found. Raises ConfigError."""
         folder = _folder()
-        path = folder / f"{self.port}.json"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.encode(asdict(self)))
+        path, new = folder / f"{self.port}.json", folder / f"{self.port}.new"
+        try:
+            handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.encode(asdict(self)))
+            new.replace(path)
+        except OSError as error:  # the disk is full, say
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            raise ConfigError(
+                f"{path}, by which `sgl cluster` finds this cluster, cannot be written: {error}", option="port"
+            ) from error
 
     def forget(self) -> None:
         """Have it found no more. Idempotent."""

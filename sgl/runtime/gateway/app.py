@@ -93,7 +93,7 @@ class Gateway:
         self._started = time.time()
         self._stored: OrderedDict[str, str] = OrderedDict()  # workers by response id
         for url in workers:
-            self.servers.add(url, url)
+            self.servers.add(url.rstrip("/"), url)
         self.app = web.Application(middlewares=[self._guard])
         self.app.cleanup_ctx.append(self._connected)
         for path in _HEALTH:
@@ -105,8 +105,8 @@ class Gateway:
         self.app.router.add_route("*", "/{path:.*}", self._pass)
 
     async def add_worker(self, url: str, worker_id: str | None = None) -> None:
-        """Share requests with it, too. The same id again: another server is in its place."""
-        self.servers.add(worker_id or url, url)
+        """Share requests with it, too. The same id with another URL: another server is in its place."""
+        self.servers.add(worker_id or url.rstrip("/"), url)
 
     async def drain_worker(self, worker_id: str) -> None:
         """Give it no more; what runs goes on."""
@@ -315,6 +315,7 @@ class Gateway:
             await self.add_worker(url, worker_id)
         elif request.method == "DELETE":
             worker = request.query.get("id", "")
+            worker = worker if worker in self.servers else worker.rstrip("/")
             if worker not in self.servers:
                 raise InvalidRequest(f"there is no worker {worker!r}", param="id")
             await (self.remove_worker if request.query.get("now") == "true" else self.drain_worker)(worker)

@@ -121,6 +121,11 @@ class Fleet:
         if worker_id in self._workers:
             self._workers[worker_id].is_draining = True
 
+    def undrain(self, worker_id: str) -> None:
+        """It takes requests again. Idempotent."""
+        if worker_id in self._workers:
+            self._workers[worker_id].is_draining = False
+
     def route(self, ask: Ask, among: Collection[str] | None = None) -> Ticket:
         """Choose a worker. among: ids of those that may be; None: all that do not drain. Raises EngineDead."""
         workers = [
@@ -163,7 +168,7 @@ class Fleet:
             window.in_flight += worker.in_flight * (now - window.at)
             window.done += done
         window.at = now
-        if window.busy < _WINDOW_SECONDS:
+        if window.busy < _WINDOW_SECONDS or self._workers.get(worker.id) is not worker:  # it is gone
             return
         among = [its for its in self._workers.values() if its.in_flight]
         usual = sum(its.in_flight for its in among) / max(1, len(among))

@@ -15,6 +15,8 @@ from typing import Any
 
 REMEMBERED = 200_000
 """Blocks of a worker whose room is not known."""
+MOST_ROOM = 1_000_000
+"""Blocks that a worker is thought to have room for, whatever it says."""
 GUESS_SECONDS = 1800.0
 """After that, a worker that tells its events would have told."""
 
@@ -39,7 +41,7 @@ class PrefixIndex:
 
     def set_room(self, worker: str, blocks: int) -> None:
         """A worker keeps so many blocks."""
-        self._room[worker] = blocks
+        self._room[worker] = min(blocks, MOST_ROOM)
 
     def tells(self, worker: str) -> bool:
         """Whether events of this worker have come."""

@@ -116,7 +116,8 @@ class Limits:
                 if turn.done() and not turn.cancelled():  # it had its turn already
                     self._pass_on()
                 else:
-                    self._waiting.remove(turn)
+                    with contextlib.suppress(ValueError):  # it was passed over, since it had left
+                        self._waiting.remove(turn)
                 raise
         try:
             yield

@@ -144,7 +144,11 @@ class Servers:
         return [each for each in left if self[each].mode != "prefill"] or left or found
 
     def add(self, worker_id: str, url: str) -> None:
-        """One more, or another server in its place."""
+        """One more, or another server in its place. Of the same one, what runs goes on, and it drains no longer."""
+        if worker_id in self._servers and self._servers[worker_id].url == url.rstrip("/"):
+            self._fleet.undrain(worker_id)
+            self.tell()
+            return
         self.remove(worker_id)
         breaker = Breaker(self._config.breaker_failures, self._config.breaker_seconds)
         server = self._servers[worker_id] = Server(worker_id, url.rstrip("/"), breaker)

@@ -1,0 +1,99 @@
+"""What an operator does to a gateway while requests run: workers added twice, taken away, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from sgl.errors import QueueFull
+from sgl.runtime.gateway import index
+from sgl.runtime.gateway.config import GatewayConfig
+from sgl.runtime.gateway.fleet import Fleet
+from sgl.runtime.gateway.index import PrefixIndex
+from sgl.runtime.gateway.limits import Limits
+from sgl.runtime.gateway.policy import Ask
+from tests.test_gateway import ADMIN, MockWorker, gateway_of, run, until
+
+
+def test_a_worker_that_is_added_again_keeps_what_runs_there_and_drains_no_longer() -> None:
+    goes_on = asyncio.Event()
+
+    async def slow(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"data: 1\n\n")
+        await goes_on.wait()
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def test() -> None:
+        async with gateway_of(slow) as (gateway, [worker], client):
+            headers = {"Authorization": f"Bearer {ADMIN}"}
+            answer = await client.post("/generate", json={"text": "x", "stream": True})
+            assert await answer.content.readline() == b"data: 1\n"
+            for _ in range(2):
+                added = await client.post("/workers", json={"url": f"{worker.url}/"}, headers=headers)
+                assert [each["in_flight"] for each in await added.json()] == [1]
+            await client.delete("/workers", params={"id": worker.url}, headers=headers)
+            assert gateway.servers.ready() == []
+            [known] = await (await client.post("/workers", json={"url": worker.url}, headers=headers)).json()
+            assert (known["is_draining"], known["in_flight"]) == (False, 1)
+            assert gateway.servers.ready() == [worker.url]
+            goes_on.set()
+            assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
+            await until(lambda: not any(each.in_flight for each in gateway.fleet.workers))
+
+    run(test)
+
+
+def test_the_last_worker_may_go_while_it_is_measured() -> None:
+    now = 0.0
+    fleet = Fleet(clock=lambda: now)
+    fleet.add("a")
+    first, second = (fleet.route(Ask(prompt=100.0, generated=10.0)) for _ in range(2))
+    now = 100.0
+    fleet.remove("a")
+    first.first_byte()
+    first.end()
+    again = fleet.add("a")  # another one
+    second.end()
+    assert (again.in_flight, again.work, again.rate) == (0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_client_that_leaves_while_it_is_passed_over_leaves_like_others(number: int) -> None:
+    async def test() -> None:
+        limits = Limits(GatewayConfig(max_in_flight=1, max_waiting=10))
+        held = limits.place()
+        await held.__aenter__()
+
+        async def wait() -> None:
+            async with limits.place():
+                pass
+
+        tasks = [asyncio.ensure_future(wait()) for _ in range(number)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await held.__aexit__(None, None, None)  # before it has noticed
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(ends[0], asyncio.CancelledError)
+        assert ends[1:] == [None] * (number - 1)
+        assert (limits.num_waiting, limits._free, len(limits._waiting)) == (0, 1, 0)
+        full = Limits(GatewayConfig(max_in_flight=1, max_waiting=0))
+        async with full.place():
+            with pytest.raises(QueueFull):
+                await full.place().__aenter__()
+        assert full._free == 1
+
+    run(test)
+
+
+def test_a_worker_that_claims_endless_room_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "MOST_ROOM", 100)
+    known = PrefixIndex()
+    known.set_room("w", 10**14)
+    for first in range(0, 1000, 50):
+        known.sent("w", range(first, first + 50))
+    assert len(known._sent["w"]) == len(known._guessed) == 100
