@@ -2430,7 +2430,7 @@ export interface components {
         };
         /**
          * GenerateBody
-         * @description A null means the default; unknown fields are ignored, unknown sampling parameters refused.
+         * @description A null means the default; unknown fields are ignored, unknown sampling parameters refused, and so is what SGLang would do and this server does not.
          */
         GenerateBody: {
             /** Text */
