@@ -31,8 +31,10 @@ SERVER = textwrap.dedent(
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
             if body and body.get("stream"):
-                texts = ["one", "one two", "one two three"]
+                texts = ["one", "one two", "one two three" + "!" * int(body["text"])]
                 events = [b"data: " + json.dumps({"text": text}).encode() + b"\\n\\n" for text in texts]
+                if body["text"] == "-1":
+                    events[1:] = [b'data: {"error": {"message": "no memory"}}\\n\\n']
                 self.send(b"".join([*events, b"data: [DONE]\\n\\n"]))
             else:
                 self.answer({"text": "hi", "meta_info": {"completion_tokens": 1}, "got": body})
@@ -117,10 +119,13 @@ def test_a_runtime_is_a_server_process_and_a_backend(tmp_path: Path, monkeypatch
         answer = json.loads(runtime.generate("hello", {"temperature": 0}))
         assert answer["got"] == {"text": "hello", "sampling_params": {"temperature": 0}}
 
-        async def read() -> list[str]:
-            return [piece async for piece in runtime.async_generate("hello")]
+        async def read(number: int) -> list[str]:
+            return [piece async for piece in runtime.async_generate(str(number))]
 
-        assert asyncio.run(read()) == ["one", " two", " three"]
+        assert asyncio.run(read(0)) == ["one", " two", " three"]
+        assert sum(map(len, asyncio.run(read(10**6)))) == 13 + 10**6, "a line may be long"
+        with pytest.raises(BackendError, match="failed while streaming: no memory"):
+            asyncio.run(read(-1))
     finally:
         runtime.shutdown()
         runtime.shutdown()

@@ -1,4 +1,5 @@
-"""HTTP client of backends: connection pool, deadlines, retries, server-sent events. Runs on the io thread."""
+"""HTTP client of backends: connection pool, deadlines, retries, server-sent events. Runs on the io thread, or on a
+loop whose owner closes it."""
 
 from __future__ import annotations
 
@@ -209,7 +210,8 @@ class HttpClient:
                     limit=self._max_connections, ssl=self._verify, ttl_dns_cache=DNS_SECONDS
                 ),
             )
-            io.close_at_exit(self.close)
+            if loop is io.loop():  # whoever brings a loop closes the client
+                io.close_at_exit(self.close)
         return self._session
 
 

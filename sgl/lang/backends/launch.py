@@ -16,7 +16,7 @@ import requests
 
 from sgl import child
 from sgl.errors import BackendError, MissingExtra, is_installed, needs_extra
-from sgl.lang.backends.http import unreachable, with_scheme
+from sgl.lang.backends.http import HttpClient, with_scheme
 from sgl.lang.backends.server import RuntimeEndpoint as RuntimeEndpoint
 from sgl.options import ServerOptions
 
@@ -50,7 +50,7 @@ class Runtime:
         self.pid: int | None = self._process.pid
         self._owner = os.getpid()
         atexit.register(self.shutdown)
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._api_key = api_key
         try:
             wait_for_server(self.url, launch_timeout, self._process)
         except BaseException:
@@ -74,23 +74,16 @@ class Runtime:
     async def async_generate(
         self, prompt: str, sampling_params: dict[str, Any] | None = None
     ) -> AsyncIterator[str]:
-        """Pieces of text, on the caller's event loop."""
-        import aiohttp
-
+        """Pieces of text, on the caller's event loop. Raises SglError."""
         body = {"text": prompt, "sampling_params": sampling_params or {}, "stream": True}
+        client = HttpClient(self.url, api_key=self._api_key)
         sent = 0
-        async with aiohttp.ClientSession(headers=self._headers) as session:
-            try:
-                response = await session.post(self.url + "/generate", json=body)
-            except aiohttp.ClientConnectorError as error:
-                raise unreachable(self.url, error) from None
-            if response.status != 200:
-                raise BackendError(f"/generate failed: {await response.text()}", status=response.status)
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    text = json.loads(line[len(b"data: ") :])["text"]
-                    yield text[sent:]
-                    sent = 0 if self._is_incremental else len(text)
+        try:
+            async for event in client.events("/generate", body):
+                yield event["text"][sent:]
+                sent = 0 if self._is_incremental else len(event["text"])
+        finally:
+            await client.close()
 
     add_request = async_generate
 
