@@ -3,10 +3,11 @@
     python -m benchmarks.tiers_soak [--operations 1000000] [--seed 0]
 
 The mock model's tokens hash the KV that they read: a page that was copied to or from the wrong place, too early or
-too late, is a wrong token. Beside admissions, aborts and flushes there are leases that are taken, shared, expire and
-finish, prefetches, copies of everything, reads of files that come too late, and engines that begin again with the
-files of the one before, some of which are damaged. The ledgers of device and host pages are proved every 200
-operations and at the end, when every page must be free or evictable. A failure prints the seed that led there.
+too late, is a wrong token. Beside admissions, aborts, flushes and new weights there are leases that are taken,
+shared, expire and finish, prefetches, copies of everything, reads of files that come too late, and engines that begin
+again with the files of the one before, some of which are damaged. The ledgers of device and host pages are proved
+every 200 operations and at the end, when every page must be free or evictable. A failure prints the seed that led
+there.
 """
 
 from __future__ import annotations
@@ -101,6 +102,9 @@ class Episode:
                     driver.abort(rng.choice(live))
                 elif kind < 0.141:
                     memory.flush()
+                elif kind < 0.1415:  # new weights, which are the same ones here
+                    driver.copies.settle()
+                    memory.outdate()
                 elif kind < 0.18 and known:
                     self._lease(driver, rng.choice(known), leases)
                 elif kind < 0.181:
