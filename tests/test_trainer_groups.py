@@ -170,7 +170,7 @@ def test_a_rank_tells_which_group_it_could_not_enter(monkeypatch: pytest.MonkeyP
     told: list[int] = []
     bystanders = Bystanders(1, torch.device("cpu"), told.append)
     bystanders.enter("127.0.0.1", free_port(), 1, 3, "left", "gloo", PATIENCE, 6)
-    bystanders.leave("left")  # which is no failure
+    bystanders.leave("left", 6)  # which is no failure
     bystanders.enter("127.0.0.1", free_port(), 1, 3, "g", "gloo", 0.3, 7)
     wait_until(lambda: told)
     time.sleep(0.3)
@@ -318,6 +318,8 @@ def test_a_rank_does_nothing_else_before_it_has_heard_what_it_hears_alone(monkey
     group.heard[1].set_result(None)
     settling.result(PATIENCE)
     bystanders.hear("g", [("float32", 4)], True)
-    bystanders.leave("g")
+    bystanders.leave("g", 7)  # a late word of an earlier one
+    assert not group.is_left
+    bystanders.leave("g", 1)
     bystanders.settle()  # of a group that is left, nothing is awaited
     assert not group.heard[2].done()

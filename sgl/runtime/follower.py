@@ -106,7 +106,7 @@ def _follow(end: End, rank: int) -> NoReturn:
             elif isinstance(frame, wire.Hear):
                 bystanders.hear(**asdict(frame))
             elif isinstance(frame, wire.Leave):
-                bystanders.leave(frame.name)
+                bystanders.leave(frame.name, frame.number)
             elif isinstance(frame, wire.Release | wire.Restore | wire.Capture):
                 occupation.follow(frame, runner.occupation, ranks)
             elif not isinstance(frame, wire.Sample):

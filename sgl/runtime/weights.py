@@ -138,7 +138,7 @@ class WeightUpdates:
 
     def _leave(self, name: str, group: TrainerGroup) -> None:
         if self._groups.leave(name, group):
-            self._tell_all(wire.Leave(name))
+            self._tell_all(wire.Leave(name, group.number))
 
     def _why_lost(self, group: TrainerGroup) -> str | None:
         lost = () if self._ranks is None else self._ranks.lost()
@@ -190,13 +190,15 @@ class WeightUpdates:
             else:
                 received = [torch.empty(its.shape, dtype=its.dtype, device=device) for its in looks.values()]
             about = [(str(its.dtype).removeprefix("torch."), its.numel()) for its in received]
-            try:
-                with self._alone(group) as is_alone:
+            with self._alone(group) as is_alone:
+                try:
                     self._tell_all(wire.Hear(name, about, is_alone))
                     group.receive(received, lambda: self._why_lost(group))
-            except BaseException:
-                self._leave(name, group)
-                raise
+                except BaseException:
+                    # before a step that other ranks would not begin while they hear, whoever else has left it, too
+                    self._groups.leave(name, group)
+                    self._tell_all(wire.Leave(name, group.number))
+                    raise
             if is_flat:
                 parts = zip(torch.split(flat, sizes), looks.values(), strict=True)
                 received = [part.clone().view(its.dtype).view(its.shape) for part, its in parts]

@@ -134,9 +134,10 @@ class Hear:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Leave a trainer's group."""
+    """Leave a trainer's group, unless another has its name by now."""
 
     name: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,8 @@ class Bystanders:
         self, address: str, port: int, first: int, size: int, name: str, backend: str, seconds: float, number: int
     ) -> None:
         """See `TrainerGroup`."""
-        self.leave(name)
+        if (before := self._groups.get(name)) is not None:
+            self.leave(name, before.number)
         place = address, port, first + self._rank, size, name, backend, seconds
         self._groups[name] = group = TrainerGroup(*place, number)
         group._entering.add_done_callback(lambda done: self._look(group, done))
@@ -247,9 +248,11 @@ class Bystanders:
                 group._settle(done, lambda: None)
         self._alone.clear()
 
-    def leave(self, name: str) -> None:
-        """Let go of a group."""
-        if (group := self._groups.pop(name, None)) is not None:
+    def leave(self, name: str, number: int) -> None:
+        """Let go of a group, unless another has its name."""
+        group = self._groups.get(name)
+        if group is not None and group.number == number:
+            del self._groups[name]
             group.close()
 
     def _look(self, group: TrainerGroup, done: Future[None]) -> None:
