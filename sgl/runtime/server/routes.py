@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _ENGINES_PROMPT = ("prompt", "input_ids")
-_PROMPTS = ("messages", "input", "prompt", "text")  # what bodies call it
+_PROMPTS = ("messages", "input", "text", "prompt")  # what bodies call it; beside text, prompt is refused
 
 
 @dataclass(frozen=True)
