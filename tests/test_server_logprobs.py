@@ -159,6 +159,21 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def test_the_alternatives_of_a_completions_token_have_itself(server: LiveServer) -> None:
+    body = {"prompt": "hello", "max_tokens": 20, "temperature": 2.0, "seed": 1, "logprobs": 2, "echo": True}
+    found = server.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    sizes = set()
+    for token, logprob, top in list(
+        zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
+    )[1:]:
+        sizes.add(len(top))
+        if "\ufffd" not in token and token:  # whole characters
+            assert top[token] == logprob
+    assert sizes == {3}
+    likeliest = server.post("/v1/completions", {**body, "temperature": 0, "echo": False}).json()["choices"][0]
+    assert {len(top) for top in likeliest["logprobs"]["top_logprobs"]} == {2}
+
+
 @pytest.mark.parametrize(("path", "body"), BODIES)
 def test_large_answers_are_made_beside_the_event_loop(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]

@@ -74,9 +74,9 @@ class CompletionLogprobs:
             fields["text_offset"].append(self._offset)
             self._offset += len(piece)
             top = tops[i] if tops is not None else None
-            fields["top_logprobs"].append(
-                None if top is None else {self._text(other[1]): other[0] for other in top}
-            )
+            if top is not None:  # the token itself always, as at OpenAI
+                top = {self._text(other[1]): other[0] for other in (*top, entry)}
+            fields["top_logprobs"].append(top)
 
     def _text(self, token_id: int) -> str:
         if self._as_ids:
