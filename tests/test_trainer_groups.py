@@ -196,21 +196,23 @@ def test_updates_of_a_group_come_one_after_the_other(engine: Engine, monkeypatch
     assert [engine.get_weights_by_name(name, 1) for name in (NORM, *names)] == [[1.0], [2.0], [3.0]]
 
 
-def generation(engine: Engine) -> Future[Any]:
+def generation(engine: Engine, params: dict[str, Any]) -> Future[Any]:
     """One under way."""
     before = steps(engine)
-    running = later(lambda: engine.generate(input_ids=PROMPT, sampling_params={**GREEDY, "max_new_tokens": 400}))
+    running = later(lambda: engine.generate(input_ids=PROMPT, sampling_params=params))
     wait_until(lambda: steps(engine) > before + 3)
     return running
 
 
-def check_stands_still(engine: Engine, trainer: Trainer, hears: Callable[[], Any]) -> None:
-    """Over NCCL, no step is under way while a broadcast is; other exchanges of ranks wait for it, too."""
-    wanted = engine.generate(input_ids=PROMPT, sampling_params={**GREEDY, "max_new_tokens": 400})["output_ids"]
+def check_stands_still(engine: Engine, trainer: Trainer, hears: Callable[[], Any], length: int) -> None:
+    """Over NCCL, no step is under way while a broadcast is; other exchanges of ranks wait for it, too. length: of
+    generations, in tokens."""
+    params = {**GREEDY, "max_new_tokens": length}
+    wanted = engine.generate(input_ids=PROMPT, sampling_params=params)["output_ids"]
     norm = torch.tensor(engine.get_weights_by_name(NORM))
     engine.init_weights_update_group(*trainer.place)
     engine._started.trainers.get("g").backend = "nccl"  # which differs in what it may wait for
-    running = generation(engine)
+    running = generation(engine, params)
     updating = later(lambda: engine.update_weights_from_distributed(*LOOK))
     wait_until(hears)
     before = steps(engine)
@@ -225,9 +227,9 @@ def check_stands_still(engine: Engine, trainer: Trainer, hears: Callable[[], Any
     pausing.result(PATIENCE)
     ended = running.result(PATIENCE)
     assert ended["output_ids"] == wanted[: len(ended["output_ids"])]
-    assert len(ended["output_ids"]) < 400
+    assert len(ended["output_ids"]) < length
     engine.continue_generation()
-    running = generation(engine)
+    running = generation(engine, params)
     updating = later(lambda: engine.update_weights_from_distributed(*LOOK))
     time.sleep(0.1)
     engine.destroy_weights_update_group("g")  # a trainer that does not come costs no more than this
@@ -251,7 +253,7 @@ def test_a_broadcast_over_nccl_has_its_place_between_two_steps(engine: Engine) -
         )
         engine._weights._ranks = FakeRanks(events)  # type: ignore[assignment]
         hears = [True, True]
-        check_stands_still(engine, Trainer(), lambda: "begin" in events)
+        check_stands_still(engine, Trainer(), lambda: "begin" in events, 400)
     assert [its.is_alone for its in events if isinstance(its, wire.Hear)] == hears
     for place, its in enumerate(events):
         if its == "begin":
@@ -276,7 +278,7 @@ def test_ranks_hear_a_broadcast_over_nccl_between_the_same_steps(folder: Path) -
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(group, "send", note)
-            check_stands_still(engine, Trainer(3), lambda: alone)
+            check_stands_still(engine, Trainer(3), lambda: alone, 120)  # a token takes ranks without cores 0.3 s
         assert [its.is_alone for its in alone] == [True, True]
 
 
