@@ -192,7 +192,10 @@ def every(value: Any, key: str) -> list[Any]:
 def samples() -> dict[str, set[str]]:
     """Each name that /metrics may have, and its labels."""
     server = ServerMetrics(responses={("/generate", 200): 1})
-    tiers = ["host_total_tokens", "host_used_tokens", "file_used_bytes"]
+    tiers = [
+        *(f"host_{name}" for name in ("total_tokens", "used_tokens", "total_states", "used_states")),
+        "file_used_bytes",
+    ]
     engine = dict.fromkeys([*metrics._GAUGES, *(source for source, _ in metrics._COUNTERS.values()), *tiers], 0)
     rank = dict.fromkeys(["engine", "rank", *(source for _, source, _ in metrics._RANKS.values())], 0)
     engine |= {"ranks": [rank]}  # type: ignore[dict-item]
