@@ -41,7 +41,7 @@ MORE: list[tuple[str, dict[str, Any]]] = [
 """What the examples do not show: lists, logprobs, tool calls."""
 
 
-SERVED = {"served_model_name": "tiny"}
+SERVED = {"served_model_name": "tiny", "reconnect_grace": 600.0}  # the program outlives a slow machine
 
 
 @pytest.fixture(scope="module")
