@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sgl.errors import EngineDead
+from sgl.runtime.parallel import forks
 from sgl.runtime.parallel.forks import Fork, forker
 from tests.patience import PATIENCE, wait_until
 
@@ -73,6 +75,26 @@ def test_the_next_asks_a_new_one_when_it_was_killed() -> None:
         first.fork("", [])
     assert forker() is not first
     assert forker().fork("", []).wait(PATIENCE) == 0
+
+
+def test_a_process_with_thousands_of_open_files_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 2000:
+        pytest.skip("a process may not open so many files here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, limits[1]))
+    opened = [os.dup(2) for _ in range(1100)]
+    try:
+        monkeypatch.setattr(forks, "_forker", None)
+        process = forker().fork(WAITING, [])
+        assert process.poll() is None
+        process.kill()
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+        assert forker().runs()
+        monkeypatch.undo()
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 LEADER = """

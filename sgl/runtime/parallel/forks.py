@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 from sgl.child import command, search_path
@@ -43,7 +44,7 @@ class Fork:
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code. Raises subprocess.TimeoutExpired."""
         if self._code is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            if not _readable([self._status], timeout):
                 raise subprocess.TimeoutExpired("a rank", timeout or 0.0)
             with self._lock:
                 if self._code is None and (code := _number(self._status)) is not None:
@@ -85,7 +86,7 @@ class Forker:
 
     def runs(self) -> bool:
         """Whether it has not ended."""
-        return not select.select([self._control], [], [], 0)[0]  # it sends nothing
+        return not _readable([self._control], 0.0)  # it sends nothing
 
     def fork(self, code: str, arguments: list[str]) -> Fork:
         """A process that runs code with this one's folder, environment, import path and stderr. Raises EngineDead."""
@@ -102,7 +103,7 @@ class Forker:
                     self._control.sendall(request)
             except OSError as error:
                 raise EngineDead(f"the process that starts ranks is gone: {error}") from error
-        if not select.select([status], [], [], _STARTING_SECONDS)[0]:
+        if not _readable([status], _STARTING_SECONDS):
             raise EngineDead(f"the process that starts ranks did not start one within {_STARTING_SECONDS:g} s")
         if (pid := _number(status)) is None:
             raise EngineDead("the process that starts ranks is gone")
@@ -152,15 +153,15 @@ def serve(control: int, parent: int) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)  # else nothing would wake it
     children: dict[int, socket.socket] = {}
     while os.getppid() == parent:
-        ready, _, _ = select.select([asked, woken], [], [], _POLL_SECONDS)
-        if woken in ready:
+        ready = _readable([asked, woken], _POLL_SECONDS)
+        if woken.fileno() in ready:
             woken.recv(4096)
         for pid in list(children):
             ended, how = os.waitpid(pid, os.WNOHANG)
             if ended:
                 _tell(children[pid], os.waitstatus_to_exitcode(how))
                 children.pop(pid).close()
-        if asked in ready:
+        if asked.fileno() in ready:
             size, numbers, _, _ = socket.recv_fds(asked, 8, 3)
             if not size:
                 break
@@ -227,6 +228,14 @@ def _stderr() -> int:
         return os.dup(2)
     except OSError:  # it is closed
         return os.open(os.devnull, os.O_WRONLY)
+
+
+def _readable(sources: Sequence[socket.socket], seconds: float | None) -> set[int]:
+    """The file descriptors, of any number, where there is something or the end within seconds; None: whenever."""
+    poll = select.poll()  # select's are below 1,024
+    for source in sources:
+        poll.register(source, select.POLLIN)
+    return {number for number, _ in poll.poll(None if seconds is None else 1000 * seconds)}
 
 
 def _tell(status: socket.socket, number: int) -> None:
