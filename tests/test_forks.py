@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 from sgl.errors import EngineDead
 from sgl.runtime.parallel import forks
 from sgl.runtime.parallel.forks import Fork, forker
+from tests.open_files import many_open_files
 from tests.patience import PATIENCE, wait_until
 
 WAITING = "import time; time.sleep(600)"
@@ -78,23 +78,13 @@ def test_the_next_asks_a_new_one_when_it_was_killed() -> None:
 
 
 def test_a_process_with_thousands_of_open_files_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limits[1] < 2000:
-        pytest.skip("a process may not open so many files here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2000, limits[1]))
-    opened = [os.dup(2) for _ in range(1100)]
-    try:
-        monkeypatch.setattr(forks, "_forker", None)
+    monkeypatch.setattr(forks, "_forker", None)
+    with many_open_files():
         process = forker().fork(WAITING, [])
-        assert process.poll() is None
-        process.kill()
-        assert process.wait(PATIENCE) == -signal.SIGKILL
-        assert forker().runs()
-        monkeypatch.undo()
-    finally:
-        for each in opened:
-            os.close(each)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert process.poll() is None
+    process.kill()
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert forker().runs()
 
 
 LEADER = """

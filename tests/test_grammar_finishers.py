@@ -30,6 +30,7 @@ from sgl.runtime.constraints.finishers import Finishers
 from sgl.runtime.constraints.process import Channel
 from sgl.runtime.constraints.service import CompileService
 from sgl.time_limit import OutOfTime
+from tests.open_files import many_open_files
 from tests.patience import PATIENCE, wait_until
 
 
@@ -247,7 +248,10 @@ def test_garbage_is_looked_for_when_nobody_asks_or_at_last(monkeypatch: pytest.M
     fake = SimpleNamespace(freeze=lambda: None, disable=lambda: None, collect=lambda: collected.append(answered))
     monkeypatch.setattr(process, "gc", fake)
     monkeypatch.setattr(process, "_IDLE_SECONDS", PATIENCE)
-    ours, theirs = (Channel(end) for end in socket.socketpair())
+    one, other = socket.socketpair()
+    with many_open_files():
+        ours, theirs = Channel(one), Channel(other.dup())
+    other.close()
     worker = threading.Thread(target=process.serve_channel, args=(theirs,))
     worker.start()
     tell(ours, (None, b""))

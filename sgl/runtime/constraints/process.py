@@ -274,11 +274,13 @@ def _answer_all(channel: Channel, memory: _Memory) -> None:
     gc.disable()  # collections take a fifth of the time
     channel.put("ready")
     channel.flush()
+    waits = select.poll()  # select() takes no file descriptor above 1,023
+    waits.register(channel, select.POLLIN)
     num_since = 0  # since the last collection, which would delay an answer
     is_first = True
     while not memory.is_short():
         if num_since >= _COLLECT_AFTER:
-            is_idle = not select.select([channel], [], [], _IDLE_SECONDS)[0]
+            is_idle = not waits.poll(1000 * _IDLE_SECONDS)
             if is_idle or num_since >= _COLLECT_ANYWAY:
                 gc.collect()
                 num_since = 0
