@@ -25,7 +25,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.parallel import tcp, wire
 from sgl.runtime.parallel.tcp import Connection, Hub, Spoke, secret_of
 from tests.patience import PATIENCE, wait_until
-from tests.test_server_process import children
+from tests.test_server_process import ranks_of
 from tests.test_shards import random_batch, same
 
 SECRET = b"a secret of some bytes"
@@ -237,7 +237,7 @@ def test_hosts_compute_together_and_again_after_one_failed(follow: Callable[...,
     for number in (signal.SIGKILL, signal.SIGSTOP):
         with Engine(**options) as engine:
             assert [each["text"] for each in engine.generate(["a b", "c d"], params)] == expected
-            wait_until(lambda: len(children(other.pid)) == 2, "both ranks run there")
+            wait_until(lambda: len(ranks_of(other.pid)) == 2, "both ranks run there")
             answers: list[BaseException] = []
 
             def ask(engine: Engine = engine, answers: list[BaseException] = answers) -> None:
@@ -249,14 +249,14 @@ def test_hosts_compute_together_and_again_after_one_failed(follow: Callable[...,
             asker = threading.Thread(target=ask)
             asker.start()
             time.sleep(0.5)
-            os.kill(children(other.pid)[0], number)
+            os.kill(ranks_of(other.pid)[0], number)
             asker.join(PATIENCE)
             assert "of 4" in str(answers[0])
             assert isinstance(answers[0], EngineDead)
     with Engine(**options) as engine:
         assert [each["text"] for each in engine.generate(["a b", "c d"], params)] == expected
         assert "secret" not in str({k: v for k, v in engine.get_server_info().items() if k != "dist_key_file"})
-    wait_until(lambda: not children(other.pid), "its ranks end with the engine")
+    wait_until(lambda: not ranks_of(other.pid), "its ranks end with the engine")
     other.terminate()
     assert other.wait(PATIENCE) == 0
     assert f"follows {address} as host 1 of 2" in (tmp_path / "log").read_text()

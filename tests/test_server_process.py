@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -88,7 +89,9 @@ def ranks_of(engine: int) -> list[int]:
 
 
 def name_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text()
+    with contextlib.suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/comm").read_text()
+    return ""
 
 
 def command(pid: int) -> bytes:
