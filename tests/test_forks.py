@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from sgl.runtime.parallel import forks
 from sgl.runtime.parallel.forks import Fork, forker
 from tests.open_files import many_open_files
 from tests.patience import PATIENCE, wait_until
+from tests.test_server_process import children
 
 WAITING = "import time; time.sleep(600)"
 
@@ -74,6 +76,47 @@ def test_the_next_asks_a_new_one_when_it_was_killed() -> None:
     with pytest.raises(EngineDead, match="is gone"):
         first.fork("", [])
     assert forker() is not first
+    assert forker().fork("", []).wait(PATIENCE) == 0
+
+
+def test_nothing_is_forked_for_who_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt comes while the forker imports, as a rule."""
+    its = forker()
+    its.fork("", []).wait(PATIENCE)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    os.kill(its.pid, signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(forks, "_readable", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            its.fork(WAITING, [])
+    os.kill(its.pid, signal.SIGCONT)
+    assert its.fork("", []).wait(PATIENCE) == 0  # it goes on, and has seen the first
+    wait_until(lambda: not children(its.pid))
+
+
+def test_an_interrupt_amid_a_request_costs_the_forker_not_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    its = forker()
+    its.fork("", []).wait(PATIENCE)
+
+    class Interrupted:
+        def __init__(self, whole: Any) -> None:
+            self._whole = whole
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._whole, name)
+
+        def sendall(self, data: bytes) -> None:
+            self._whole.sendall(data[:5])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(its, "_control", Interrupted(its._control))
+    with pytest.raises(KeyboardInterrupt):
+        its.fork(WAITING, [])
+    monkeypatch.undo()
+    wait_until(lambda: not its.runs())
     assert forker().fork("", []).wait(PATIENCE) == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -91,6 +92,13 @@ class Forker:
     def fork(self, code: str, arguments: list[str]) -> Fork:
         """A process that runs code with this one's folder, environment, import path and stderr. Raises EngineDead."""
         status, theirs = socket.socketpair()
+        try:
+            return Fork(self._forked(code, arguments, status, theirs), status)
+        except BaseException:
+            status.close()  # by which the forker knows that nobody waits
+            raise
+
+    def _forked(self, code: str, arguments: list[str], status: socket.socket, theirs: socket.socket) -> int:
         request = json.dumps([code, arguments, dict(os.environ), search_path()]).encode()
         with contextlib.ExitStack() as stack:
             stack.enter_context(theirs)
@@ -103,13 +111,16 @@ class Forker:
                     self._control.sendall(request)
             except OSError as error:
                 raise EngineDead(f"the process that starts ranks is gone: {error}") from error
+            except BaseException:  # an interrupt amid a request: what follows would be taken for its rest
+                self._control.shutdown(socket.SHUT_RDWR)
+                raise
         if not _readable([status], _STARTING_SECONDS):
             raise EngineDead(f"the process that starts ranks did not start one within {_STARTING_SECONDS:g} s")
         if (pid := _number(status)) is None:
             raise EngineDead("the process that starts ranks is gone")
         if pid < 0:
             raise EngineDead(f"a rank's process cannot be started: {os.strerror(-pid)}")
-        return Fork(pid, status)
+        return pid
 
 
 _forker: Forker | None = None
@@ -167,21 +178,24 @@ def serve(control: int, parent: int) -> NoReturn:
                 break
             told, folder, stderr = numbers
             status = socket.socket(fileno=told)
-            request = _exactly(asked, int.from_bytes(size, "little"))
             try:
-                pid = os.fork()
-            except OSError as error:
-                _tell(status, -(error.errno or 1))
+                request = _exactly(asked, int.from_bytes(size, "little"))
+            except EOFError:
+                break
+            if _readable([status], 0.0):  # whoever asked waits no longer
                 status.close()
+            elif (pid := _fork()) == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for each in (asked, woken, wakes, status, *children.values()):
+                    each.close()
+                _run(request, folder, stderr)
             else:
-                if not pid:
-                    signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    for each in (asked, woken, wakes, status, *children.values()):
-                        each.close()
-                    _run(request, folder, stderr)
                 _tell(status, pid)
-                children[pid] = status
+                if pid > 0:
+                    children[pid] = status
+                else:
+                    status.close()
             os.close(folder)
             os.close(stderr)
     os._exit(0)
@@ -199,6 +213,14 @@ def _serve_here(control: int, parent: int) -> NoReturn:
         serve(control, parent)
     finally:
         os._exit(1)
+
+
+def _fork() -> int:
+    """os.fork(), or minus the number of its error."""
+    try:
+        return os.fork()
+    except OSError as error:
+        return -(error.errno or errno.EAGAIN)
 
 
 def _run(request: bytes, folder: int, stderr: int) -> NoReturn:
