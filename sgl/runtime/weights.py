@@ -216,7 +216,7 @@ class WeightUpdates:
                 check(writer, {own: Given((), torch.float32)}, is_whole=False, source="the request")
             if writer.why_not_read is not None:
                 raise WeightsError(f"{name}: {writer.why_not_read}", tensor=name)
-            num_rows = min(most, *writer.shapes[own][:1])
+            num_rows = min([most, *writer.shapes[own][:1]])
             with self._with_all(wire.Read(own, num_rows)):
                 rows: list[Any] = first_rows(self._model, writer, own, num_rows).cpu().tolist()
             return rows
