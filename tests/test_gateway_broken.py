@@ -316,3 +316,27 @@ def test_a_gateway_ends_though_looking_at_a_worker_fails_then(monkeypatch: pytes
 
     monkeypatch.setattr("sgl.runtime.gateway.workers.Servers._look_once", broken)
     run(test)
+
+
+def test_adapters_are_those_of_the_workers_that_there_are_and_no_endless_list() -> None:
+    counts = ("kv_available_tokens", "kv_evictable_tokens", "num_running_reqs", "num_queue_reqs")
+    info = {"max_total_tokens": 10, "internal_states": [dict.fromkeys(counts, 0)]}
+    names = [f"{number}" + "x" * 300 for number in range(2000)]
+    bodies = [json.dumps({**info, "lora_paths": [{"lora_name": each} for each in its]}) for its in (names, ["a"])]
+    answers = [JSON + f"Content-Length: {len(body)}\r\n\r\n{body}".encode() for body in bodies]
+
+    async def test() -> None:
+        async with (
+            RawWorker(get_server_info=answers[0]) as one,
+            RawWorker(get_server_info=answers[1]) as two,
+            gateway_of(echo) as (gateway, _, _),
+        ):
+            gateway.servers.add("one", one.url)
+            gateway.servers.add("two", two.url)
+            await until(lambda: len(gateway.servers.adapters) == 1001)
+            assert "a" in gateway.servers.adapters
+            assert max(map(len, gateway.servers.adapters)) == 256
+            gateway.servers.remove("one")
+            assert gateway.servers.adapters == {"a"}
+
+    run(test)

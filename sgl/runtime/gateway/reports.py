@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MOST_ADAPTERS, MOST_CHARACTERS = 1000, 256
+"""Of a worker: their names go with each request that is read in another process."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -46,8 +49,10 @@ def tokens_of(info: Mapping[str, Any]) -> int:
 
 
 def adapters_of(info: Mapping[str, Any]) -> frozenset[str]:
-    """The names of its LoRA adapters. Raises as `load_of` does."""
-    return frozenset(str(each["lora_name"]) for each in info.get("lora_paths") or ())
+    """The names of its LoRA adapters, of so many as a router tells apart. Raises as `load_of` does."""
+    return frozenset(
+        str(each["lora_name"])[:MOST_CHARACTERS] for each in (info.get("lora_paths") or [])[:MOST_ADAPTERS]
+    )
 
 
 def mode_of(info: Mapping[str, Any]) -> str | None:

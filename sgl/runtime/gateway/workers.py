@@ -104,6 +104,8 @@ class Servers:
         self._config = config
         self._fleet = fleet
         self._servers: dict[str, Server] = {}
+        self.adapters: frozenset[str] = frozenset()
+        """The names of all LoRA adapters."""
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()  # that look at those that were removed
         self._session: aiohttp.ClientSession | None = None
@@ -125,11 +127,6 @@ class Servers:
     def all(self) -> Collection[Server]:
         """Every server."""
         return self._servers.values()
-
-    @property
-    def adapters(self) -> frozenset[str]:
-        """The names of all LoRA adapters."""
-        return frozenset().union(*(its.adapters for its in self.all()))
 
     def ready(self) -> list[str]:
         """Those that take requests now."""
@@ -172,6 +169,7 @@ class Servers:
                 task.cancel()
         self.kv.follow(worker_id, [])
         self._fleet.remove(worker_id)
+        self._note_adapters()
         self.tell()
 
     def start(self, session: aiohttp.ClientSession) -> None:
@@ -307,7 +305,9 @@ class Servers:
             is_understood = info is not None
             if info is not None:
                 load, sources, room = load_of(info), sources_of(info, server.url), tokens_of(info)
-                server.adapters = adapters_of(info)
+                if (adapters := adapters_of(info)) != server.adapters:
+                    server.adapters = adapters
+                    self._note_adapters()
         except (aiohttp.ClientError, OSError):
             is_understood = server.is_understood
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
@@ -322,6 +322,10 @@ class Servers:
                 self.kv.follow(server.id, sources)
                 self._fleet.index.set_room(server.id, room // BLOCK_IDS)
                 server.mode = mode_of(info)
+
+    def _note_adapters(self) -> None:
+        """Once for all requests: each is read with them."""
+        self.adapters = frozenset().union(*(its.adapters for its in self.all()))
 
     async def _look_once(self, server: Server) -> None:
         was_up, began = server.is_up, time.monotonic()
