@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -95,29 +94,6 @@ def test_nothing_is_forked_for_who_was_interrupted(monkeypatch: pytest.MonkeyPat
     os.kill(its.pid, signal.SIGCONT)
     assert its.fork("", []).wait(PATIENCE) == 0  # it goes on, and has seen the first
     wait_until(lambda: not children(its.pid))
-
-
-def test_an_interrupt_amid_a_request_costs_the_forker_not_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    its = forker()
-    its.fork("", []).wait(PATIENCE)
-
-    class Interrupted:
-        def __init__(self, whole: Any) -> None:
-            self._whole = whole
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._whole, name)
-
-        def sendall(self, data: bytes) -> None:
-            self._whole.sendall(data[:5])
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(its, "_control", Interrupted(its._control))
-    with pytest.raises(KeyboardInterrupt):
-        its.fork(WAITING, [])
-    monkeypatch.undo()
-    wait_until(lambda: not its.runs())
-    assert forker().fork("", []).wait(PATIENCE) == 0
 
 
 def test_a_process_with_thousands_of_open_files_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,6 @@ class Forker:
         """Start it; it imports while this process goes on. from_here: as a fork of this process, which has imported
         what a rank needs, has no other thread, and no GPU yet."""
         self._control, theirs = socket.socketpair()
-        self._lock = threading.Lock()
         number, parent = theirs.fileno(), os.getpid()
         with theirs:
             if not from_here:
@@ -92,35 +91,26 @@ class Forker:
     def fork(self, code: str, arguments: list[str]) -> Fork:
         """A process that runs code with this one's folder, environment, import path and stderr. Raises EngineDead."""
         status, theirs = socket.socketpair()
-        try:
-            return Fork(self._forked(code, arguments, status, theirs), status)
-        except BaseException:
-            status.close()  # by which the forker knows that nobody waits
-            raise
-
-    def _forked(self, code: str, arguments: list[str], status: socket.socket, theirs: socket.socket) -> int:
         request = json.dumps([code, arguments, dict(os.environ), search_path()]).encode()
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(theirs)
-            numbers = [theirs.fileno(), os.open(".", os.O_RDONLY), _stderr()]
-            for number in numbers[1:]:
-                stack.callback(os.close, number)
-            try:
-                with self._lock:
-                    socket.send_fds(self._control, [len(request).to_bytes(8, "little")], numbers)
-                    self._control.sendall(request)
-            except OSError as error:
-                raise EngineDead(f"the process that starts ranks is gone: {error}") from error
-            except BaseException:  # an interrupt amid a request: what follows would be taken for its rest
-                self._control.shutdown(socket.SHUT_RDWR)
-                raise
-        if not _readable([status], _STARTING_SECONDS):
-            raise EngineDead(f"the process that starts ranks did not start one within {_STARTING_SECONDS:g} s")
-        if (pid := _number(status)) is None:
-            raise EngineDead("the process that starts ranks is gone")
-        if pid < 0:
-            raise EngineDead(f"a rank's process cannot be started: {os.strerror(-pid)}")
-        return pid
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(theirs)
+                numbers = [theirs.fileno(), os.open(".", os.O_RDONLY), _stderr()]
+                for number in numbers[1:]:
+                    stack.callback(os.close, number)
+                socket.send_fds(self._control, [b"f"], numbers)
+            if not _readable([status], _STARTING_SECONDS):
+                raise EngineDead(f"the process that starts ranks did not start one within {_STARTING_SECONDS:g} s")
+            if (pid := _number(status)) is None or pid < 0:
+                why = "the process that starts ranks is gone" if pid is None else os.strerror(-pid)
+                raise EngineDead(f"a rank cannot be started: {why}")
+            status.sendall(request + b"\n")
+        except OSError as error:
+            raise EngineDead(f"the process that starts ranks is gone: {error}") from error
+        except BaseException:
+            status.close()  # a process that is forked none the less ends without a request
+            raise
+        return Fork(pid, status)
 
 
 _forker: Forker | None = None
@@ -173,29 +163,22 @@ def serve(control: int, parent: int) -> NoReturn:
                 _tell(children[pid], os.waitstatus_to_exitcode(how))
                 children.pop(pid).close()
         if asked.fileno() in ready:
-            size, numbers, _, _ = socket.recv_fds(asked, 8, 3)
-            if not size:
+            data, numbers, _, _ = socket.recv_fds(asked, 1, 3)
+            if not data:
                 break
             told, folder, stderr = numbers
             status = socket.socket(fileno=told)
-            try:
-                request = _exactly(asked, int.from_bytes(size, "little"))
-            except EOFError:
-                break
-            if _readable([status], 0.0):  # whoever asked waits no longer
-                status.close()
-            elif (pid := _fork()) == 0:
+            if (pid := _fork()) == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for each in (asked, woken, wakes, status, *children.values()):
+                for each in (asked, woken, wakes, *children.values()):
                     each.close()
-                _run(request, folder, stderr)
+                _run(status, folder, stderr)
+            _tell(status, pid)
+            if pid > 0:
+                children[pid] = status
             else:
-                _tell(status, pid)
-                if pid > 0:
-                    children[pid] = status
-                else:
-                    status.close()
+                status.close()
             os.close(folder)
             os.close(stderr)
     os._exit(0)
@@ -223,10 +206,14 @@ def _fork() -> int:
         return -(error.errno or errno.EAGAIN)
 
 
-def _run(request: bytes, folder: int, stderr: int) -> NoReturn:
+def _run(status: socket.socket, folder: int, stderr: int) -> NoReturn:
     """The rest of a forked process."""
     code = 1
     try:
+        with status, status.makefile("rb") as source:
+            request = source.readline()
+        if not request:  # whoever asked was interrupted
+            os._exit(0)
         os.dup2(stderr, 2)
         os.fchdir(folder)
         os.close(folder)
@@ -267,16 +254,7 @@ def _tell(status: socket.socket, number: int) -> None:
 
 def _number(status: socket.socket) -> int | None:
     try:
-        return int.from_bytes(_exactly(status, 8), "little", signed=True)
-    except (OSError, EOFError):
+        data = status.recv(8, socket.MSG_WAITALL)
+    except OSError:
         return None
-
-
-def _exactly(source: socket.socket, size: int) -> bytes:
-    """Raises EOFError."""
-    data = bytearray()
-    while len(data) < size:
-        if not (more := source.recv(size - len(data))):
-            raise EOFError
-        data += more
-    return bytes(data)
+    return int.from_bytes(data, "little", signed=True) if data else None
