@@ -28,6 +28,7 @@ from sgl.errors import (
 )
 from sgl.runtime.engine import Engine
 from sgl.runtime.requests.arguments import GenerateOptions, GenerateRequest
+from sgl.runtime.server.fields import ForeignArguments
 from sgl.runtime.server.native import GenerateBody
 from tests.live_server import slow_steps
 from tests.pages import in_whole_pages
@@ -543,7 +544,8 @@ def test_the_arguments_of_a_generation_are_the_same_at_every_door(engine: Engine
         assert method.__annotations__["options"] == "Unpack[GenerateOptions]"
     request = {each.name: each for each in dataclasses.fields(GenerateRequest)}
     assert request.keys() == {*first, *options, "layout", "limits_logprobs", "origin", "pooling", "arrived"}
-    assert GenerateBody.model_fields.keys() == {*first, *options, "text", "image_data"} - {"prompt", "owner"}
+    body = GenerateBody.model_fields.keys() - ForeignArguments.model_fields.keys()
+    assert body == {*first, *options, "text", "image_data", "video_data"} - {"prompt", "owner"}
     for name, hint in options.items():
         one = get_type_hints(GenerateRequest)[name]
         kinds = set(get_args(hint)) - set(get_args(one)) - {one, type(None)}
