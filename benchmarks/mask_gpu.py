@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer
 
 from sgl.grammar import Grammar, Vocabulary, compile
-from sgl.grammar.automaton.finished import Standing, complete, finish
+from sgl.grammar.automaton.finished import Configuration, complete, finish
 from sgl.grammar.automaton.place import Place, advance, start_of
 from sgl.kernels.mask import ops as mask
 from sgl.kernels.mask import triton as mask_triton
@@ -196,16 +196,16 @@ def time_cached(bench: Bench, chosen: list[tuple[int, Place]], results: dict[str
     """Masks that are all there already: what the host takes to find their rows, and the device to learn of them."""
     finished = [finish(grammar.automaton, MAX_STATES) for grammar in bench.grammars]
     table = MaskTable(ROWS, bench.vocabulary.size, DEVICE, DeviceMasks(bench.vocabulary, ROWS, DEVICE))
-    standings = []
+    configurations = []
     for number, place in chosen:
         automaton = finished[number]
         assert automaton is not None
-        standings.append(Standing(automaton, place))
-    found = table.ensure_rows(standings)
+        configurations.append(Configuration(automaton, place))
+    found = table.ensure_rows(configurations)
     times = []
     for _ in range(30):
         begin = time.perf_counter()
-        assert (table.ensure_rows(standings) == found).all()
+        assert (table.ensure_rows(configurations) == found).all()
         times.append((time.perf_counter() - begin) * 1e6)
     rows, on_device = (
         torch.from_numpy(found).pin_memory(),

@@ -21,7 +21,7 @@ from tests.fake_gpu import DEVICES, Device, FakeGpu, Launch, name_of
 import numpy as np  # isort: skip  # torch is imported as the GPU needs it
 import torch  # isort: skip
 
-from sgl.grammar.automaton.finished import Standing, finish
+from sgl.grammar.automaton.finished import Configuration, finish
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.kernels.attention.merge_triton import merge_
 from sgl.kernels.keys_triton import largest, spread
@@ -157,7 +157,7 @@ def sample(runner: ModelRunner) -> None:
     assert finished.automaton is not None
     closed = finish(finished.automaton, 10_000)
     assert closed is not None
-    runner.enable_device_masks(VOCABULARY, Standing(closed, closed.start))
+    runner.enable_device_masks(VOCABULARY, Configuration(closed, closed.start))
     nothing = np.empty(0, np.int32)
     rows = np.arange(len(ways), dtype=np.int32)
     batch = Batch(

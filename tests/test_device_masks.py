@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from sgl import Engine
 from sgl.errors import GrammarError, RegexSyntaxError
 from sgl.grammar import Vocabulary, compile
-from sgl.grammar.automaton.finished import MAX_OPENED, FinishedAutomaton, Standing, finish
+from sgl.grammar.automaton.finished import MAX_OPENED, Configuration, FinishedAutomaton, finish
 from sgl.grammar.automaton.place import advance
 from sgl.grammar.matching.jump import cut
 from sgl.runtime.constraints.cursor import Cursor, FinishedCursor, FinishedGrammar, MatcherCursor
@@ -97,7 +97,7 @@ def follow(schema: Any, rng: random.Random, budget: int) -> None:
     output: list[int] = []
     for remaining in range(budget, 0, -1):
         mask, expected = cursor.mask(remaining), host.mask(remaining)
-        if isinstance(mask, Standing):
+        if isinstance(mask, Configuration):
             walker.walk([mask], masks, np.array([1], np.int32))
             mask = masks[1].cpu().numpy()
         assert (mask == expected).all(), remaining
@@ -175,7 +175,7 @@ def test_an_arena_that_is_full_begins_again(monkeypatch: pytest.MonkeyPatch) -> 
     walker = DeviceMasks(words, 2, DEVICE)
     masks = torch.zeros(2, words.words, dtype=torch.int32, device=DEVICE)
     for pair in [(0, 1), (2, 3), (1, 4), (5, 5), (0, 5)]:
-        chosen = [Standing(grammars[i].automaton, grammars[i].automaton.start) for i in pair]
+        chosen = [Configuration(grammars[i].automaton, grammars[i].automaton.start) for i in pair]
         walker.walk(chosen, masks, np.array([1, 0], np.int32))
         for i, row in zip(pair, masks.flip(0), strict=True):
             assert (row.cpu().numpy() == grammars[i].grammar().matcher().mask()).all()
@@ -190,7 +190,7 @@ def test_the_mask_of_a_place_is_walked_once_while_there_is_room() -> None:
         assert following is not None
         place = following
         places.append(place)
-    first, second, third = (Standing(grammar.automaton, place) for place in places)
+    first, second, third = (Configuration(grammar.automaton, place) for place in places)
     host = grammar.grammar().matcher().mask()
     table = MaskTable(2, words.size, DEVICE, DeviceMasks(words, 2, DEVICE))
     rows = table.ensure_rows([first, None, first, host])

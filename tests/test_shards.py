@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgl.errors import ConfigError
-from sgl.grammar.automaton.finished import Standing
+from sgl.grammar.automaton.finished import Configuration
 from sgl.kernels.collectives import Folder
 from sgl.kernels.sampling import ops as sampling
 from sgl.runtime.batch import BROADCAST, Batch, RowSetup
@@ -289,7 +289,7 @@ def test_a_full_ring_asks_whether_to_go_on(tmp_path: Path) -> None:
 
 
 def test_other_ranks_learn_no_grammar() -> None:
-    masks: list[Any] = [None, np.zeros(4, np.int32), 7, Standing(cast(Any, None), cast(Any, None))]
+    masks: list[Any] = [None, np.zeros(4, np.int32), 7, Configuration(cast(Any, None), cast(Any, None))]
     assert outline(masks) == [None, BROADCAST, 7, BROADCAST]
     with pytest.raises(NotImplementedError, match="object is not sent"):
         wire.packed(wire.Load({"a": object()}))

@@ -27,7 +27,7 @@ import torch
 
 from sgl import Engine
 from sgl.grammar import Vocabulary, compile
-from sgl.grammar.automaton.finished import Standing, finish
+from sgl.grammar.automaton.finished import Configuration, finish
 from sgl.grammar.automaton.place import advance, start_of
 from sgl.runtime.batch import Batch, RowSetup
 from sgl.runtime.runner.device_masks import DeviceMasks
@@ -243,7 +243,7 @@ def _masks(device: torch.device) -> None:
         place, chain = advance(finished, start_of(grammar.automaton), _TEXT[:start]), []
         for step in range(8):
             assert place is not None, "the text is allowed"
-            chain.append(Standing(finished, place))
+            chain.append(Configuration(finished, place))
             place = advance(finished, place, _TEXT[start + 3 * step : start + 3 * step + 3])
         chains.append(chain)
     walker = DeviceMasks(vocabulary, 64, device)

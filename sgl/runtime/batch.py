@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton.finished import Standing
+from sgl.grammar.automaton.finished import Configuration
 from sgl.runtime.media.item import MediaRun
 from sgl.runtime.sampling_params import SamplingParams
 
@@ -22,7 +22,7 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
-TokenMask = Int32Array | Standing | int
+TokenMask = Int32Array | Configuration | int
 """What a row may sample: a packed mask, int32 [ceil(V / 32)], where bit i % 32 of word i // 32 allows token i; a
 place in a grammar; or the only token possible. Masks are never written to: the same array means the same mask."""
 TokenMasks = Sequence[TokenMask | None]

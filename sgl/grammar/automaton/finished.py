@@ -155,8 +155,8 @@ def device_arrays(tables: Tables, plain_limits: npt.NDArray[np.int64]) -> list[I
     return [entries, tables.classes.astype(np.int32), states, returns]
 
 
-class Standing(NamedTuple):
-    """A place in a finished automaton: what may follow there is for whoever walks its arrays."""
+class Configuration(NamedTuple):
+    """A place in a finished automaton, for a device to walk its arrays from."""
 
     automaton: FinishedAutomaton
     place: Place

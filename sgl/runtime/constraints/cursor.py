@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sgl.grammar.automaton.finished import MAX_DEPTH, FinishedAutomaton, Standing
+from sgl.grammar.automaton.finished import MAX_DEPTH, Configuration, FinishedAutomaton
 from sgl.grammar.automaton.place import Place, advance
 from sgl.grammar.compiler import Grammar
 from sgl.grammar.matching.budget import FAR
@@ -173,7 +173,7 @@ class FinishedCursor:
         self._is_finished = False
         self._host: MatcherCursor | None = None
 
-    def mask(self, remaining: int) -> Int32Array | Standing:
+    def mask(self, remaining: int) -> Int32Array | Configuration:
         """Like `MatcherCursor`'s, or the place of which the device computes it."""
         if self._host is None:
             opened, frame = self._most_opened, self._place.stack
@@ -182,7 +182,7 @@ class FinishedCursor:
                 depth, frame = depth + 1, frame.parent
             far = remaining - self._margin
             if depth <= MAX_DEPTH and (far > self._far or far > self._automaton.needed(self._place, opened)):
-                return Standing(self._automaton, self._place)
+                return Configuration(self._automaton, self._place)
             with time_limit(ALLOWANCE, thread_time, too_long=_TOO_LONG):
                 grammar = self._grammar.grammar()
             self._host = MatcherCursor(grammar, bytes(self._text))

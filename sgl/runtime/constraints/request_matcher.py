@@ -13,7 +13,7 @@ import numpy as np
 
 from sgl.errors import GrammarError, InvalidRequest
 from sgl.grammar import Vocabulary
-from sgl.grammar.automaton.finished import Standing, finish
+from sgl.grammar.automaton.finished import Configuration, finish
 from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
 from sgl.grammar.matching.jump import MAX_TAIL_TOKENS, Encode, ForcedText, Jump, cut, jump
@@ -238,7 +238,7 @@ class Constraints:
         self._lock = threading.Lock()
         self._encode = KnownTexts(self._tokens_of, _KNOWN_TEXTS)
 
-    def warm_up(self) -> tuple[Vocabulary, Standing]:
+    def warm_up(self) -> tuple[Vocabulary, Configuration]:
         """Start processes and build tables before the first constraint. Returns the vocabulary and a place to try
         masks at. Needs a tokenizer and masks on a device."""
         service = self._started()
@@ -250,7 +250,7 @@ class Constraints:
         grammar.matcher().mask(remaining=1)
         finished = finish(grammar.automaton, MAX_FINISHED_STATES)
         assert finished is not None, "any JSON has few states"
-        return service.vocabulary, Standing(finished, finished.start)
+        return service.vocabulary, Configuration(finished, finished.start)
 
     def matchers(self, params: SamplingParams) -> list[RequestMatcher | None]:
         """The matcher of each of the n samples, which share a compilation; None if unconstrained. Raises

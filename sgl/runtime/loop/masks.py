@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sgl.grammar.automaton.finished import Standing
+from sgl.grammar.automaton.finished import Configuration
 from sgl.runtime.batch import TokenMask, TokenMasks
 from sgl.runtime.scheduler.counters import Counters
 from sgl.runtime.scheduler.step import Step
@@ -24,5 +24,5 @@ def collect_masks(step: Step, counters: Counters) -> TokenMasks | None:
         else:  # the number of tokens that the matcher closes a document within
             masks.append(matcher.next(request.max_new_tokens - len(request.output_ids)))
     counters.host_masks += sum(isinstance(mask, np.ndarray) for mask in masks)
-    counters.device_masks += sum(isinstance(mask, Standing) for mask in masks)
+    counters.device_masks += sum(isinstance(mask, Configuration) for mask in masks)
     return masks if any(mask is not None for mask in masks) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sgl.grammar.automaton.finished import Standing
+from sgl.grammar.automaton.finished import Configuration
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.runtime.batch import Batch, PageMoves, PendingMoves, PendingStep, StepResult, TokenMasks
 from sgl.runtime.model.lora import Adapter
@@ -76,7 +76,7 @@ class LeadingRunner:
         """See ModelRunner."""
         self._own.warm_up(num_tokens, self.launch)
 
-    def enable_device_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
+    def enable_device_masks(self, vocabulary: Vocabulary, example: Configuration) -> None:
         """See ModelRunner; only this rank's device works masks out."""
         self._own.enable_device_masks(vocabulary, example, self.launch)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from sgl.errors import ContextTooLong, InvalidRequest, QueueFull
 from sgl.grammar import Vocabulary
-from sgl.grammar.automaton.finished import Standing
+from sgl.grammar.automaton.finished import Configuration
 from sgl.lang.ir.sampling import shown
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
@@ -100,7 +100,7 @@ class RequestBuilder:
         """Of one call, or of a program at once."""
         return self._config.max_requests_per_call
 
-    def warm_up_masks(self) -> tuple[Vocabulary, Standing]:
+    def warm_up_masks(self) -> tuple[Vocabulary, Configuration]:
         """See `Constraints.warm_up`."""
         return self._constraints.warm_up()
 

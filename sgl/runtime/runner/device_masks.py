@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sgl.grammar.automaton.finished import MAX_BYTES, MAX_DEPTH, MAX_OPENED, FinishedAutomaton, Standing
+from sgl.grammar.automaton.finished import MAX_BYTES, MAX_DEPTH, MAX_OPENED, Configuration, FinishedAutomaton
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.mask.layout import MAX_OPEN, AutomatonTensors, GrammarTensors, Places
 from sgl.kernels.mask.ops import compute_masks_
@@ -45,12 +45,12 @@ class DeviceMasks:
         self._uploader = Uploader(device)
         self._large_uploader = Uploader(device, _COPY_BYTES + MAX_BYTES, num_buffers=4)
 
-    def walk(self, standings: Collection[Standing], masks: torch.Tensor, rows: Int32Array) -> None:
+    def walk(self, configurations: Collection[Configuration], masks: torch.Tensor, rows: Int32Array) -> None:
         """Write each place's mask to its row (int32 [N], distinct) of masks, int32 [rows, words]. Does not wait for
         the device."""
-        self._settle({id(finished): finished for finished, _ in standings})
+        self._settle({id(finished): finished for finished, _ in configurations})
         numbers: dict[int, int] = {}
-        places = [(numbers.setdefault(id(finished), len(numbers)), place) for finished, place in standings]
+        places = [(numbers.setdefault(id(finished), len(numbers)), place) for finished, place in configurations]
         homes = [self._homes[key] for key in numbers]
         arrays = places_arrays(places, MAX_DEPTH)
         addresses = np.array([home.addresses for home in homes], np.int64)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sgl.grammar.automaton.finished import Standing
+from sgl.grammar.automaton.finished import Configuration
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Int32Array, Int64Array, TokenMask
 from sgl.runtime.runner.device_masks import DeviceMasks
@@ -25,7 +25,7 @@ class MaskRows(NamedTuple):
     found: Int32Array  # [N] the row of each; -1 for None and for single tokens
     arrays: list[Int32Array]  # that are not there yet,
     array_rows: Int64Array  # and their rows
-    places: list[Standing]
+    places: list[Configuration]
     place_rows: Int64Array
 
 
@@ -35,18 +35,18 @@ class KnownMasks:
     def __init__(self, num_rows: int) -> None:
         """num_rows: at least the masks of one step."""
         self._num_rows = num_rows
-        self._known: OrderedDict[int | Standing, tuple[int, Int32Array | None]] = OrderedDict()
+        self._known: OrderedDict[int | Configuration, tuple[int, Int32Array | None]] = OrderedDict()
         """By place or array id, least recently used first: the row, and the array, which keeps its id in use."""
 
     def find(self, masks: Sequence[TokenMask | None]) -> MaskRows:
         """The rows of a step's masks, with room for new ones. Arrays must never change."""
         found = np.full(len(masks), -1, np.int32)
-        arrays: dict[int | Standing, Int32Array] = {}
-        places: dict[Standing, None] = {}
-        new: list[tuple[int, int | Standing]] = []
+        arrays: dict[int | Configuration, Int32Array] = {}
+        places: dict[Configuration, None] = {}
+        new: list[tuple[int, int | Configuration]] = []
         for i, mask in enumerate(masks):
-            key: int | Standing
-            if isinstance(mask, Standing):
+            key: int | Configuration
+            if isinstance(mask, Configuration):
                 key = mask
             elif isinstance(mask, np.ndarray):
                 key = id(mask)
@@ -56,7 +56,7 @@ class KnownMasks:
                 self._known.move_to_end(key)
             except KeyError:
                 new.append((i, key))
-                if isinstance(mask, Standing):
+                if isinstance(mask, Configuration):
                     places[mask] = None
                 else:
                     arrays[key] = mask

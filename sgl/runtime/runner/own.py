@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from sgl.grammar.automaton.finished import Standing
+from sgl.grammar.automaton.finished import Configuration
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.runtime.batch import PageMoves, Runner
 from sgl.runtime.config import EngineConfig
@@ -27,7 +27,7 @@ class EngineRunner(Runner, Protocol):
         """Whether kernels are being launched one by one: see `ModelRunner`. Safe from any thread."""
         ...
 
-    def enable_device_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
+    def enable_device_masks(self, vocabulary: Vocabulary, example: Configuration) -> None:
         """Accept places in finished automata as token masks, if the platform's `masks_on_device` says so."""
 
     def read_adapter(self, path: str) -> Any:
@@ -56,7 +56,7 @@ class PlainRunner:
     def close(self) -> None:
         """Nothing is held beside the runner."""
 
-    def enable_device_masks(self, vocabulary: Vocabulary, example: Standing) -> None:
+    def enable_device_masks(self, vocabulary: Vocabulary, example: Configuration) -> None:
         """Never called: masks come from the host."""
         self._refuse()
 

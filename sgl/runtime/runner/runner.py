@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from sgl.grammar.automaton.finished import Standing
+from sgl.grammar.automaton.finished import Configuration
 from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep, GraphAttention
 from sgl.kernels.cpu import TILE
@@ -371,7 +371,7 @@ class ModelRunner:
                 launch(idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
 
     def enable_device_masks(
-        self, vocabulary: Vocabulary, example: Standing, launch: Callable[..., AnyStep] | None = None
+        self, vocabulary: Vocabulary, example: Configuration, launch: Callable[..., AnyStep] | None = None
     ) -> None:
         """Accept places in finished automata as token masks, and warm that up. launch: of all ranks."""
         self._sampler.enable_device_masks(vocabulary)
