@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,6 +181,13 @@ def test_a_server_that_cannot_start_tells_why() -> None:
         member.ready()
 
 
+@pytest.fixture
+def control() -> Iterator[tuple[str, int]]:
+    """The address of a cluster's process, which says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        yield bound.getsockname()
+
+
 OPTIONS = {"engine": {"model_path": "embedded", "device": "cpu"}, "server": {"port": 0}}
 
 
@@ -200,10 +209,10 @@ def test_a_spare_server_serves_when_it_is_told_to_and_ends_with_its_parent() -> 
 
 
 @pytest.mark.slow
-def test_a_spare_server_is_taken_on_by_the_next_replica() -> None:
+def test_a_spare_server_is_taken_on_by_the_next_replica(control: tuple[str, int]) -> None:
     """Also while it still imports; once; and it ends with the new parent, too."""
     name = spares.name_of("token", 1)
-    orphan = Member(shelter=name)
+    orphan = Member(shelter=spares.Shelter(name, control))
     assert orphan._process.stdin is not None
     orphan._process.stdin.close()
     wait_until(lambda: f"@{name}-{orphan.pid}" in Path("/proc/net/unix").read_text())
@@ -223,18 +232,18 @@ def test_a_spare_server_is_taken_on_by_the_next_replica() -> None:
     member.stop(PATIENCE)
 
 
-WAITS = "import sys; from sgl.runtime.cluster.spares import wait; c = wait({name!r}, {seconds}); "
+WAITS = "import sys; from sgl.runtime.cluster.spares import Shelter, wait; c = wait({shelter!r}, {seconds}); "
 ECHO = "sys.exit(3) if c is None else c.sendall(c.recv(9)) or c.recv(9)"
 
 
-def waiting(name: str, seconds: float = PATIENCE) -> subprocess.Popen[bytes]:
-    code = WAITS.format(name=name, seconds=seconds) + ECHO
+def waiting(name: str, control: tuple[str, int], seconds: float = PATIENCE) -> subprocess.Popen[bytes]:
+    code = WAITS.format(shelter=spares.Shelter(name, control), seconds=seconds) + ECHO
     return subprocess.Popen(command(code))
 
 
-def test_who_waits_is_taken_on_once_and_by_its_own_name() -> None:
-    process = waiting("sgl-test-spare")
-    other = waiting("sgl-test-spare-of-others")
+def test_who_waits_is_taken_on_once_and_by_its_own_name(control: tuple[str, int]) -> None:
+    process = waiting("sgl-test-spare", control)
+    other = waiting("sgl-test-spare-of-others", control)
     try:
         found: list[spares.Adopted] = []
 
@@ -262,9 +271,9 @@ def test_who_waits_is_taken_on_once_and_by_its_own_name() -> None:
 
 
 def test_who_is_taken_on_by_nobody_ends_and_a_strangers_socket_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, control: tuple[str, int]
 ) -> None:
-    process = waiting("sgl-test-nobody", 0.2)
+    process = waiting("sgl-test-nobody", control, 0.2)
     assert process.wait(PATIENCE) == 3
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.bind("\0sgl-test-stranger-1")
@@ -273,6 +282,26 @@ def test_who_is_taken_on_by_nobody_ends_and_a_strangers_socket_is_left_alone(
         assert spares.adopted("sgl-test-stranger") is None, "it says nothing"
         monkeypatch.setattr(spares.os, "getuid", lambda: -1)
         assert spares.adopted("sgl-test-stranger") is None, "it is another user's"
+
+
+CLUSTER = (
+    "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
+    "c = s.accept(); print('connected', flush=True); time.sleep(600)"
+)
+
+
+def test_who_waits_ends_at_once_when_the_clusters_process_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", CLUSTER], stdout=subprocess.PIPE) as cluster:
+        assert cluster.stdout is not None
+        control = "127.0.0.1", int(cluster.stdout.readline())
+        left = waiting("sgl-test-left", control)
+        assert cluster.stdout.readline() == b"connected\n"
+        assert left.poll() is None
+        cluster.kill()
+        killed = time.monotonic()
+        assert left.wait(PATIENCE) == 3
+        assert time.monotonic() - killed < 5.0
+    assert waiting("sgl-test-late", control).wait(PATIENCE) == 3, "there is no cluster any more"
 
 
 def test_a_spare_servers_name_tells_clusters_generations_and_devices_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from sgl.cli.logs import configure_logging
 from sgl.cli.serve import follow, serve_engine
 from sgl.errors import SglError
-from sgl.runtime.cluster.spares import wait
+from sgl.runtime.cluster.spares import Shelter, wait
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.server.engine_process import prepare
 
@@ -28,7 +28,7 @@ _SPARE_SECONDS = 1.0  # whoever is told nothing for so long has time
 _FILES: list[str] = []  # to be removed at the end
 
 
-def main(shelter: str | None = None) -> None:
+def main(shelter: Shelter | None = None) -> None:
     """Run. Standard input: a line of JSON, and then nothing until the parent ends; standard output: one, too. shelter:
     see `Member`."""
     told = os.fdopen(os.dup(1), "w")
@@ -91,7 +91,7 @@ def _forget() -> None:
 class Spare:
     """A process that may get another parent until it is told what to do."""
 
-    shelter: str  # see `spares.wait`
+    shelter: Shelter
     was_told: threading.Event = field(default_factory=threading.Event)
     parent: SimpleQueue[socket.socket] = field(default_factory=SimpleQueue)
 

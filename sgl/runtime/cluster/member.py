@@ -12,9 +12,9 @@ from typing import Any
 
 from sgl.child import command
 from sgl.errors import EngineDead
-from sgl.runtime.cluster.spares import Adopted
+from sgl.runtime.cluster.spares import Adopted, Shelter
 
-_CODE = "from sgl.cli.member import main; main({shelter!r})"
+_CODE = "from sgl.cli.member import main; from sgl.runtime.cluster.spares import Shelter; main({shelter!r})"
 
 
 class Member:
@@ -24,11 +24,11 @@ class Member:
         self,
         options: Mapping[str, Any] | None = None,
         *,
-        shelter: str | None = None,
+        shelter: Shelter | None = None,
         process: Adopted | None = None,
     ) -> None:
         """Start it. options: of `Options.for_replicas`; None: a spare one, which imports what it needs
-        and waits. shelter: the name under which a spare one waits when this process has ended. process: a spare one
+        and waits. shelter: where a spare one waits when this process has ended. process: a spare one
         that waited so, in place of a new one."""
         self._process: subprocess.Popen[bytes] | Adopted = process or subprocess.Popen(
             command(_CODE.format(shelter=shelter)),

@@ -24,7 +24,7 @@ from sgl.runtime.cluster.link import Link
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.registry import Capabilities, Report
 from sgl.runtime.cluster.serve_app import token
-from sgl.runtime.cluster.spares import adopted, name_of
+from sgl.runtime.cluster.spares import Shelter, adopted, name_of
 from sgl.runtime.gateway.reports import Load, load_of
 from sgl.runtime.server.probe import PROBE
 
@@ -66,7 +66,7 @@ class Replica:
         self._generation = generation
         secret = token(key)
         self._link = Link(control, secret)
-        self._shelter = name_of(secret, generation)
+        self._shelter = Shelter(name_of(secret, generation), self._link.address)
         given = self._link.get("/options", generation=generation)
         self._host = ray.util.get_node_ip_address()
         self._drain_seconds = given["drain_timeout"] + _ENDING_SECONDS
@@ -95,7 +95,7 @@ class Replica:
             options = self._with_followers(options, hosts)
         self._options = options
         self._spare: Member | None = None
-        self._member = Member(options, process=adopted(self._shelter))
+        self._member = Member(options, process=adopted(self._shelter.name))
         self._beats = threading.Thread(target=self._beat, name="sgl-beats", daemon=True)
         self._beats.start()
         try:

@@ -1,7 +1,8 @@
 """Spare servers outlive their replica by a while: the one that takes its place on this host takes them on.
 
 Such a one listens at an abstract Unix socket, which only processes of the same user get through, and whose name nobody
-else knows. On systems without these, nobody is found, and a server starts cold."""
+else knows. On systems without these, nobody is found, and a server starts cold. Meanwhile it is connected with the
+cluster's process, whose end is its own."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import socket
 import struct
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 WAIT_SECONDS = 30.0
@@ -28,14 +30,29 @@ def name_of(token: str, generation: int) -> str:
     return "sgl-spare-" + hashlib.sha256(repr((token, generation, devices)).encode()).hexdigest()[:32]
 
 
-def wait(name: str, seconds: float = WAIT_SECONDS) -> socket.socket | None:
-    """The connection of whoever takes this process on; None: nobody did."""
+@dataclass(frozen=True, slots=True)
+class Shelter:
+    """Where a spare server waits."""
+
+    name: str  # see `name_of`
+    control: tuple[str, int]  # the address of the cluster's process
+
+
+def wait(shelter: Shelter, seconds: float = WAIT_SECONDS) -> socket.socket | None:
+    """The connection of whoever takes this process on; None: nobody did, or the cluster's process has ended."""
     deadline = time.monotonic() + seconds
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(f"\0{name}-{os.getpid()}")
+    try:
+        cluster = socket.create_connection(shelter.control, _TURN_SECONDS)
+    except OSError:
+        return None
+    with cluster, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(f"\0{shelter.name}-{os.getpid()}")
         listening.listen(1)
+        listening.settimeout(_TURN_SECONDS)
         while (left := deadline - time.monotonic()) > 0:
-            listening.settimeout(left)
+            ready, _, _ = select.select([listening, cluster], [], [], left)
+            if listening not in ready:  # the cluster's process says nothing: this is its end
+                break
             with contextlib.suppress(OSError):
                 connection, _ = listening.accept()
                 connection.settimeout(_TURN_SECONDS)
