@@ -17,9 +17,9 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else _json(value)
 
 
-def hermes(calls: Sequence[Call]) -> str:
+def hermes(calls: Sequence[Call], tag: str = "tool_call") -> str:
     return "\n".join(
-        f'<tool_call>\n{{"name": {_json(name)}, "arguments": {_json(arguments)}}}\n</tool_call>'
+        f'<{tag}>\n{{"name": {_json(name)}, "arguments": {_json(arguments)}}}\n</{tag}>'
         for name, arguments in calls
     )
 
@@ -28,9 +28,13 @@ def llama3(calls: Sequence[Call]) -> str:
     return "; ".join(f'{{"name": {_json(name)}, "parameters": {_json(arguments)}}}' for name, arguments in calls)
 
 
-def mistral(calls: Sequence[Call]) -> str:
+def _array(calls: Sequence[Call]) -> str:
     inner = ", ".join(f'{{"name": {_json(name)}, "arguments": {_json(arguments)}}}' for name, arguments in calls)
-    return f"[TOOL_CALLS] [{inner}]"
+    return f"[{inner}]"
+
+
+def mistral(calls: Sequence[Call]) -> str:
+    return f"[TOOL_CALLS] {_array(calls)}"
 
 
 def mistral_args(calls: Sequence[Call]) -> str:
@@ -89,6 +93,37 @@ def glm45(calls: Sequence[Call]) -> str:
     )
 
 
+def nemotron_json(calls: Sequence[Call]) -> str:
+    return f"<TOOLCALL>{_array(calls)}</TOOLCALL>"
+
+
+def apriel(calls: Sequence[Call]) -> str:
+    return f"<tool_calls>{_array(calls)}</tool_calls>"
+
+
+def granite(calls: Sequence[Call]) -> str:
+    return f"<|tool_call|>{_array(calls)}"
+
+
+def phi4_mini_json(calls: Sequence[Call]) -> str:
+    return f"functools{_array(calls)}"
+
+
+def internlm(calls: Sequence[Call]) -> str:
+    return "".join(
+        f'<|action_start|><|plugin|>\n{{"name": {_json(name)}, "parameters": {_json(arguments)}}}<|action_end|>'
+        for name, arguments in calls
+    )
+
+
+def longcat(calls: Sequence[Call]) -> str:
+    return hermes(calls, "longcat_tool_call")
+
+
+def xlam(calls: Sequence[Call]) -> str:
+    return _array(calls)
+
+
 def gpt_oss(calls: Sequence[Call]) -> str:
     return "<|start|>assistant".join(
         f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
@@ -107,5 +142,12 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "kimi_k2": kimi_k2,
     "qwen3_coder": qwen3_coder,
     "glm45": glm45,
+    "nemotron_json": nemotron_json,
+    "apriel": apriel,
+    "granite": granite,
+    "phi4_mini_json": phi4_mini_json,
+    "internlm": internlm,
+    "longcat": longcat,
     "gpt-oss": gpt_oss,
+    "xlam": xlam,
 }

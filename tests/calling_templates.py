@@ -55,6 +55,17 @@ _CALLS: Final = {
         + "</tool_call>",
         "",
     ),
+    "nemotron_json": ("<TOOLCALL>[", _quoted("arguments") + _COMMA, "]</TOOLCALL>"),
+    "apriel": (
+        "\n<tool_calls>[",
+        '{"name": "' + _NAME + '", "arguments": {{ c.function.arguments | string }}, "id": "{{ c.id }}"}' + _COMMA,
+        "]</tool_calls>",
+    ),
+    "granite": ("<|tool_call|>[", _quoted("arguments") + _COMMA, "]"),
+    "phi4_mini_json": ("functools[", _quoted("arguments") + _COMMA, "]"),
+    "internlm": ("", "<|action_start|><|plugin|>\n" + _quoted("parameters") + "<|action_end|>", ""),
+    "longcat": ("", "<longcat_tool_call>\n" + _quoted("arguments") + "\n</longcat_tool_call>", ""),
+    "xlam": ("[", _quoted("arguments") + _COMMA, "]"),
     "gpt-oss": (
         "",
         f" to=functions.{_NAME}<|channel|>commentary json<|message|>{_JSON}<|call|>",
@@ -78,6 +89,10 @@ SPECIAL: Final = [
     "<|call|>",
     "<|return|>",
     "<|constrain|>",
+    "<|tool_call|>",
+    "<|action_start|>",
+    "<|plugin|>",
+    "<|action_end|>",
 ]
 """Tokens that are called special."""
 OTHER: Final = [
@@ -98,6 +113,11 @@ OTHER: Final = [
     "<｜tool▁call▁begin｜>",
     "<｜tool▁call▁end｜>",
     "<｜tool▁sep｜>",
+    "<TOOLCALL>",
+    "<tool_calls>",
+    "<longcat_tool_call>",
+    "functools[",
+    '[{"name": "',
 ]
 
 

@@ -218,7 +218,7 @@ MOST_LINES = {
     "bench": 900,
     "platforms": 280,
     "compat": 500,
-    "formats": 1_300,
+    "formats": 1_500,  # of every family that writes calls in its own way
     "": 850,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""

@@ -274,6 +274,43 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
         ("", "", [("get_weather", {"city": "Paris"})]),
     ),
     (
+        "nemotron_json",
+        'On it.<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
+        '{"name": "stop", "arguments": {}}]</TOOLCALL>',
+        ("", "On it.", [("get_weather", {"city": "Paris"}), ("stop", {})]),
+    ),
+    (
+        "apriel",
+        '\n<tool_calls>[{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "x1"}]</tool_calls>',
+        ("", "\n", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "apriel",
+        '<tool_calls>[\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n]</tool_calls>',
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "granite",
+        '<|tool_call|> [{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "phi4_mini_json",
+        'functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "internlm",
+        'I look.<|action_start|> <|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>\n',
+        ("", "I look.", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "longcat",
+        '<longcat_tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</longcat_tool_call>',
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    ("xlam", '[{"name": "stop", "arguments": {}}]', ("", "", [("stop", {})])),
+    (
         "gpt-oss",
         "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>commentary to=functions."
         'get_weather <|constrain|>json<|message|>{"city":"Paris"}<|call|>',
@@ -349,6 +386,10 @@ NO_CALLS = [
     ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"),
     ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n1"),
     ("glm45", "<tool_call>f\n<arg_key>a</arg_key>"),
+    ("nemotron_json", "<TOOLCALL>[]</TOOLCALL>"),
+    ("phi4_mini_json", "functools[0]"),
+    ("internlm", "<|action_start|><|interpreter|>\nprint(1)<|action_end|>"),
+    ("xlam", '[{"name": "Bob", "age": 3}]'),
 ]
 
 
@@ -362,7 +403,7 @@ def test_what_is_no_call_after_all_is_text(name: str, text: str, cuts: list[int]
 def test_arguments_come_before_they_end(name: str) -> None:
     text = WRITERS[name]([("get_weather", {"city": "a long name of a city"})])
     reader = reader_of(BY_NAME[name], SCHEMAS, is_sure=True)
-    events = reader.feed(text[: text.index("long") + 2])
+    events = reader.feed(text[: text.index("a long") + 4])
     ids = {"kimi_k2": "functions.get_weather:0", "mistral_ids": "a1B2c3D40"}
     assert events[0] == Begun("get_weather", ids.get(name))
     assert "a lo" in "".join(event.text for event in events if isinstance(event, Argued))

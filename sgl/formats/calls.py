@@ -46,7 +46,7 @@ class CallFormat:
     @property
     def quotes_name(self) -> bool:
         """Whether a name is a JSON string."""
-        return self.middle.startswith('"')
+        return self.arguments == "json" and self.middle.startswith('"')
 
     def written_name(self, name: str) -> str:
         """A tool's name as calls have it. Raises InvalidRequest where it would be read as something else."""
@@ -129,6 +129,62 @@ QWEN3_CODER: Final = CallFormat(
 GLM45: Final = CallFormat(
     "glm45", "<tool_call>", "", "\n</tool_call>", arguments="glm_xml", separator="\n", trigger="<tool_call>"
 )
+TOOLCALL: Final = CallFormat(
+    "nemotron_json",
+    '{"name": "',
+    '", "arguments": ',
+    "}",
+    opening="<TOOLCALL>[",
+    separator=", ",
+    closing="]</TOOLCALL>",
+    trigger="<TOOLCALL>",
+)
+TOOL_CALLS: Final = CallFormat(
+    "apriel",
+    '{"name": "',
+    '", "arguments": ',
+    "}",
+    opening="<tool_calls>[",
+    separator=", ",
+    closing="]</tool_calls>",
+    trigger="<tool_calls>",
+)
+GRANITE: Final = CallFormat(
+    "granite",
+    '{"name": "',
+    '", "arguments": ',
+    "}",
+    opening="<|tool_call|>[",
+    separator=", ",
+    closing="]",
+    trigger="<|tool_call|>",
+)
+FUNCTOOLS: Final = CallFormat(
+    "phi4_mini_json",
+    '{"name": "',
+    '", "arguments": ',
+    "}",
+    opening="functools[",
+    separator=", ",
+    closing="]",
+    trigger="functools[",
+)
+INTERNLM: Final = CallFormat(
+    "internlm",
+    '<|action_start|><|plugin|>\n{"name": "',
+    '", "parameters": ',
+    "}<|action_end|>",
+    trigger="<|action_start|>",
+)
+LONGCAT: Final = CallFormat(
+    "longcat",
+    '<longcat_tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</longcat_tool_call>",
+    separator="\n",
+    trigger="<longcat_tool_call>",
+)
+XLAM: Final = CallFormat("xlam", '{"name": "', '", "arguments": ', "}", opening="[", separator=", ", closing="]")
 GPT_OSS: Final = CallFormat(
     "gpt-oss",
     "<|start|>assistant<|channel|>commentary to=functions.",
@@ -160,25 +216,52 @@ FORMATS: Final = (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     KIMI_K2,
+    TOOLCALL,
+    TOOL_CALLS,
+    GRANITE,
+    FUNCTOOLS,
+    INTERNLM,
+    LONGCAT,
     GPT_OSS,
-    LLAMA3,  # last: others' calls may hold what looks like its
+    LLAMA3,  # these last: others' calls may hold what looks like theirs
+    XLAM,
 )
 PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
     "hermes": (HERMES,),
     "qwen": (HERMES,),
     "qwen25": (HERMES,),
+    "granite4": (HERMES,),
     "qwen3_coder": (QWEN3_CODER,),
+    "qwen3_xml": (QWEN3_CODER,),
+    "mimo": (QWEN3_CODER,),
+    "step3p5": (QWEN3_CODER,),
     "glm": (GLM45,),
     "glm45": (GLM45,),
     "glm47": (GLM45,),
     "llama3": (LLAMA3,),
+    "llama3_json": (LLAMA3,),
+    "llama4_json": (LLAMA3,),
     "mistral": (MISTRAL, MISTRAL_ARGS, MISTRAL_IDS),
     "deepseekv3": (DEEPSEEK_V3,),
+    "deepseek_v3": (DEEPSEEK_V3,),
     "deepseekv31": (DEEPSEEK_V31,),
+    "deepseek_v31": (DEEPSEEK_V31,),
     "kimi_k2": (KIMI_K2,),
     "gpt-oss": (GPT_OSS,),
+    "openai": (GPT_OSS,),
+    "nemotron_json": (TOOLCALL,),
+    "apriel": (TOOL_CALLS,),
+    "hunyuan_a13b": (TOOL_CALLS,),
+    "jamba": (TOOL_CALLS,),
+    "granite": (GRANITE,),
+    "phi4_mini_json": (FUNCTOOLS,),
+    "internlm": (INTERNLM,),
+    "interns1": (INTERNLM,),
+    "longcat": (LONGCAT,),
+    "xlam": (XLAM,),
 }
-"""By --tool-call-parser: the formats among which the chat template decides, the first one where it does not."""
+"""By --tool-call-parser, as SGLang and vLLM name it: the formats among which the chat template decides, the first one
+where it does not."""
 
 
 def formats_of(parser: str) -> tuple[CallFormat, ...]:
