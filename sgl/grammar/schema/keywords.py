@@ -197,9 +197,9 @@ class Keywords:
             else:
                 patterns.append((keys.language(), self.child("patternProperties", pattern)))
         blocks = []
-        is_about_others = any(map(self.has, _OF_OTHERS))
-        if names or patterns or rest is not TRUE or is_about_others:
-            blocks.append(KeywordGroup(names, tuple(patterns), rest, bool(names), is_about_others))
+        is_declaring, is_about_others = self.has("properties"), any(map(self.has, _OF_OTHERS))
+        if is_declaring or patterns or rest is not TRUE or is_about_others:
+            blocks.append(KeywordGroup(names, tuple(patterns), rest, is_declaring, is_about_others))
         if self.has("propertyNames"):
             known = self.strings_of(self.child("propertyNames"))
             assert isinstance(known.value, StringSet)

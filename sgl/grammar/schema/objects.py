@@ -45,7 +45,7 @@ class KeywordGroup:
     patterns: tuple[tuple[Expr, Formula], ...] = ()
     rest: Formula = TRUE
     is_declaring: bool = False
-    """Whether `properties` wrote the names."""
+    """Whether `properties` wrote the names, which may be none."""
     is_about_others: bool = False
     """Whether the schema says anything of other keys, if only that they are allowed."""
 
@@ -111,11 +111,12 @@ class ObjectConjunct(Conjunct):
 
     @property
     def is_about_declared(self) -> bool:
-        """Whether keys are declared and nothing is said of others."""
+        """Whether keys are declared, if only none at all, and nothing is said of others."""
         if any(block.is_about_others or block.patterns or block.rest is not TRUE for block in self.blocks):
             return False
-        declared = set(chain(*[block.names for block in self.blocks if block.is_declaring]))
-        return bool(declared) and declared.issuperset(self.required) and self.low <= len(self.required)
+        declaring = [block.names for block in self.blocks if block.is_declaring]
+        has_all = set(chain(*declaring)).issuperset(self.required)
+        return bool(declaring) and has_all and self.low <= len(self.required)
 
     @cached_property
     def named(self) -> frozenset[str] | None:
