@@ -72,7 +72,8 @@ BELOW: dict[str, tuple[str, ...]] = {
         "sgl.runtime.memory_plan",
         "sgl.runtime.text",
     ),
-    "sgl.runtime.transfer_choice": ("sgl.runtime.tier_choice", "sgl.runtime.parallel"),
+    "sgl.runtime.transfer_choice": ("sgl.runtime.tier_choice", "sgl.runtime.parallel", "sgl.runtime.shared_choice"),
+    "sgl.runtime.shared_choice": ("sgl.runtime.memory_plan", "sgl.runtime.runner", "sgl.runtime.transfer"),
     "sgl.runtime.tier_choice": ("sgl.runtime.memory_plan", "sgl.runtime.scheduler", "sgl.runtime.runner"),
     "sgl.runtime.memory_plan": ("sgl.runtime.devices", "sgl.runtime.adapter_choice", "sgl.runtime.cache"),
     "sgl.runtime.devices": ("sgl.runtime.model", "sgl.runtime.platform"),
@@ -210,7 +211,7 @@ MOST_LINES = {
     "runtime.model.mla": 940,
     "runtime.model.quantized": 850,
     "runtime.model.update": 1_400,  # with groups that are left at once
-    "runtime.parallel": 1_760,
+    "runtime.parallel": 1_780,  # with what ranks share beside pages
     "runtime.server": 11_960,
     "runtime.speculate": 1_240,
     "runtime.transfer": 960,  # stages, too

@@ -187,10 +187,6 @@ def test_an_idle_engine_finishes_its_copies(path: str) -> None:
         ({"hicache_size": -1}, "hicache_size"),
         ({"hicache_storage_size": 0}, "hicache_storage_size"),
         ({"hicache_storage_backend": "nixl"}, "hicache_storage_backend"),
-        (
-            {**TIERED, "hicache_storage_backend": "file", "hicache_storage_dir": "x", "tp_size": 2},
-            "is for engines of one process",
-        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(path: str, options: dict[str, Any], message: str) -> None:

@@ -43,17 +43,18 @@ from sgl.runtime.platform.registry import platform_of
 from sgl.runtime.runner.observer import Observer
 from sgl.runtime.runner.own import EngineRunner, OwnRunner
 from sgl.runtime.runner.runner import ModelRunner, current
-from sgl.runtime.runner.shared_rows import SharedRows
+from sgl.runtime.runner.shared_rows import SharedHost
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits
 from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.scheduler.transfers import Transfers
+from sgl.runtime.shared_choice import shared_host
 from sgl.runtime.speculate import choice as speculate
 from sgl.runtime.speculate.models import ModelDrafter
 from sgl.runtime.speculate.speculator import Speculator
 from sgl.runtime.text.tokenizer import Tokenizer
 from sgl.runtime.tier_choice import check_tiers, open_tiers, plan_host
-from sgl.runtime.transfer_choice import check_transfers, open_transfers, plan_transfers, shared_rows
+from sgl.runtime.transfer_choice import check_transfers, open_transfers, plan_transfers
 
 logger = logging.getLogger(__name__)
 
@@ -338,7 +339,7 @@ def _with_torch(
         runner = build_runner(config, model, attention, plan, eos_ids, drafter)
     else:
         path = group.file("rows")
-        shared = shared_rows(config, model_config, model, plan, path, 0)
+        shared = shared_host(config, model_config, model, plan, path, 0)
         group.send(Build(asdict(config), asdict(plan), sorted(eos_ids), path))
         with group.failing():
             own = build_runner(config, model, attention, plan, eos_ids, drafter, shared)
@@ -364,7 +365,7 @@ def follow(build: Build, model_config: Config, model: Model, shard: Shard) -> Mo
     """The runner of a rank other than 0, as rank 0 has decided."""
     config, plan = EngineConfig(**build.options), KVPlan(**build.plan)
     _, attention = choose_attention(config, plan.attention_shape(config, model))
-    shared = shared_rows(config, model_config, model, plan, build.shared, shard.size * shard.stage + shard.rank)
+    shared = shared_host(config, model_config, model, plan, build.shared, shard.size * shard.stage + shard.rank)
     return build_runner(config, model, attention, plan, frozenset(build.eos_ids), shared=shared)
 
 
@@ -375,7 +376,7 @@ def build_runner(
     plan: KVPlan,
     eos_ids: frozenset[int],
     observer: Observer | None = None,
-    shared: SharedRows | None = None,
+    shared: SharedHost | None = None,
 ) -> ModelRunner:
     """A runner with its KV pages, and host pages for copies; all ranks wait for each other. Raises ConfigError."""
     page_size = config.page_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +38,9 @@ class Measurable(Protocol):
     @property
     def host(self) -> HostPages | None:
         """Its host memory."""
+
+    def weights_hash(self, hash_of: Callable[[Iterable[torch.Tensor]], bytes]) -> bytes:
+        """A hash of all weights, of how each rank holds them."""
 
     @property
     def beside(self) -> Beside:
@@ -72,12 +75,12 @@ def check_tiers(config: EngineConfig) -> None:
                 raise _wrong(config, option, "is for hicache_storage_backend='file'")
     elif config.hicache_storage_dir is None:
         raise _wrong(config, "hicache_storage_backend", "needs a folder: name it by hicache_storage_dir")
-    if config.hicache_storage_backend is not None and config.num_ranks > 1:
+    if config.hicache_storage_backend is not None and config.nnodes > 1:
         raise _wrong(
             config,
             "hicache_storage_backend",
-            f"is for engines of one process, and tp_size={config.tp_size}, pp_size={config.pp_size}; host memory is "
-            "for any",
+            f"is for engines on one host, whose ranks share the memory that files are read into, and nnodes="
+            f"{config.nnodes}; host memory is for any",
         )
 
 
@@ -132,29 +135,40 @@ def open_tiers(config: EngineConfig, model: Model, runner: Measurable, plan: KVP
     assert config.page_size is not None, "it is decided"
     assert config.context_length is not None, "it is decided"
     assert runner.host is not None, "it was made with host pages"
-    memory, page_size = runner.host.memory, config.page_size
-    page_bytes = memory.shape[1]
+    whole, page_size = runner.host.whole, config.page_size
     num_tokens = min(most_tokens, config.context_length)
     if model.device.type == "cpu":
         num_tokens = min(num_tokens, _MEASURED_CPU_TOKENS)
     step, prompt = runner.measure(num_tokens)
     compute = max(prompt - step, prompt / 2) / num_tokens
     load = runner.host.page_seconds() / page_size
-    rates = Rates(compute, load, page_bytes / _READ_BYTES_A_SECOND / page_size, step, runner.beside.load_seconds())
+    rates = Rates(
+        compute, load, whole.shape[1] / _READ_BYTES_A_SECOND / page_size, step, runner.beside.load_seconds()
+    )
     files = None
     if config.hicache_storage_dir is not None:
-        kinds = zip((Kind.STATE, Kind.WINDOWED), runner.beside.memory(), strict=True)
+        hosts = dict(zip((Kind.STATE, Kind.WINDOWED), runner.beside.hosts(), strict=True))
+        hosts[Kind.PAGE] = [runner.host]
+
+        def arrived(kind: Kind, place: int) -> None:
+            for part in hosts[kind]:
+                part.fill(place)
+
+        weights = runner.weights_hash(weights_hash)
+        if config.num_ranks > 1:  # a page lies otherwise
+            weights += repr((config.tp_size, config.pp_size)).encode()
         files = PageFiles(
             Path(config.hicache_storage_dir).expanduser(),
-            identity(config, model, model.config, weights_hash(model.weights.tensors())),
-            memory,
+            identity(config, model, model.config, weights),
+            whole,
             page_size,
             config.hicache_storage_size * _GB,
-            beside={kind: parts for kind, parts in kinds if parts},
+            beside={kind: [part.whole for part in its] for kind, its in hosts.items() if its and kind},
+            arrived=arrived,
         )
         logger.info("copies of KV in %s: %d are there", config.hicache_storage_dir, len(files))
     logger.info("a token takes %.2g s to compute and %.2g s to load", compute, load)
-    most = most_saves(page_bytes, model.device)
+    most = most_saves(runner.host.memory.shape[1], model.device)
     windows = plan.num_host_window_pages, plan.window
     host = HostCache(plan.num_host_pages - 1, page_size, plan.num_host_states or None, *windows)
     return Tiers(host, rates, files=files, most_saves=most)

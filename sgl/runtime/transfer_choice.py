@@ -18,22 +18,21 @@ from sgl.native_code import private_folder
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.devices import kv_dtype
-from sgl.runtime.memory_plan import KVPlan, gib, token_bytes
+from sgl.runtime.memory_plan import KVPlan, gib
 from sgl.runtime.model.base import Config, Model, RecurrentModel
 from sgl.runtime.model.weight_files import weight_files
 from sgl.runtime.parallel.tcp import secret_of
 from sgl.runtime.runner.host_pages import HostPages
-from sgl.runtime.runner.shared_rows import SharedRows
 from sgl.runtime.scheduler.exports import Exports, Home
 from sgl.runtime.scheduler.imports import Imports
 from sgl.runtime.scheduler.transfers import Transfers
+from sgl.runtime.shared_choice import fragment_bytes, page_shape
 from sgl.runtime.tier_choice import identity, weights_hash
 from sgl.runtime.transfer.nixl import NixlReader, NixlRemote
 from sgl.runtime.transfer.offers import Offers
 from sgl.runtime.transfer.params import PageLayout, TransferParams
 from sgl.runtime.transfer.reader import TcpReader
 from sgl.runtime.transfer.server import TransferServer
-from sgl.runtime.transfer.shape import PageShape
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +95,8 @@ def plan_transfers(config: EngineConfig, model_config: Config, model: Model, pla
             "disaggregation_mode",
             f"sends pages of all layers, and {name} has layers with windows of their own",
         )
-    shape = _shape(config, model_config)
-    page_bytes = config.tp_size * shape.stages(1)[-1] * _fragment_bytes(config, model, shape)
+    shape = page_shape(config, model_config, model, plan)
+    page_bytes = config.tp_size * shape.stages(1)[-1] * fragment_bytes(config, model, shape)
     limit = memory_limit()
     if config.disaggregation_buffer_mb is None:
         num_bytes = min(int(_BUFFER_SHARE * plan.num_pages * page_bytes), _MOST_BUFFER)
@@ -110,31 +109,6 @@ def plan_transfers(config: EngineConfig, model_config: Config, model: Model, pla
     pages = max(1, min(num_bytes // page_bytes, plan.num_pages))
     logger.info("transfers of KV pages go through %s, %d tokens", gib(pages * page_bytes), pages * shape.num_tokens)
     return replace(plan, num_transfer_pages=pages + 1)
-
-
-def shared_rows(
-    config: EngineConfig, model_config: Config, model: Model, plan: KVPlan, path: str, rank: int
-) -> SharedRows | None:
-    """The host memory of an engine of several ranks, in a file; None if pages go nowhere. Raises ConfigError."""
-    if not plan.num_transfer_pages:
-        return None
-    shape, num_rows = _shape(config, model_config), plan.num_host_pages + plan.num_transfer_pages
-    each = _fragment_bytes(config, model, shape)
-    every = shape.stages(1)[-1] * each
-    whole, place = shape.num_parts(config.tp_size) * every, shape.place(rank, each)
-    return SharedRows(Path(path), num_rows, config.tp_size * every, whole, place, rank, config.num_ranks)
-
-
-def _shape(config: EngineConfig, model_config: Config) -> PageShape:
-    assert config.page_size is not None, "it is decided"
-    fragments = 1 if model_config.latent_dim else 2
-    sizes = config.tp_size, config.pp_size
-    return PageShape(model_config.num_layers, fragments, config.page_size, model_config.num_kv_heads, *sizes)
-
-
-def _fragment_bytes(config: EngineConfig, model: Model, shape: PageShape) -> int:
-    """Of a rank's page, keys or values of a layer."""
-    return token_bytes(config, model) // model.most_layers // shape.num_fragments * shape.num_tokens
 
 
 def open_transfers(
@@ -163,7 +137,7 @@ def open_transfers(
     first = plan.num_host_pages
     by_nixl, name = config.disaggregation_transport == "nixl", secrets.token_hex(16)
     if config.disaggregation_mode == "decode":
-        shape = _shape(config, model_config)
+        shape = page_shape(config, model_config, model, plan)
 
         def fit(row: int, params: TransferParams) -> None:
             shape.fit(rows[row], params.tp_size, params.pp_size)

@@ -21,7 +21,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import takewhile
@@ -97,8 +97,8 @@ class PageFiles:
     """Pages of one model on files below `folder`, at most `max_bytes` of them. Methods are the loop thread's.
 
     memory: uint8 [pages, bytes of a page], the host pages that are read into and written, of page_size tokens. beside:
-    likewise of what is not pages, each in several parts. model: 32 bytes, a hash of all that contents depend on besides
-    tokens. Raises ConfigError if the folder cannot be used.
+    likewise of what is not pages, each in several parts. arrived: called when something was read to a place. model: 32
+    bytes, a hash of all that contents depend on besides tokens. Raises ConfigError if the folder cannot be used.
     """
 
     def __init__(
@@ -110,9 +110,11 @@ class PageFiles:
         max_bytes: int,
         *,
         beside: Mapping[Kind, Sequence[Memory]] | None = None,
+        arrived: Callable[[Kind, int], None] | None = None,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._memory = {Kind.PAGE: [memory], **(beside or {})}
+        self._arrived = arrived
         self._page_size = page_size
         self._model = model
         self._sizes: dict[Kind, int] = {
@@ -296,7 +298,10 @@ class PageFiles:
         transfer.is_done = True
 
     def _read(self, item: Item) -> bool:
-        return self._segments.read(item.record, self._parts(item))
+        is_good = self._segments.read(item.record, self._parts(item))
+        if is_good and self._arrived is not None:
+            self._arrived(item.kind, item.place)
+        return is_good
 
     def _parts(self, item: Item) -> list[Memory]:
         return [memory[item.place] for memory in self._memory[item.kind]]

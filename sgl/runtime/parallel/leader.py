@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from itertools import chain
+
 import torch
 
 from sgl.grammar.automaton.finished import Configuration
@@ -55,8 +58,9 @@ class LeadingRunner:
         self._group.send(wire.Move(moves))
         with self._group.failing():
             own = self._own.move(moves)
-        shared = None if self.host is None else self.host.shared
-        return own if shared is None else _LedMoves(own, shared)
+        hosts = [] if self.host is None else [self.host, *chain(*self.beside.hosts())]
+        shared = [host.shared for host in hosts if host.shared is not None]
+        return _LedMoves(own, shared) if shared else own
 
     @property
     def host(self) -> HostPages | None:
@@ -71,6 +75,12 @@ class LeadingRunner:
     def beside(self) -> Beside:
         """See ModelRunner: this rank's part."""
         return self._own.beside
+
+    def weights_hash(self, hash_of: Callable[[Iterable[torch.Tensor]], bytes]) -> bytes:
+        """See ModelRunner: of how all ranks hold them."""
+        self._group.send(wire.Hash(reads=False))
+        with self._group.failing():
+            return self._own.weights_hash(hash_of)
 
     def warm_up(self, num_tokens: int) -> None:
         """See ModelRunner."""
@@ -111,7 +121,7 @@ class LeadingRunner:
 class _LedMoves:
     """Copies of all ranks."""
 
-    def __init__(self, own: PendingMoves, shared: SharedRows) -> None:
+    def __init__(self, own: PendingMoves, shared: list[SharedRows]) -> None:
         self._own = own
         self._shared = shared
         self.number = own.number
@@ -123,11 +133,11 @@ class _LedMoves:
 
     def is_loaded(self) -> bool:
         """See PendingMoves."""
-        return self._own.is_loaded() and self._shared.all_have("loaded", self.number)
+        return self._own.is_loaded() and all(its.all_have("loaded", self.number) for its in self._shared)
 
     def is_saved(self) -> bool:
         """See PendingMoves."""
-        return self._own.is_saved() and self._shared.all_have("saved", self.number)
+        return self._own.is_saved() and all(its.all_have("saved", self.number) for its in self._shared)
 
 
 class _LedStep:

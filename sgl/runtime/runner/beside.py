@@ -8,7 +8,8 @@ import torch
 
 from sgl.runtime.batch import PageMoves, PendingMoves
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages, Memory
+from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages
+from sgl.runtime.runner.shared_rows import SharedRows
 from sgl.runtime.runner.states import RowStates
 
 
@@ -37,12 +38,20 @@ class JoinedMoves:
 class Beside:
     """Of one runner; often there is nothing."""
 
-    def __init__(self, states: RowStates | None, kv: KVCache, num_windowed: int, device: torch.device) -> None:
-        """num_windowed: pages for copies. Raises ConfigError if there is not so much memory."""
+    def __init__(
+        self,
+        states: RowStates | None,
+        kv: KVCache,
+        num_windowed: int,
+        device: torch.device,
+        shared: SharedRows | None = None,
+    ) -> None:
+        """num_windowed: pages for copies. shared: see `HostPages`; of these. Raises ConfigError if there is not so
+        much memory."""
         self._states = states
         self._windowed: HostPages | None = None
         if num_windowed and kv.windowed is not None:
-            self._windowed = HostPages(kv.fragments(windowed=True), num_windowed + 1, device)
+            self._windowed = HostPages(kv.fragments(windowed=True), num_windowed + 1, device, shared)
             self._num_seen = -(-kv.windowed.window // kv.page_size)
 
     def wait(self, number: int) -> None:
@@ -59,10 +68,10 @@ class Beside:
             beside.append(self._windowed.move(PageMoves(moves.window_saves, moves.window_loads)))
         return JoinedMoves(pages, beside, pages.number) if beside else pages
 
-    def memory(self) -> tuple[list[Memory], list[Memory]]:
-        """Host memory of states, in parts, and of windowed pages; see `HostPages.memory`."""
-        states = [] if self._states is None else self._states.host_memory()
-        return states, [] if self._windowed is None else [self._windowed.memory]
+    def hosts(self) -> tuple[list[HostPages], list[HostPages]]:
+        """Host memory of states, in parts, and of windowed pages."""
+        states = [] if self._states is None else self._states.host
+        return states, [] if self._windowed is None else [self._windowed]
 
     def load_seconds(self) -> float:
         """Seconds that a state, or the windowed pages that a token sees, take to load. Before there are any."""

@@ -103,6 +103,7 @@ class HostPages:
             """uint8 [num_pages, bytes of a page], of host memory."""
         except MemoryError as error:
             raise _too_much(num_pages * page_bytes) from error
+        assert self.memory.shape == (num_pages, page_bytes), "ranks share as much as they hold"
         self._host = torch.from_numpy(self.memory)
         self._number = 0
         self._current: AbstractContextManager[Any] = nullcontext()
@@ -112,6 +113,16 @@ class HostPages:
             _pin(self.memory if shared is None else shared.mapped)
             done = None if shared is None else torch.from_numpy(shared.done)
             self._streams = _Streams(self._cache, self._host, device, done)
+
+    @property
+    def whole(self) -> Memory:
+        """`memory`, of all ranks where they share it."""
+        return self.memory if self.shared is None else self.shared.whole
+
+    def fill(self, page: int) -> None:
+        """`whole` has been written to: let all ranks have their parts."""
+        if self.shared is not None:
+            self.shared.fill(page)
 
     @torch.inference_mode()
     def move(self, moves: PageMoves) -> DoneMoves | DeviceMoves:

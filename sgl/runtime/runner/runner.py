@@ -5,7 +5,7 @@ On a GPU `forward` and `sample` only enqueue and never wait for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
@@ -30,6 +30,7 @@ from sgl.runtime.model.lora import Adapter, LoraSlots
 from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.seen import Seen
 from sgl.runtime.model.taps import Taps
+from sgl.runtime.model.update.ranks import hashed
 from sgl.runtime.runner.adapters import Adapters
 from sgl.runtime.runner.beside import Beside
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
@@ -43,7 +44,7 @@ from sgl.runtime.runner.pack import pack, pack_places, windowed_step
 from sgl.runtime.runner.prompt_graphs import PromptGraphs
 from sgl.runtime.runner.results import DeviceLogprobs, Downloader, PendingStep, pool, score_inputs
 from sgl.runtime.runner.sampler import Sampler
-from sgl.runtime.runner.shared_rows import SharedRows
+from sgl.runtime.runner.shared_rows import SharedHost
 from sgl.runtime.runner.states import RowStates
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.runner.verify_graphs import MAX_QUERIES, VerifyGraphs
@@ -94,12 +95,12 @@ class ModelRunner:
         host_pages: int = 0,
         host_states: int = 0,
         host_window_pages: int = 0,
-        shared: SharedRows | None = None,
+        shared: SharedHost | None = None,
         observer: Observer | None = None,
         deterministic: bool = False,
     ) -> None:
         """num_checkpoints: of a RecurrentModel's states. host_pages, host_states, host_window_pages: of host memory for
-        copies; ranks may have the first `shared`. observer: one with layers is for a Decoder. deterministic: rows do
+        copies, which ranks may have `shared`. observer: one with layers is for a Decoder. deterministic: rows do
         not depend on others."""
         self._model, self._observer, self._multiple = model, observer, TILE if deterministic else 1
         if observer is not None and observer.layers:
@@ -109,10 +110,12 @@ class ModelRunner:
         self._eyes = eyes_of(model)
         self._states: RowStates | None = None
         if isinstance(model, RecurrentModel):
-            self._states = RowStates(model, max_rows, num_checkpoints, host_states)
+            rows = None if shared is None else shared.states
+            self._states = RowStates(model, max_rows, num_checkpoints, host_states, rows)
         self._kv = kv
-        self.host = HostPages(kv.fragments(), host_pages, device, shared) if host_pages else None
-        self.beside = Beside(self._states, kv, host_window_pages, device)
+        pages, windowed = (None, None) if shared is None else (shared.pages, shared.windowed)
+        self.host = HostPages(kv.fragments(), host_pages, device, pages) if host_pages else None
+        self.beside = Beside(self._states, kv, host_window_pages, device, windowed)
         """Host memory for what a prefix has beside pages of all layers."""
         self._attention = attention
         self._current = current(device)
@@ -290,6 +293,10 @@ class ModelRunner:
                 times.append(monotonic() - began)
             seconds.append(min(times))
         return seconds[0], seconds[1]
+
+    def weights_hash(self, hash_of: Callable[[Iterable[torch.Tensor]], bytes]) -> bytes:
+        """A hash of all weights, of how each rank holds them."""
+        return hashed(self._model, None, hash_of)
 
     def launch(self, batch: Batch, masks: TokenMasks | None = None) -> PendingStep:
         """Both phases of a step at once."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -10,7 +12,8 @@ from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import EMPTY_STATE, Batch, Int64Array, PageMoves
 from sgl.runtime.model.base import RecurrentModel
 from sgl.runtime.model.gdn.states import StateStep
-from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages, Memory
+from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages
+from sgl.runtime.runner.shared_rows import SharedRows
 
 _MEASURED_STATES = 4
 
@@ -18,14 +21,27 @@ _MEASURED_STATES = 4
 class RowStates:
     """The states of a model: first one for each of `num_rows` rows, one that padding rows share, then checkpoints."""
 
-    def __init__(self, model: RecurrentModel, num_rows: int, num_checkpoints: int, num_host: int = 0) -> None:
-        """num_host: states of host memory, for copies of checkpoints. Raises ConfigError."""
+    def __init__(
+        self,
+        model: RecurrentModel,
+        num_rows: int,
+        num_checkpoints: int,
+        num_host: int = 0,
+        shared: list[SharedRows] | None = None,
+    ) -> None:
+        """num_host: states of host memory, for copies of checkpoints. shared: see `HostPages`; of each part. Raises
+        ConfigError."""
         self._first = num_rows + 1
         self._cache = model.new_states(self._first + num_checkpoints)
         self._uploader = Uploader(model.device)
-        self._host: list[HostPages] = []
+        self.host: list[HostPages] = []
+        """Of each part of a state."""
         if num_host:
-            self._host = [HostPages(part, num_host + 1, model.device) for part in self._cache.fragments()]
+            parts = self._cache.fragments()
+            rows: Sequence[SharedRows | None] = shared or [None] * len(parts)
+            self.host = [
+                HostPages(part, num_host + 1, model.device, its) for part, its in zip(parts, rows, strict=True)
+            ]
 
     def warm_up(self) -> None:
         """Compile what copies states."""
@@ -49,20 +65,16 @@ class RowStates:
         """Copy checkpoints between the device and host memory; see `batch.Mover`."""
         offsets = np.array([self._first, 0], np.int32)
         its = PageMoves(moves.state_saves + offsets, moves.state_loads + offsets[::-1])
-        return [host.move(its) for host in self._host]
+        return [host.move(its) for host in self.host]
 
     def wait(self, number: int) -> None:
         """See `HostPages.wait`."""
-        for host in self._host:
+        for host in self.host:
             host.wait(number)
-
-    def host_memory(self) -> list[Memory]:
-        """See `HostPages.memory`; of each part of a state."""
-        return [host.memory for host in self._host]
 
     def load_seconds(self) -> float:
         """Seconds that loading a state takes. Before there are any."""
-        return sum(host.page_seconds(_MEASURED_STATES) for host in self._host)
+        return sum(host.page_seconds(_MEASURED_STATES) for host in self.host)
 
     def step(self, batch: Batch) -> StateStep:
         """The states that the batch's tokens change."""
