@@ -72,6 +72,64 @@ def kimi_k2(calls: Sequence[Call]) -> str:
     return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
 
 
+def _tagged(
+    calls: Sequence[Call],
+    invoke: str,
+    parameter: Callable[[str, Any], str],
+    end: str,
+) -> str:
+    """Calls, each with a line of its own for each parameter."""
+    return "\n".join(
+        invoke.replace("NAME", name)
+        + "\n"
+        + "".join(f"{parameter(key, value)}\n" for key, value in arguments.items())
+        + end
+        for name, arguments in calls
+    )
+
+
+def seed_oss(calls: Sequence[Call]) -> str:
+    return _tagged(
+        calls,
+        "<seed:tool_call>\n<function=NAME>",
+        lambda key, value: f"<parameter={key}>\n{_plain(value)}\n</parameter>",
+        "</function>\n</seed:tool_call>",
+    )
+
+
+def minimax_m2(calls: Sequence[Call]) -> str:
+    inner = _tagged(
+        calls,
+        '<invoke name="NAME">',
+        lambda key, value: f'<parameter name="{key}">{_plain(value)}</parameter>',
+        "</invoke>",
+    )
+    return f"<minimax:tool_call>\n{inner}\n</minimax:tool_call>"
+
+
+def deepseekv32(calls: Sequence[Call], section: str = "function_calls") -> str:
+    def parameter(key: str, value: Any) -> str:
+        is_text = _json(isinstance(value, str))
+        return f'<｜DSML｜parameter name="{key}" string="{is_text}">{_plain(value)}</｜DSML｜parameter>'
+
+    inner = _tagged(calls, '<｜DSML｜invoke name="NAME">', parameter, "</｜DSML｜invoke>")
+    return f"<｜DSML｜{section}>\n{inner}\n</｜DSML｜{section}>"
+
+
+def deepseekv4(calls: Sequence[Call]) -> str:
+    return deepseekv32(calls, "tool_calls")
+
+
+def step3(calls: Sequence[Call]) -> str:
+    inner = _tagged(
+        calls,
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME">',
+        lambda key, value: f'<steptml:parameter name="{key}">{_plain(value)}</steptml:parameter>',
+        "</steptml:invoke><｜tool_call_end｜>",
+    )
+    return f"<｜tool_calls_begin｜>\n{inner}\n<｜tool_calls_end｜>"
+
+
 def qwen3_coder(calls: Sequence[Call]) -> str:
     return "\n".join(
         f"<tool_call>\n<function={name}>\n"
@@ -142,6 +200,11 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "kimi_k2": kimi_k2,
     "qwen3_coder": qwen3_coder,
     "glm45": glm45,
+    "seed_oss": seed_oss,
+    "minimax_m2": minimax_m2,
+    "deepseekv32": deepseekv32,
+    "deepseekv4": deepseekv4,
+    "step3": step3,
     "nemotron_json": nemotron_json,
     "apriel": apriel,
     "granite": granite,

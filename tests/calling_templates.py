@@ -55,6 +55,42 @@ _CALLS: Final = {
         + "</tool_call>",
         "",
     ),
+    "seed_oss": (
+        "",
+        f"\n<seed:tool_call>\n<function={_NAME}>\n"
+        + _ITEMS.replace("%s", "<parameter={{ k }}>" + _VALUE + "</parameter>\n")
+        + "</function>\n</seed:tool_call>",
+        "",
+    ),
+    "minimax_m2": (
+        "\n<minimax:tool_call>\n",
+        f'<invoke name="{_NAME}">\n'
+        + _ITEMS.replace("%s", '<parameter name="{{ k }}">' + _VALUE + "</parameter>\n")
+        + "</invoke>\n",
+        "</minimax:tool_call>",
+    ),
+    **{
+        name: (
+            f"\n\n<｜DSML｜{section}>\n",
+            f'<｜DSML｜invoke name="{_NAME}">\n'
+            + _ITEMS.replace(
+                "%s",
+                '<｜DSML｜parameter name="{{ k }}" string="{{ (v is string) | tojson }}">'
+                + _VALUE
+                + "</｜DSML｜parameter>\n",
+            )
+            + "</｜DSML｜invoke>\n",
+            f"</｜DSML｜{section}>",
+        )
+        for name, section in (("deepseekv32", "function_calls"), ("deepseekv4", "tool_calls"))
+    },
+    "step3": (
+        "<｜tool_calls_begin｜>\n",
+        f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{_NAME}">\n'
+        + _ITEMS.replace("%s", '<steptml:parameter name="{{ k }}">' + _VALUE + "</steptml:parameter>\n")
+        + "</steptml:invoke><｜tool_call_end｜>\n",
+        "<｜tool_calls_end｜>",
+    ),
     "nemotron_json": ("<TOOLCALL>[", _quoted("arguments") + _COMMA, "]</TOOLCALL>"),
     "apriel": (
         "\n<tool_calls>[",
@@ -113,6 +149,11 @@ OTHER: Final = [
     "<｜tool▁call▁begin｜>",
     "<｜tool▁call▁end｜>",
     "<｜tool▁sep｜>",
+    "<seed:tool_call>",
+    "<minimax:tool_call>",
+    "<｜DSML｜function_calls>",
+    "<｜DSML｜tool_calls>",
+    "<｜tool_calls_begin｜>",
     "<TOOLCALL>",
     "<tool_calls>",
     "<longcat_tool_call>",

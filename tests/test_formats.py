@@ -50,6 +50,7 @@ MARKS = (
     "<tool_call>",
     "</parameter>",
     "</arg_value>",
+    "</｜DSML｜parameter>",
     "null",
     "1",
     '"',
@@ -60,11 +61,14 @@ MARKS = (
 )
 
 
+ENDS = ("</parameter", "</arg_value", "</｜DSML｜parameter", "</steptml:parameter")
+
+
 def is_writable(format: CallFormat, value: Any) -> bool:
     """Whether the parameters' tags can hold a value: what ends them cannot, and a nullable text is no null."""
     if format.arguments == "json":
         return True
-    return not isinstance(value, str) or ("</parameter>" not in value and "</arg_value>" not in value)
+    return not isinstance(value, str) or not any(f"{end}>" in value for end in ENDS)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(MARKS)
@@ -80,7 +84,13 @@ def calls_of(draw: st.DrawFn, format: CallFormat) -> list[Call]:
             options = {
                 "days": st.integers(0, 99),
                 "unit": st.sampled_from("CF"),
-                "note": st.none() | TEXTS.filter(lambda text: is_writable(format, text) and text.strip() != "null"),
+                "note": st.none()
+                | TEXTS.filter(
+                    lambda text: (
+                        is_writable(format, text)
+                        and (text.strip() != "null" or format.arguments in ("json", "deepseek_xml"))
+                    )
+                ),
                 "tags": st.lists(TEXTS, max_size=3),
                 "exact": st.booleans(),
             }
@@ -274,6 +284,46 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
         ("", "", [("get_weather", {"city": "Paris"})]),
     ),
     (
+        "seed_oss",
+        "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris\nor so</parameter>\n"
+        "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        ("", "", [("get_weather", {"city": "Paris\nor so", "days": 3})]),
+    ),
+    (
+        "minimax_m2",
+        'Let me see.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="tags">["a"]</parameter>\n</invoke>\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>',
+        ("", "Let me see.\n", [("get_weather", {"city": "Paris", "tags": ["a"]}), ("stop", {})]),
+    ),
+    (
+        "deepseekv32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="true">5</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">5</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="note" string="true">null</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        ("", "", [("get_weather", {"city": "5", "days": 5, "note": "null"})]),
+    ),
+    (
+        "deepseekv32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="city" string="false">5</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        ("", "", [("get_weather", {"city": "5"})]),
+    ),
+    (
+        "deepseekv4",
+        'Now.<｜DSML｜tool_calls><｜DSML｜invoke name="stop"></｜DSML｜invoke></｜DSML｜tool_calls>',
+        ("", "Now.", [("stop", {})]),
+    ),
+    (
+        "step3",
+        '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">\n'
+        '<steptml:parameter name="city">Paris</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n'
+        "<｜tool_calls_end｜>",
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
         "nemotron_json",
         'On it.<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
         '{"name": "stop", "arguments": {}}]</TOOLCALL>',
@@ -386,6 +436,11 @@ NO_CALLS = [
     ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"),
     ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=a>\n1"),
     ("glm45", "<tool_call>f\n<arg_key>a</arg_key>"),
+    ("minimax_m2", '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">1'),
+    (
+        "deepseekv32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="a" strong="true">',
+    ),
     ("nemotron_json", "<TOOLCALL>[]</TOOLCALL>"),
     ("phi4_mini_json", "functools[0]"),
     ("internlm", "<|action_start|><|interpreter|>\nprint(1)<|action_end|>"),

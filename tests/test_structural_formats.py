@@ -267,6 +267,14 @@ BAD: list[tuple[Any, str]] = [
     ({"type": "json_schema", "json_schema": {"type": "array"}, "style": "qwen_xml"}, "is an object"),
     ({"type": "qwen_xml_parameter", "json_schema": {"type": "object", "properties": {"a b": {}}}}, "named 'a b'"),
     ({"type": "qwen_xml_parameter", "json_schema": {"type": "object", "minProperties": 1}}, "no minProperties"),
+    (
+        {
+            "type": "json_schema",
+            "json_schema": {"type": "object", "properties": {'a"b': {}}},
+            "style": "minimax_xml",
+        },
+        "named 'a\"b'",
+    ),
     ({"type": "tag", "begin": "a", "content": {"type": "any_text"}, "end": ["b", ""]}, "has an end"),
     ({"type": "tag", "begin": {"type": "token", "token": 1.5}, "content": ARRAY, "end": ""}, "a text or a token"),
     ({**BY_TOKEN, "tags": BY_NAME["tags"]}, "begin with a token"),

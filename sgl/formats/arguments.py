@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, read_mark
+from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, read_mark, read_one
 from sgl.formats.value_types import json_of, types_of
 
 
@@ -59,13 +59,20 @@ class XmlStyle(NamedTuple):
     begin: str
     middle: str
     end: str
-    is_padded: bool
+    is_padded: bool = False
     """A value stands in lines of its own."""
+    string_middle: str = ""
+    """What stands before a string instead, where the middle tells."""
 
 
 XML_STYLES = {
     "qwen_xml": XmlStyle("<parameter=", ">", "</parameter>", is_padded=True),
-    "glm_xml": XmlStyle("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>", is_padded=False),
+    "glm_xml": XmlStyle("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"),
+    "minimax_xml": XmlStyle('<parameter name="', '">', "</parameter>"),
+    "step_xml": XmlStyle('<steptml:parameter name="', '">', "</steptml:parameter>"),
+    "deepseek_xml": XmlStyle(
+        '<｜DSML｜parameter name="', '" string="false">', "</｜DSML｜parameter>", string_middle='" string="true">'
+    ),
 }
 
 
@@ -107,9 +114,11 @@ class XmlReader(ArgumentReader):
             self.is_complete = True
             return "{}" if not self._num_keys else "}", 0
         end = begun + find_mark(style.middle, text[begun:])
-        length = end + read_mark(style.middle, text[end:])
+        middles = [style.middle, style.string_middle] if style.string_middle else [style.middle]
+        index, length = read_one(middles, text[end:])
+        length += end
         key = text[begun:end].strip()
-        self._types = types_of(self._parameters, key)
+        self._types = types_of(self._parameters, key) if index == 0 else frozenset({"string"})
         self._has_begun = False
         self._num_keys += 1
         opened = "{" if self._num_keys == 1 else ", "

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from sgl.errors import InvalidRequest, nearest_name
 
-Arguments = Literal["json", "qwen_xml", "glm_xml"]
+Arguments = Literal["json", "qwen_xml", "glm_xml", "minimax_xml", "step_xml", "deepseek_xml"]
 _NAME = re.compile(r"[\w./-]+")
 
 
@@ -129,6 +129,55 @@ QWEN3_CODER: Final = CallFormat(
 GLM45: Final = CallFormat(
     "glm45", "<tool_call>", "", "\n</tool_call>", arguments="glm_xml", separator="\n", trigger="<tool_call>"
 )
+SEED_OSS: Final = CallFormat(
+    "seed_oss",
+    "<seed:tool_call>\n<function=",
+    ">",
+    "\n</function>\n</seed:tool_call>",
+    arguments="qwen_xml",
+    separator="\n",
+    trigger="<seed:tool_call>",
+)
+MINIMAX_M2: Final = CallFormat(
+    "minimax_m2",
+    '<invoke name="',
+    '">',
+    "\n</invoke>",
+    arguments="minimax_xml",
+    opening="<minimax:tool_call>\n",
+    separator="\n",
+    closing="\n</minimax:tool_call>",
+    trigger="<minimax:tool_call>",
+)
+DEEPSEEK_V32: Final = CallFormat(
+    "deepseekv32",
+    '<｜DSML｜invoke name="',
+    '">',
+    "\n</｜DSML｜invoke>",
+    arguments="deepseek_xml",
+    opening="<｜DSML｜function_calls>\n",
+    separator="\n",
+    closing="\n</｜DSML｜function_calls>",
+    trigger="<｜DSML｜function_calls>",
+)
+DEEPSEEK_V4: Final = replace(
+    DEEPSEEK_V32,
+    name="deepseekv4",
+    opening="<｜DSML｜tool_calls>\n",
+    closing="\n</｜DSML｜tool_calls>",
+    trigger="<｜DSML｜tool_calls>",
+)
+STEP3: Final = CallFormat(
+    "step3",
+    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+    '">',
+    "\n</steptml:invoke><｜tool_call_end｜>",
+    arguments="step_xml",
+    opening="<｜tool_calls_begin｜>\n",
+    separator="\n",
+    closing="\n<｜tool_calls_end｜>",
+    trigger="<｜tool_calls_begin｜>",
+)
 TOOLCALL: Final = CallFormat(
     "nemotron_json",
     '{"name": "',
@@ -216,6 +265,11 @@ FORMATS: Final = (
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     KIMI_K2,
+    SEED_OSS,
+    MINIMAX_M2,
+    DEEPSEEK_V32,
+    DEEPSEEK_V4,
+    STEP3,
     TOOLCALL,
     TOOL_CALLS,
     GRANITE,
@@ -246,7 +300,15 @@ PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
     "deepseek_v3": (DEEPSEEK_V3,),
     "deepseekv31": (DEEPSEEK_V31,),
     "deepseek_v31": (DEEPSEEK_V31,),
+    "deepseekv32": (DEEPSEEK_V32,),
+    "deepseek_v32": (DEEPSEEK_V32,),
+    "deepseekv4": (DEEPSEEK_V4,),
+    "deepseek_v4": (DEEPSEEK_V4,),
     "kimi_k2": (KIMI_K2,),
+    "seed_oss": (SEED_OSS,),
+    "minimax-m2": (MINIMAX_M2,),
+    "minimax_m2": (MINIMAX_M2,),
+    "step3": (STEP3,),
     "gpt-oss": (GPT_OSS,),
     "openai": (GPT_OSS,),
     "nemotron_json": (TOOLCALL,),

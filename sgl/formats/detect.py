@@ -104,7 +104,7 @@ def _as_written(format: CallFormat, written: str) -> CallFormat:
     written_ones = [each for each in behind if getattr(format, each) or behind[each]]
     pattern = ""
     for each in written_ones:
-        is_last = each == written_ones[-1] or (each == "middle" and format.arguments != "json")
+        is_last = each in (written_ones[-1], "end") or (each == "middle" and format.arguments != "json")
         blanks = "" if each == written_ones[0] else r"\s*", "" if is_last else r"\s*"
         mark = r"\s*".join(map(re.escape, parts_of(getattr(format, each))))
         pattern += rf"(?P<{each}>{blanks[0]}{mark}{blanks[1]}){behind[each]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 _PART = re.compile(r'<[^<>\s]*>|\[[A-Z_]+\]|"[a-z]+"|[{}\[\]:,"]|[^\s{}\[\]:,"<]+|<[^<>\s]*')
@@ -40,6 +41,21 @@ def read_mark(mark: str, text: str) -> int:
         else:
             raise Malformed(f"{part!r} is expected")
     return at
+
+
+def read_one(marks: Sequence[str], text: str) -> tuple[int, int]:
+    """Which of several marks a text begins with, and how many characters it takes. Raises as `read_mark`."""
+    is_open = False
+    for index, mark in enumerate(marks):
+        try:
+            return index, read_mark(mark, text)
+        except NeedMore:
+            is_open = True
+        except Malformed:
+            continue
+    if is_open:
+        raise NeedMore
+    raise Malformed(f"one of {marks!r} is expected")
 
 
 def find_mark(mark: str, text: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from sgl.formats.arguments import XML_STYLES, ArgumentReader, JsonReader, XmlReader
 from sgl.formats.calls import CallFormat
-from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, parts_of, read_mark
+from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, parts_of, read_mark, read_one
 
 MAX_NAME = 256
 """Characters within which a call's name ends."""
@@ -204,24 +204,15 @@ class CallParser:
         """Behind a call among several."""
         if not self._held.strip():
             raise NeedMore
-        is_open, reads = False, [self._format.separator + self._format.begin, self._format.begin]
-        for mark in (*reads, *([self._format.closing] if self._format.closing else [])):
-            try:
-                length = read_mark(mark, self._held)
-            except NeedMore:
-                is_open = True
-            except Malformed:
-                continue
-            else:
-                self._take(length)
-                is_closing = mark == self._format.closing
-                self._raw = "" if is_closing else self._raw
-                self._is_behind_call = is_closing
-                self._step = self._name if not is_closing else self._text if self._format.trigger else self._rest
-                return
-        if is_open:
-            raise NeedMore
-        raise Malformed("another call, or the end")
+        begin, closing = self._format.begin, self._format.closing
+        index, length = read_one(
+            [self._format.separator + begin, begin, *([closing] if closing else [])], self._held
+        )
+        self._take(length)
+        is_closing = index == 2
+        self._raw = "" if is_closing else self._raw
+        self._is_behind_call = is_closing
+        self._step = self._name if not is_closing else self._text if self._format.trigger else self._rest
 
     # ── what is read ────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -175,7 +175,7 @@ class UpToFirst(Node):
 class Tags(Node):
     """Behind a trigger: what is left of the begin tags that it may become, each with its body."""
 
-    def __init__(self, ways: list[Node]) -> None:
+    def __init__(self, ways: Sequence[Node]) -> None:
         self.ways = ways
 
     def _find_threads(self) -> tuple[Thread, ...]:

@@ -34,24 +34,46 @@ def _regex(pattern: str) -> Expr:
     return compile_regex(pattern, dialect="python", search=False)
 
 
+_STRING = frozenset({"string"})
+_SCALARS = {
+    "number": _regex(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?"),
+    "boolean": words((b"true", b"false")),
+    "null": literal(b"null"),
+}
+_BRACKETS = {"object": (b"{", Object), "array": (b"[", Array)}
+_OTHERS = frozenset({*_SCALARS, *_BRACKETS})
+_ALL = _STRING | _OTHERS
+
+
 class XmlStyle(NamedTuple):
     """How a parameter is written: a key between the first two, its value before the third."""
 
     begin: bytes
-    middle: Expr
+    middles: tuple[tuple[Expr, frozenset[str]], ...]
+    """Each with the kinds of values that stand behind it."""
     end: bytes
-    may_be_padded: bool
+    may_be_padded: bool = False
     """A value may stand in lines of its own; another one begins and ends with no line break."""
 
 
+def _named(begin: str, end: str) -> XmlStyle:
+    return XmlStyle(begin.encode(), ((literal(b'">'), _ALL),), end.encode())
+
+
 STYLES = {
-    "qwen_xml": XmlStyle(b"<parameter=", literal(b">"), b"</parameter>", may_be_padded=True),
-    "glm_xml": XmlStyle(b"<arg_key>", _regex("</arg_key>\n?<arg_value>"), b"</arg_value>", may_be_padded=False),
+    "qwen_xml": XmlStyle(b"<parameter=", ((literal(b">"), _ALL),), b"</parameter>", may_be_padded=True),
+    "glm_xml": XmlStyle(b"<arg_key>", ((_regex("</arg_key>\n?<arg_value>"), _ALL),), b"</arg_value>"),
+    "minimax_xml": _named('<parameter name="', "</parameter>"),
+    "step_xml": _named('<steptml:parameter name="', "</steptml:parameter>"),
+    "deepseek_xml": XmlStyle(
+        '<｜DSML｜parameter name="'.encode(),
+        ((literal(b'" string="true">'), _STRING), (literal(b'" string="false">'), _OTHERS)),
+        "</｜DSML｜parameter>".encode(),
+    ),
 }
 _KEY = _regex(r"[^\s<>]{1,256}")
+_QUOTED_KEY = _regex(r'[^\s<>"]{1,256}')
 _BLANK = _regex(r"[ \t\r\n]*")
-_NUMBER = _regex(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_LITERALS = (b"true", b"false", b"null")
 _LINE_BREAK = literal(b"\n")
 _MAY_BREAK = _regex("\n?")
 
@@ -65,7 +87,7 @@ def xml_node(builder: Builder, schema: Schema, style: XmlStyle, then: Node) -> N
         if shape.exists or shape.min_properties > len(shape.required):
             raise GrammarError("parameters between tags are no fewer than are required: there is no minProperties")
         for name, _ in shape.properties:
-            if not matches(_KEY, name.encode()):
+            if not matches(_key_of(style), name.encode()):
                 raise GrammarError(f"a parameter between tags cannot be named {name!r}")
     plans = [builder.one(ObjectPlan, builder, shape) for shape in shapes]
     return Tags([builder.one(Parameters, plan, plan.start, style, then) for plan in plans])
@@ -84,7 +106,7 @@ class Parameters(Node):
         plan, seen = self.plan, self.seen
         ways = [self._declared(index) for index in plan.declared_at(seen)]
         for key, schema, met in plan.undeclared_at(seen):
-            bare = intersect(key, _KEY)
+            bare = intersect(key, _key_of(self.style))
             if not is_empty(bare):
                 ways.append(self._parameter(bare, schema, plan.with_undeclared(seen, met)))
         if plan.may_close(seen):
@@ -107,22 +129,29 @@ class Parameters(Node):
     def _parameter(self, key: Expr, schema: Schema, seen: Seen) -> Node:
         builder, style = self.plan.builder, self.style
         behind = builder.one(Parameters, self.plan, seen, style, self.then)
-        value = builder.one(XmlValue, builder, schema, style, behind)
-        return builder.after(concat(_MAY_BREAK, literal(style.begin), key, style.middle), value)
+        ways = []
+        for middle, kinds in style.middles:
+            value = builder.one(XmlValue, builder, schema, style, kinds, behind)
+            if value.threads():
+                ways.append(builder.after(concat(_MAY_BREAK, literal(style.begin), key, middle), value))
+        return ways[0] if len(ways) == 1 else builder.one(Tags, tuple(ways))
 
 
 class XmlValue(Node):
-    """Behind a key: a value, and its end tag."""
+    """Behind a key: a value of some kinds, and its end tag."""
 
-    def __init__(self, builder: Builder, schema: Schema, style: XmlStyle, then: Node) -> None:
+    def __init__(
+        self, builder: Builder, schema: Schema, style: XmlStyle, kinds: frozenset[str], then: Node
+    ) -> None:
         self.builder = builder
         self.schema = schema
         self.style = style
+        self.kinds = kinds
         self.then = then
 
     def _find_threads(self) -> tuple[Thread, ...]:
         builder, end = self.builder, self.style.end
-        texts = bare_texts(self.schema, end)
+        texts = bare_texts(self.schema, end, self.kinds)
         behind = builder.after(literal(end), self.then)
         if not self.style.may_be_padded:
             return self._values(texts, behind)
@@ -134,8 +163,8 @@ class XmlValue(Node):
         builder, shapes = self.builder, self.schema.alternatives()
         opening = Opening(self.schema, behind)
         found = list(builder.enter(texts, behind))
-        for bracket, kind in ((b"{", Object), (b"[", Array)):
-            if any(isinstance(shape, kind) for shape in shapes):
+        for kind, (bracket, shape_of) in _BRACKETS.items():
+            if kind in self.kinds and any(isinstance(shape, shape_of) for shape in shapes):
                 found.append(builder.lexeme(literal(bracket), opening))
         return tuple(dict.fromkeys(found))
 
@@ -152,18 +181,23 @@ class PaddedValue(Node):
         return self.value._values(self.texts, self.then)
 
 
-def bare_texts(schema: Schema, end: bytes) -> Expr:
-    """The scalars of a schema as they stand before an end tag."""
+def bare_texts(schema: Schema, end: bytes, kinds: frozenset[str]) -> Expr:
+    """The scalars of a schema, of some kinds, as they stand before an end tag."""
     strings, others = schema.bare()
-    shapes = schema.alternatives()
-    taken = [_NUMBER] if not is_empty(difference(others, words(_LITERALS))) else []
-    if any(matches(others, each) for each in _LITERALS[:2]):
-        taken.append(words(_LITERALS[:2]))
-    taken += [literal(b"null")] if matches(others, b"null") else []
-    taken = [concat(_BLANK, one, _BLANK) for one in taken]
-    for bracket, kind in ((b"{", Object), (b"[", Array)):
-        if any(isinstance(shape, kind) for shape in shapes):
-            taken.append(concat(_BLANK, literal(bracket), ANYTHING))
+    if kinds == _OTHERS:
+        return others
     free = text_without([end])
     strings = free if strings is ANY_TEXT else strings if strings is EMPTY else intersect(strings, free)
+    if kinds == _STRING:
+        return EMPTY if is_empty(strings) else strings
+    taken = [
+        concat(_BLANK, scalar, _BLANK) for scalar in _SCALARS.values() if not is_empty(intersect(others, scalar))
+    ]
+    for bracket, shape_of in _BRACKETS.values():
+        if any(isinstance(shape, shape_of) for shape in schema.alternatives()):
+            taken.append(concat(_BLANK, literal(bracket), ANYTHING))
     return union(difference(strings, union(*taken)) if taken else strings, others)
+
+
+def _key_of(style: XmlStyle) -> Expr:
+    return _QUOTED_KEY if style.begin.endswith(b'"') else _KEY
