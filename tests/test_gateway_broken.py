@@ -180,6 +180,44 @@ def test_a_stream_that_breaks_off_within_an_event_ends_with_whole_events() -> No
     run(test)
 
 
+def half_closes(data: bytes) -> Then:
+    """Says that, and that it says no more, but leaves the connection open."""
+
+    async def then(writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        writer.write_eof()
+        await asyncio.sleep(PATIENCE)
+
+    return then
+
+
+def test_a_worker_that_half_closes_its_connection_has_broken_off() -> None:
+    raw = RawWorker(
+        generate=half_closes(b""),
+        completions=half_closes(EVENTS + event(text="one") + b"5\r\nda"),
+        embeddings=half_closes(JSON + b"Content-Length: 100\r\n\r\n{"),
+    )
+
+    async def test() -> None:
+        async with beside(raw, echo, breaker_failures=100) as (gateway, _, client):
+            while "generate" not in raw.asked:  # before its first byte another one answers
+                assert (await client.post("/generate", json={"text": "x"})).status == 200
+            assert value(gateway, "retries_total", reason="disconnected") == 1
+            await gateway.remove_worker(next(each.id for each in gateway.fleet.workers if each.id != raw.url))
+            answer = await client.post("/v1/completions", json={"prompt": "x", "stream": True})
+            assert await answer.content.readline() == b'data: {"text": "one"}\n'
+            assert await answer.content.readline() == b"\n"
+            assert b"the worker failed after its answer had begun" in await answer.content.readline()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.content.read()
+            answer = await client.post("/v1/embeddings", json={"input": "x"})
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+            assert value(gateway, "cut_streams_total") == 2
+
+    run(test)
+
+
 @pytest.mark.parametrize("size", [10, 10 << 20])
 def test_events_of_any_size_pass_and_an_unfinished_last_one_too(size: int) -> None:
     data = b'data: {"text": "%b"}\n\ndata: end' % (b"x" * size)

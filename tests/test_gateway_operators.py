@@ -14,7 +14,7 @@ from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.index import PrefixIndex
 from sgl.runtime.gateway.limits import Limits
 from sgl.runtime.gateway.policy import Ask
-from tests.test_gateway import ADMIN, MockWorker, gateway_of, run, until
+from tests.test_gateway import ADMIN, MockWorker, gateway_of, run, until, value
 
 
 def test_a_worker_that_is_added_again_keeps_what_runs_there_and_drains_no_longer() -> None:
@@ -86,6 +86,40 @@ def test_a_client_that_leaves_while_it_is_passed_over_leaves_like_others(number:
             with pytest.raises(QueueFull):
                 await full.place().__aenter__()
         assert full._free == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_half_closes_its_connection_has_left(is_stream: bool) -> None:
+    """As nginx has it, too: who has only ended its own side cannot be told from who is gone."""
+    left = asyncio.Event()
+
+    async def answer(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if is_stream:
+            await response.prepare(request)
+            await response.write(b"data: 1\n\n")
+        while request.transport is not None and not request.transport.is_closing():
+            await asyncio.sleep(0.01)
+        left.set()
+        return response
+
+    async def test() -> None:
+        async with gateway_of(answer) as (gateway, [worker], client):
+            base = client._base_url
+            assert base is not None
+            reader, writer = await asyncio.open_connection(base.host, base.port)
+            writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+            await until(lambda: bool(worker.requests))
+            begun = await reader.readuntil(b"data: 1\n\n") if is_stream else b""
+            writer.write_eof()
+            rest = await reader.read()
+            writer.close()
+            assert (begun[:12], rest.strip()) == ((b"HTTP/1.1 200", b"") if is_stream else (b"", b""))
+            await left.wait()
+            await until(lambda: value(gateway, "requests_total", path="/generate", status="499") == 1)
+            assert [each.in_flight for each in gateway.fleet.workers] == [0]
 
     run(test)
 
