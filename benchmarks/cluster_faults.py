@@ -65,10 +65,10 @@ class RunningCluster:
         """Have so many replicas, worker or prefill."""
         self._link.post("/scale", {"replicas": replicas, "kind": kind}, seconds=60.0)
 
-    def update(self, options: Mapping[str, Any]) -> None:
-        """Have replicas with these options."""
+    def update(self, options: Mapping[str, Any]) -> int:
+        """Have replicas with these options; their generation."""
         body = {"options": {"model_path": "embedded", "port": 0, **options}, "source": "update"}
-        self._link.post("/update", body, seconds=60.0)
+        return int(self._link.post("/update", body, seconds=60.0)["generation"])
 
     def until(self, is_so: Callable[[dict[str, Any]], bool]) -> float:
         """Wait; returns seconds."""
@@ -249,23 +249,30 @@ def scaled(of: RunningCluster, rate: float, total: int, texts: dict[int, str]) -
 
 
 def updated(
-    of: RunningCluster, rate: float, options: Mapping[str, Any], texts: dict[int, str]
+    of: RunningCluster, rate: float, options: Mapping[str, Any], texts: dict[int, str], role: str | None = None
 ) -> tuple[Tally, float]:
-    """All replicas are replaced by ones with these options, one by one, under load; and the seconds that it took."""
+    """All replicas are replaced by ones with these options, one by one, under load, or that is undone; and the seconds
+    that it took. role: one of before is killed once the first new one is starting."""
     seconds = 0.0
 
     async def run() -> Tally:
         nonlocal seconds
         is_over = asyncio.Event()
         loading = asyncio.ensure_future(load(of.url, rate, lambda _: is_over.is_set(), texts))
-        await asyncio.to_thread(of.update, options)
-        generation = of.status()["generation"]
+        generation = await asyncio.to_thread(of.update, options)
+
+        def has(status: dict[str, Any]) -> list[bool]:
+            return [worker["generation"] == generation for worker in status["workers"]]
 
         def is_done(status: dict[str, Any]) -> bool:
-            return _is_whole(status, status["replicas"]) and all(
-                worker["generation"] == generation for worker in status["workers"]
-            )
+            is_undone = (status["undone"] or {}).get("generation") == generation and not any(has(status))
+            return _is_whole(status, status["replicas"]) and (is_undone or all(has(status)))
 
+        if role is not None:
+            await asyncio.to_thread(of.until, lambda status: any(has(status)))
+            victim = of.victim(role)
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
         seconds = await asyncio.to_thread(of.until, is_done)
         is_over.set()
         return await loading
@@ -327,6 +334,7 @@ def main() -> None:
             found = killed(of, role, rate, texts)
             if found is not None:
                 show(role, *found)
+        show("(bad update)", *updated(of, rate, {**options, "model_path": "/nowhere"}, texts))
         show("(update)", *updated(of, rate, {**options, "max_total_tokens": 8192}, texts))
         if given.total:
             show("(1→2→1)", scaled(of, rate / 2, given.total, texts), 0.0)

@@ -426,7 +426,7 @@ def test_a_worker_that_serves_something_else_is_refused() -> None:
     registry.hear(report("b", capabilities=Capabilities("m", 512, 8192, (), "sgl", False, "cpu", 1, "1")), 0.0)
     registry.hear(report("c", capabilities=None), 0.0)
     assert registry.serving(0.0) == {"a": "http://a"}
-    assert registry.failure() == "context_length is 512, and the others' 1024"
+    assert registry.failure(1) == "context_length is 512, and the others' 1024"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["ready", "draining", "restarting", "gone"]))))

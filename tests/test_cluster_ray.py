@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -58,6 +59,19 @@ def test_what_a_server_answers_a_cluster_answers(here: RunningCluster) -> None:
     assert all(worker["capabilities"]["context_length"] == 1024 for worker in status["workers"])
 
 
+def test_an_update_that_cannot_start_costs_no_request_and_is_undone(
+    here: RunningCluster, texts: dict[int, str]
+) -> None:
+    """The tests below find that the replicas come back as before."""
+    before = {worker["id"] for worker in here.status()["workers"]}
+    tally, _ = updated(here, RATE, {**OPTIONS, "replicas": 3, "model_path": "/nowhere"}, texts)
+    assert (tally.again, tally.cut, tally.lost, tally.wrong) == (0, 0, 0, 0), tally
+    status = here.status()
+    assert {worker["id"] for worker in status["workers"]} == before
+    assert (status["generation"], status["replicas"]) == (1, 2)
+    assert "/nowhere" in status["undone"]["reason"]
+
+
 @pytest.mark.parametrize("role", ["engine", "replica", "router", "controller"])
 def test_a_process_that_is_killed_costs_no_answer(here: RunningCluster, texts: dict[int, str], role: str) -> None:
     found = killed(here, role, RATE, texts)
@@ -68,11 +82,38 @@ def test_a_process_that_is_killed_costs_no_answer(here: RunningCluster, texts: d
     assert tally.cut <= RATE * 2  # those that were streaming
 
 
+def test_an_update_goes_on_when_a_replica_is_killed_in_its_middle(
+    here: RunningCluster, texts: dict[int, str]
+) -> None:
+    tally, _ = updated(here, RATE, {**OPTIONS, "replicas": 2}, texts, "replica")
+    assert (tally.lost, tally.wrong) == (0, 0), tally
+    assert tally.cut <= RATE * 2
+    status = here.status()
+    assert ([worker["generation"] for worker in status["workers"]], status["undone"]["generation"]) == ([3, 3], 2)
+
+
+def test_a_replica_that_goes_finishes_the_stream_that_it_has(here: RunningCluster) -> None:
+    params = {"max_new_tokens": 500, "temperature": 0, "ignore_eos": True}
+    streams: dict[str, Any] = {}  # by worker
+    while len(streams) < 2:
+        body = {"text": f"{len(streams)}: once upon a time", "sampling_params": params, "stream": True}
+        stream = requests.post(f"{here.url}/generate", json=body, stream=True, timeout=PATIENCE)
+        if streams.setdefault(stream.headers["X-Sgl-Worker"], stream) is not stream:
+            stream.close()
+    here.scale(1)
+    here.until(lambda status: status["serving"] == 1)
+    for stream in streams.values():
+        events = [line for line in stream.iter_lines() if line]
+        assert events[-1] == b"data: [DONE]"
+        assert json.loads(events[-2][6:])["meta_info"]["completion_tokens"] == 500
+    here.until(lambda status: len(status["workers"]) == 1)
+
+
 def test_an_update_costs_no_request(here: RunningCluster, texts: dict[int, str]) -> None:
     tally, _ = updated(here, RATE, {**OPTIONS, "replicas": 1, "context_length": 512}, texts)
     assert (tally.again, tally.cut, tally.lost, tally.wrong) == (0, 0, 0, 0), tally
     [worker] = here.status()["workers"]
-    assert (worker["generation"], worker["capabilities"]["context_length"]) == (2, 512)
+    assert (worker["generation"], worker["capabilities"]["context_length"]) == (4, 512)
 
 
 def test_scaling_costs_no_request(here: RunningCluster, texts: dict[int, str]) -> None:

@@ -80,6 +80,8 @@ def status(options: SimpleNamespace) -> int:
         f"{facts['model']} at {facts['url']}: {facts['serving']} of {facts['replicas']} replicas", markup=False
     )
     console.print(f"processes: {pids}\nlogs: {facts['logs']}", markup=False)
+    if facts["undone"] is not None:
+        console.print("update {generation} was undone: {reason}".format(**facts["undone"]), markup=False)
     rows = [("WORKER", "STATE", "MODE", "URL", "RUNNING", "WAITING", "KV", "PROCESSES")]
     for its in facts["workers"]:
         numbers = str(its["running"]), str(its["waiting"]), f"{its['kv_usage']:.0%}"
@@ -100,16 +102,28 @@ def scale(options: SimpleNamespace) -> int:
     known = _alive(options.port)
     asked = {"replicas": options.replicas, "kind": "prefill" if options.prefill else "worker"}
     known.link().post("/scale", asked, seconds=_COMMAND_SECONDS)
-    return _until(known, lambda facts: facts["serving"] == facts["replicas"] == len(facts["workers"]))
+
+    def is_done(facts: dict[str, Any]) -> bool:
+        failed = [its for its in facts["workers"] if its["state"] in ("failed", "refused")]
+        if failed and facts["serving"] < facts["replicas"] and failed[0]["generation"] == facts["generation"]:
+            raise EngineDead(f"a replica does not serve: {failed[0]['reason']}")
+        return bool(facts["serving"] == facts["replicas"] == len(facts["workers"]))
+
+    return _until(known, is_done)
 
 
 def update(options: SimpleNamespace) -> int:
     """Replace the replicas one by one by ones with a file's options; returns once they serve."""
     given = options_of_file(Path(options.file))
     known = _alive(options.port)
-    known.link().post("/update", {"options": given, "source": options.file}, seconds=_COMMAND_SECONDS)
+    asked = known.link().post("/update", {"options": given, "source": options.file}, seconds=_COMMAND_SECONDS)
 
     def is_done(facts: dict[str, Any]) -> bool:
+        if facts["undone"] is not None and facts["undone"]["generation"] >= asked["generation"]:
+            raise EngineDead(
+                f"{options.file}: a replica does not start with it, so the options of before hold: "
+                f"{facts['undone']['reason']}"
+            )
         return (
             all(its["generation"] == facts["generation"] for its in facts["workers"])
             and facts["serving"] == facts["replicas"]
@@ -170,7 +184,4 @@ def _until(known: Running, is_done: Any) -> int:
                 f"{facts['serving']} of {facts['replicas']} replicas serve, and nothing has changed for "
                 f"{facts['patience']:g} s, in which one starts and one ends: {facts['logs']} say why"
             )
-        failed = [its for its in facts["workers"] if its["state"] in ("failed", "refused")]
-        if failed and facts["serving"] < facts["replicas"] and failed[0]["generation"] == facts["generation"]:
-            raise EngineDead(f"a replica does not serve: {failed[0]['reason']}")
         time.sleep(_POLL_SECONDS)

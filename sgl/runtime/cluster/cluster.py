@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from aiohttp import web
@@ -31,8 +31,21 @@ logger = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What served before an update that goes on."""
+
+    options: Options
+    counts: dict[str, int]
+    generation: int
+    placement: Placement
+    failure: str | None  # that Ray Serve told already
+
+
 class Cluster:
     """One cluster. Its methods run on one event loop."""
+
+    _how: tuple[Placement, bool]  # of the generation that is deployed: and whether each new one starts first
 
     def __init__(self, options: Options, bound: socket.socket, ray: RayCluster) -> None:
         """bound: where clients connect."""
@@ -47,7 +60,10 @@ class Cluster:
         self._port = int(bound.getsockname()[1])
         self._app = ServeApp(f"sgl-{self._port}")
         self._counts = options.counts
-        self._generation = 0
+        self._generation = self._newest = 0
+        self._before: _Before | None = None
+        self._progress = 0, 0.0  # of an update: workers that serve, and since when so many
+        self._undone: dict[str, Any] | None = None
         self._controller: int | None = None
         self._changing = asyncio.Lock()  # Ray Serve is told one thing at a time
         self._stop = asyncio.Event()
@@ -99,6 +115,7 @@ class Cluster:
             "replicas": sum(self._counts.values()),
             "prefill_replicas": self._counts["prefill"],
             "generation": self._generation,
+            "undone": self._undone,  # the last update whose replicas did not start
             "serving": len(self._registry.serving(time.monotonic())),
             "patience": self._options.cluster.start_timeout + self._options.server.drain_timeout,
             "pids": {
@@ -131,7 +148,7 @@ class Cluster:
             self._counts = counts
             await asyncio.to_thread(self._app.scale, counts)
 
-    async def update(self, given: dict[str, Any], source: str) -> None:
+    async def update(self, given: dict[str, Any], source: str) -> int:
         """See Commands."""
         options = Options.of(given, source)
         for name, before, after in self._fixed(options):
@@ -149,10 +166,46 @@ class Cluster:
                 surge = False
             else:
                 surge = True
-            self._options, self._counts = options, counts
-            self._scaler = Scaler(options.cluster)
+            if self._before is None:
+                self._before = _Before(
+                    self._options, self._counts, self._generation, self._how[0], self._app.failure
+                )
+            self._take(options, counts)
             self._serve(placement, surge=surge)
+            self._progress = 0, time.monotonic()
             logger.info("all replicas are replaced by generation %d", self._generation)
+            await asyncio.to_thread(self._deploy)
+            return self._generation
+
+    def _take(self, options: Options, counts: dict[str, int]) -> None:
+        self._options, self._counts = options, counts
+        self._scaler = Scaler(options.cluster)
+
+    async def _settle(self) -> None:
+        """Note that an update is done, or undo it where a replica of it does not start."""
+        if self._before is None or self._changing.locked():
+            return
+        now, before = time.monotonic(), self._before
+        num_ready = sum(worker.state == "ready" for worker in self._registry.of(self._generation))
+        if num_ready != self._progress[0]:
+            self._progress = num_ready, now
+        if num_ready == sum(self._counts.values()) == len(self._registry.workers):
+            self._before = None
+            return
+        why = self._registry.failure(self._generation)
+        if why is None and self._app.failure != before.failure:
+            why = self._app.failure
+        if why is None and now - self._progress[1] > self._options.cluster.start_timeout:
+            why = f"no further replica was ready within {self._options.cluster.start_timeout:g} s"
+        if why is None:
+            return
+        async with self._changing:
+            logger.error("generation %d does not start, %d serves on: %s", self._generation, before.generation, why)
+            self._undone = {"generation": self._generation, "reason": why}
+            self._before = None
+            self._take(before.options, before.counts)
+            self._generation = before.generation
+            self._how = before.placement, self._how[1]
             await asyncio.to_thread(self._deploy)
 
     def _fixed(self, options: Options) -> Iterator[tuple[str, Any, Any]]:
@@ -171,7 +224,8 @@ class Cluster:
     def _serve(self, placement: Placement, *, surge: bool) -> None:
         """Offer the options to replicas of a new generation."""
         options = self._options
-        self._generation += 1
+        self._newest += 1
+        self._generation = self._newest
         self._control.offer(
             self._generation,
             {
@@ -200,7 +254,7 @@ class Cluster:
         """Wait for them; False: `stop` came first."""
         end = time.monotonic() + self._options.cluster.start_timeout
         while len(self._registry.serving(time.monotonic())) < sum(self._counts.values()):
-            if (why := self._registry.failure() or self._app.failure) is not None:
+            if (why := self._registry.failure(self._generation) or self._app.failure) is not None:
                 raise EngineDead(f"a replica did not start: {why}")
             if time.monotonic() > end:
                 raise EngineDead(f"the replicas were not ready within {self._options.cluster.start_timeout:g} s")
@@ -220,6 +274,7 @@ class Cluster:
             except BackendError as error:
                 logger.warning("%s", error)
             else:
+                await self._settle()
                 self._registry.compare(states, time.monotonic())
             self._controller = await asyncio.to_thread(self._app.controller_pid)
             before = self._registry.version

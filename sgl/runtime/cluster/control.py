@@ -29,8 +29,8 @@ class Commands(Protocol):
         """Have so many replicas of a kind, worker or prefill. Raises ConfigError."""
         ...
 
-    async def update(self, given: dict[str, Any], source: str) -> None:
-        """Replace all replicas by ones with a file's options. Raises ConfigError."""
+    async def update(self, given: dict[str, Any], source: str) -> int:
+        """Replace all replicas by ones with a file's options; the number of their generation. Raises ConfigError."""
         ...
 
     def stop(self) -> None:
@@ -115,8 +115,7 @@ class Control:
 
     async def _update(self, request: web.Request) -> web.Response:
         body = await request.json()
-        await self._commands.update(body["options"], body["source"])
-        return web.json_response({})
+        return web.json_response({"generation": await self._commands.update(body["options"], body["source"])})
 
     async def _down(self, request: web.Request) -> web.Response:
         self._commands.stop()

@@ -127,9 +127,13 @@ class Registry:
         serving = [self.workers[name].report for name in self.serving(now)]
         return [its.load for its in serving if its.capabilities is None or its.capabilities.mode != "prefill"]
 
-    def failure(self) -> str | None:
-        """Why a worker did not start."""
-        failed = (worker for worker in self.workers.values() if worker.state in ("failed", "refused"))
+    def of(self, generation: int) -> list[Worker]:
+        """Those of a generation."""
+        return [worker for worker in self.workers.values() if worker.report.generation == generation]
+
+    def failure(self, generation: int) -> str | None:
+        """Why a worker of a generation did not start."""
+        failed = (worker for worker in self.of(generation) if worker.state in ("failed", "refused"))
         return next((worker.refused or worker.report.reason for worker in failed), None)
 
     def table(self, now: float) -> list[dict[str, Any]]:

@@ -1,0 +1,170 @@
+"""Updates of a cluster, without Ray's processes: what holds when new replicas do not start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sgl.cli.cluster import update
+from sgl.errors import EngineDead
+from sgl.runtime.cluster.config import Options
+from sgl.runtime.cluster.placement import Host
+from sgl.runtime.cluster.registry import Capabilities, Report
+from sgl.runtime.server.serve import listen
+from tests.patience import PATIENCE
+
+pytest.importorskip("ray")
+from sgl.runtime.cluster import cluster as its
+
+CAPABILITIES = Capabilities("m", 1024, 8192, (), "sgl", False, "cpu", 1, "1")
+
+
+class App:
+    """Ray Serve's part: it notes what it is told."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.failure: str | None = None
+        self.told: list[tuple[int, dict[str, int]]] = []  # generations, and how many of which kind
+
+    def deploy(self, options: Any, placement: Any, counts: Any, arguments: Any, *, surge: bool) -> None:
+        self.told.append((arguments["generation"], dict(counts)))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, test: Callable[[its.Cluster, App], Awaitable[None]], **given: Any) -> None:
+    """A test of a cluster of two replicas whose first generation serves."""
+    monkeypatch.setattr(its, "ServeApp", App)
+    monkeypatch.setattr(its, "keep_token", lambda key, token: None)
+    ray = SimpleNamespace(
+        hosts=lambda: [Host(8, 0)], is_own=True, host="127.0.0.1", address="a", logs="", folder=None
+    )
+
+    async def within() -> None:
+        with listen("127.0.0.1", 0) as bound:
+            options = Options.of({"device": "cpu", "replicas": 2, "port": 0, **given}, "f.yaml")
+            cluster = its.Cluster(options, bound, ray)  # type: ignore[arg-type]
+            cluster._serve(cluster._placement(options, options.counts), surge=False)
+            cluster._deploy()
+            for name in "ab":
+                hear(cluster, name, 1)
+            await test(cluster, cluster._app)  # type: ignore[arg-type]
+
+    asyncio.run(asyncio.wait_for(within(), PATIENCE))
+
+
+def hear(cluster: its.Cluster, name: str, generation: int, state: Any = "ready", reason: str = "") -> None:
+    url, now = f"http://{name}", asyncio.get_running_loop().time()
+    cluster._registry.hear(Report(name, generation, state, url=url, capabilities=CAPABILITIES, reason=reason), now)
+
+
+def gone(cluster: its.Cluster, *names: str) -> None:
+    for _ in range(2):
+        cluster._registry.compare(dict.fromkeys(cluster._registry.workers.keys() - {*names}, "RUNNING"), 0.0)
+
+
+def new(**given: Any) -> dict[str, Any]:
+    return {"device": "cpu", "port": 0, "replicas": 3, "model_path": "/nowhere", **given}
+
+
+def test_an_update_whose_replicas_do_not_start_is_undone_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: its.Cluster, app: App) -> None:
+        assert await cluster.update(new(), "new.yaml") == 2
+        await cluster._settle()
+        assert (app.told[-1], cluster._options.engine.model_path) == ((2, {"worker": 3, "prefill": 0}), "/nowhere")
+        hear(cluster, "c", 2, "failed", "/nowhere is no model")
+        await cluster._settle()
+        assert app.told[-1] == (1, {"worker": 2, "prefill": 0}), (
+            "of a generation that it has, no replica is replaced"
+        )
+        facts = await cluster.status()
+        assert (facts["generation"], facts["replicas"], facts["serving"]) == (1, 2, 2)
+        assert facts["undone"] == {"generation": 2, "reason": "/nowhere is no model"}
+        await cluster._settle()
+        assert len(app.told) == 3, "once"
+        assert await cluster.update(new(), "new.yaml") == 3, "another one has a number of its own"
+
+    run(monkeypatch, test)
+
+
+def test_what_fails_after_an_update_is_done_undoes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: its.Cluster, app: App) -> None:
+        await cluster.update(new(replicas=2), "new.yaml")
+        hear(cluster, "c", 2)
+        gone(cluster, "a")
+        hear(cluster, "b", 1, "failed", "one of before")
+        await cluster._settle()
+        hear(cluster, "d", 2)
+        await cluster._settle()
+        assert cluster._before is not None, "one of before is still there"
+        gone(cluster, "b")
+        await cluster._settle()
+        hear(cluster, "d", 2, "failed", "later")
+        await cluster._settle()
+        assert ([each for each, _ in app.told], (await cluster.status())["undone"]) == ([1, 2], None)
+
+    run(monkeypatch, test)
+
+
+def test_an_update_within_another_is_undone_to_what_served_before_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(cluster: its.Cluster, app: App) -> None:
+        await cluster.update(new(), "one.yaml")
+        await cluster.update(new(), "two.yaml")
+        hear(cluster, "c", 2, "failed", "an older one's")
+        await cluster._settle()
+        assert app.told[-1][0] == 3
+        hear(cluster, "d", 3, "failed", "no")
+        await cluster._settle()
+        assert app.told[-1] == (1, {"worker": 2, "prefill": 0})
+
+    run(monkeypatch, test)
+
+
+def test_what_ray_serve_gives_up_on_is_undone_but_not_for_what_it_told_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(cluster: its.Cluster, app: App) -> None:
+        app.failure = "of long ago"
+        await cluster.update(new(), "new.yaml")
+        await cluster._settle()
+        assert app.told[-1][0] == 2
+        app.failure = "no module named x"
+        await cluster._settle()
+        assert (app.told[-1][0], (await cluster.status())["undone"]["reason"]) == (1, "no module named x")
+
+    run(monkeypatch, test)
+
+
+def test_an_update_that_does_not_get_on_is_undone_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(its.time, "monotonic", lambda: now)
+
+    async def test(cluster: its.Cluster, app: App) -> None:
+        nonlocal now
+        await cluster.update(new(start_timeout=60), "new.yaml")
+        now += 50
+        hear(cluster, "c", 2)
+        await cluster._settle()
+        now += 50
+        await cluster._settle()
+        assert app.told[-1][0] == 2, "one was ready meanwhile"
+        now += 20
+        await cluster._settle()
+        assert app.told[-1][0] == 1
+        assert "no further replica was ready within 60 s" in (await cluster.status())["undone"]["reason"]
+
+    run(monkeypatch, test)
+
+
+def test_the_command_says_that_an_update_was_undone(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    file = tmp_path / "new.yaml"
+    file.write_text("model_path: /nowhere\n")
+    facts = {"generation": 1, "serving": 1, "replicas": 1, "workers": [{"generation": 1}]}
+    facts["undone"] = {"generation": 2, "reason": "/nowhere is no model"}
+    link = SimpleNamespace(get=lambda path: facts, post=lambda *_, **__: {"generation": 2})
+    monkeypatch.setattr("sgl.cli.cluster._alive", lambda port: SimpleNamespace(link=lambda: link))
+    with pytest.raises(EngineDead, match="the options of before hold: /nowhere is no model"):
+        update(SimpleNamespace(port=None, file=str(file)))
