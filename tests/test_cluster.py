@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 import requests
+from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -395,6 +396,45 @@ def test_a_worker_serves_from_its_first_beat_until_it_drains() -> None:
     assert not registry.serving(3.1)
     assert registry.draining() == ["a"]
     assert registry.version == version + 1
+
+
+def test_a_worker_knows_whether_another_on_its_host_starts_or_will_come_back() -> None:
+    """Or the spare server that it starts would slow that one down."""
+    registry, one = Registry(), report("a", host="x")
+
+    def is_calm(now: float) -> bool:
+        return registry.is_calm(one, now)
+
+    registry.hear(one, 0.0)
+    assert is_calm(0.0)
+    for state in ("starting", "restarting"):
+        registry.hear(report("b", state, host="y"), 0.0)
+        assert is_calm(0.0), "on another host"
+        registry.hear(report("b", state, host="x"), 0.0)
+        assert not is_calm(0.0)
+    registry.hear(report("b", host="x"), 0.0)
+    assert is_calm(0.0)
+    for now in (1.0, 2.0):
+        registry.compare({"a": "RUNNING"}, now)
+    assert not is_calm(3.0)
+    assert registry.is_calm(report("c", host="y"), 3.0)
+    assert is_calm(22.0)
+
+
+def test_a_beats_answer_says_whether_the_host_is_calm() -> None:
+    async def test() -> None:
+        control = Control("token", Registry(), SimpleNamespace())  # type: ignore[arg-type]
+        async with (
+            TestServer(control.app) as server,
+            ClientSession(headers={"Authorization": "Bearer token"}) as client,
+        ):
+            for state, calm in (("ready", True), ("starting", True), ("ready", False)):
+                name = "a" if state == "ready" else "b"
+                beat = msgspec.to_builtins(report(name, state, host="x"))
+                async with client.post(server.make_url("/beat"), json=beat) as answer:
+                    assert await answer.json() == {"is_calm": calm}
+
+    asyncio.run(asyncio.wait_for(test(), PATIENCE))
 
 
 def test_a_silent_worker_and_one_that_ray_serve_stops_take_no_requests() -> None:

@@ -88,10 +88,11 @@ class Control:
 
     async def _hear(self, request: web.Request) -> web.Response:
         before = self._registry.version
-        self._registry.hear(msgspec.json.decode(await request.read(), type=Report), time.monotonic())
+        report, now = msgspec.json.decode(await request.read(), type=Report), time.monotonic()
+        self._registry.hear(report, now)
         if self._registry.version != before:
             await self.tell()
-        return web.json_response({})
+        return web.json_response({"is_calm": self._registry.is_calm(report, now)})
 
     async def _workers(self, request: web.Request) -> web.Response:
         """Those that take requests, once they differ from `version`, or after a while."""

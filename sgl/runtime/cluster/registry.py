@@ -19,6 +19,7 @@ _SILENT_SECONDS = (
 )
 _MISSES = 2  # of Ray Serve's lists, the first of which may be older than the worker
 _STOPPING = "STOPPING"
+_BACK_SECONDS = 20.0  # in which one that was killed comes back
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -82,6 +83,7 @@ class Registry:
     workers: dict[str, Worker] = field(default_factory=dict)
     version: int = 0  # grows whenever `serving` changes
     _told: dict[str, str] = field(default_factory=dict)
+    _left: dict[str, float] = field(default_factory=dict)  # hosts, and when a worker was last gone from there
 
     def hear(self, report: Report, now: float) -> None:
         """Take note of a beat."""
@@ -103,8 +105,15 @@ class Registry:
             worker.misses = 0 if name in serve else worker.misses + 1
             if worker.misses >= _MISSES:
                 del self.workers[name]
+                self._left[worker.report.host] = now
                 logger.info("worker %s is gone", name)
         self._count(now)
+
+    def is_calm(self, report: Report, now: float) -> bool:
+        """Whether no other worker on its host is starting, or has just gone and will come back."""
+        theirs = (each.report for each in self.workers.values() if each.report.id != report.id)
+        are_starting = any(its.host == report.host and its.state in ("starting", "restarting") for its in theirs)
+        return not are_starting and now - self._left.get(report.host, -_BACK_SECONDS) >= _BACK_SECONDS
 
     def serving(self, now: float) -> dict[str, str]:
         """The URLs of those that take requests."""

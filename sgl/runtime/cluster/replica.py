@@ -34,7 +34,8 @@ BEAT_SECONDS = 0.5
 _PROBE_SECONDS = 5.0
 _FIRST_SECONDS = 30.0
 _PARTING_SECONDS = 1.0  # until the router has heard that a replica takes no more
-_SPARE_SECONDS = 10.0  # until a server that serves gets a spare one beside it: others may be starting
+_SPARE_SECONDS = 10.0  # until a server that serves gets a spare one beside it
+_SPARE_LATEST = 120.0  # also while others are starting, whom it takes half of two cores
 _ENDING_SECONDS = 10.0  # beyond the server's own drain_timeout
 
 
@@ -95,6 +96,7 @@ class Replica:
             options = self._with_followers(options, hosts)
         self._options = options
         self._spare: Member | None = None
+        self._is_calm = False
         self._member = Member(options, process=adopted(self._shelter.name))
         self._beats = threading.Thread(target=self._beat, name="sgl-beats", daemon=True)
         self._beats.start()
@@ -149,9 +151,12 @@ class Replica:
         while not self._is_over.wait(BEAT_SECONDS):
             if self._member.ended() is not None and self._state in ("ready", "restarting"):
                 self._restart()
-            elif self._spare is None and time.monotonic() - self._began > _SPARE_SECONDS:
+            elif self._spare is None and self._serves_for(_SPARE_SECONDS if self._is_calm else _SPARE_LATEST):
                 self._spare = Member(shelter=self._shelter)
             self._tell()
+
+    def _serves_for(self, seconds: float) -> bool:
+        return time.monotonic() - self._began > seconds
 
     def _await_server(self) -> None:
         facts = self._member.ready()
@@ -195,7 +200,7 @@ class Replica:
             load=load,
         )
         try:
-            self._link.post("/beat", msgspec.to_builtins(report))
+            self._is_calm = self._link.post("/beat", msgspec.to_builtins(report))["is_calm"]
         except SglError:  # it may be back later; meanwhile the server serves
             return
 
