@@ -374,3 +374,18 @@ def test_the_embedded_model_reads_and_writes_the_same_calls() -> None:
     messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "closed"}]
     text = tokenizer.decode(prompt_ids(tokenizer, None, ChatBody(messages=messages)), skip_special_tokens=False)
     assert '<tool_call>{"name":"look_up","arguments":{"what":"the café"}}</tool_call><|im_end|>' in text
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_template_that_shows_no_tools_is_told_of_once(
+    is_shown: bool, server: LiveServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = "{{ tools | tojson if tools }}" if is_shown else ""
+    template = shown + "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+    with served(server.engine, template=template) as other:
+        body = {"messages": HELLO, "max_tokens": 2}
+        for tools in ([], TOOLS, TOOLS):
+            assert other.post("/v1/chat/completions", {**body, "tools": tools}).status_code == 200
+        [*told] = [record for record in caplog.records if "does not show tools" in record.message]
+        assert len(told) == (0 if is_shown else 1)
+        assert ("tools" in other.post("/api/show", {}).json()["capabilities"]) == is_shown

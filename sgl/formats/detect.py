@@ -66,6 +66,12 @@ def call_style(render: Render, formats: Sequence[CallFormat] = FORMATS) -> CallS
     return None
 
 
+def shows_tools(render: Render) -> bool:
+    """Whether a template tells the model of tools. One that refuses them says so to who sends some."""
+    with_tools = _rendered(render, [_USER], tools=[_TOOL])
+    return with_tools is None or with_tools != _rendered(render, [_USER])
+
+
 def _rendered(render: Render, messages: list[dict[str, Any]], **variables: Any) -> str | None:
     """None where the template refuses them."""
     try:

@@ -49,6 +49,8 @@ class Conversations:
         style = None if ids is not None else await service.aside(lambda: self._style)
         if ids is None:
             ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context, style)
+            if body.tools:
+                await service.aside(lambda: service.shows_tools)
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         if limit is None:  # what fits into the context and an answer
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import importlib.metadata
+import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import web
 
 from sgl.errors import EngineDead, InvalidRequest
+from sgl.formats.detect import shows_tools
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.lora_options import LoraPath
 from sgl.runtime.metrics import ServerMetrics
@@ -34,6 +36,8 @@ from sgl.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # needs an extra
     from sgl.runtime.server.tracing import Tracer
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 VERSION = importlib.metadata.version("sgl")
@@ -62,6 +66,19 @@ class Service:
     def reader(self) -> BodyReader:
         """The reader of request bodies."""
         return BodyReader(self.config)
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the chat template tells the model of tools; says in the log, once, that it does not."""
+        own: dict[str, Any] = {} if self.chat_template is None else {"chat_template": self.chat_template}
+        is_shown = shows_tools(partial(self.tokenizer.apply_chat_template, **own))
+        if not is_shown:
+            logger.warning(
+                "the chat template does not show tools: the model %s is not told of those that requests have. "
+                "A template that does can be given as --chat-template",
+                self.model_name,
+            )
+        return is_shown
 
     @property
     def model_name(self) -> str:

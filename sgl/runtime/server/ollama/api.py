@@ -194,7 +194,8 @@ class OllamaApi(Api):
         template = service.chat_template
         if template is None and service.engine.tokenizer is not None:
             template = service.engine.tokenizer.chat_template
-        abilities = ["completion", *(["tools"] if template else []), "embedding"]
+        has_tools = bool(template) and await service.aside(lambda: service.shows_tools)
+        abilities = ["completion", *(["tools"] if has_tools else []), "embedding"]
         abilities += ["thinking"] if service.config.reasoning_parser is not None else []
         abilities += ["vision"] if await service.takes_images() else []
         family = model["details"]["family"]
