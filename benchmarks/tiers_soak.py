@@ -3,11 +3,11 @@
     python -m benchmarks.tiers_soak [--operations 1000000] [--seed 0]
 
 The mock model's tokens hash the KV that they read: a page that was copied to or from the wrong place, too early or
-too late, is a wrong token. Beside admissions, aborts, flushes and new weights there are leases that are taken,
-shared, expire and finish, prefetches, copies of everything, reads of files that come too late, and engines that begin
-again with the files of the one before, some of which are damaged. The ledgers of device and host pages are proved
-every 200 operations and at the end, when every page must be free or evictable. A failure prints the seed that led
-there.
+too late, is a wrong token; there are up to three ranks, whose copies end when they like. Beside admissions, aborts,
+flushes and new weights there are leases that are taken, shared, expire and finish, prefetches, copies of everything,
+reads of files that come too late, and engines that begin again with the files of the one before, some of which are
+damaged. The ledgers of device and host pages are proved every 200 operations and at the end, when every page must be
+free or evictable. A failure prints the seed that led there.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def tiered_setting(rng: random.Random, folder: Path, beside: Beside | None = Non
     setting.lateness = rng.choice([0.0, 0.5, 0.9])
     setting.most_saves = rng.choice([1, 4, 1 << 20])
     setting.seed = rng.getrandbits(31)
+    setting.ranks = rng.choice([1, 2, 3])
     setting.window = rng.choice([None, None, None, 2 * setting.page_size + 3])
     setting.drafts = rng.random() < 0.3
     if beside is not None:

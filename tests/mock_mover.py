@@ -80,25 +80,29 @@ class MockMover:
     def go_on(self) -> None:
         while self._queue and self._rng.random() >= self._lateness:
             moves = self._queue.popleft()
-            for page, content in zip(moves.moves.saves[:, 1].tolist(), moves.saved, strict=True):
-                self.memory[page] = np.frombuffer(content, np.uint8)
-            for host, page in moves.moves.loads.tolist():
-                size = self._runner.page_size
-                self._runner.kv[page * size : (page + 1) * size] = self.memory[host].view(np.int64).tolist()
-            for host, state in zip(moves.moves.state_saves[:, 1].tolist(), moves.states, strict=True):
-                content = np.array([state], np.int64).view(np.uint8)
-                self.states[0][host], self.states[1][host] = content[:3], content[3:]
-            for host, slot in moves.moves.state_loads.tolist():
-                content = np.concatenate([part[host] for part in self.states])
-                self._runner.checkpoints[slot] = content.view(np.int64).tolist()[0]
-            for host, values in zip(moves.moves.window_saves[:, 1].tolist(), moves.windowed, strict=True):
-                self.windowed[host] = np.array(values, np.int64).view(np.uint8)
-            for host, page in moves.moves.window_loads.tolist():
-                size = self._runner.page_size
-                self._runner.window_kv[page * size : (page + 1) * size] = (
-                    self.windowed[host].view(np.int64).tolist()
-                )
+            self._save(moves)
+            self._load(moves)
             moves.executed = True
+
+    def _save(self, moves: MockMoves) -> None:
+        for page, content in zip(moves.moves.saves[:, 1].tolist(), moves.saved, strict=True):
+            self.memory[page] = np.frombuffer(content, np.uint8)
+        for host, state in zip(moves.moves.state_saves[:, 1].tolist(), moves.states, strict=True):
+            content = np.array([state], np.int64).view(np.uint8)
+            self.states[0][host], self.states[1][host] = content[:3], content[3:]
+        for host, values in zip(moves.moves.window_saves[:, 1].tolist(), moves.windowed, strict=True):
+            self.windowed[host] = np.array(values, np.int64).view(np.uint8)
+
+    def _load(self, moves: MockMoves) -> None:
+        size = self._runner.page_size
+        for host, page in moves.moves.loads.tolist():
+            self._runner.kv[page * size : (page + 1) * size] = self.memory[host].view(np.int64).tolist()
+        for host, slot in moves.moves.state_loads.tolist():
+            content = np.concatenate([part[host] for part in self.states])
+            self._runner.checkpoints[slot] = content.view(np.int64).tolist()[0]
+        for host, page in moves.moves.window_loads.tolist():
+            values = self.windowed[host].view(np.int64).tolist()
+            self._runner.window_kv[page * size : (page + 1) * size] = values
 
     def _windowed(self, page: int) -> list[int]:
         size = self._runner.page_size

@@ -23,6 +23,7 @@ from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Limits, Step
 from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.scheduler.transfers import Transfers
+from tests.mock_follower import FollowingMover, lead
 from tests.mock_mover import MockMover
 from tests.mock_runner import Mixed, MockPending, MockRunner, expected_output, expected_score, prefix_totals
 
@@ -64,6 +65,8 @@ class Setting:
     most_saves: int = 1 << 20
     buffer_pages: int | None = None
     """Of host memory that pages to and from other engines go through; None: there are no others."""
+    ranks: int = 1
+    """All compute the same, and have copies of their own, which files have together."""
     seed: int = 0
 
 
@@ -84,27 +87,28 @@ class Driver:
             conservativeness=setting.conservativeness,
         )  # type: ignore[arg-type]
         self.now = 0.0
-        max_pages = -(-setting.context // setting.page_size)
-        self.runner = MockRunner(
-            *(setting.num_pages, setting.page_size, setting.rows, max_pages),
-            *(setting.checkpoints, setting.window, setting.num_window_pages),
-        )
+        self.runner = self.mock_runner()
         self.files: PageFiles | None = None
         self.tiers: Tiers | None = None
         host_pages, self.first_row = setting.host_pages, 0 if setting.host_pages is None else setting.host_pages + 1
         if host_pages is not None or setting.buffer_pages is not None:
             rows = self.first_row + (setting.buffer_pages or 0)
-            self.mover = MockMover(
-                *(self.runner, rows, random.Random(setting.seed), setting.lateness),
-                *(setting.host_states or 0, setting.host_window_pages),
-            )
+            sizes = setting.host_states or 0, setting.host_window_pages
+            self.mover = MockMover(self.runner, rows, random.Random(setting.seed), setting.lateness, *sizes)
+            others = []
+            for rank in range(1, setting.ranks):
+                runner, rng = self.mock_runner(), random.Random(setting.seed + rank)
+                lateness = setting.lateness if setting.folder is not None or rank > 1 else 1.0  # until waited for
+                others.append((runner, FollowingMover(runner, rows, rng, lateness, *sizes)))
+            lead(self.runner, self.mover, others, shares=setting.folder is not None)
         if host_pages is not None:
             if setting.folder is not None:
-                beside: dict[Kind, list[Any]] = {}
+                movers = [self.mover, *(mover for _, mover in others)]
+                beside: dict[Kind, list[Any]] = {Kind.PAGE: [mover.memory for mover in movers]}
                 if setting.host_states is not None:
-                    beside[Kind.STATE] = [*self.mover.states]
+                    beside[Kind.STATE] = [part for mover in movers for part in mover.states]
                 if setting.host_window_pages:
-                    beside[Kind.WINDOWED] = [self.mover.windowed]
+                    beside[Kind.WINDOWED] = [mover.windowed for mover in movers]
                 self.files = PageFiles(
                     *(setting.folder, b"m" * 32, self.mover.memory, setting.page_size, 1 << 18),
                     beside=beside,
@@ -135,6 +139,15 @@ class Driver:
         self.in_stages: deque[tuple[Step, Any]] = deque()
         self.done: dict[int, Request] = {}
         self.decoded_last: set[int] = set()
+
+    def mock_runner(self) -> MockRunner:
+        """Of one rank."""
+        setting = self.setting
+        max_pages = -(-setting.context // setting.page_size)
+        return MockRunner(
+            *(setting.num_pages, setting.page_size, setting.rows, max_pages),
+            *(setting.checkpoints, setting.window, setting.num_window_pages),
+        )
 
     def live_requests(self) -> list[Request]:
         """Every request that has not ended."""

@@ -2,7 +2,8 @@
 
 On a GPU, a save gathers pages into a buffer in the order of the steps, in some microseconds, and a copy engine takes
 the buffer to pinned memory while steps go on. A load takes the other way on a stream of its own. Steps never wait for
-either; on ranks other than 0, whose copies may end later than rank 0's, a step waits for the loads that it needs.
+either; on ranks other than 0, whose copies may end later than rank 0's, a step waits for the loads that it needs, and a
+save for those of its pages.
 """
 
 from __future__ import annotations
@@ -188,6 +189,8 @@ class _Streams:
         self._loading = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._uploader = Uploader(device)
         self._saved_by = np.zeros(len(host), np.int64)  # the last move that saves to each host page
+        self._loaded_from = np.zeros(len(host), np.int64)  # the last move that loads each host page
+        self._loaded_to = np.zeros(cache.shape[1], np.int64)  # likewise to each of the device's
         self._under_way: deque[DeviceMoves] = deque()
         self._done, self._counts = done, torch.zeros(2, dtype=torch.int64, device=device)
         for stream in (self._saving, self._loading):
@@ -222,6 +225,8 @@ class _Streams:
                 torch.cuda.current_stream().wait_event(moved.loaded)
 
     def _save(self, part: Int32Array) -> None:
+        # Rank 0 gives pages to others when it has loaded them; another rank may be loading them still.
+        self.wait(int(max(self._loaded_from[part[:, 1]].max(), self._loaded_to[part[:, 0]].max())))
         steps = torch.cuda.current_stream()
         buffer, is_free = self._out[self._next][: len(part)], self._is_free[self._next]
         self._next = (self._next + 1) % len(self._out)
@@ -237,6 +242,7 @@ class _Streams:
 
     def _load(self, moved: DeviceMoves, loads: Int32Array) -> None:
         """Copies begin at once. Pages are written behind all steps and gathers so far, which may use them."""
+        self._loaded_from[loads[:, 0]] = self._loaded_to[loads[:, 1]] = moved.number
         pages = self._uploader.upload(loads[:, 1].astype(np.int64))[0]
         pages.record_stream(self._loading)
         steps_are_done = torch.cuda.current_stream().record_event()
