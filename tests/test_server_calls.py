@@ -156,6 +156,49 @@ def test_tools_that_no_call_can_be_made_of_are_refused(server: LiveServer, tools
     assert answer.json()["error"]["param"] == "tools"
 
 
+ADD: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+}
+
+
+def call_of(server: LiveServer, tool: dict[str, Any], **body: Any) -> list[dict[str, Any]]:
+    """The arguments of the calls in some answers that may have calls, which a bias towards the tag brings."""
+    [tag] = server.service.tokenizer.encode("<tool_call>", add_special_tokens=False).tolist()
+    found = []
+    for seed in range(4):
+        answer = chat(server, tools=[tool], seed=seed, logit_bias={str(tag): 100}, **body)
+        calls = answer["message"].get("tool_calls") or []
+        found += [
+            json.loads(call["function"]["arguments"]) for call in calls if answer["finish_reason"] != "length"
+        ]
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_that_may_come_keep_to_schemas(server: LiveServer, stream: bool) -> None:
+    calls = call_of(server, function("add", ADD), stream=stream, parallel_tool_calls=False)
+    assert calls
+    for call in calls:
+        jsonschema.validate(call, ADD)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_that_cannot_be_enforced_holds_nobody_who_did_not_ask_for_it(
+    server: LiveServer, stream: bool, n: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    unknown = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"(.)\1"}}, "required": ["a"]}
+    body = {"messages": HELLO, "max_tokens": 5, "n": n, "stream": stream}
+    for strict, holds in ((None, False), (False, False), (True, True)):
+        caplog.clear()
+        answer = server.post("/v1/chat/completions", {**body, "tools": [function("add", unknown, strict=strict)]})
+        assert ("invalid_grammar" in answer.text) == holds
+        assert answer.text.count('"finish_reason":"length"') == (0 if holds else n)
+        assert ("arguments of tools that are not strict may be any" in caplog.text) == (strict is None)
+
+
 EMBEDDED = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")
 
 
@@ -191,6 +234,14 @@ def test_what_is_held_depends_on_what_was_asked_for() -> None:
     ]
     assert tag["structures"][0]["schema"] == ORDER
     assert not tag["stop_after_first"]
+
+    def arguments_of(strict: bool | None, *, is_loose: bool = False) -> Any:
+        body = ChatBody(messages=HELLO, tools=[function("order", ORDER, strict=strict)])
+        constraint, _ = call_constraint(body, CallStyle(HERMES), {}, is_loose=is_loose)
+        return constraint["structural_tag"]["structures"][0]["schema"]
+
+    assert arguments_of(None) == arguments_of(True) == arguments_of(True, is_loose=True) == ORDER
+    assert arguments_of(False) == arguments_of(None, is_loose=True) == {"type": "object"}
     assert held_to(format=None) == held_to(params={"regex": "a"}) == held_to(tool_choice="none") == {}
     with pytest.raises(InvalidRequest, match="did you mean 'order'"):
         held_to(tool_choice={"type": "function", "function": {"name": "orders"}})

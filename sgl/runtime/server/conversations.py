@@ -57,6 +57,8 @@ class Conversations:
         params = service.sampling_defaults | body.sampling_params(limit)
         has_tags = service.engine.config.grammar_backend == "sgl"
         constraint, reading = call_constraint(body, style, params, has_tags=has_tags)
+        looser, _ = call_constraint(body, style, params, has_tags=has_tags, is_loose=True)
+        otherwise = None if looser == constraint else {**params, **looser}
         params |= constraint
         separates, streams = body.separate_reasoning is not False, body.stream_reasoning is not False
         marks = () if reading.format is None else reading.format.marks()
@@ -67,8 +69,11 @@ class Conversations:
         elif (parser := service.config.reasoning_parser) is not None and separates:
             thinking = Thinking.of(parser, tokenizer, ids, streams=streams)
             params, marks = thinking.before(params) if has_tags else params, (*marks, *thinking.marks)
-        params["shown_special_tokens"] = tokenizer.special_tokens_in(marks)
-        arguments = engine_arguments(body, [ids], params) | adapter
+            otherwise = None if otherwise is None else thinking.before(otherwise)
+        shown = {"shown_special_tokens": tokenizer.special_tokens_in(marks)}
+        arguments = engine_arguments(body, [ids], params | shown) | adapter
+        if otherwise is not None:
+            arguments["otherwise"] = otherwise | shown
         if images:
             arguments["image_data"] = images
         if num_top is not None:

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
-from sgl.errors import EngineDead, InvalidRequest
+from sgl.errors import EngineDead, GrammarError, InvalidRequest
 from sgl.formats.detect import shows_tools
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.lora_options import LoraPath
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.requests.aside import in_turns
+from sgl.runtime.requests.results import failure_of
 from sgl.runtime.server.bodies import Body
 from sgl.runtime.server.deadline import Deadline, deadline
 from sgl.runtime.server.engine_process import EngineProcess
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 VERSION = importlib.metadata.version("sgl")
+
+_LOOSER = "arguments of tools that are not strict may be any, since their schemas cannot be enforced: %s"
 
 
 @dataclass
@@ -142,23 +145,67 @@ class Service:
         for pool in self._threads.values():
             pool.shutdown(wait=False)
 
-    async def generate(self, **arguments: Any) -> Any:
-        """EngineProcess.generate, counted."""
+    async def generate(self, *, otherwise: dict[str, Any] | None = None, **arguments: Any) -> Any:
+        """EngineProcess.generate, counted. otherwise: sampling parameters for where the constraint of the others cannot
+        be enforced."""
         self.check_is_up()
         self.history.generates()
-        results = await self.engine.generate(**_of_client(arguments))
+        if otherwise is None:
+            results = await self.engine.generate(**_of_client(arguments))
+        else:
+            results = await self._generated(arguments, otherwise)
         async for result in in_turns(results if isinstance(results, list) else [results]):
             self.finished(result["meta_info"])
         return results
 
-    async def stream(self, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """EngineProcess.stream, timed and counted."""
+    async def _generated(self, arguments: dict[str, Any], otherwise: dict[str, Any]) -> Any:
+        try:
+            results = await self.engine.generate(**_of_client(arguments))
+            for failure in map(failure_of, results if isinstance(results, list) else [results]):
+                if isinstance(failure, GrammarError):
+                    raise failure
+        except GrammarError as error:
+            logger.warning(_LOOSER, error)
+        else:
+            return results
+        return await self.engine.generate(**_of_client({**arguments, "sampling_params": otherwise}))
+
+    async def _streamed(
+        self, arguments: dict[str, Any], otherwise: dict[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        has_begun = False
+        try:
+            async with contextlib.aclosing(self.engine.stream(**_of_client(arguments))) as events:
+                async for event in events:
+                    if not has_begun and isinstance(failure := failure_of(event), GrammarError):
+                        raise failure
+                    has_begun = True
+                    yield event
+        except GrammarError as error:
+            if has_begun:
+                raise
+            logger.warning(_LOOSER, error)
+        else:
+            return
+        arguments = {**arguments, "sampling_params": otherwise}
+        async with contextlib.aclosing(self.engine.stream(**_of_client(arguments))) as events:
+            async for event in events:
+                yield event
+
+    async def stream(
+        self, *, otherwise: dict[str, Any] | None = None, **arguments: Any
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """EngineProcess.stream, timed and counted. otherwise: as for `generate`."""
         self.check_is_up()
         self.history.generates()
         began = time.monotonic()
         latest: dict[int, float] = {}
         due = deadline.get() or Deadline()
-        async with contextlib.aclosing(self.engine.stream(**_of_client(arguments))) as events:
+        if otherwise is None:
+            source = self.engine.stream(**_of_client(arguments))
+        else:
+            source = self._streamed(arguments, otherwise)
+        async with contextlib.aclosing(source) as events:
             async for event in due.each(events) if due.is_set else events:
                 now, index = time.monotonic(), event.get("index", 0)
                 if index in latest:

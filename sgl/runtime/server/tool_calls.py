@@ -45,10 +45,16 @@ class Reading:
 
 
 def call_constraint(
-    body: ChatBody, style: CallStyle | None, params: Mapping[str, Any], *, has_tags: bool = True
+    body: ChatBody,
+    style: CallStyle | None,
+    params: Mapping[str, Any],
+    *,
+    has_tags: bool = True,
+    is_loose: bool = False,
 ) -> tuple[dict[str, Any], Reading]:
     """The constraint for well-formed calls (empty if none may come or their format is unknown), and how the answer is
-    read then. `has_tags`: the engine takes structural tags. Raises InvalidRequest for uncallable tools."""
+    read then. `has_tags`: the engine takes structural tags. `is_loose`: where calls may come and need not, arguments of
+    tools that do not say whether they are strict may be any. Raises InvalidRequest for uncallable tools."""
     format = None if style is None else style.format
     functions = _functions(body)
     choice = body.tool_choice
@@ -86,12 +92,16 @@ def call_constraint(
     if format is None or params.keys() & CONSTRAINTS or not has_tags:
         return {}, Reading(True, format, schemas=schemas)
     allowed = [
-        each if function.strict else {**each, "parameters": loose(each["parameters"], format)}
+        each if _is_held(function, is_loose) else {**each, "parameters": loose(each["parameters"], format)}
         for function, each in zip(functions, typed, strict=True)
     ]
     return {"structural_tag": calls_tag(allowed, format, only_one=only_one)}, Reading(
         True, format, True, schemas=schemas
     )
+
+
+def _is_held(function: Function, is_loose: bool) -> bool:
+    return not is_loose if function.strict is None else function.strict
 
 
 def _channels(format: CallFormat | None) -> CallFormat | None:
