@@ -104,6 +104,19 @@ def test_forced_calls_keep_to_schemas_with_definitions_of_their_own(
         assert not answer["message"]["content"]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "book"}}])
+def test_a_format_for_texts_does_not_hold_forced_calls(server: LiveServer, choice: Any) -> None:
+    schema = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
+    for form in (
+        {"type": "json_schema", "json_schema": {"name": "song", "schema": schema, "strict": True}},
+        {"type": "json_object"},
+        {"type": "text"},
+    ):
+        answer = chat(server, tools=TOOLS, tool_choice=choice, response_format=form, parallel_tool_calls=False)
+        assert check_calls(answer) == 1
+        assert not answer["message"]["content"]
+
+
 def test_a_stream_that_is_a_call_begins_without_a_text(server: LiveServer) -> None:
     for choice in ({"tools": TOOLS, "tool_choice": "required"}, {}):
         body = {"model": "default", "messages": HELLO, "max_tokens": 60, "stream": True, **choice}
@@ -195,7 +208,7 @@ def test_a_schema_that_cannot_be_enforced_holds_nobody_who_did_not_ask_for_it(
         caplog.clear()
         answer = server.post("/v1/chat/completions", {**body, "tools": [function("add", unknown, strict=strict)]})
         assert ("invalid_grammar" in answer.text) == holds
-        assert answer.text.count('"finish_reason":"length"') == (0 if holds else n)
+        assert answer.text.count('"finish_reason":"') == (0 if holds else n)
         assert ("arguments of tools that are not strict may be any" in caplog.text) == (strict is None)
 
 

@@ -145,7 +145,7 @@ class Service:
         for pool in self._threads.values():
             pool.shutdown(wait=False)
 
-    async def generate(self, *, otherwise: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    async def generate(self, *, otherwise: Any = None, **arguments: Any) -> Any:
         """EngineProcess.generate, counted. otherwise: sampling parameters for where the constraint of the others cannot
         be enforced."""
         self.check_is_up()
@@ -192,9 +192,7 @@ class Service:
             async for event in events:
                 yield event
 
-    async def stream(
-        self, *, otherwise: dict[str, Any] | None = None, **arguments: Any
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    async def stream(self, *, otherwise: Any = None, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
         """EngineProcess.stream, timed and counted. otherwise: as for `generate`."""
         self.check_is_up()
         self.history.generates()

@@ -53,8 +53,9 @@ def call_constraint(
     is_loose: bool = False,
 ) -> tuple[dict[str, Any], Reading]:
     """The constraint for well-formed calls (empty if none may come or their format is unknown), and how the answer is
-    read then. `has_tags`: the engine takes structural tags. `is_loose`: where calls may come and need not, arguments of
-    tools that do not say whether they are strict may be any. Raises InvalidRequest for uncallable tools."""
+    read then. A schema for texts does not hold where there are only calls. `has_tags`: the engine takes structural
+    tags. `is_loose`: where calls may come and need not, arguments of tools that do not say whether they are strict may
+    be any. Raises InvalidRequest for uncallable tools."""
     format = None if style is None else style.format
     functions = _functions(body)
     choice = body.tool_choice
@@ -73,14 +74,14 @@ def call_constraint(
         if len(functions) > 1 or choice == "auto" or choice is None:
             message = f"the Lark grammar of {name!r} holds where nothing else may be called: name it in tool_choice"
             raise InvalidRequest(message, param="tool_choice")
-        return {"ebnf": grammar}, Reading(has_tools=True, input_of=name)
+        return {"ebnf": grammar, "json_schema": None}, Reading(has_tools=True, input_of=name)
     typed = [_typed(function) for function in functions]
     schemas = {function["name"]: function["parameters"] for function in typed}
     only_one = body.parallel_tool_calls is False or is_named or (style is not None and style.only_one)
     if is_named or choice == "required":
         if format is not None and has_tags:
             tag = calls_tag(typed, format, choice="required", only_one=only_one)
-            return {"structural_tag": tag}, Reading(True, format, True, True, schemas=schemas)
+            return {"structural_tag": tag, "json_schema": None}, Reading(True, format, True, True, schemas=schemas)
         return _as_json(typed, is_named=is_named, only_one=only_one)
     if "json_schema" in params:  # a document or a call
         if (channels := _channels(format)) is not None and has_tags:
