@@ -192,6 +192,26 @@ def control() -> Iterator[tuple[str, int]]:
 OPTIONS = {"engine": {"model_path": "embedded", "device": "cpu"}, "server": {"port": 0}}
 
 
+def test_a_servers_process_imports_little_before_what_engines_import_is_under_way() -> None:
+    code = """
+import sys
+from sgl.cli import member
+
+def start():
+    print("start", "sgl.cli.serve" in sys.modules, "torch" in sys.modules, file=sys.stderr)
+
+member.fork_server.start = start
+stop = staticmethod(lambda name, *_: sys.exit(7) if name == "sgl.cli.serve" else None)
+sys.meta_path.insert(0, type("Stop", (), {"find_spec": stop}))
+member.main(has_engine=%s)
+"""
+    for has_engine, told in ((True, "start False False\n"), (False, "")):
+        run = [sys.executable, "-c", code % has_engine]
+        with subprocess.Popen(run, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert (process.stderr.read(), process.wait()) == (told, 7)  # its input is open: its parent lives
+
+
 @pytest.mark.slow
 def test_a_spare_server_serves_when_it_is_told_to_and_ends_with_its_parent() -> None:
     member = Member()

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import importlib
 import itertools
 import logging
 import math
-import multiprocessing.forkserver
 import os
 import signal
 import socket
@@ -27,6 +25,7 @@ from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.program.source import source
 from sgl.runtime.requests.results import CallResults, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
+from sgl.runtime.server.fork_server import forking
 from sgl.runtime.server.identity import request_id, working_for
 from sgl.runtime.server.methods import Method
 from sgl.runtime.server.watchdog import TICK_SECONDS, Watchdog
@@ -37,23 +36,6 @@ logger = logging.getLogger(__name__)
 _SILENT_SECONDS = 2.0  # four beats missing
 _ENDING_SECONDS = 5.0  # for a clean exit
 _MAX_DELAY = 30.0  # seconds between restarts
-_IMPORTED = ("sgl.runtime.server.worker", "transformers.models.auto.tokenization_auto")
-
-
-def prepare() -> None:
-    """Import what an engine and a tokenizer need, here and in the process that engines fork from: the first one starts
-    in a fraction of the time, too."""
-    _fork_server()
-    with working_folder_left_out():
-        multiprocessing.forkserver.ensure_running()
-    importlib.import_module(_IMPORTED[1])
-
-
-def _fork_server() -> Any:
-    """Imports everything once; a replacement engine forks from it in a fraction of the time."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED))
-    return context
 
 
 class EngineProcess:
@@ -227,7 +209,7 @@ class EngineProcess:
 
     async def _start(self) -> EngineConfig:
         self._started = asyncio.get_running_loop().create_future()
-        context = _fork_server()
+        context = forking()
         ours, theirs = socket.socketpair()
         self._process = context.Process(
             target=_run_worker, args=(theirs, self.config, self._configure), name="sgl-engine", daemon=True
