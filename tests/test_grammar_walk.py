@@ -174,7 +174,7 @@ def test_keys_are_walked_beside_the_mask_of_any_key(name: str, order: KeyOrder) 
         for token in np.flatnonzero(np.unpackbits(mask.row.view(np.uint8), bitorder="little"))[::7]:
             behind = advance(automaton, place, vocabulary.token_bytes[token])
             assert behind is not None
-            assert budget.need(behind) <= most
+            assert budget.finish.end(behind).size <= most
 
 
 @needs_it

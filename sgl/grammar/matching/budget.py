@@ -95,9 +95,11 @@ class Budget:
                 limit=MAX_LENGTH,
             )
 
-    def need(self, place: Place) -> int:
-        """How many bytes suffice to end the document."""
-        return self._end(place).size
+    def is_ample(self, place: Place, mask: Mask, remaining: int) -> bool:
+        """Whether the document can surely be ended behind any token of the mask."""
+        if not self.automaton.has_unique_texts and self.most_behind(mask, place) < remaining:
+            return True
+        return self._end(place).size + self._growth(mask, place) < remaining
 
     def most_behind(self, mask: Mask, place: Place) -> int:
         """How many bytes suffice to end the document behind any token of the mask, or a larger number. Found without
@@ -116,10 +118,10 @@ class Budget:
             frame = frame.parent
         return most
 
-    def growth(self, mask: Mask, place: Place) -> int:
+    def _growth(self, mask: Mask, place: Place) -> int:
         """How many bytes more, at most, suffice behind a token of the mask than before it."""
         if mask.growth is None:
-            need = self.need(place)
+            need = self._end(place).size
             grown = max((text.size - need for text in self._ways_from(place)[1] if text is not None), default=0)
             if (
                 self.automaton.has_unique_texts

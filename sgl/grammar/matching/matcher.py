@@ -7,6 +7,7 @@ Going back and copying cost nothing, since places are values.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,6 @@ from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.matching.budget import FAR, Budget
 from sgl.grammar.matching.masks import MaskCache
 from sgl.grammar.matching.unique_texts import follow, hold_back
-from sgl.grammar.matching.walk_plan import Mask
 from sgl.grammar.vocabulary.tokens import Vocabulary
 
 Int32Array = npt.NDArray[np.int32]
@@ -31,10 +31,6 @@ class Matcher:
         self._vocabulary = vocabulary
         self._masks = masks
         self._budget = budget
-        self._most_needed: int | None = None
-        """A bound on the bytes that suffice to end the document, if known."""
-        self._growth: int | None = None
-        """By how much one token may raise that bound, if known."""
         self._promise: bytes | None = None
         """What the last mask that kept to a budget promised to end the document with, if it still can."""
         self._place = start_of(automaton)
@@ -61,13 +57,9 @@ class Matcher:
             self._is_finished = True
             return True
         data = self._vocabulary.token_bytes[token_id]
-        most_needed = (
-            None if self._most_needed is None or self._growth is None else self._most_needed + self._growth
-        )
         promise = self._promise
         if not data or not self.accept_bytes(data):
             return False
-        self._most_needed = most_needed
         self._promise = promise[len(data) :] if promise is not None and promise.startswith(data) else None
         return True
 
@@ -80,7 +72,7 @@ class Matcher:
             return False
         self._history.append(self._place)
         self._place = place
-        self._most_needed = self._growth = self._promise = None
+        self._promise = None
         return True
 
     def fill_mask(self, row: Int32Array, remaining: int | None = None) -> None:
@@ -102,33 +94,12 @@ class Matcher:
         mask = self._masks.look_up(self._place)
         if remaining is not None and remaining > FAR:
             remaining = None
-        if not self._automaton.has_unique_texts and (remaining is None or self._has_room(mask, remaining)):
+        if remaining is None and not self._automaton.has_unique_texts:
             return mask.row
         with self._masks.in_time():
             row = hold_back(self._automaton, self._vocabulary, self._place, mask.row)
-            return row if remaining is None else self._kept_to(remaining, mask, row)
-
-    def _has_room(self, mask: Mask, remaining: int) -> bool:
-        """Whether what is known already tells that the budget restricts nothing yet."""
-        if mask.most_behind is not None and self._budget.most_behind(mask, self._place) < remaining:
-            self._growth = None
-            return True
-        if self._most_needed is None or mask.growth is None or self._most_needed + mask.growth >= remaining:
-            return False
-        self._growth = mask.growth
-        return True
-
-    def _kept_to(self, remaining: int, mask: Mask, row: Int32Array) -> Int32Array:
-        budget = self._budget
-        if not self._automaton.has_unique_texts and budget.most_behind(mask, self._place) < remaining:
-            self._growth = None
-            return row
-        growth = budget.growth(mask, self._place)
-        if self._most_needed is None or self._most_needed + growth >= remaining:
-            self._most_needed = budget.need(self._place)
-        if self._most_needed + growth >= remaining:
-            row, self._promise = budget.restrict(self._place, row, remaining, self._promise)
-        self._growth = growth
+            if remaining is not None and not self._budget.is_ample(self._place, mask, remaining):
+                row, self._promise = self._budget.restrict(self._place, row, remaining, self._promise)
         return row
 
     def shortest_end(self) -> bytes:
@@ -175,7 +146,7 @@ class Matcher:
         """Take back the last accepted steps; ValueError if there were fewer."""
         if not 0 <= num_steps <= len(self._history):
             raise ValueError(f"{num_steps} steps cannot be taken back, {len(self._history)} were accepted")
-        self._most_needed = self._growth = self._promise = None
+        self._promise = None
         for _ in range(num_steps):
             before = self._history.pop()
             if before is None:
@@ -185,11 +156,6 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """A cursor at the same place that goes its own way."""
-        other = Matcher.__new__(Matcher)
-        other._automaton, other._vocabulary, other._masks = self._automaton, self._vocabulary, self._masks
-        other._budget, other._most_needed, other._growth = self._budget, self._most_needed, self._growth
-        other._promise = self._promise
-        other._place = self._place
+        other = copy(self)
         other._history = self._history.copy()
-        other._is_finished = self._is_finished
         return other
