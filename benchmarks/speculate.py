@@ -118,8 +118,8 @@ def _steps(lookup: Lookup, uid: int, prompt: list[int], output: list[int], secon
             [found] = lookup.propose([Ask(request, most, np.empty(0, np.int32), request.num_known - 1)])
             seconds.append(time.perf_counter() - began)
             draft = list(found.token_ids)
-        standing = next((i for i, token in enumerate(draft) if token != output[at + i]), len(draft))
-        request.output_ids += output[at : at + standing + 1]
+        num_accepted = next((i for i, token in enumerate(draft) if token != output[at + i]), len(draft))
+        request.output_ids += output[at : at + num_accepted + 1]
         steps += 1
     request.finish_reason = FinishReason("stop")
     lookup.leave(request)

@@ -69,9 +69,9 @@ class Oracle:
         ahead = known[len(done) :][: rng.randint(0, ask.most)]
         return Draft([rng.randrange(256) if rng.random() < self._mistakes else token for token in ahead])
 
-    def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
-        assert 0 <= num_standing <= len(draft.token_ids)
-        assert num_standing == 0 or draft.token_ids[0] in request.output_ids
+    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        assert 0 <= num_accepted <= len(draft.token_ids)
+        assert num_accepted == 0 or draft.token_ids[0] in request.output_ids
         self.num_judged += 1
 
     def leave(self, request: Request) -> None:
@@ -236,7 +236,7 @@ def test_streams_and_aborts_amid_drafts_leave_nothing_behind(folder: Path, plain
 class Verified:
     """Greedy outputs with drafts beside those of plain decoding."""
 
-    standing: float  # share of the drafts
+    accepted: float  # share of the drafts
     same: float  # share of the outputs
     breaches: list[str]
 
@@ -267,15 +267,15 @@ class Rounded:
         """With drafts of plain decoding's tokens, until an output parts from it. rounding: see `without_reason`."""
         engine, counters = self._engine, self._engine._scheduler.counters
         speculate(engine, [Oracle(self._outputs, 0.0, seed=most)], most=most)
-        drafted, standing = counters.drafted_tokens, counters.verified_tokens
+        drafted, accepted = counters.drafted_tokens, counters.verified_tokens
         results = engine.generate(input_ids=self._prompts, sampling_params=[its | params for its in self._params])
-        drafted, standing = counters.drafted_tokens - drafted, counters.verified_tokens - standing
+        drafted, accepted = counters.drafted_tokens - drafted, counters.verified_tokens - accepted
         speculate(engine, [])
         outputs = [result["output_ids"] for result in results]
         scored = Scored.of(engine, self._prompts, outputs)
         same = [a == b for a, b in zip(outputs, self._plain, strict=True)]
         breaches = without_reason(self._plain, outputs, scored, rounding)
-        return Verified(standing / drafted, sum(same) / len(same), breaches)
+        return Verified(accepted / drafted, sum(same) / len(same), breaches)
 
 
 @pytest.mark.gpu
@@ -291,7 +291,7 @@ def test_on_a_gpu_outputs_part_at_near_ties_alone(folder: Path, backend: Any, is
         for most in (1, 3, 4, 7):
             found = its.verified(most, max(its.rounding, 2**-5))
             assert found.breaches == []
-            assert found.standing > 0.8
+            assert found.accepted > 0.8
             assert found.same > 0.5
 
 
@@ -309,7 +309,7 @@ def test_outputs_that_part_without_a_near_tie_are_found(folder: Path, most: int)
             for bias in (0.02, 0.2)
         )
     assert near.same < 1.0
-    assert near.standing > 0.8
+    assert near.accepted > 0.8
     assert near.breaches == []
     assert len(far.breaches) > 10
     assert "below the likeliest" in far.breaches[0]

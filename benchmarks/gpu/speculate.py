@@ -81,7 +81,7 @@ def main() -> None:
 
 
 class _Simulated:
-    """Drafts any tokens; `standing` says how many stand."""
+    """Drafts any tokens; `accepted` says how many are accepted."""
 
     name, costs_device_time = "simulated", False
 
@@ -89,7 +89,7 @@ class _Simulated:
         self._share = share
         self._rng = random.Random(0)
 
-    def standing(self, number: int) -> int:
+    def accepted(self, number: int) -> int:
         """Of so many drafts."""
         return next((i for i in range(number) if self._rng.random() >= self._share), number)
 
@@ -100,7 +100,7 @@ class _Simulated:
         """See `Drafter`."""
         return [Draft([1000 + i for i in range(ask.most)]) for ask in asks]
 
-    def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
+    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
         """See `Drafter`."""
 
     def leave(self, request: Request) -> None:
@@ -136,7 +136,7 @@ def _batches(engine: Engine, rows: int, output: int) -> None:
         steps: list[float] = []
         for rep in range(4):  # the first one warms up
             for drafts in (False, True):
-                verification.simulated_standing = drafter.standing
+                verification.simulated_acceptance = drafter.accepted
                 _use(engine, ours if drafts else Speculator(engine._scheduler))
                 before = engine._scheduler.counters.steps
                 seconds = _timed(engine, number, output)
@@ -147,7 +147,7 @@ def _batches(engine: Engine, rows: int, output: int) -> None:
         plain, fast = (statistics.median(rates[drafts]) for drafts in (False, True))
         numbers = f"{plain:9.1f} {fast:9.1f} {fast / plain:6.2f}x {statistics.median(steps):14.2f}"
         print(f"{name:44} {numbers}", flush=True)
-    verification.simulated_standing = None
+    verification.simulated_acceptance = None
     _use(engine, own)
 
 

@@ -92,7 +92,7 @@ class Request:
     drafts: Sequence[int] = ()  # speculative next tokens, kept as far as they are sampled
     num_ahead: int = 0  # tokens sampled already, behind the latest that the loop was given
     num_drafted: int = 0  # drafts that were verified,
-    num_accepted: int = 0  # and those of them that stood
+    num_accepted: int = 0  # and those of them that were accepted
     shared_pages: int = 0  # leading pages lent by the cache at admission
     scored_len: int = 0  # next prompt position whose logits are wanted
     node: Node | None = None  # locked cache node for the first tree_len tokens

@@ -9,7 +9,7 @@ from sgl.runtime.scheduler.counters import Counters
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.rows import RowTable
 
-simulated_standing: Callable[[int], int] | None = None
+simulated_acceptance: Callable[[int], int] | None = None
 """How many of so many drafts stand, whatever was sampled: for measurements with random weights alone."""
 
 
@@ -33,17 +33,17 @@ def verified(
     sampled: [drafts + 1]. logprobs: likewise, or none.
     """
     drafts, row = request.drafts, request.row
-    if simulated_standing is not None:
-        num = simulated_standing(len(drafts))
+    if simulated_acceptance is not None:
+        num = simulated_acceptance(len(drafts))
         sampled[:num] = drafts[:num]
-    standing = next((i for i, draft in enumerate(drafts) if sampled[i] != draft), len(drafts))
-    del sampled[standing + 1 :]
-    table.kv_len[row] -= len(drafts) - standing  # the others' KV will be overwritten
+    num_accepted = next((i for i, draft in enumerate(drafts) if sampled[i] != draft), len(drafts))
+    del sampled[num_accepted + 1 :]
+    table.kv_len[row] -= len(drafts) - num_accepted  # the others' KV will be overwritten
     request.drafts, request.phase = (), Phase.DECODE
     request.num_drafted += len(drafts)
-    request.num_accepted += standing
+    request.num_accepted += num_accepted
     counters.drafted_tokens += len(drafts)
-    counters.verified_tokens += standing
+    counters.verified_tokens += num_accepted
     outputs, first, number = request.output_ids, len(request.output_ids), 0
     while number < len(sampled):
         outputs.append(sampled[number])

@@ -27,17 +27,17 @@ _EXTRA = {
 class Acceptance:
     """Of one kind of guess."""
 
-    stood: float = _FIRST_TRIALS * _FIRST_SHARE
+    accepted: float = _FIRST_TRIALS * _FIRST_SHARE
     trials: float = _FIRST_TRIALS
 
     @property
     def share(self) -> float:
-        """Of drafts whose predecessors stood, those that stand."""
-        return self.stood / self.trials
+        """Of drafts whose predecessors were accepted, those that are, too."""
+        return self.accepted / self.trials
 
-    def saw(self, num_standing: int, num_tried: int) -> None:
-        """Of num_tried drafts, num_standing leading ones stood; at most one fell."""
-        self.stood = self.stood * _FADE + num_standing
+    def saw(self, num_accepted: int, num_tried: int) -> None:
+        """Of num_tried drafts, num_accepted leading ones were accepted; at most one was rejected."""
+        self.accepted = self.accepted * _FADE + num_accepted
         self.trials = self.trials * _FADE + num_tried
 
 

@@ -65,9 +65,9 @@ class Drafter(Protocol):
         waits. Requests may be left out at will, also for many steps."""
         ...
 
-    def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
+    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
         """Of this drafter's latest draft for the request, as far as it was verified (it may have been shortened),
-        num_standing leading tokens stood. Comes before the next `propose`."""
+        num_accepted leading tokens were accepted. Comes before the next `propose`."""
 
     def leave(self, request: Request) -> None:
         """The request gave up its row, by a retract or its end. Idempotent."""

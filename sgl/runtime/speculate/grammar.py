@@ -26,7 +26,7 @@ class GrammarDrafter:
         """See `Drafter`."""
         return [self._draft(ask) for ask in asks]
 
-    def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
+    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
         """See `Drafter`. Nothing is learned but shares."""
 
     def leave(self, request: Request) -> None:

@@ -21,7 +21,7 @@ _OF_POOL = 5, 5, 5, 6, 6, 6, 6, 6, 6  # in earlier outputs; more, or all from th
 
 
 class Lookup:
-    """See `Drafter`. Reads on where a draft stood, and searches again where one fell."""
+    """See `Drafter`. Reads on where a draft was accepted, and searches again where one was rejected."""
 
     name = "lookup"
     costs_device_time = False
@@ -51,8 +51,8 @@ class Lookup:
             left -= scanned
         return drafts
 
-    def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
-        """See `Drafter`. What stood shows in the output."""
+    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        """See `Drafter`. What was accepted shows in the output."""
 
     def leave(self, request: Request) -> None:
         """See `Drafter`."""

@@ -203,8 +203,8 @@ class ModelDrafter:
         if row is not None:
             self._row_of[request.uid] = request.row, row
 
-    def judge(self, request: Request, draft: Draft, num_standing: int) -> None:
-        """See `Drafter`. What stood shows in the output."""
+    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
+        """See `Drafter`. What was accepted shows in the output."""
 
     def leave(self, request: Request) -> None:
         """See `Drafter`."""

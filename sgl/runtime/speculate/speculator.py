@@ -149,12 +149,12 @@ class Speculator:
             return
         came = request.output_ids[guess.at :]
         pairs = zip(guess.draft.token_ids, came, strict=False)
-        standing = next((i for i, (draft, token) in enumerate(pairs) if draft != token), None)
-        num_tried = min(len(guess.draft.token_ids), len(came)) if standing is None else standing + 1
-        num_standing = num_tried if standing is None else standing
+        rejected = next((i for i, (draft, token) in enumerate(pairs) if draft != token), None)
+        num_tried = min(len(guess.draft.token_ids), len(came)) if rejected is None else rejected + 1
+        num_accepted = num_tried if rejected is None else rejected
         if num_tried and self._budget is not None:
-            self._budget.acceptance(guess.drafter.name, guess.draft.grade).saw(num_standing, num_tried)
-        guess.drafter.judge(request, guess.draft, num_standing)
+            self._budget.acceptance(guess.drafter.name, guess.draft.grade).saw(num_accepted, num_tried)
+        guess.drafter.judge(request, guess.draft, num_accepted)
 
     def _room(self, request: Request) -> int:
         return min(self._most, request.max_new_tokens - len(request.output_ids) - 1)
