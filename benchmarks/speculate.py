@@ -32,7 +32,7 @@ from benchmarks.embedded_eval import Case, Chat, generated_cases, tool_cases  # 
 from sgl import Engine  # noqa: E402
 from sgl.runtime.sampling_params import SamplingParams  # noqa: E402
 from sgl.runtime.scheduler.request import FinishReason, Request  # noqa: E402
-from sgl.runtime.speculate.drafter import Ask  # noqa: E402
+from sgl.runtime.speculate.drafter import DraftRequest  # noqa: E402
 from sgl.runtime.speculate.lookup import Lookup  # noqa: E402
 from sgl.runtime.speculate.pools import Pools  # noqa: E402
 from sgl.runtime.text.tokenizer import Tokenizer  # noqa: E402
@@ -115,7 +115,7 @@ def _steps(lookup: Lookup, uid: int, prompt: list[int], output: list[int], secon
         draft: list[int] = []
         if most > 0:
             began = time.perf_counter()
-            [found] = lookup.propose([Ask(request, most, np.empty(0, np.int32), request.num_known - 1)])
+            [found] = lookup.propose([DraftRequest(request, most, np.empty(0, np.int32), request.num_known - 1)])
             seconds.append(time.perf_counter() - began)
             draft = list(found.token_ids)
         num_accepted = next((i for i, token in enumerate(draft) if token != output[at + i]), len(draft))

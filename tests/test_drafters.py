@@ -31,7 +31,7 @@ from sgl.runtime.runner.drafts import DraftRunner, HeadRunner
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import Phase, Request
-from sgl.runtime.speculate.drafter import Ask
+from sgl.runtime.speculate.drafter import DraftRequest
 from sgl.runtime.speculate.models import EagleDrafter, ModelDrafter
 from tests.tiny_heads import HeadOracle, tiny_head
 from tests.tiny_models import edit_json, tiny_checkpoint
@@ -105,8 +105,10 @@ class Served:
     def propose(self, most: dict[int, int]) -> dict[int, list[int]]:
         for row in most:
             self.drafter.enter(self.requests[row])
-        asks = [Ask(self.requests[row], count, self.pages[row], self.done[row]) for row, count in most.items()]
-        drafts = self.drafter.propose(asks)
+        wanted = [
+            DraftRequest(self.requests[row], count, self.pages[row], self.done[row]) for row, count in most.items()
+        ]
+        drafts = self.drafter.propose(wanted)
         return {row: list(draft.token_ids) for row, draft in zip(most, drafts, strict=True)}
 
     def known(self, row: int) -> list[int]:

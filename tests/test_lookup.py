@@ -15,7 +15,7 @@ from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import FinishReason, Request
 from sgl.runtime.speculate import choice
 from sgl.runtime.speculate import lookup as lookup_module
-from sgl.runtime.speculate.drafter import MAX_GRADE, Ask, Draft, Drafter
+from sgl.runtime.speculate.drafter import MAX_GRADE, Draft, Drafter, DraftRequest
 from sgl.runtime.speculate.history import MAX_CONTEXT, MOST_PLACES, History, search
 from sgl.runtime.speculate.lookup import Lookup
 from sgl.runtime.speculate.pools import START, Pools
@@ -32,7 +32,7 @@ def _request(uid: int, prompt: list[int], output: list[int] | None = None, origi
 
 
 def _draft(drafter: Drafter, request: Request, most: int = 4) -> Draft:
-    [draft] = drafter.propose([Ask(request, most, np.empty(0, np.int32), request.num_known - 1)])
+    [draft] = drafter.propose([DraftRequest(request, most, np.empty(0, np.int32), request.num_known - 1)])
     return draft
 
 
@@ -168,9 +168,9 @@ def test_the_tokens_searched_in_a_step_are_bounded_and_every_request_gets_its_tu
     for token in rng.permutation(40)[:6].tolist():
         for request in requests:
             request.output_ids.append(token)
-        asks = [Ask(request, 2, np.empty(0, np.int32), request.num_known - 1) for request in requests]
+        wanted = [DraftRequest(request, 2, np.empty(0, np.int32), request.num_known - 1) for request in requests]
         with mock.patch.object(lookup_module, "search", wraps=search) as searched:
-            found = [bool(draft.token_ids) for draft in lookup.propose(asks)]
+            found = [bool(draft.token_ids) for draft in lookup.propose(wanted)]
         assert sum(len(call.args[0]) for call in searched.call_args_list) <= 50
         drafted |= {i for i, each in enumerate(found) if each}
     assert drafted == {0, 1, 2}

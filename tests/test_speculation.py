@@ -16,7 +16,7 @@ from sgl import Engine
 from sgl.errors import ConfigError
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.speculate.budget import Budget
-from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft, Drafter
+from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 from sgl.runtime.speculate.lookup import Lookup
 from sgl.runtime.speculate.pools import Pools
 from sgl.runtime.speculate.speculator import Speculator
@@ -53,20 +53,20 @@ class Oracle:
         assert request.uid not in self.entered
         self.entered.add(request.uid)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        return [self._draft(ask) for ask in asks]
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(asked) for asked in wanted]
 
-    def _draft(self, ask: Ask) -> Draft:
-        request, rng = ask.request, self._rng
+    def _draft(self, asked: DraftRequest) -> Draft:
+        request, rng = asked.request, self._rng
         assert request.uid in self.entered
-        assert ask.num_computed < request.num_known
-        assert ask.most > 0
+        assert asked.num_computed < request.num_known
+        assert asked.most > 0
         if rng.random() < 0.2:
             return NO_DRAFT
         known, done = self._outputs.get((tuple(request.prompt_ids.tolist()), request.seed), []), request.output_ids
         if known[: len(done)] != list(done):
             return NO_DRAFT  # a GPU's rounding chose another token
-        ahead = known[len(done) :][: rng.randint(0, ask.most)]
+        ahead = known[len(done) :][: rng.randint(0, asked.most)]
         return Draft([rng.randrange(256) if rng.random() < self._mistakes else token for token in ahead])
 
     def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
@@ -359,7 +359,7 @@ def test_each_algorithm_changes_no_token_of_constrained_outputs(folder: Path, pl
 
 def test_an_engine_drafts_no_more_where_nothing_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Draft([7] * 7)
-    monkeypatch.setattr(Lookup, "propose", lambda self, asks: [wrong] * len(asks))
+    monkeypatch.setattr(Lookup, "propose", lambda self, wanted: [wrong] * len(wanted))
     params = {"max_new_tokens": 200, "ignore_eos": True, "logit_bias": {"7": -100}}
     with Engine(folder, dtype="float32", speculative_algorithm="NGRAM") as engine:
         found = engine.generate(prompt="abc", sampling_params=params)["meta_info"]

@@ -36,7 +36,7 @@ from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler import verification
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.speculate.budget import Budget
-from sgl.runtime.speculate.drafter import Ask, Draft
+from sgl.runtime.speculate.drafter import Draft, DraftRequest
 from sgl.runtime.speculate.speculator import Speculator
 
 _PROMPT = 512
@@ -96,9 +96,9 @@ class _Simulated:
     def enter(self, request: Request) -> None:
         """See `Drafter`."""
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """See `Drafter`."""
-        return [Draft([1000 + i for i in range(ask.most)]) for ask in asks]
+        return [Draft([1000 + i for i in range(asked.most)]) for asked in wanted]
 
     def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
         """See `Drafter`."""

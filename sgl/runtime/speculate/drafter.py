@@ -26,7 +26,7 @@ from sgl.runtime.scheduler.request import Request
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class DraftRequest:
     """A request whose last token is known and not computed yet."""
 
     request: Request  # its row, tokens, seed and parameters; not to be changed
@@ -60,7 +60,7 @@ class Drafter(Protocol):
     def enter(self, request: Request) -> None:
         """The request has a row."""
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """One draft for each, of at most `most` tokens; NO_DRAFT where there is no guess. Must be quick: the step
         waits. Requests may be left out at will, also for many steps."""
         ...

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sgl.grammar.matching.jump import MAX_TAIL_TOKENS
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import Request
-from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft
+from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, DraftRequest
 
 _MOST_CHOICES = 3
 
@@ -22,9 +22,9 @@ class GrammarDrafter:
     def enter(self, request: Request) -> None:
         """See `Drafter`. A constraint knows where its output stands."""
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """See `Drafter`."""
-        return [self._draft(ask) for ask in asks]
+        return [self._draft(asked) for asked in wanted]
 
     def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
         """See `Drafter`. Nothing is learned but shares."""
@@ -32,9 +32,9 @@ class GrammarDrafter:
     def leave(self, request: Request) -> None:
         """See `Drafter`. Nothing is kept."""
 
-    def _draft(self, ask: Ask) -> Draft:
-        matcher: RequestMatcher | None = ask.request.owner.matcher
+    def _draft(self, asked: DraftRequest) -> Draft:
+        matcher: RequestMatcher | None = asked.request.owner.matcher
         if matcher is None:
             return NO_DRAFT
-        token_ids, num_choices = matcher.likely_tokens(ask.request.output_ids[-MAX_TAIL_TOKENS:], _MOST_CHOICES)
-        return Draft(token_ids[: ask.most], num_choices) if token_ids else NO_DRAFT
+        token_ids, num_choices = matcher.likely_tokens(asked.request.output_ids[-MAX_TAIL_TOKENS:], _MOST_CHOICES)
+        return Draft(token_ids[: asked.most], num_choices) if token_ids else NO_DRAFT

@@ -9,7 +9,7 @@ import numpy as np
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.scheduler.request import Request
-from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft
+from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, DraftRequest
 from sgl.runtime.speculate.history import MAX_CONTEXT, History, search
 from sgl.runtime.speculate.pools import START, Pools
 
@@ -37,17 +37,17 @@ class Lookup:
         """See `Drafter`."""
         self._readings[request.uid] = _Reading(request)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """See `Drafter`."""
-        drafts = [NO_DRAFT] * len(asks)
+        drafts = [NO_DRAFT] * len(wanted)
         left = self._scanned_tokens
         self._turn += 1
-        for number in range(len(asks)):
-            i = (number + self._turn) % len(asks)  # each comes first at times
-            ask = asks[i]
-            origin = ask.request.origin
+        for number in range(len(wanted)):
+            i = (number + self._turn) % len(wanted)  # each comes first at times
+            asked = wanted[i]
+            origin = asked.request.origin
             pool = None if self._pools is None or origin is None else self._pools.ids(origin)
-            drafts[i], scanned = self._readings[ask.request.uid].propose(ask.most, pool, left)
+            drafts[i], scanned = self._readings[asked.request.uid].propose(asked.most, pool, left)
             left -= scanned
         return drafts
 

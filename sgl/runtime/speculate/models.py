@@ -19,7 +19,7 @@ from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array, Pendin
 from sgl.runtime.runner.drafts import DraftRunner, HeadRunner
 from sgl.runtime.runner.observer import ObservedStep
 from sgl.runtime.scheduler.request import Request
-from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft
+from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, DraftRequest
 
 _MOST_FORCED = 8  # tokens that a head goes through one by one, before it drafts
 _NO_PAGES: Int32Array = np.empty(0, np.int32)
@@ -216,9 +216,9 @@ class ModelDrafter:
             self._catch_up(row, request)
             self._mark(row)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """See `Drafter`. A row that lacks many tokens has no drafts until they are filled in, some in each step."""
-        guesses = [guess for index, ask in enumerate(asks) if (guess := self._guess(index, ask)) is not None]
+        guesses = [guess for index, asked in enumerate(wanted) if (guess := self._guess(index, asked)) is not None]
         if sum(guess.num_missing for guess in guesses) > self._left:
             guesses = self._within_limit(guesses)
         if sum(guess.reach - guess.start for guess in guesses) > self._most_tokens:
@@ -229,7 +229,7 @@ class ModelDrafter:
             chunks = [guess.chunk(turn) for guess in going]
             steps.append((going, self._runner.launch(self._batch(chunks, samples=True))))
             turn += 1
-        drafts = [NO_DRAFT] * len(asks)
+        drafts = [NO_DRAFT] * len(wanted)
         for turn, (going, pending) in enumerate(steps):
             for guess, token in zip(going, pending.wait().next_tokens.tolist(), strict=True):
                 if turn >= guess.num_forced:
@@ -252,22 +252,22 @@ class ModelDrafter:
                 guess.row.done, self._left = part.end, 0
         return chosen
 
-    def _guess(self, index: int, ask: Ask) -> _Guess | None:
+    def _guess(self, index: int, asked: DraftRequest) -> _Guess | None:
         """What to compute for a request; None: nothing can be drafted."""
-        request = ask.request
+        request = asked.request
         row, known = self._rows.get(request.row), request.num_known
-        most = min(ask.most, self._num_steps, self._max_positions - known + 1)
+        most = min(asked.most, self._num_steps, self._max_positions - known + 1)
         if row is None or row.is_blind or request.params.has_penalties or known <= self._first or most < 1:
             return None
         self._catch_up(row, request)
-        self._place(row, request.row, ask.pages[: -(-(known + most - 1) // self._page_size)])
+        self._place(row, request.row, asked.pages[: -(-(known + most - 1) // self._page_size)])
         self._mark(row)
-        reach = self._reach(ask)
+        reach = self._reach(asked)
         num_forced = known - reach
         if num_forced > _MOST_FORCED:
             return None
-        if row.done + self._left < reach - 1 and row.done < ask.num_computed:  # others may have filled in some
-            row.done = self._filled_len(row.pages, ask.num_computed, row.done)
+        if row.done + self._left < reach - 1 and row.done < asked.num_computed:  # others may have filled in some
+            row.done = self._filled_len(row.pages, asked.num_computed, row.done)
         start = max(min(row.done, reach - 1), self._first)
         if start >= reach:
             return None
@@ -281,9 +281,9 @@ class ModelDrafter:
             row.done += len(known) if stands.all() else int(stands.argmin())
             row.drafted = []
 
-    def _reach(self, ask: Ask) -> int:
+    def _reach(self, asked: DraftRequest) -> int:
         """Known tokens that can be computed at once."""
-        return ask.request.num_known
+        return asked.request.num_known
 
     def _note(self, guess: _Guess) -> None:
         row = guess.row
@@ -322,9 +322,9 @@ class EagleDrafter(ModelDrafter):
     def _read(self, step: ObservedStep) -> None:
         self._head.read(step.hidden, step.slots)
 
-    def _reach(self, ask: Ask) -> int:
+    def _reach(self, asked: DraftRequest) -> int:
         """One token more than the model has computed: further ones need the head's own features."""
-        return min(ask.request.num_known, ask.num_computed + 1)
+        return min(asked.request.num_known, asked.num_computed + 1)
 
     def _note(self, guess: _Guess) -> None:
         super()._note(guess)
@@ -335,7 +335,7 @@ class EagleDrafter(ModelDrafter):
 class _Guess:
     """A request's draft under way."""
 
-    index: int  # of the ask
+    index: int  # of what is wanted
     row: _Row
     number: int  # of the row
     start: int

@@ -12,7 +12,7 @@ from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.speculate.budget import Budget
-from sgl.runtime.speculate.drafter import NO_DRAFT, Ask, Draft, Drafter
+from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128  # steps without a look, after looks that found no gain
 _LOOKING = 0.01  # of a step's time, for looks that find no gain, where a look costs nothing else
@@ -84,8 +84,8 @@ class Speculator:
         if self._is_plain_due(len(running)):
             return
         began = self._clock()
-        asks = [self._ask(request, most) for request in requests if (most := self._room(request)) > 0]
-        guesses = self._propose(asks, len(running))
+        wanted = [self._draft_request(request, most) for request in requests if (most := self._room(request)) > 0]
+        guesses = self._propose(wanted, len(running))
         for guess in guesses:
             self._guesses[guess.request.uid] = guess
         if self._divide(guesses, len(running)):
@@ -159,34 +159,37 @@ class Speculator:
     def _room(self, request: Request) -> int:
         return min(self._most, request.max_new_tokens - len(request.output_ids) - 1)
 
-    def _ask(self, request: Request, most: int) -> Ask:
+    def _draft_request(self, request: Request, most: int) -> DraftRequest:
         memory = self._scheduler.memory
         rows = memory.rows
         reached = memory.reach(request, request.num_known + most)
         most = min(most, max(1, reached - request.num_known))
         pages: Int32Array = rows.pages[request.row, : rows.num_pages[request.row]]
-        return Ask(request, most, pages, int(rows.kv_len[request.row]), int(rows.offset[request.row]))
+        return DraftRequest(request, most, pages, int(rows.kv_len[request.row]), int(rows.offset[request.row]))
 
-    def _propose(self, asks: Sequence[Ask], num_rows: int) -> list[_Guess]:
+    def _propose(self, requests: Sequence[DraftRequest], num_rows: int) -> list[_Guess]:
         """The best guess for each request. Drafters that take time on the device come last, for those where others are
         not as good."""
         best: dict[int, _Guess] = {}
         for drafter in sorted(self._drafters, key=lambda each: each.costs_device_time):
-            wanted = asks
+            chosen = requests
             if drafter.costs_device_time and self._budget is not None:
                 share = self._budget.acceptance(drafter.name, 0).share
-                wanted = [ask for ask in asks if (g := best.get(ask.request.uid)) is None or g.share < share]
-                if not any(self._budget.divide(num_rows, [(share, ask.most) for ask in wanted])):
+                chosen = [
+                    asked for asked in requests if (g := best.get(asked.request.uid)) is None or g.share < share
+                ]
+                if not any(self._budget.divide(num_rows, [(share, asked.most) for asked in chosen])):
                     continue
-            if not wanted:
+            if not chosen:
                 continue
-            for ask, draft in zip(wanted, drafter.propose(wanted), strict=True):
+            for asked, draft in zip(chosen, drafter.propose(chosen), strict=True):
                 if not draft.token_ids:
                     continue
                 share = 1.0 if self._budget is None else self._budget.acceptance(drafter.name, draft.grade).share
-                before = best.get(ask.request.uid)
+                request = asked.request
+                before = best.get(request.uid)
                 if before is None or _worth(share, draft) > _worth(before.share, before.draft):
-                    best[ask.request.uid] = _Guess(ask.request, drafter, draft, share, len(ask.request.output_ids))
+                    best[request.uid] = _Guess(asked.request, drafter, draft, share, len(asked.request.output_ids))
         return list(best.values())
 
     def _divide(self, guesses: list[_Guess], num_rows: int) -> bool:
