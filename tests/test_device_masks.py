@@ -140,8 +140,13 @@ def test_so_many_bytes_end_the_text_from_everywhere(schema: Any, seed: int) -> N
         return
     matcher, place = grammar.matcher(), finished.start
     for _ in range(60):
-        most = finished.needed(place, 1)
-        assert len(matcher.shortest_end()) <= most <= finished.needed(place, MAX_OPENED) <= finished.most_needed
+        most = finished.bytes_to_end(place, 1)
+        assert (
+            len(matcher.shortest_end())
+            <= most
+            <= finished.bytes_to_end(place, MAX_OPENED)
+            <= finished.max_bytes_to_end
+        )
         live = [byte for byte in range(256) if advance(finished, place, bytes([byte])) is not None]
         if not live:
             break
@@ -158,7 +163,7 @@ def test_what_is_needed_counts_what_can_still_follow() -> None:
         finished = finished_of(vocabulary(), json_schema=schema).automaton
         place = advance(finished, finished.start, text)
         assert place is not None
-        return finished.needed(place, 1)
+        return finished.bytes_to_end(place, 1)
 
     assert needed(PERSON, b"") == len(b'{"name":"a","age":0,"tags":[],"ok":true}')
     assert needed(PERSON, b'{"name":"ab","age":7,"tags":["a"') == len(b'"a"],"ok":true}')

@@ -35,7 +35,7 @@ _CHOICE = -1
 _MAX_RUN = 4096  # bytes
 
 
-class Ends(NamedTuple):
+class EndBounds(NamedTuple):
     """How many bytes suffice to bring texts to their end."""
 
     most_within: int
@@ -53,10 +53,10 @@ class FinishedAutomaton:
     """All of an automaton, in arrays: walked like one (`place.advance`), and never in need of more. No lists: a
     garbage collection looks at each of their items, 8 ms for those of 512 automata, and halts all threads."""
 
-    def __init__(self, automaton: Automaton, ends: Ends) -> None:
+    def __init__(self, automaton: Automaton, bounds: EndBounds) -> None:
         self.tables = tables = automaton.tables.trimmed()  # it never grows, and is sent between processes
         self.start = start_of(automaton)
-        self._ends = ends
+        self._bounds = bounds
         self.arrays = device_arrays(tables, automaton.plain_limits())
         live = tables.entries[: tables.num_states][:, tables.classes] >= 0
         counts = live.sum(1)
@@ -78,14 +78,14 @@ class FinishedAutomaton:
         return of_states + 4 * (tables.num_symbols + 1) * (tables.num_results + 1) + 2048
 
     @property
-    def most_needed(self) -> int:
-        """An upper bound of `needed` at every place that a text can reach."""
-        return self._ends.ahead[self.start.state]
+    def max_bytes_to_end(self) -> int:
+        """An upper bound of `bytes_to_end` at every place that a text can reach."""
+        return self._bounds.ahead[self.start.state]
 
-    def needed(self, place: Place, most_opened: int) -> int:
+    def bytes_to_end(self, place: Place, most_opened: int) -> int:
         """So many bytes suffice to end the text behind every token that may follow at a place and opens at most so
         many frames."""
-        most_within, ahead, behind, ahead_behind = self._ends
+        most_within, ahead, behind, ahead_behind = self._bounds
         if place.stack is None:
             return min(ahead[place.state], (most_opened + 1) * most_within)
         frames = []
@@ -168,7 +168,7 @@ def finish(automaton: Automaton, max_states: int) -> FinishedAutomaton | None:
     reach = _Reach(automaton, max_states)
     if not reach.run() or automaton.has_unique_texts:
         return None
-    finished = FinishedAutomaton(automaton, reach.ends())
+    finished = FinishedAutomaton(automaton, reach.bounds())
     return finished if finished.nbytes <= MAX_BYTES else None
 
 
@@ -198,7 +198,7 @@ class _Reach:
             self._expand(*self.waiting.pop())
         return True
 
-    def ends(self) -> Ends:
+    def bounds(self) -> EndBounds:
         """How far the ends of texts can be. To be called when all has run."""
         finish, num_symbols = ShortestEnds(self.automaton), self.automaton.tables.num_symbols
         states: dict[Level, dict[int, int]] = {}  # and what suffices to end the level there
@@ -229,7 +229,7 @@ class _Reach:
         for inner, callers in self.callers.items():
             for _, symbol in callers:
                 ahead_behind[symbol] = max([ahead[state] for state in self._behind(symbol, inner)], default=0)
-        return Ends(most_within, *(array("q", values) for values in (ahead, behind, ahead_behind)))
+        return EndBounds(most_within, *(array("q", values) for values in (ahead, behind, ahead_behind)))
 
     def _ahead(self, within: dict[int, int], behind: list[int], most: dict[Level, int]) -> dict[int, int]:
         """By state of a level, the most that suffices to end it from whatever can follow."""

@@ -169,7 +169,7 @@ class FinishedCursor:
         self._place = grammar.automaton.start
         self._text = bytearray()
         self._margin = next(_turns) % _MOST_MARGIN
-        self._far = min(FAR, grammar.automaton.most_needed)
+        self._far = min(FAR, grammar.automaton.max_bytes_to_end)
         self._is_finished = False
         self._host: MatcherCursor | None = None
 
@@ -181,7 +181,7 @@ class FinishedCursor:
             while frame is not None:
                 depth, frame = depth + 1, frame.parent
             far = remaining - self._margin
-            if depth <= MAX_DEPTH and (far > self._far or far > self._automaton.needed(self._place, opened)):
+            if depth <= MAX_DEPTH and (far > self._far or far > self._automaton.bytes_to_end(self._place, opened)):
                 return Configuration(self._automaton, self._place)
             with time_limit(ALLOWANCE, thread_time, too_long=_TOO_LONG):
                 grammar = self._grammar.grammar()
@@ -234,7 +234,8 @@ class FinishedCursor:
         found = jump(self._grammar.vocabulary, ahead, ids)
         if remaining is None or remaining - len(found.token_ids) > FAR:
             return found
-        return found if remaining > self._automaton.needed(self._place, 1) else Jump([])  # one byte opens one frame
+        most_opened = 1  # by a byte
+        return found if remaining > self._automaton.bytes_to_end(self._place, most_opened) else Jump([])
 
     def gain(self) -> None:
         """See `MatcherCursor`."""
