@@ -243,7 +243,7 @@ def test_embeddings_are_kept_up_to_a_bound(model: Any) -> None:
 
     def embedded(tower: VisionTower, *items: MediaItem) -> int:
         for each in items:
-            tower.see(places, [MediaRun(0, each, 0, each.num_tokens)])
+            tower.encode(places, [MediaRun(0, each, 0, each.num_tokens)])
         return tower.num_runs
 
     assert embedded(VisionTower(module.model.visual, media, 1), one, one, other, one) == 3

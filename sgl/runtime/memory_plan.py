@@ -18,7 +18,7 @@ from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.devices import kv_dtype
 from sgl.runtime.model.base import Config, Model, RecurrentModel, SizedModel
-from sgl.runtime.model.choice import eyes_of
+from sgl.runtime.model.choice import vision_of
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache, WindowedLayers
 from sgl.runtime.model.loader import dtype_name
@@ -309,6 +309,6 @@ def token_bytes(config: EngineConfig, model: SizedModel) -> int:
 
 def held_bytes(model: SizedModel) -> int:
     """Of a model, with a vision tower and the embeddings that it may keep."""
-    eyes = eyes_of(model)
+    vision = vision_of(model)
     num_bytes: int = sum(its.nbytes for its in model.weights.tensors())
-    return num_bytes + (0 if eyes is None else eyes.num_bytes)
+    return num_bytes + (0 if vision is None else vision.num_bytes)

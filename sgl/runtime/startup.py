@@ -26,7 +26,7 @@ from sgl.runtime.draft_choice import check_drafts, load_drafts
 from sgl.runtime.kv_events import KvEvents, check_events
 from sgl.runtime.memory_plan import NOTHING, Beside, KVPlan, gib, held_bytes, kv_bytes, plan_memory, room_on
 from sgl.runtime.model.base import Config, Model, SizedModel
-from sgl.runtime.model.choice import count_weights, eyes_of, load_model, media_of, read_config
+from sgl.runtime.model.choice import count_weights, load_model, media_of, read_config, vision_of
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.gdn.config import HybridConfig
 from sgl.runtime.model.gdn.parts import check_parts as check_hybrid_parts
@@ -297,7 +297,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         eos_ids,
         kv_bytes=kv_bytes(config, model, plan) + its.beside.token_bytes * plan.num_pages * config.page_size,
         weight_bytes=held_bytes(model) + its.beside.weight_bytes,
-        num_weights=count_weights(model_config) + (0 if (eyes := eyes_of(model)) is None else eyes.num_weights),
+        num_weights=count_weights(model_config) + (0 if (part := vision_of(model)) is None else part.num_weights),
         group=group,
         speculator=speculate.speculator(config, scheduler, [] if its.drafter is None else [its.drafter]),
         kv_events=_kv_events(config, scheduler),

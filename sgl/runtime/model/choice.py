@@ -20,11 +20,11 @@ from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.gdn.config import HYBRIDS, HybridConfig
 from sgl.runtime.model.gdn.model import load_hybrid
 from sgl.runtime.model.gdn.weights import num_weights as num_hybrid_weights
+from sgl.runtime.model.image_features import VisionEncoder
 from sgl.runtime.model.loader import Loading, load_decoder, num_weights, resolve_dtype
 from sgl.runtime.model.mla.config import LatentConfig, is_latent
 from sgl.runtime.model.mla.loader import load_latent, num_latent_weights
 from sgl.runtime.model.ranks import Ranks
-from sgl.runtime.model.seen import Eyes
 from sgl.runtime.model.weight_files import holds_pickles
 
 ModelImpl = Literal["auto", "sgl", "transformers"]
@@ -84,7 +84,7 @@ def load_model(
         message = f"load_format='safetensors': {config.path} holds PyTorch's pickles alone: leave load_format out"
         raise ConfigError(message, option="load_format")
     if isinstance(config, ModelConfig):
-        eyes: Eyes | None = None
+        vision: VisionEncoder | None = None
         if config.media is not None:
             from sgl.runtime.model.vision import SharedTower, load_tower  # imported only where it serves, as below
 
@@ -97,12 +97,12 @@ def load_model(
                     load_format=given["load_format"],
                     max_bytes=image_cache_bytes,
                 )
-            eyes = tower
+            vision = tower
             if ranks is not None and ranks.stage is not None and ranks.shard.stage == 0:
                 like = torch.empty(0, dtype=resolve_dtype(config, dtype, device), device=device)
-                eyes = SharedTower(tower, config, ranks.stage, like)
+                vision = SharedTower(tower, config, ranks.stage, like)
         return load_decoder(
-            config, quantization=quantization, ranks=ranks, eyes=eyes, deterministic=deterministic, **given
+            config, quantization=quantization, ranks=ranks, vision=vision, deterministic=deterministic, **given
         )
     assert quantization is None, "startup refuses it"
     assert not deterministic, "startup refuses it"
@@ -123,9 +123,9 @@ def media_of(config: Config) -> MediaConfig | None:
     return config.media if isinstance(config, ModelConfig) else None
 
 
-def eyes_of(model: SizedModel) -> Eyes | None:
+def vision_of(model: SizedModel) -> VisionEncoder | None:
     """A model's vision tower."""
-    return model.eyes if isinstance(model, Decoder) else None
+    return model.vision if isinstance(model, Decoder) else None
 
 
 def count_weights(config: Config) -> int:

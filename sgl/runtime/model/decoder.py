@@ -18,13 +18,13 @@ from sgl.kernels.moe.mixture import mixture
 from sgl.runtime.model.base import shape_of_heads
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
+from sgl.runtime.model.image_features import VisionEncoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.layer_state import LayerState
 from sgl.runtime.model.lora import LoraStep, fed, gated, sum_of
 from sgl.runtime.model.part import ModelPart, warm_up_sizes
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
-from sgl.runtime.model.seen import Eyes
 from sgl.runtime.model.taps import Taps
 from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.model.weights import LayerWeights, Weights
@@ -41,10 +41,10 @@ class Decoder(ModelPart[Weights]):
         weights: Weights,
         max_positions: int | None = None,
         ranks: Ranks | None = None,
-        eyes: Eyes | None = None,
+        vision: VisionEncoder | None = None,
     ) -> None:
         """config: the whole model's. max_positions: positions it may be asked for (default: the context). ranks: among
-        which the model is cut. eyes: of a model that sees images."""
+        which the model is cut. vision: of a model that sees images."""
         super().__init__(config, weights, max_positions, ranks)
         self.whole_config, self.config = config, self.shard.local(config)
         self.windows = self.config.windows
@@ -57,7 +57,7 @@ class Decoder(ModelPart[Weights]):
         self._qk_norms = [self._qk_norm(layer) for layer in weights.layers]
         self._gate = gelu_and_mul if FAMILIES[config.architecture].activation == "gelu" else silu_and_mul
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()  # as rounded
-        self.eyes = eyes
+        self.vision = vision
         self.taps: Taps | None = None
         """Set before graphs are captured, it keeps hidden states of some layers."""
 
@@ -79,7 +79,7 @@ class Decoder(ModelPart[Weights]):
         """See `Model`. The last layer computes only keys and values of tokens that are not wanted."""
         state = self.embed(tokens)
         is_single = len(tokens.ids) == 1 and self.device.type == "cuda" and not self.weights.is_invariant
-        if is_single and tokens.seen is None and tokens.lora is None:
+        if is_single and tokens.images is None and tokens.lora is None:
             state.overlaps = captured and launches_overlap(self.device)
             return self._forward_single(state, kv, attention)
         return self._last_layers(state, kv, attention, tokens.wanted, captured=captured)
@@ -132,15 +132,15 @@ class Decoder(ModelPart[Weights]):
     def embed(self, tokens: Tokens) -> LayerState:
         """Tokens before the first layer."""
         residual = self._embedded(tokens.ids)
-        if tokens.seen is not None:
-            tokens.seen.embed(residual)
+        if tokens.images is not None:
+            tokens.images.embed(residual)
         return self._state(residual, tokens)
 
     def _state(self, residual: torch.Tensor, tokens: Tokens) -> LayerState:
-        slots, seen, lora = tokens.slots, tokens.seen, tokens.lora
-        if seen is not None:
-            by_axis = rotary_rows_by_axis(self._rotary_tables[0], seen.places, self._axes, self.dtype)
-            return LayerState(residual, by_axis, slots, seen=seen, lora=lora)
+        slots, images, lora = tokens.slots, tokens.images, tokens.lora
+        if images is not None:
+            by_axis = rotary_rows_by_axis(self._rotary_tables[0], images.places, self._axes, self.dtype)
+            return LayerState(residual, by_axis, slots, images=images, lora=lora)
         rotary, *local = (rotary_rows(table, tokens.positions, self.dtype) for table in self._rotary_tables)
         return LayerState(residual, rotary, slots, local[0] if local else None, lora=lora)
 
@@ -207,8 +207,8 @@ class Decoder(ModelPart[Weights]):
             if lora is not None and shrunk is not None:
                 lora.expand_(index, "down", shrunk, sum_of(state.rest, state.residual))
         state.rest_norm = layer.down_norm
-        if state.seen is not None:
-            state.seen.add(index, state.residual)
+        if state.images is not None:
+            state.images.add(index, state.residual)
 
     def _mixture(
         self, index: int, x: torch.Tensor, layer: LayerWeights, experts: Experts, lora: LoraStep | None
@@ -264,7 +264,7 @@ class Decoder(ModelPart[Weights]):
         """The last layer from its attention, and the last norm, of wanted tokens: [N, hidden]."""
         if wanted is not None:
             state.residual, x = state.residual.index_select(0, wanted), x.index_select(0, wanted)
-            state.seen = None if state.seen is None else state.seen.of(wanted)
+            state.images = None if state.images is None else state.images.of(wanted)
             state.lora = None if state.lora is None else state.lora.for_wanted()
         self.after_attention(self.config.num_layers - 1, state, x, captured=captured)
         return self._normed(state.rest, state.residual, self.weights.norm, state.rest_norm)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sgl.runtime.model.image_features import ImageFeatures
 from sgl.runtime.model.lora import LoraStep
-from sgl.runtime.model.seen import Seen
 
 
 @dataclass(slots=True)
@@ -21,5 +21,5 @@ class LayerState:
     rest: torch.Tensor | None = None  # not yet added to the residual,
     rest_norm: torch.Tensor | None = None  # before which it is normalised
     overlaps: bool = False  # attention may start while the previous kernel runs
-    seen: Seen | None = None  # images among them
+    images: ImageFeatures | None = None  # among the tokens
     lora: LoraStep | None = None  # of tokens with adapters

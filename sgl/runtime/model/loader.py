@@ -20,13 +20,13 @@ from sgl.runtime.gguf import is_gguf
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
+from sgl.runtime.model.image_features import VisionEncoder
 from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
 from sgl.runtime.model.quantized.experts import pack_experts, quantized_experts
 from sgl.runtime.model.quantized.library import multiply_by_library
 from sgl.runtime.model.quantized.pack import grouped
 from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.ranks import Ranks
-from sgl.runtime.model.seen import Eyes
 from sgl.runtime.model.shard import DOWN, GATE_UP, WHOLE, Shard
 from sgl.runtime.model.weight_files import Entry, check_dtype, opened, read, read_headers
 from sgl.runtime.model.weights import MATRICES, Weights, allocate_weights, checkpoint_tensors, keeps_groups
@@ -77,7 +77,7 @@ def load_decoder(
     max_positions: int | None = None,
     quantization: Literal["fp8", "int4"] | None = None,
     ranks: Ranks | None = None,
-    eyes: Eyes | None = None,
+    vision: VisionEncoder | None = None,
     deterministic: bool = False,
 ) -> Decoder:
     """The model of a config with its weights on the device. Raises WeightsError, and ConfigError for another
@@ -85,7 +85,7 @@ def load_decoder(
 
     load_format: dummy draws random weights, equal on the same kind of device; otherwise the checkpoint's are
     read. max_positions: see `Decoder`. quantization: see `Weights.quantize`. ranks: among which the model is
-    cut; only this one's part is read. eyes: see `Decoder`. deterministic: see `Weights.is_invariant`.
+    cut; only this one's part is read. vision: see `Decoder`. deterministic: see `Weights.is_invariant`.
     """
     device = torch.device(device)
     torch_dtype = resolve_dtype(config, dtype, device)
@@ -99,7 +99,7 @@ def load_decoder(
     weights.pack()
     if keeps_groups(device):
         multiply_by_library(weights, torch_dtype)
-    return Decoder(config, weights, max_positions, ranks, eyes)
+    return Decoder(config, weights, max_positions, ranks, vision)
 
 
 def load_weights(

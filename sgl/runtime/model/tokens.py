@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from sgl.runtime.model.gdn.states import StateStep
+from sgl.runtime.model.image_features import ImageFeatures
 from sgl.runtime.model.lora import LoraStep
-from sgl.runtime.model.seen import Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,6 @@ class Tokens:
     positions: torch.Tensor  # int64 [T]
     slots: torch.Tensor  # int64 [T] of their keys and values, or [2, T]: see `KVCache.slots_of`
     wanted: torch.Tensor | None = None  # int64 [N]: tokens whose hidden states are wanted; None: all
-    seen: Seen | None = None  # images among them
+    images: ImageFeatures | None = None  # among them
     lora: LoraStep | None = None  # of those with adapters
     states: StateStep | None = None  # that they change, of a RecurrentModel

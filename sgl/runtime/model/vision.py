@@ -19,8 +19,8 @@ from sgl.runtime.media.item import MediaItem, MediaRun
 from sgl.runtime.model.config import DtypeName, ModelConfig
 from sgl.runtime.model.hf import weights
 from sgl.runtime.model.hf.config import empty_module
+from sgl.runtime.model.image_features import ImageFeatures
 from sgl.runtime.model.loader import OF_TOWERS, LoadFormat, resolve_dtype
-from sgl.runtime.model.seen import Seen
 
 
 class VisionTower:
@@ -47,10 +47,10 @@ class VisionTower:
         """Of the tower."""
         return sum(int(its.numel()) for its in self._module.parameters())
 
-    def see(self, places: torch.Tensor, runs: list[MediaRun]) -> Seen:
+    def encode(self, places: torch.Tensor, runs: list[MediaRun]) -> ImageFeatures:
         """For a step. places: int64 [3, T]."""
         found = {id(run.item): self._features_of(run.item) for run in runs}  # held, whatever is dropped meanwhile
-        return Seen(
+        return ImageFeatures(
             places,
             [
                 (slice(run.start, run.start + run.count), found[id(run.item)][:, run.first : run.first + run.count])
@@ -106,22 +106,22 @@ class SharedTower:
 
     @property
     def num_runs(self) -> int:
-        """See `Eyes`; of the first rank."""
+        """See `VisionEncoder`; of the first rank."""
         return 0 if self._tower is None else self._tower.num_runs
 
     @property
     def num_bytes(self) -> int:
-        """See `Eyes`; of the first rank."""
+        """See `VisionEncoder`; of the first rank."""
         return 0 if self._tower is None else self._tower.num_bytes
 
     @property
     def num_weights(self) -> int:
-        """See `Eyes`; of the first rank."""
+        """See `VisionEncoder`; of the first rank."""
         return 0 if self._tower is None else self._tower.num_weights
 
-    def see(self, places: torch.Tensor, runs: list[MediaRun]) -> Seen:
-        """See `Eyes`, with all ranks."""
-        given = None if self._tower is None else self._tower.see(places, runs).runs
+    def encode(self, places: torch.Tensor, runs: list[MediaRun]) -> ImageFeatures:
+        """See `VisionEncoder`, with all ranks."""
+        given = None if self._tower is None else self._tower.encode(places, runs).runs
         found = []
         for number, run in enumerate(runs):
             tokens = slice(run.start, run.start + run.count)
@@ -129,7 +129,7 @@ class SharedTower:
             if given is not None:
                 features.copy_(given[number][1])
             found.append((tokens, self._ranks.broadcast_(features)))
-        return Seen(places, found)
+        return ImageFeatures(places, found)
 
 
 def load_tower(

@@ -22,13 +22,13 @@ from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int32Array, PageMoves, PendingMoves, TokenMask, TokenMasks
 from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.base import Model, RecurrentModel
-from sgl.runtime.model.choice import eyes_of
+from sgl.runtime.model.choice import vision_of
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.gdn.model import Hybrid
+from sgl.runtime.model.image_features import ImageFeatures
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import Adapter, LoraSlots
 from sgl.runtime.model.mla.model import LatentDecoder
-from sgl.runtime.model.seen import Seen
 from sgl.runtime.model.taps import Taps
 from sgl.runtime.model.update.ranks import hashed
 from sgl.runtime.runner.adapters import Adapters
@@ -107,7 +107,7 @@ class ModelRunner:
             assert isinstance(model, Decoder), "startup refuses others"
             most_tokens, hidden_size = max(max_rows * MAX_QUERIES, max_graph_tokens), model.config.hidden_size
             model.taps = Taps(observer.layers, most_tokens, hidden_size, model.dtype, device)
-        self._eyes = eyes_of(model)
+        self._vision = vision_of(model)
         self._states: RowStates | None = None
         if isinstance(model, RecurrentModel):
             rows = None if shared is None else shared.states
@@ -350,7 +350,7 @@ class ModelRunner:
     @property
     def num_encoded(self) -> int:
         """Images that the model's vision tower has embedded."""
-        return 0 if self._eyes is None else self._eyes.num_runs
+        return 0 if self._vision is None else self._vision.num_runs
 
     def prepare(self, num_tokens: int) -> None:
         """Capture graphs and load the kernels of steps with prompts of num_tokens in all, with all ranks."""
@@ -429,14 +429,14 @@ class ModelRunner:
         self._attention.plan(step)
         slots = slots[..., : len(token_ids)]
         is_every_token_wanted = bool(batch.score_targets or batch.pool_from) or len(last) == len(token_ids)
-        seen = None
+        images = None
         if batch.places:
             (places,) = self._uploader.upload(pack_places(batch, packed.positions))
-            assert self._eyes is not None or not cast(Decoder, self._model).is_first, "no other is given images"
-            seen = Seen(places, []) if self._eyes is None else self._eyes.see(places, batch.media)
+            assert self._vision is not None or not cast(Decoder, self._model).is_first, "no other is given images"
+            images = ImageFeatures(places, []) if self._vision is None else self._vision.encode(places, batch.media)
         lora = None
         if self._adapters is not None and batch.adapters is not None:
             lora = self._adapters.step(batch, None if is_every_token_wanted else packed.last)
         states = None if self._states is None else self._states.step(batch)
         wanted = None if is_every_token_wanted else last
-        return Inputs(token_ids, positions, slots, wanted, seen, lora, states, last=last)
+        return Inputs(token_ids, positions, slots, wanted, images, lora, states, last=last)

@@ -11,7 +11,7 @@ from sgl.runtime.media.item import MediaRun
 
 
 @dataclass(slots=True)
-class Seen:
+class ImageFeatures:
     """Of a step of T tokens."""
 
     places: torch.Tensor  # int64 [3, T]: positions in time, height and width
@@ -24,7 +24,7 @@ class Seen:
         for tokens, features in self.runs:
             residual[tokens] = features[0]
 
-    def of(self, wanted: torch.Tensor) -> Seen:
+    def of(self, wanted: torch.Tensor) -> ImageFeatures:
         """Of wanted tokens alone, int64 [N]."""
         num_tokens, picked = self.places.shape[1], []
         for tokens, features in self.runs:
@@ -32,7 +32,7 @@ class Seen:
                 whole = features.new_zeros(len(features), num_tokens, features.shape[2])
                 whole[:, tokens] = features
                 picked.append((slice(None), whole.index_select(1, wanted)))
-        return Seen(self.places.index_select(1, wanted), picked)
+        return ImageFeatures(self.places.index_select(1, wanted), picked)
 
     def add(self, index: int, residual: torch.Tensor) -> None:
         """Add what belongs behind a layer."""
@@ -41,8 +41,8 @@ class Seen:
                 residual[tokens] += features[index + 1]
 
 
-class Eyes(Protocol):
-    """A model's vision tower."""
+class VisionEncoder(Protocol):
+    """A model's vision tower: embeds images."""
 
     @property
     def num_runs(self) -> int:
@@ -56,6 +56,6 @@ class Eyes(Protocol):
     def num_weights(self) -> int:
         """All of it."""
 
-    def see(self, places: torch.Tensor, runs: list[MediaRun]) -> Seen:
+    def encode(self, places: torch.Tensor, runs: list[MediaRun]) -> ImageFeatures:
         """For a step with these images. places: int64 [3, T]."""
         ...
