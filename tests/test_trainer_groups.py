@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from sgl import Engine
 from sgl.errors import InvalidRequest
 from sgl.runtime.model.update import group as groups
-from sgl.runtime.model.update.group import Bystanders, TrainerGroup
+from sgl.runtime.model.update.group import FollowerGroups, TrainerGroup
 from sgl.runtime.parallel import wire
 from tests.patience import PATIENCE, wait_until
 from tests.test_rollouts import steps
@@ -160,7 +160,7 @@ def test_a_group_that_another_rank_cannot_enter_is_undone_at_once(engine: Engine
     ranks.number = ranks.events[0].number
     with pytest.raises(InvalidRequest, match="rank 1 is not of it, for a reason that is in the log"):
         entering.result(10)
-    assert isinstance(ranks.events[-1], wire.Leave)
+    assert isinstance(ranks.events[-1], wire.LeaveGroup)
     with pytest.raises(InvalidRequest, match="there is no group 'g'"):
         engine.destroy_weights_update_group("g")
 
@@ -168,10 +168,10 @@ def test_a_group_that_another_rank_cannot_enter_is_undone_at_once(engine: Engine
 def test_a_rank_tells_which_group_it_could_not_enter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "_TRY_SECONDS", 0.1)
     told: list[int] = []
-    bystanders = Bystanders(1, torch.device("cpu"), told.append)
-    bystanders.enter("127.0.0.1", free_port(), 1, 3, "left", "gloo", PATIENCE, 6)
-    bystanders.leave("left", 6)  # which is no failure
-    bystanders.enter("127.0.0.1", free_port(), 1, 3, "g", "gloo", 0.3, 7)
+    entered = FollowerGroups(1, torch.device("cpu"), told.append)
+    entered.enter("127.0.0.1", free_port(), 1, 3, "left", "gloo", PATIENCE, 6)
+    entered.leave("left", 6)  # which is no failure
+    entered.enter("127.0.0.1", free_port(), 1, 3, "g", "gloo", 0.3, 7)
     wait_until(lambda: told)
     time.sleep(0.3)
     assert told == [7]
@@ -254,10 +254,10 @@ def test_a_broadcast_over_nccl_has_its_place_between_two_steps(engine: Engine) -
         engine._weights._ranks = FakeRanks(events)  # type: ignore[assignment]
         hears = [True, True]
         check_stands_still(engine, Trainer(), lambda: "begin" in events, 400)
-    assert [its.is_alone for its in events if isinstance(its, wire.Hear)] == hears
+    assert [its.is_alone for its in events if isinstance(its, wire.Broadcast)] == hears
     for place, its in enumerate(events):
         if its == "begin":
-            assert isinstance(events[place - 1], wire.Hear)
+            assert isinstance(events[place - 1], wire.Broadcast)
         if its == "begin" and "end" in events[place:]:
             assert events[place + 1] == "end", "nothing is launched meanwhile"
 
@@ -273,7 +273,7 @@ def test_ranks_hear_a_broadcast_over_nccl_between_the_same_steps(folder: Path) -
 
         def note(frame: Any) -> None:
             send(frame)
-            if isinstance(frame, wire.Hear):
+            if isinstance(frame, wire.Broadcast):
                 alone.append(frame)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -308,20 +308,20 @@ class FakeGroup:
 def test_a_rank_does_nothing_else_before_it_has_heard_what_it_hears_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "TrainerGroup", FakeGroup)
     monkeypatch.setattr(FakeGroup, "made", [])
-    bystanders = Bystanders(1, torch.device("cpu"), print)
-    bystanders.enter("h", 1, 1, 3, "g", "nccl", 9.0, 1)
+    entered = FollowerGroups(1, torch.device("cpu"), print)
+    entered.enter("h", 1, 1, 3, "g", "nccl", 9.0, 1)
     [group] = FakeGroup.made
-    bystanders.hear("g", [("float32", 4)], False)
-    bystanders.settle()  # steps go on beside gloo's
-    bystanders.hear("g", [("bfloat16", 4)], True)
-    settling = later(bystanders.settle)
+    entered.hear("g", [("float32", 4)], False)
+    entered.settle()  # steps go on beside gloo's
+    entered.hear("g", [("bfloat16", 4)], True)
+    settling = later(entered.settle)
     time.sleep(0.1)
     assert not settling.done()
     group.heard[1].set_result(None)
     settling.result(PATIENCE)
-    bystanders.hear("g", [("float32", 4)], True)
-    bystanders.leave("g", 7)  # a late word of an earlier one
+    entered.hear("g", [("float32", 4)], True)
+    entered.leave("g", 7)  # a late word of an earlier one
     assert not group.is_left
-    bystanders.leave("g", 1)
-    bystanders.settle()  # of a group that is left, nothing is awaited
+    entered.leave("g", 1)
+    entered.settle()  # of a group that is left, nothing is awaited
     assert not group.heard[2].done()

@@ -21,7 +21,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.model.update.choice import writer_of
-from sgl.runtime.model.update.group import Bystanders
+from sgl.runtime.model.update.group import FollowerGroups
 from sgl.runtime.model.update.ranks import first_rows, follow, hashed
 from sgl.runtime.parallel import occupation, wire
 from sgl.runtime.parallel.group import BEAT_SECONDS
@@ -76,14 +76,14 @@ def _follow(end: End, rank: int) -> NoReturn:
         assert isinstance(build, wire.Build), "it comes second"
         runner = startup.follow(build, model_config, model, shard)
         launched: deque[Launched] = deque()  # not sampled yet
-        bystanders = Bystanders(rank, device, partial(end.numbers.__setitem__, LOST))
+        groups = FollowerGroups(rank, device, partial(end.numbers.__setitem__, LOST))
         times = Times(end.numbers, ranks, device)
         while True:
             data = end.get()
             times.begin()
             frame = wire.unpacked(data)
-            if not isinstance(frame, wire.Enter | wire.Hear | wire.Leave | wire.Stop):
-                bystanders.settle()
+            if not isinstance(frame, wire.JoinGroup | wire.Broadcast | wire.LeaveGroup | wire.Stop):
+                groups.settle()
             if isinstance(frame, wire.Forward):
                 if shard.stage:
                     runner.relay(frame.batch)
@@ -101,12 +101,12 @@ def _follow(end: End, rank: int) -> NoReturn:
                 first_rows(model, writer_of(model, None), frame.name, frame.num_rows)
             elif isinstance(frame, wire.Hash):
                 hashed(model, writer_of(model, None) if frame.reads else None, weights_hash)
-            elif isinstance(frame, wire.Enter):
-                bystanders.enter(**asdict(frame))
-            elif isinstance(frame, wire.Hear):
-                bystanders.hear(**asdict(frame))
-            elif isinstance(frame, wire.Leave):
-                bystanders.leave(frame.name, frame.number)
+            elif isinstance(frame, wire.JoinGroup):
+                groups.enter(**asdict(frame))
+            elif isinstance(frame, wire.Broadcast):
+                groups.hear(**asdict(frame))
+            elif isinstance(frame, wire.LeaveGroup):
+                groups.leave(frame.name, frame.number)
             elif isinstance(frame, wire.Release | wire.Restore | wire.Capture):
                 occupation.follow(frame, runner.occupation, ranks)
             elif not isinstance(frame, wire.Sample):

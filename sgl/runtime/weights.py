@@ -126,7 +126,7 @@ class WeightUpdates:
             raise InvalidRequest(message, param="backend")
         group = self._groups.enter(name, address, port, rank, size, backend, seconds)
         try:
-            self._tell_all(wire.Enter(address, port, rank, size, name, backend, seconds, group.number))
+            self._tell_all(wire.JoinGroup(address, port, rank, size, name, backend, seconds, group.number))
             group.entered(lambda: self._why_lost(group))
         except BaseException:
             self._leave(name, group)
@@ -138,7 +138,7 @@ class WeightUpdates:
 
     def _leave(self, name: str, group: TrainerGroup) -> None:
         if self._groups.leave(name, group):
-            self._tell_all(wire.Leave(name, group.number))
+            self._tell_all(wire.LeaveGroup(name, group.number))
 
     def _why_lost(self, group: TrainerGroup) -> str | None:
         lost = () if self._ranks is None else self._ranks.lost()
@@ -192,12 +192,12 @@ class WeightUpdates:
             about = [(str(its.dtype).removeprefix("torch."), its.numel()) for its in received]
             with self._alone(group) as is_alone:
                 try:
-                    self._tell_all(wire.Hear(name, about, is_alone))
+                    self._tell_all(wire.Broadcast(name, about, is_alone))
                     group.receive(received, lambda: self._why_lost(group))
                 except BaseException:
                     # before a step that other ranks would not begin while they hear, whoever else has left it, too
                     self._groups.leave(name, group)
-                    self._tell_all(wire.Leave(name, group.number))
+                    self._tell_all(wire.LeaveGroup(name, group.number))
                     raise
             if is_flat:
                 parts = zip(torch.split(flat, sizes), looks.values(), strict=True)

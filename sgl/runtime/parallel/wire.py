@@ -9,7 +9,7 @@ A frame is one of
     Sample   what the others need of its masks
     AddAdapter, DropAdapter   a LoRA adapter, by its number and folder
     Write, Read, Hash   weights are written, read or hashed by all, through the collectives
-    Enter, Hear, Leave          a trainer's process group, and what it broadcasts there
+    JoinGroup, Broadcast, LeaveGroup   a trainer's process group, and what it broadcasts there
     Release, Restore, Capture   memory, given back and taken again
     Stop     the end
 """
@@ -109,7 +109,7 @@ class Hash:
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
+class JoinGroup:
     """Enter a trainer's group, each rank as the `first` and its own number; see `TrainerGroup`."""
 
     address: str
@@ -123,7 +123,7 @@ class Enter:
 
 
 @dataclass(frozen=True, slots=True)
-class Hear:
+class Broadcast:
     """Take part in broadcasts of tensors of these dtypes and numbers of elements; alone: before the next frame that
     uses other connections."""
 
@@ -133,7 +133,7 @@ class Hear:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveGroup:
     """Leave a trainer's group, unless another has its name by now."""
 
     name: str
@@ -175,9 +175,9 @@ Frame = (
     | Write
     | Read
     | Hash
-    | Enter
-    | Hear
-    | Leave
+    | JoinGroup
+    | Broadcast
+    | LeaveGroup
     | Release
     | Restore
     | Capture

@@ -206,7 +206,7 @@ class TrainerGroups:
             group.close()
 
 
-class Bystanders:
+class FollowerGroups:
     """On a rank other than 0: enters trainers' groups, which count every rank, and hears broadcasts, which rank 0 then
     gives to all, while steps go on. What fails is told in the log, and to rank 0."""
 
