@@ -84,35 +84,36 @@ def _follow(end: End, rank: int) -> NoReturn:
             frame = wire.unpacked(data)
             if not isinstance(frame, wire.JoinGroup | wire.Broadcast | wire.LeaveGroup | wire.Stop):
                 groups.settle()
-            if isinstance(frame, wire.Forward):
-                if shard.stage:
+            match frame:
+                case wire.Forward() if shard.stage:
                     runner.relay(frame.batch)
-                else:
+                case wire.Forward():
                     launched.append((runner.forward if ranks.links is None else runner.enter)(frame.batch))
-            elif isinstance(frame, wire.Move):
-                runner.move(frame.moves)
-            elif isinstance(frame, wire.AddAdapter):
-                runner.add_adapter(frame.number, runner.read_adapter(frame.path))
-            elif isinstance(frame, wire.DropAdapter):
-                runner.drop_adapter(frame.number)
-            elif isinstance(frame, wire.Write):
-                follow(model, frame.told)
-            elif isinstance(frame, wire.Read):
-                first_rows(model, writer_of(model, None), frame.name, frame.num_rows)
-            elif isinstance(frame, wire.Hash):
-                hashed(model, writer_of(model, None) if frame.reads else None, weights_hash)
-            elif isinstance(frame, wire.JoinGroup):
-                groups.enter(**asdict(frame))
-            elif isinstance(frame, wire.Broadcast):
-                groups.hear(**asdict(frame))
-            elif isinstance(frame, wire.LeaveGroup):
-                groups.leave(frame.name, frame.number)
-            elif isinstance(frame, wire.Release | wire.Restore | wire.Capture):
-                occupation.follow(frame, runner.occupation, ranks)
-            elif not isinstance(frame, wire.Sample):
-                _stop()
-            elif not shard.stage:  # only the first stage samples
-                runner.follow(launched.popleft(), frame.masks)
+                case wire.Sample():
+                    if not shard.stage:  # only the first stage samples
+                        runner.follow(launched.popleft(), frame.masks)
+                case wire.Move():
+                    runner.move(frame.moves)
+                case wire.AddAdapter():
+                    runner.add_adapter(frame.number, runner.read_adapter(frame.path))
+                case wire.DropAdapter():
+                    runner.drop_adapter(frame.number)
+                case wire.Write():
+                    follow(model, frame.told)
+                case wire.Read():
+                    first_rows(model, writer_of(model, None), frame.name, frame.num_rows)
+                case wire.Hash():
+                    hashed(model, writer_of(model, None) if frame.reads else None, weights_hash)
+                case wire.JoinGroup():
+                    groups.enter(**asdict(frame))
+                case wire.Broadcast():
+                    groups.hear(**asdict(frame))
+                case wire.LeaveGroup():
+                    groups.leave(frame.name, frame.number)
+                case wire.Release() | wire.Restore() | wire.Capture():
+                    occupation.follow(frame, runner.occupation, ranks)
+                case wire.Stop() | wire.Load() | wire.Build():
+                    _stop()
             times.end(isinstance(frame, wire.Forward))
 
 
