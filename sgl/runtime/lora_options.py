@@ -32,30 +32,34 @@ def read_lora_paths(given: Any) -> Any:
         given = [given]
     elif isinstance(given, str):
         given = [given] if given.startswith("{") else given.split()
-    if given is None or not isinstance(given, (list, tuple)):
+    if not isinstance(given, (list, tuple)):
         return given
     found: dict[str, LoraPath] = {}
-    for each in given:
-        if isinstance(each, str) and each.startswith("{"):
-            each = json.loads(each)
-        if isinstance(each, str):
-            name, equals, path = each.partition("=")
-            each = LoraPath(name, path if equals else name)
-        elif isinstance(each, Mapping):
-            fields = {name: os.fspath(its) if isinstance(its, os.PathLike) else its for name, its in each.items()}
-            if not {"lora_name", "lora_path"} <= fields.keys() <= {"lora_name", "lora_path", "pinned"}:
-                raise ValueError("an adapter has a lora_name, a lora_path, and perhaps pinned")
-            each = LoraPath(**fields)
-        if not isinstance(each, LoraPath):
-            raise ValueError("an adapter is a NAME=FOLDER, or has a lora_name and a lora_path")
-        if not all(isinstance(text, str) and text for text in (each.lora_name, each.lora_path)):
-            raise ValueError("an adapter's name and folder are texts")
-        if not isinstance(each.pinned, bool):
-            raise ValueError("pinned is true or false")
-        if each.lora_name in found:
-            raise ValueError(f"there are two adapters {each.lora_name!r}")
-        found[each.lora_name] = each
+    for adapter in map(_read_lora_path, given):
+        if adapter.lora_name in found:
+            raise ValueError(f"there are two adapters {adapter.lora_name!r}")
+        found[adapter.lora_name] = adapter
     return tuple(found.values())
+
+
+def _read_lora_path(given: Any) -> LoraPath:
+    if isinstance(given, str) and given.startswith("{"):
+        given = json.loads(given)
+    if isinstance(given, str):
+        name, equals, path = given.partition("=")
+        given = LoraPath(name, path if equals else name)
+    elif isinstance(given, Mapping):
+        fields = {name: os.fspath(its) if isinstance(its, os.PathLike) else its for name, its in given.items()}
+        if not {"lora_name", "lora_path"} <= fields.keys() <= {"lora_name", "lora_path", "pinned"}:
+            raise ValueError("an adapter has a lora_name, a lora_path, and perhaps pinned")
+        given = LoraPath(**fields)
+    if not isinstance(given, LoraPath):
+        raise ValueError("an adapter is a NAME=FOLDER, or has a lora_name and a lora_path")
+    if not all(isinstance(text, str) and text for text in (given.lora_name, given.lora_path)):
+        raise ValueError("an adapter's name and folder are texts")
+    if not isinstance(given.pinned, bool):
+        raise ValueError("pinned is true or false")
+    return given
 
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
