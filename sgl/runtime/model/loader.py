@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict, cast
@@ -196,12 +196,9 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
     weights = allocate_weights(config, dtype, device, tied=tied, shard=shard, without=without)
     pack_experts(weights, of_experts, config, entries, quantized, shard, device)
     for (layer, name), modules in packed.items():
-        codes = [
-            quantized.codes(entries[module].name, entries[module].part(shard.part(module, config)))
-            for module in modules
-        ]
+        parts = [(entries[module].name, entries[module].part(shard.part(module, config))) for module in modules]
         dense = getattr(weights.layers[layer], name)
-        matrix = grouped(codes) or torch.empty_like(dense, device=device)
+        matrix = grouped([quantized.codes(*part) for part in parts]) or torch.empty_like(dense, device=device)
         setattr(weights.layers[layer], name, matrix)
     targets = checkpoint_tensors(config, weights, shard, fused=fused)
     targets |= {name: targets[name].transpose(1, 2) for name in transposed}
@@ -211,24 +208,34 @@ def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device,
                 if not shard.adds(name):
                     target.zero_()
                 elif entries[name].file == file:
-                    entry = entries[name]
-                    cuts: list[Any] = [entry.part(its) for its in shard.parts(name, config)]
-                    if name in transposed:
-                        padded = ((*its, slice(None), slice(None))[:3] for its in cuts)
-                        cuts = [(experts, columns, rows) for experts, rows, columns in padded]
-                    parts = [
-                        quantized.dequantized(entry.name, part)
-                        if entry.name in quantized.shapes
-                        else read(tensors, entry.name, file, part)
-                        for part in cuts
-                    ]
-                    target.copy_(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1 + (name in transposed)))
+                    cuts = shard.parts(name, config)
+                    target.copy_(_read_cuts(tensors, entries[name], cuts, quantized, is_turned=name in transposed))
     if quantized.shapes:
         _say_packed(weights, config.scheme, dtype)
     if config.tie_word_embeddings and not tied and torch.equal(targets[LM_HEAD], weights.embedding):
         weights.lm_head = weights.embedding
     weights.arrange(shard.local(config))
     return weights
+
+
+def _read_cuts(
+    tensors: Any,
+    entry: Entry,
+    cuts: Sequence[tuple[slice, ...]],
+    quantized: QuantizedCheckpoint,
+    *,
+    is_turned: bool,
+) -> torch.Tensor:
+    """These parts of a tensor, rows one after the other; is_turned: it is [experts, in, out] in its file."""
+    places: list[Any] = [entry.part(cut) for cut in cuts]
+    if is_turned:
+        padded = ((*place, slice(None), slice(None))[:3] for place in places)
+        places = [(experts, columns, rows) for experts, rows, columns in padded]
+    if entry.name in quantized.shapes:
+        parts = [quantized.dequantized(entry.name, place) for place in places]
+    else:
+        parts = [read(tensors, entry.name, entry.file, place) for place in places]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1 + is_turned)
 
 
 def _transposed(
