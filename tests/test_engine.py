@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from sgl.runtime.engine import Engine
 from tests.pages import in_whole_pages
 from tests.tiny_models import tiny_checkpoint
+from tests.transformers_reference import Reference
 
 REAL = ["stories260K", "stories260K-qwen2", "babyllama-105"]
 TINY: dict[str, dict[str, Any]] = {
@@ -37,33 +36,6 @@ TINY: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
     },
 }
-MAX_NEW = 24
-
-
-class Reference:
-    """A checkpoint in transformers, float32, on the CPU."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        self._cached_greedy = cache(self._greedy)
-
-    def greedy(self, prompt: list[int], max_new: int = MAX_NEW) -> list[int]:
-        return list(self._cached_greedy(tuple(prompt), max_new))
-
-    def _greedy(self, prompt: tuple[int, ...], max_new: int) -> tuple[int, ...]:
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            out = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new, pad_token_id=0
-            )
-        return tuple(out[0, len(prompt) :].tolist())
-
-    def logprobs(self, ids: list[int]) -> torch.Tensor:
-        """[len(ids) - 1] of each token given those before it."""
-        with torch.inference_mode():
-            logits = self.model(torch.tensor([ids])).logits[0, :-1].float()
-        return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
 
 @pytest.fixture(scope="module", params=[*REAL, *TINY])
@@ -103,6 +75,7 @@ def engine(reference: Reference, device: str) -> Iterator[Engine]:
         yield engine
 
 
+MAX_NEW = 24
 GREEDY = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
 
 
@@ -115,7 +88,7 @@ def generate(engine: Engine, prompts: list[list[int]], **params: Any) -> list[li
 def test_one_by_one_cached_and_together_give_the_tokens_of_transformers(
     reference: Reference, engine: Engine, prompts: list[list[int]]
 ) -> None:
-    expected = [reference.greedy(prompt) for prompt in prompts]
+    expected = [reference.greedy(prompt, MAX_NEW) for prompt in prompts]
     single = [engine.generate(input_ids=prompt, sampling_params=GREEDY)["output_ids"] for prompt in prompts]
     assert single == expected
     assert generate(engine, prompts) == expected  # every prompt is in the cache by now
@@ -138,7 +111,7 @@ def test_no_setting_changes_a_token(
     reference: Reference, prompts: list[list[int]], device: str, options: dict[str, Any]
 ) -> None:
     with open_engine(reference, device, **options) as engine:
-        assert generate(engine, prompts) == [reference.greedy(prompt) for prompt in prompts]
+        assert generate(engine, prompts) == [reference.greedy(prompt, MAX_NEW) for prompt in prompts]
 
 
 @pytest.mark.usefixtures("plain_torch")
@@ -148,7 +121,7 @@ def test_plain_torch_gives_the_same_tokens(
 ) -> None:
     with open_engine(reference, **options) as engine:
         assert engine.config.attention_backend == "torch"
-        assert generate(engine, prompts) == [reference.greedy(prompt) for prompt in prompts]
+        assert generate(engine, prompts) == [reference.greedy(prompt, MAX_NEW) for prompt in prompts]
 
 
 def test_retracted_requests_resume_with_the_same_tokens(
@@ -165,7 +138,7 @@ def test_retracted_requests_resume_with_the_same_tokens(
 
 def test_forked_samples_share_the_prompt(reference: Reference, engine: Engine, prompts: list[list[int]]) -> None:
     results = engine.generate(input_ids=prompts[0], sampling_params={**GREEDY, "n": 4})
-    assert [result["output_ids"] for result in results] == [reference.greedy(prompts[0])] * 4
+    assert [result["output_ids"] for result in results] == [reference.greedy(prompts[0], MAX_NEW)] * 4
     assert sum(result["meta_info"]["cached_tokens"] for result in results) == 3 * in_whole_pages(
         engine, len(prompts[0]) - 1
     )

@@ -18,8 +18,9 @@ from sgl.runtime import memory_plan
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.choice import read_config
-from tests.test_hf_models import MAX_NEW, Reference, made_prompts
+from tests.test_hf_models import MAX_NEW, made_prompts
 from tests.tiny_models import byte_tokenizer, edit_json
+from tests.transformers_reference import Reference
 
 SIZES: dict[str, Any] = {
     "vocab_size": 384,
@@ -84,7 +85,7 @@ def tiny_hybrid(folder: Path, name: str, **changes: Any) -> tuple[Path, str]:
 def test_tokens_and_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     path, architecture = tiny_hybrid(tmp_path, name)
     reference, prompts = Reference(path, architecture), made_prompts()
-    expected = [reference.greedy(prompt) for prompt in prompts]
+    expected = [reference.greedy(prompt, MAX_NEW) for prompt in prompts]
     logprobs = [reference.logprobs(prompt) for prompt in prompts]
     greedy = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
 
@@ -231,7 +232,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
 def test_the_text_part_of_a_model_that_sees_is_served_and_layers_that_draft_are_left_out(tmp_path: Path) -> None:
     path, architecture = tiny_hybrid(tmp_path / "text", "3.5-moe", tie_word_embeddings=True)
     prompt = made_prompts()[0]
-    expected = Reference(path, architecture).greedy(prompt)
+    expected = Reference(path, architecture).greedy(prompt, MAX_NEW)
     tensors = load_file(path / "model.safetensors")
     experts = {key: its for key, its in tensors.items() if ".experts." in key}
     seen = {

@@ -15,7 +15,8 @@ from sgl.runtime.model.gdn.config import HybridConfig
 from sgl.runtime.model.gdn.parts import check_parts
 from sgl.runtime.model.shard import Shard
 from tests.test_gdn_models import MODELS, OPTIONS, tiny_hybrid
-from tests.test_hf_models import MAX_NEW, Reference, made_prompts
+from tests.test_hf_models import MAX_NEW, made_prompts
+from tests.transformers_reference import Reference
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
 
@@ -51,7 +52,7 @@ def test_ranks_give_the_tokens_of_transformers(
 ) -> None:
     path, architecture = tiny_hybrid(tmp_path, name, **changes)
     reference, prompts = Reference(path, architecture), made_prompts()[:4]
-    expected = [reference.greedy(prompt) for prompt in prompts]
+    expected = [reference.greedy(prompt, MAX_NEW) for prompt in prompts]
     options = {**OPTIONS, **ranks, "chunked_prefill_size": 16, "page_size": 4}
     with Engine(str(path), **options) as engine:
         for rows in ([0, 1, 2, 3], [3, 1, 0]):  # cached
@@ -79,7 +80,9 @@ def test_stages_have_steps_of_several_requests_under_way_while_some_are_retracte
     with Engine(str(path), **options) as engine:
         for rows in ([0, 1, 2, 3, 5], [5, 3, 2, 1, 0]):
             results = answers(engine, [prompts[row] for row in rows])
-            assert [its["output_ids"] for its in results] == [reference.greedy(prompts[row]) for row in rows]
+            assert [its["output_ids"] for its in results] == [
+                reference.greedy(prompts[row], MAX_NEW) for row in rows
+            ]
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from sgl.errors import ConfigError
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.choice import read_config
 from tests.tiny_models import edit_json
 from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
+from tests.transformers_reference import Reference
 
 ALWAYS = {
     "DeepseekV3ForCausalLM",
@@ -38,29 +38,6 @@ OPTIONS: dict[str, Any] = {
     "schedule_conservativeness": 0.01,
     "check_ledger": True,
 }
-
-
-class Reference:
-    """A checkpoint in transformers."""
-
-    def __init__(self, path: Path, architecture: str) -> None:
-        self.model: Any = getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32).eval()
-        if architecture == "Llama4ForConditionalGeneration":  # its forward pass fails without images
-            self.model = self.model.language_model
-
-    def greedy(self, prompt: list[int]) -> list[int]:
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            out = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=MAX_NEW, pad_token_id=0
-            )
-        return list(out[0, len(prompt) :].tolist())
-
-    def logprobs(self, ids: list[int]) -> torch.Tensor:
-        """[len(ids) - 1] of each token given those before it."""
-        with torch.inference_mode():
-            logits = self.model(torch.tensor([ids])).logits[0, :-1].float()
-        return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
 
 def made_prompts() -> list[list[int]]:
@@ -98,7 +75,7 @@ def test_phi_moe_turns_by_the_length_of_the_context(context_length: int, tmp_pat
             result = engine.generate(
                 input_ids=prompt, sampling_params=params, return_logprob=True, logprob_start_len=0
             )
-            assert result["output_ids"] == reference.greedy(prompt)
+            assert result["output_ids"] == reference.greedy(prompt, MAX_NEW)
             given = torch.tensor([each[0] for each in result["meta_info"]["input_token_logprobs"][1:]])
             torch.testing.assert_close(given, reference.logprobs(prompt), atol=1e-4, rtol=0)
 
@@ -115,7 +92,7 @@ def test_llama_4_is_served_within_its_chunks(tmp_path: Path) -> None:
 def check_served(path: Path, architecture: str, model_impl: str) -> None:
     """Against transformers: whole, cut into chunks, cached, forked, retracted."""
     reference, prompts = Reference(path, architecture), made_prompts()
-    expected = [reference.greedy(prompt) for prompt in prompts]
+    expected = [reference.greedy(prompt, MAX_NEW) for prompt in prompts]
     logprobs = [reference.logprobs(prompt) for prompt in prompts]
     greedy = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
 

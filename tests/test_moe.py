@@ -33,12 +33,13 @@ from sgl.runtime.model.loader import load_decoder, num_weights
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.model.weights import checkpoint_tensors
-from tests.test_hf_models import MAX_NEW, OPTIONS, Reference, made_prompts
+from tests.test_hf_models import MAX_NEW, OPTIONS, made_prompts
 from tests.test_models import MODELS, Paged, check, mixed, random_sequences, reference_logits
 from tests.test_shards import on_ranks
 from tests.tiny_models import edit_json, tiny_checkpoint
 from tests.tiny_quantized import tiny_quantized
 from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
+from tests.transformers_reference import Reference
 
 FAMILIES = ["mixtral", "qwen2-moe", "qwen3-moe"]
 MIXTURES = [name for name, fields in MODELS.items() if fields.get("family") in FAMILIES]
@@ -55,7 +56,7 @@ MIXTURES = [name for name, fields in MODELS.items() if fields.get("family") in F
 def test_engines_give_the_tokens_and_logprobs_of_transformers(architecture: str, tmp_path: Path) -> None:
     path = tiny_transformer(tmp_path, architecture, **ARCHITECTURES[architecture])
     reference, prompts = Reference(path, architecture), made_prompts()
-    expected = [reference.greedy(prompt) for prompt in prompts]
+    expected = [reference.greedy(prompt, MAX_NEW) for prompt in prompts]
     logprobs = [reference.logprobs(prompt) for prompt in prompts]
     greedy = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
     ways: list[tuple[dict[str, Any], list[int]]] = [

@@ -20,7 +20,7 @@ from sgl.runtime.model.quantized.codes import Codes, dequantize_mxfp4
 from sgl.runtime.model.quantized.pack import grouped
 from sgl.runtime.model.shard import Shard
 from tests.test_gdn_models import tiny_hybrid
-from tests.test_hf_models import OPTIONS, Reference
+from tests.test_hf_models import OPTIONS
 from tests.test_models import Paged, at_once, check, in_chunks, mixed, random_sequences, reference_logits
 from tests.tiny_models import edit_json, tiny_checkpoint
 from tests.tiny_quantized import (
@@ -34,6 +34,7 @@ from tests.tiny_quantized import (
     weights_of,
 )
 from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
+from tests.transformers_reference import Reference
 
 FAMILIES = {"llama": {}, "mistral": {}, "qwen2": {"tie_word_embeddings": True}, "qwen3": {}}
 LAYOUTS = [name for name in CONFIGS if name != "mxfp4"]  # which only experts have

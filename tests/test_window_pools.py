@@ -16,7 +16,7 @@ from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.engine import Engine
 from sgl.runtime.scheduler.scheduler import Scheduler
 from tests import test_windows
-from tests.test_windows import Reference, sampling
+from tests.test_windows import Windowed, sampling
 from tests.tiny_models import tiny_checkpoint
 from tests.tiny_transformers import tiny_transformer
 
@@ -37,10 +37,10 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.fixture(
     scope="module", params=["gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in [*MODELS][1:])]
 )
-def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Windowed:
     make = tiny_transformer if request.param.endswith("LM") else tiny_checkpoint
     shape = {"sliding_window": WINDOW, "max_position_embeddings": CONTEXT, **MODELS[request.param]}
-    return Reference(make(tmp_path_factory.mktemp("window"), request.param, **shape))
+    return Windowed(make(tmp_path_factory.mktemp("window"), request.param, **shape))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def most_held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_long_generation_holds_the_windowed_pages_of_its_window(
-    reference: Reference, most_held: list[int]
+    reference: Windowed, most_held: list[int]
 ) -> None:
     with Engine(reference.path, device="cpu", **OPTIONS) as engine:
         result = engine.generate(input_ids=reference.prompts[0], sampling_params=sampling(500))
@@ -82,7 +82,7 @@ def test_a_long_generation_holds_the_windowed_pages_of_its_window(
     ids=str,
 )
 def test_requests_beside_each_other_and_their_continuations_are_right(
-    reference: Reference, options: dict[str, Any]
+    reference: Windowed, options: dict[str, Any]
 ) -> None:
     """New, cached, forked, and retracted where pages are short."""
     with Engine(reference.path, device="cpu", **{**OPTIONS, **options}) as engine:
@@ -98,7 +98,7 @@ def test_requests_beside_each_other_and_their_continuations_are_right(
         assert engine.check_ledger() == []
 
 
-def test_a_prefix_is_taken_over_where_its_window_is_there(reference: Reference) -> None:
+def test_a_prefix_is_taken_over_where_its_window_is_there(reference: Windowed) -> None:
     options = {**OPTIONS, "max_total_tokens": 4096, "swa_full_tokens_ratio": 0.06}
     with Engine(reference.path, device="cpu", **options) as engine:
         prompt, output = reference.prompts[2], reference.outputs[2]
@@ -118,7 +118,7 @@ def test_a_prefix_is_taken_over_where_its_window_is_there(reference: Reference) 
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_logprobs_are_those_of_transformers(reference: Reference, chunk: int) -> None:
+def test_logprobs_are_those_of_transformers(reference: Windowed, chunk: int) -> None:
     ids = reference.prompts[0]
     with Engine(reference.path, device="cpu", **{**OPTIONS, "chunked_prefill_size": chunk}) as engine:
         result = engine.generate(

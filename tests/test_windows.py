@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from sgl.runtime.cache.windows import pages_in_window
 from sgl.runtime.engine import Engine
 from sgl.runtime.scheduler.scheduler import Scheduler
 from tests.tiny_models import tiny_checkpoint
+from tests.transformers_reference import Reference
 
 WINDOW, CONTEXT = 16, 1024
 OPTIONS: dict[str, Any] = {
@@ -27,36 +27,22 @@ POOL = 16 * 4
 """Tokens of KV: fewer than a prompt has."""
 
 
-class Reference:
-    """A checkpoint in transformers."""
+class Windowed(Reference):
+    """A checkpoint whose outputs do not end."""
 
     def __init__(self, path: Path) -> None:
-        self.path = str(path)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        super().__init__(path)
         self.model.generation_config.eos_token_id = None
         rng = random.Random(1)
         self.prompts = [[rng.randrange(3, 384) for _ in range(length)] for length in (100, 3, 150)]
         self.prompts.append(self.prompts[2][:80] + self.prompts[1])
         self.outputs = [self.greedy(prompt, 500 if n == 0 else 60) for n, prompt in enumerate(self.prompts)]
 
-    def greedy(self, prompt: list[int], number: int) -> list[int]:
-        ids = torch.tensor([prompt])
-        options = {"do_sample": False, "max_new_tokens": number, "pad_token_id": 0}
-        with torch.inference_mode():
-            out = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        return list(out[0, len(prompt) :].tolist())
-
-    def logprobs(self, ids: list[int]) -> torch.Tensor:
-        """[len(ids) - 1] of each token given those before it."""
-        with torch.inference_mode():
-            logits = self.model(torch.tensor([ids])).logits[0, :-1].float()
-        return torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
-
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Windowed:
     shape = {"sliding_window": WINDOW, "max_position_embeddings": CONTEXT}
-    return Reference(tiny_checkpoint(tmp_path_factory.mktemp("window"), "mistral", **shape))
+    return Windowed(tiny_checkpoint(tmp_path_factory.mktemp("window"), "mistral", **shape))
 
 
 @pytest.fixture
@@ -90,7 +76,7 @@ def sampling(number: int) -> dict[str, Any]:
     ids=str,
 )
 def test_a_pool_that_holds_no_context_gives_the_tokens_of_transformers(
-    reference: Reference, most_held: list[int], device: str, options: dict[str, Any]
+    reference: Windowed, most_held: list[int], device: str, options: dict[str, Any]
 ) -> None:
     backend = "torch" if device == "cuda" else None  # in float32
     options = {**OPTIONS, "max_total_tokens": POOL, "attention_backend": backend, **options}
@@ -106,7 +92,7 @@ def test_a_pool_that_holds_no_context_gives_the_tokens_of_transformers(
 
 @pytest.mark.parametrize("tokens", [POOL, 3 * POOL, 4096])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_requests_that_make_room_for_each_other_are_right(reference: Reference, overlap: bool, tokens: int) -> None:
+def test_requests_that_make_room_for_each_other_are_right(reference: Windowed, overlap: bool, tokens: int) -> None:
     options = {**OPTIONS, "max_total_tokens": tokens, "disable_overlap_schedule": not overlap}
     with Engine(reference.path, device="cpu", **options) as engine:
         prompts, params = reference.prompts[1:], sampling(60)
@@ -123,7 +109,7 @@ def test_requests_that_make_room_for_each_other_are_right(reference: Reference, 
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_logprobs_are_those_of_transformers(reference: Reference, chunk: int) -> None:
+def test_logprobs_are_those_of_transformers(reference: Windowed, chunk: int) -> None:
     options = {**OPTIONS, "max_total_tokens": POOL + 64, "chunked_prefill_size": chunk}
     ids = reference.prompts[0]
     with Engine(reference.path, device="cpu", **options) as engine:
@@ -135,7 +121,7 @@ def test_logprobs_are_those_of_transformers(reference: Reference, chunk: int) ->
 
 
 @pytest.mark.gpu
-def test_a_gpus_kernels_read_nothing_behind_the_window(reference: Reference) -> None:
+def test_a_gpus_kernels_read_nothing_behind_the_window(reference: Windowed) -> None:
     outputs = []
     for tokens in (POOL, 4096):
         options = {**OPTIONS, "dtype": "bfloat16", "max_total_tokens": tokens}
@@ -145,7 +131,7 @@ def test_a_gpus_kernels_read_nothing_behind_the_window(reference: Reference) -> 
     assert outputs[0] == outputs[1]
 
 
-def test_samples_of_one_prompt_share_what_is_in_the_window(reference: Reference) -> None:
+def test_samples_of_one_prompt_share_what_is_in_the_window(reference: Windowed) -> None:
     params = {**sampling(60), "n": 3}
     with Engine(reference.path, device="cpu", **{**OPTIONS, "max_total_tokens": 3 * POOL}) as engine:
         results = engine.generate(input_ids=reference.prompts[2], sampling_params=params)
