@@ -87,7 +87,7 @@ def text_of(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def accepts(grammar: Grammar, text: bytes) -> bool:
+def accepts(grammar: Grammar, text: bytes | str) -> bool:
     """Whether a whole text belongs to a grammar."""
     matcher = grammar.matcher()
-    return matcher.accept_bytes(text) and matcher.is_accepting()
+    return matcher.accept_bytes(text.encode() if isinstance(text, str) else text) and matcher.is_accepting()

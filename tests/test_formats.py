@@ -21,6 +21,7 @@ from sgl.formats.reading import calls_in, reader_of
 from sgl.grammar import Grammar, compile
 from tests.call_writer import WRITERS, Call
 from tests.examples import few
+from tests.json_random import accepts
 
 BY_NAME = {format.name: format for format in FORMATS}
 PLACE: dict[str, Any] = {
@@ -122,11 +123,6 @@ def read(format: CallFormat, text: str, cuts: list[int], *, is_sure: bool) -> tu
 def constraint(name: str, choice: Any, *, only_one: bool = False) -> Grammar:
     tag = calls_tag(FUNCTIONS, BY_NAME[name], choice=choice, only_one=only_one)
     return compile(structural_tag=tag, vocabulary=BYTES, additional_properties="closed")
-
-
-def accepts(grammar: Grammar, text: str) -> bool:
-    matcher = grammar.matcher()
-    return matcher.accept_bytes(text.encode()) and matcher.is_accepting()
 
 
 def test_the_tests_write_every_format() -> None:

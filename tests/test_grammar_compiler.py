@@ -22,6 +22,7 @@ from sgl.runtime.constraints.process import Channel
 from sgl.runtime.constraints.service import CompileService
 from sgl.time_limit import OutOfTime, check_time, collection_time, time_limit
 from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary
+from tests.json_random import accepts
 from tests.patience import PATIENCE
 
 PIECES = piece_vocabulary()
@@ -36,11 +37,6 @@ TAG: dict[str, Any] = {
 
 def compiled(**constraint: Any) -> Grammar:
     return grammar.compile(**constraint, vocabulary=PIECES)
-
-
-def accepts(found: Grammar, text: str) -> bool:
-    matcher = found.matcher()
-    return matcher.accept_bytes(text.encode()) and matcher.is_accepting()
 
 
 def test_json_mode_is_any_object() -> None:

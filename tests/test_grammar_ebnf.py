@@ -18,6 +18,7 @@ from sgl.grammar.backends import llguidance as ebnf
 from sgl.grammar.compiler import make_constraint
 from sgl.runtime.constraints.service import CompileService
 from tests.cfg_oracle import Rules, can_go_on, matches, written
+from tests.json_random import accepts
 from tests.patience import PATIENCE
 
 pytest.importorskip("llguidance")
@@ -33,11 +34,6 @@ FIRST = {token[:1] for token in PIECES.token_bytes if token}
 
 def compiled(source: str, vocabulary: Vocabulary = BYTES) -> Grammar:
     return grammar.compile(ebnf=source, vocabulary=vocabulary)
-
-
-def accepts(found: Grammar, text: str) -> bool:
-    matcher = found.matcher()
-    return matcher.accept_bytes(text.encode()) and matcher.is_accepting()
 
 
 def expressions(names: list[str]) -> st.SearchStrategy[Any]:

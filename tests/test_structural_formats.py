@@ -15,6 +15,7 @@ from sgl.errors import GrammarError
 from sgl.grammar import Grammar, Vocabulary, compile
 from sgl.grammar.vocabulary.special import spelled
 from tests.format_oracle import is_of
+from tests.json_random import accepts
 
 ARRAY = {"type": "json_schema", "json_schema": {"type": "array", "items": {"const": 1}, "maxItems": 2}}
 NUMBER = {"type": "json_schema", "json_schema": {"enum": [1, 11]}}
@@ -96,11 +97,6 @@ def compiled(source: dict[str, Any]) -> Grammar | None:
         if not any(words in str(error) for words in (UNKNOWN, "may be empty", "no certain end")):
             raise
         return None
-
-
-def accepts(grammar: Grammar, text: str) -> bool:
-    matcher = grammar.matcher()
-    return matcher.accept_bytes(text.encode()) and matcher.is_accepting()
 
 
 def texts_near(grammar: Grammar, draw: Any) -> list[str]:
