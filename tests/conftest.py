@@ -111,6 +111,15 @@ def slowly(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint whose tokens are bytes, unless the module has its own. Not to be written to."""
+    from tests.tiny_models import tiny_checkpoint
+
+    path = tmp_path_factory.mktemp("tiny")
+    return tiny_checkpoint(path, vocab_size=259, max_position_embeddings=1024, with_tokenizer=True)
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Of a tiny chat model, unless the module has its own."""

@@ -26,16 +26,9 @@ from tests.patience import wait_until
 from tests.program_client import Client, gen
 from tests.test_pause import LONG, OPTIONS, PROMPT, Running, begun, steps
 from tests.tiny_heads import tiny_head
-from tests.tiny_models import tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes no memory back in place")
 MANY = 1 << 17  # tokens, of 768 bytes each
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    return tiny_checkpoint(folder, vocab_size=259, max_position_embeddings=1024, with_tokenizer=True)
 
 
 def state(engine: Engine) -> dict[str, Any]:

@@ -28,16 +28,9 @@ from sgl.runtime.runner.occupation import PARTS, Part
 from tests.patience import PATIENCE
 from tests.test_occupation import state
 from tests.test_pause import LONG, OPTIONS, PROMPT, begun
-from tests.tiny_models import tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes no memory back in place")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    return tiny_checkpoint(folder, vocab_size=259, max_position_embeddings=1024, with_tokenizer=True)
 
 
 @pytest.mark.parametrize("cut", [{"tp_size": 2}, pytest.param({"pp_size": 2}, marks=pytest.mark.slow)], ids=str)

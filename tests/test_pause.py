@@ -16,7 +16,6 @@ from sgl.lang.ir import nodes as ir
 from tests.patience import PATIENCE, wait_until
 from tests.program_client import Client, gen
 from tests.test_weights_update import shaken
-from tests.tiny_models import tiny_checkpoint
 
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
@@ -28,12 +27,6 @@ OPTIONS: dict[str, Any] = {
 LONG = {"temperature": 0.0, "max_new_tokens": 120, "ignore_eos": True}
 RNG = random.Random(2)
 PROMPT = [RNG.randrange(3, 250) for _ in range(30)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    return tiny_checkpoint(folder, vocab_size=259, max_position_embeddings=1024, with_tokenizer=True)
 
 
 @pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.slow)], ids=["run-ahead", "synchronous"])

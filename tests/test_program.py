@@ -29,13 +29,6 @@ PAGE = 4
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(
-        tmp_path_factory.mktemp("tiny"), vocab_size=259, max_position_embeddings=1024, with_tokenizer=True
-    )
-
-
-@pytest.fixture(scope="module")
 def engine(folder: Path) -> Iterator[Engine]:
     with Engine(str(folder), device="cpu", page_size=PAGE, max_total_tokens=4096, check_ledger=True) as engine:
         yield engine

@@ -16,15 +16,8 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
 from tests.patience import wait_until
 from tests.program_client import PRINTABLE, SECONDS, Client, assert_idle, gen
-from tests.tiny_models import tiny_checkpoint
 
 PAGE = 4
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    return tiny_checkpoint(folder, vocab_size=259, max_position_embeddings=1024, with_tokenizer=True)
 
 
 def started(folder: Path, **options: Any) -> Engine:
