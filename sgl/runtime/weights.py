@@ -73,7 +73,6 @@ class WeightUpdates:
         self._writer: Writer | None = None
         self._held: _Update | None = None  # checked
         self._receiving, self._exchanging = threading.Lock(), threading.Lock()
-        self.num_updates = 0
 
     def from_tensors(self, given: NamedTensors, *, version: str | None, source: str, hold: bool) -> WeightsUpdate:
         """Write some of the model's tensors; or, with hold, keep them for `commit`. Raises WeightsError and
@@ -298,7 +297,6 @@ class WeightUpdates:
             tell = None if self._ranks is None else self._tell
             write(self._model, self.writer, used, lambda name: update.get(theirs[name]), tell)
         self._scheduler.memory.outdate()
-        self.num_updates += 1
         self._loop.weight_version = update.version if update.version is not None else self.version
         return WeightsUpdate(True, f"{len(used)} tensors are new; weight_version is {self.version!r}")
 
