@@ -32,6 +32,10 @@ class Ends(Protocol):
     embedding: torch.Tensor
     lm_head: Matrix
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether the head is the embedding."""
+
 
 class Whole(Protocol):
     """A whole model's config."""

@@ -8,45 +8,40 @@ from dataclasses import replace
 
 import torch
 
-from sgl.kernels.layers.invariant import InvariantMatrix
-from sgl.kernels.layers.linear import PackedMatrix
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.loader import LM_HEAD, fused_sizes, tensor_shapes, text_name
 from sgl.runtime.model.rotary import rotary_order
 from sgl.runtime.model.shard import GATE_UP
-from sgl.runtime.model.update.writer import is_follower, plain, unpack
-from sgl.runtime.model.weights import checkpoint_tensors
+from sgl.runtime.model.update.own import OwnWriter
+from sgl.runtime.model.update.writer import unpack
+from sgl.runtime.model.weights import Weights, checkpoint_tensors
 
 _EMBEDDING = "model.embed_tokens.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _BLOCKS = {"qkv_proj": ".self_attn", "gate_up_proj": ".mlp"}
 
 
-class DecoderWriter:
+class DecoderWriter(OwnWriter[Weights]):
     """A `Writer`."""
 
     why_not_read: str | None = None
 
     def __init__(self, model: Decoder) -> None:
-        self._model, self._weights, self._shard = model, model.weights, model.shard
-        self._config = model.whole_config
+        self._model, self._shard, self._config = model, model.shard, model.whole_config
         self._family = FAMILIES[self._config.architecture]
-        self._tied = model.weights.is_tied
-        self._each = tensor_shapes(self._config, tied=self._tied)
-        self._fused = tensor_shapes(self._config, tied=self._tied, fused=True)
-        self.shapes = {**self._each, **self._fused}
+        each, fused = (
+            tensor_shapes(self._config, tied=model.weights.is_tied, fused=fused) for fused in (False, True)
+        )
+        super().__init__(model.weights, _EMBEDDING, each, fused)
         self._rows: dict[str, dict[str, int]] = {}  # of tensors that are several of ours, one behind the other
         for whole, sizes in fused_sizes(self._config).items():
             first = next(iter(sizes))
-            for name in [name for name in self._each if f"{_BLOCKS[whole]}.{first}_proj." in name]:
+            for name in [name for name in each if f"{_BLOCKS[whole]}.{first}_proj." in name]:
                 parts = {name.replace(f".{first}_proj.", f".{part}_proj."): size for part, size in sizes.items()}
                 place = name.replace(f".{first}_proj.", f".{whole}.")
                 self._rows[place] = parts
-                self.shapes[place] = (sum(sizes.values()), *self._each[name][1:])
-        if self._tied:
-            self.shapes[LM_HEAD] = self.shapes[_EMBEDDING]
-        self.aliases = {LM_HEAD: _EMBEDDING} if self._tied else {}
+                self.shapes[place] = (sum(sizes.values()), *each[name][1:])
         self._order = rotary_order(self._config)
         self._targets: dict[str, torch.Tensor] = {}
 
@@ -54,17 +49,9 @@ class DecoderWriter:
         """See `Writer`."""
         return text_name(given) if self._config.architecture.endswith("ForConditionalGeneration") else given
 
-    def ignores(self, name: str) -> bool:
-        """See `Writer`."""
-        return is_follower(name)
-
     def missing(self, names: Collection[str]) -> list[str]:
         """See `Writer`."""
-        have = {*names, *(part for name in names for part in self._rows.get(name, ()))}
-        if self._tied and LM_HEAD in have:
-            have.add(_EMBEDDING)
-        lacks = [[name for name in shapes if name not in have] for shapes in (self._each, self._fused)]
-        return min(lacks, key=len)
+        return super().missing([part for name in names for part in self._rows.get(name, [name])])
 
     def begin(self, names: Collection[str]) -> None:
         """See `Writer`."""
@@ -72,13 +59,7 @@ class DecoderWriter:
         touched = {int(found[1]) - first for name in names if (found := _LAYER.match(name)) is not None}
         unpack(self._weights.layers[index] for index in sorted(touched) if 0 <= index < len(self._weights.layers))
         if _EMBEDDING in names or LM_HEAD in names:
-            weights = self._weights
-            if self._tied:
-                weights.lm_head = weights.embedding
-            elif isinstance(weights.lm_head, PackedMatrix):
-                weights.lm_head = plain(weights.lm_head)
-            elif isinstance(weights.lm_head, InvariantMatrix):
-                weights.lm_head = weights.lm_head.plain()
+            self._unpack_head()
         views = [checkpoint_tensors(self._config, self._weights, self._shard, fused=its) for its in (False, True)]
         self._targets = {**views[0], **views[1]}
 
@@ -89,8 +70,7 @@ class DecoderWriter:
             for part, rows in zip(parts, torch.split(tensor, list(parts.values())), strict=True):
                 self.put(part, rows)
             return
-        if self._tied and name == LM_HEAD:
-            name = _EMBEDDING
+        name = self.aliases.get(name, name)
         target = self._targets.get(name)
         if target is None:  # another rank's
             return
@@ -133,8 +113,7 @@ class DecoderWriter:
                     found.append(self.rows(each, begin, end))
                 start += size
             return torch.cat(found)
-        if self._tied and name == LM_HEAD:
-            name = _EMBEDDING
+        name = self.aliases.get(name, name)
         num_rows, *rest = self.shapes[name]
         whole = torch.zeros(last - first, *rest, device=self._model.device)
         target, shard, config = self._targets.get(name), self._shard, self._config
