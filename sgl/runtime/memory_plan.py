@@ -201,10 +201,8 @@ def plan_memory(
         model.weights.num_multiplied,
         fits=lambda its: isinstance(its, int) and its > 0,
     )
-    pools, most_pages = (
-        PoolSizes(config, model, model_config, page_size, rows, step_tokens, beside),
-        rows * -(-context // page_size),
-    )
+    pools = PoolSizes(config, model, model_config, page_size, rows, step_tokens, beside)
+    most_pages = rows * -(-context // page_size)
     if config.max_total_tokens is not None:
         num_pages = -(-config.max_total_tokens // page_size)
     elif pools.is_mixed:
@@ -248,30 +246,32 @@ def plan_memory(
             not platform.runs_ahead if config.disable_overlap_schedule is None else config.disable_overlap_schedule
         ),
     )
+    _log_plan(resolved, model, plan, weight_bytes, num_bytes)
+    return resolved, plan
+
+
+def _log_plan(config: EngineConfig, model: SizedModel, plan: KVPlan, weight_bytes: float, state_bytes: int) -> None:
     logger.info(
         "%s (%s) on %s in %s: weights %s, KV %s (%d tokens in pages of %d), context %d, at most %d requests at once",
         config.model_name,
         model.config.checkpoint_format,
-        resolved.device,
-        resolved.dtype,
+        config.device,
+        config.dtype,
         gib(weight_bytes),
-        gib(kv_bytes(resolved, model, plan)),
-        num_pages * page_size,
-        page_size,
-        resolved.context_length,
-        rows,
+        gib(kv_bytes(config, model, plan)),
+        config.max_total_tokens,
+        config.page_size,
+        config.context_length,
+        config.max_running_requests,
     )
-    if num_windowed:
+    if plan.num_window_pages:
+        windowed = (plan.num_window_pages - 1) * (config.page_size or 1)
         logger.info(
-            "layers with a window of %d tokens have pages of their own, for %d tokens",
-            window,
-            num_windowed * page_size,
+            "layers with a window of %d tokens have pages of their own, for %d tokens", plan.window, windowed
         )
-    if num_bytes:
-        logger.info(
-            "states of %d requests and %d checkpoints: %s", rows, resolved.state_checkpoints, gib(num_bytes)
-        )
-    return resolved, plan
+    if state_bytes:
+        rows, checkpoints = config.max_running_requests, config.state_checkpoints
+        logger.info("states of %d requests and %d checkpoints: %s", rows, checkpoints, gib(state_bytes))
 
 
 def _plan_states(config: EngineConfig, rows: int, available: float) -> tuple[int, int]:
