@@ -316,6 +316,31 @@ def test_documents_are_ranked(server: LiveServer) -> None:
     assert "document" not in one
 
 
+def test_prompts_are_cut_to_their_last_tokens_where_that_is_asked_for(server: LiveServer) -> None:
+    tokenizer = server.service.tokenizer
+    long = "word " * 500
+    bare = tokenizer.encode(long, add_special_tokens=False).tolist()
+    around = tokenizer.encode("a").tolist()
+    place = around.index(*tokenizer.encode("a", add_special_tokens=False).tolist())
+    for asked, kept in ((5, 5), (-1, 256)):
+        ids = [*around[:place], *bare[len(around) - 1 - kept :], *around[place + 1 :]]
+        assert len(ids) == kept
+        expected = server.post("/v1/embeddings", {"input": ids}).json()["data"][0]["embedding"]
+        for given in (long, [*bare[:-kept], *ids]):
+            answer = server.post("/v1/embeddings", {"input": given, "truncate_prompt_tokens": asked}).json()
+            assert answer["usage"]["prompt_tokens"] == kept
+            assert is_close(answer["data"][0]["embedding"], np.array(expected, np.float32))
+    cut = {"truncate_prompt_tokens": -1}
+    both = {"text_1": "a", "text_2": [long, "a"], **cut}
+    assert server.post("/v1/score", both).json()["data"][1]["score"] == pytest.approx(1)
+    ranks = server.post("/v1/rerank", {"query": "a", "documents": [long, "a"], **cut}).json()["results"]
+    assert ranks[0]["index"] == 1
+    benchmark = {"model": "default", "input": long, "ignore_eos": True, **cut}  # as vLLM's sends it
+    assert server.post("/v1/embeddings", benchmark).status_code == 200
+    labels = {"query": long, "items": ["a"], "label_token_ids": [5], **cut}
+    assert server.post("/v1/score", labels).status_code == 200
+
+
 def test_ollamas_endpoints(server: LiveServer) -> None:
     client = ollama.Client(server.url)
     answer = client.embed(model="default", input=["hello there", "a cat"])
@@ -346,6 +371,8 @@ def test_ollamas_endpoints(server: LiveServer) -> None:
         ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ("/v1/embeddings", {"input": "a", "model": "another"}, "model"),
         ("/v1/embeddings", {"input": {"text": "a"}}, "input"),
+        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": "3"}, "truncate_prompt_tokens"),
         ("/encode", {}, "text"),
         ("/encode", {"text": []}, "text"),
         ("/v1/score", {}, "text_1"),

@@ -2282,6 +2282,8 @@ export interface components {
          * @description POST /v1/embeddings.
          */
         EmbeddingBody: {
+            /** Truncate Prompt Tokens */
+            truncate_prompt_tokens?: number | null;
             /** Input */
             input: string | string[] | number[] | number[][];
             /** Model */
@@ -3813,6 +3815,8 @@ export interface components {
          * @description POST /v1/rerank.
          */
         RerankBody: {
+            /** Truncate Prompt Tokens */
+            truncate_prompt_tokens?: number | null;
             /** Query */
             query: string;
             /** Documents */
@@ -4100,6 +4104,8 @@ export interface components {
          *     these tokens are behind each item.
          */
         ScoreBody: {
+            /** Truncate Prompt Tokens */
+            truncate_prompt_tokens?: number | null;
             /** Model */
             model?: string | null;
             /** Text 1 */

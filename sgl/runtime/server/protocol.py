@@ -211,7 +211,7 @@ class Message(Lenient):
 class Function(Strict):
     """A function that the model may call."""
 
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(min_length=1, max_length=128)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -243,7 +243,7 @@ class CustomFormat(Strict):
 class Custom(Strict):
     """A tool whose input is a text."""
 
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(min_length=1, max_length=128)
     description: str | None = None
     format: CustomFormat | None = None
 

@@ -29,6 +29,7 @@ from sgl.runtime.server.embeddings.bodies import (
     pairs,
 )
 from sgl.runtime.server.embeddings.replies import Embeddings, Encoded, LabelScores, PairScores, PromptUsage, Ranks
+from sgl.runtime.server.embeddings.truncation import last_tokens
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import Service
 
@@ -67,8 +68,10 @@ class Embedder:
         dimensions: int | None = None,
         normalize: bool = True,
         adapter: str | None = None,
+        truncate: int | None = None,
     ) -> Vectors:
-        """Of texts, or of lists of token ids. adapter: a LoRA adapter's. Raises InvalidRequest, which names `param`."""
+        """Of texts, or of lists of token ids. adapter: a LoRA adapter's. truncate: as in `cut`. Raises InvalidRequest,
+        which names `param`."""
         width = await self._hidden_size()
         check_dimensions(dimensions, width)
         if len(texts) * width > MAX_NUMBERS:
@@ -77,8 +80,8 @@ class Embedder:
             raise InvalidRequest(message, param=param)
         if not texts:
             raise InvalidRequest(f"{param} is empty: it needs at least one text", param=param)
-        name = "prompt" if isinstance(texts[0], str) else "input_ids"
-        arguments = embedding_arguments(pooling or self._service.config.pooling, {name: list(texts)})
+        prompts = await self.cut(texts, truncate)
+        arguments = embedding_arguments(pooling or self._service.config.pooling, prompts)
         try:
             results = await self._service.generate(**arguments, lora_path=adapter)
             check_all(results)
@@ -87,6 +90,18 @@ class Embedder:
             raise
         finish = partial(finished, normalize=normalize, dimensions=dimensions)
         return Vectors([finish(result.pop("embedding")) for result in results], results)
+
+    async def cut(self, texts: Sequence[Any], most: int | None) -> dict[str, list[Any]]:
+        """The engine's argument for texts or lists of token ids, of each the last `most` tokens; -1: as many as fit.
+        Raises InvalidRequest."""
+        if most is None:
+            return {"prompt" if isinstance(texts[0], str) else "input_ids": list(texts)}
+        if most < 1 and most != -1:
+            message = f"truncate_prompt_tokens must be at least 1, or -1 for as many as fit, not {most}"
+            raise InvalidRequest(message, param="truncate_prompt_tokens")
+        service = self._service
+        most = (service.engine.config.context_length or 1) if most == -1 else most
+        return {"input_ids": await service.aside(last_tokens, service.tokenizer, texts, most)}
 
     async def _hidden_size(self) -> int:
         if self._width is None:
@@ -113,6 +128,7 @@ class EmbeddingsApi(Api):
             dimensions=body.dimensions,
             normalize=body.normalize,
             adapter=options.get("lora_path"),
+            truncate=body.truncate_prompt_tokens,
         )
         written = _base64 if body.encoding_format == "base64" else _list
 
@@ -165,7 +181,13 @@ class EmbeddingsApi(Api):
             raise InvalidRequest(message, param="text_1" if body.text_1 is None else "text_2")
         first, second = listed(body.text_1), listed(body.text_2)
         compared = pairs(body.text_1, body.text_2)
-        found = await self._embedder.embed([*first, *second], param="text_2", pooling=body.pooling, adapter=adapter)
+        found = await self._embedder.embed(
+            [*first, *second],
+            param="text_2",
+            pooling=body.pooling,
+            adapter=adapter,
+            truncate=body.truncate_prompt_tokens,
+        )
         vectors = found.vectors
         return encoding.json_response(
             {
@@ -194,7 +216,11 @@ class EmbeddingsApi(Api):
             raise InvalidRequest(f"top_n must be 0 or more, not {body.top_n}", param="top_n")
         texts = body.texts()
         found = await self._embedder.embed(
-            [body.query, *texts], param="documents", pooling=body.pooling, adapter=adapter
+            [body.query, *texts],
+            param="documents",
+            pooling=body.pooling,
+            adapter=adapter,
+            truncate=body.truncate_prompt_tokens,
         )
         query, *vectors = found.vectors
         scores = [_cosine(query, vector) for vector in vectors]
@@ -223,10 +249,11 @@ class EmbeddingsApi(Api):
             raise InvalidRequest(message, param="items")
         if not items:
             raise InvalidRequest("items is empty: it needs at least one", param="items")
-        prompts = [item + query if body.item_first else query + item for item in items]
+        given = [item + query if body.item_first else query + item for item in items]
+        prompts = await self._embedder.cut(given, body.truncate_prompt_tokens)
         try:
             results = await self._service.generate(
-                **{"prompt" if isinstance(query, str) else "input_ids": prompts},
+                **prompts,
                 sampling_params={"max_new_tokens": 0, "temperature": 0.0},
                 return_logprob=True,
                 token_ids_logprob=body.label_token_ids,

@@ -19,12 +19,19 @@ Texts = str | list[str] | list[int] | list[list[int]]
 Pooling = Literal["last", "mean"]
 
 
+class Truncating(Strict):
+    """A body whose prompts may be cut."""
+
+    truncate_prompt_tokens: int | None = None
+    """Only the last so many tokens of each prompt; -1: as many as fit."""
+
+
 @also_takes(
-    (Anything, "user priority request_id mm_processor_kwargs"),
-    (Nothing, "messages truncate_prompt_tokens task embed_dtype endianness"),
+    (Anything, "user priority request_id mm_processor_kwargs ignore_eos"),
+    (Nothing, "messages task embed_dtype endianness"),
     (On, "add_special_tokens use_activation"),
 )
-class EmbeddingBody(Strict):
+class EmbeddingBody(Truncating):
     """POST /v1/embeddings."""
 
     input: Texts
@@ -54,10 +61,10 @@ class EncodeBody(Lenient):
 
 @also_takes(
     (Anything, "user priority request_id mm_processor_kwargs"),
-    (Nothing, "truncate_prompt_tokens softmax activation"),
+    (Nothing, "softmax activation"),
     (On, "add_special_tokens use_activation"),
 )
-class ScoreBody(Strict):
+class ScoreBody(Truncating):
     """POST /v1/score. With text_1 and text_2: how alike texts are. With query, items and label_token_ids: how likely
     these tokens are behind each item."""
 
@@ -83,12 +90,12 @@ class Document(Lenient):
 
 @also_takes(
     (Anything, "user priority request_id mm_processor_kwargs rank_fields"),
-    (Nothing, "truncate_prompt_tokens max_tokens_per_doc max_chunks_per_doc instruct"),
+    (Nothing, "max_tokens_per_doc max_chunks_per_doc instruct"),
     (Zero, "min_score"),
     (On, "truncation use_activation add_special_tokens"),
     (Off, "return_embeddings"),
 )
-class RerankBody(Strict):
+class RerankBody(Truncating):
     """POST /v1/rerank."""
 
     query: str

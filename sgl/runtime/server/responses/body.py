@@ -125,7 +125,7 @@ class FunctionTool(Strict):
     """A function that the model may call. `strict` is true unless it says otherwise."""
 
     type: Literal["function"]
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(min_length=1, max_length=128)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -147,7 +147,7 @@ class CustomTool(Strict):
     """A tool whose input is a text."""
 
     type: Literal["custom"]
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(min_length=1, max_length=128)
     description: str | None = None
     format: InputFormat | None = None
     defer_loading: Off = None

@@ -1,0 +1,30 @@
+"""Prompts cut to their last tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sgl.errors import InvalidRequest
+from sgl.runtime.text.tokenizer import Tokenizer
+
+
+def last_tokens(tokenizer: Tokenizer, prompts: Sequence[Any], most: int) -> list[list[int]]:
+    """The last `most` token ids of each text, or of each list of ids. What the tokenizer puts around a text stays, and
+    counts. Raises InvalidRequest."""
+    if not isinstance(prompts[0], str):
+        return [ids[-most:] for ids in prompts]
+    bare = tokenizer.encode_all(prompts, add_special_tokens=False)
+    return [_last(*each, most) for each in zip(tokenizer.encode_all(prompts), bare, strict=True)]
+
+
+def _last(ids: list[int], bare: list[int], most: int) -> list[int]:
+    """bare: without what the tokenizer puts around them."""
+    if len(ids) <= most:
+        return ids
+    num_added = len(ids) - len(bare)
+    if most <= num_added:
+        message = f"truncate_prompt_tokens must be more than the {num_added} tokens around each text, not {most}"
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    start = next(i for i in range(num_added + 1) if ids[i : i + len(bare)] == bare)
+    return [*ids[:start], *bare[num_added - most :], *ids[start + len(bare) :]]
