@@ -33,7 +33,7 @@ Anything: TypeAlias = Annotated[Any, _UNTOLD]
 """Accepted with any value: it affects serving, not the answer."""
 Off: TypeAlias = Annotated[Any, _only(False), _UNTOLD]
 On: TypeAlias = Annotated[Any, _only(True), _UNTOLD]
-Zero: TypeAlias = Annotated[Any, _only(0), _UNTOLD]
+Zero: TypeAlias = Annotated[Any, _only(0, 0.0), _UNTOLD]
 One: TypeAlias = Annotated[Any, _only(1, 1.0), _UNTOLD]
 Empty: TypeAlias = Annotated[Any, _only("", [], {}), _UNTOLD]
 NoContext: TypeAlias = Annotated[Any, _only([], hint="send the turns to /api/chat, or leave it out"), _UNTOLD]
