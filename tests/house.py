@@ -199,7 +199,7 @@ MOST_LINES = {
     "kernels.latent": 1_000,
     "kernels.lora": 580,  # of experts, too
     "kernels.moe": 1_850,
-    "lang": 9_740,  # with what transformers adds to Jinja
+    "lang": 9_860,  # with what transformers adds to Jinja, and how turns begin on models that think
     "runtime": 27_000,  # without the server and what follows
     "runtime.cluster": 1_960,
     "runtime.gateway": 3_760,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.ir.chat_template import PrefixTemplate, as_template, jinja_template, register_chat_template, registry
 from sgl.lang.ir.reasoning import FORMATS, ReasoningSplitter, split_reasoning
+from sgl.lang.record.run import IDLE_S
 from tests.lang_mocks import MockBackend
 
 CHATML = (
@@ -83,6 +85,79 @@ def test_an_assistant_turn_begins_with_the_generation_prompt() -> None:
     state = program.run(backend=MockBackend(lambda *_: "ok</think>", chat_template=jinja_template(THINKING)))
     turn = "<|assistant|><think>\nok</think><|end|>"
     assert state.text() == f"<|user|>hi<|end|>{turn}<|user|>more<|end|>{turn}"
+
+
+ANSWERED = THINKING.replace("{{ m.content }}", "%s{{ m.content }}")
+OPENINGS = {
+    # how a template has a turn that was not thought about
+    "as it is": ("", ""),
+    "with an empty thought": (
+        "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}",
+        "<think>\n\n</think>\n\n",
+    ),
+    "never": ("{% if m.role == 'assistant' %}<think>\n{% endif %}", "<think>\n</think>\n\n"),
+}
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_what_a_program_says_for_the_model_is_no_thought(opening: str) -> None:
+    written, unopened = OPENINGS[opening]
+    template = jinja_template(ANSWERED.replace("%s", written))
+
+    @sgl.function
+    def program(s):
+        s += sgl.user("1") + sgl.assistant("yes")
+        s += sgl.user("2") + sgl.assistant(sgl.select("a", choices=["no"]))
+        s += sgl.user("3") + sgl.assistant(sgl.gen("b", regex="[0-9]"))
+        s += sgl.user("4") + sgl.assistant("It is " + sgl.gen("c"))
+        s += sgl.user("5") + sgl.assistant(sgl.gen("d"))
+
+    backend = MockBackend(lambda *_: "7", chat_template=template)
+    asked = [("1", "yes"), ("2", "no"), ("3", "7"), ("4", "It is 7")]
+    said = "".join(f"<|user|>{number}<|end|><|assistant|>{unopened}{text}<|end|>" for number, text in asked)
+    expected = said + "<|user|>5<|end|><|assistant|><think>\n7<|end|>"
+    assert program.run(backend=backend).text() == expected
+    assert [state.text() for state in program.run_batch([{}] * 2, backend=backend)] == [expected] * 2
+
+
+@pytest.mark.parametrize("pause", [0.0, 3 * IDLE_S])
+def test_how_a_turn_begins_is_no_matter_of_time(pause: float) -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("1") + sgl.assistant(sgl.gen("a"))
+        s += sgl.user("2")
+        with s.assistant():
+            time.sleep(pause)
+            with s.var_scope("b"):
+                s += "so " + s["a"]
+        s += sgl.user("3") + sgl.assistant_begin()
+        time.sleep(pause)
+        s += sgl.gen("c") + sgl.assistant_end()
+
+    state = program.run(backend=MockBackend(lambda *_: "x", chat_template=jinja_template(THINKING)))
+    thought = "<|assistant|><think>\nx<|end|>"
+    expected = f"<|user|>1<|end|>{thought}<|user|>2<|end|><|assistant|>so x<|end|><|user|>3<|end|>{thought}"
+    assert state.text() == expected
+    assert state["b"] == "so x"
+
+
+def test_a_turn_that_is_looked_at_has_begun() -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("1") + sgl.assistant_begin()
+        seen.append(s.text())
+        s += "yes" + sgl.assistant_end() + sgl.user("2")
+        branches = s.fork(2)
+        branches += sgl.assistant_begin()
+        branches.join("concate_and_append")
+
+    seen = list[str]()
+    backend = MockBackend(chat_template=jinja_template(THINKING))
+    begun = "<|user|>1<|end|><|assistant|><think>\n"
+    assert (
+        program.run(backend=backend).text() == f"{begun}yes<|end|><|user|>2<|end|>" + 2 * "<|assistant|><think>\n"
+    )
+    assert seen == [begun]
 
 
 def test_a_template_that_refuses_an_order_of_turns_is_an_error_with_its_words() -> None:

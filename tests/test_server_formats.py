@@ -297,6 +297,21 @@ def test_reasoning_of_each_family_is_told_and_free_of_the_constraint(engine: Eng
 
 
 @pytest.mark.parametrize(
+    ("said", "is_thought"), [("Yes, ", False), ("<think>Hm", True), ("<think>Hm</think>So ", False)]
+)
+def test_a_continued_answer_is_reasoning_only_where_it_was_begun(
+    engine: Engine, said: str, is_thought: bool
+) -> None:
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template = turns + "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+    with served(engine, template=template, reasoning_parser="deepseek-r1") as server:
+        begun = {"messages": [*HELLO, {"role": "assistant", "content": said}], "continue_final_message": True}
+        answer = through("chat", server, choice="none", regex="[ab]{9}", max_tokens=9, temperature=0.0, **begun)
+        assert bool(answer.reasoning) == is_thought
+        assert is_thought or re.fullmatch("[ab]{9}", answer.content)
+
+
+@pytest.mark.parametrize(
     ("name", "parser"),
     [
         ("glm45", "glm45"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sgl.errors import InvalidRequest, nearest_name
+from sgl.lang.ir.reasoning import begun_by
 
 Messages = list[dict[str, Any]]
 
@@ -83,6 +84,7 @@ class RenderedTemplate(ChatTemplate):
     image_token: str = "<image>"
     _begin: dict[tuple[tuple[str, ...], str], TurnBegin] = field(default_factory=dict, compare=False)
     _end: dict[tuple[str, ...], str] = field(default_factory=dict, compare=False)
+    _said: dict[tuple[str, ...], TurnBegin] = field(default_factory=dict, compare=False)
 
     def begin(self, roles: tuple[str, ...], role: str) -> TurnBegin:
         key = (roles, role)
@@ -90,6 +92,26 @@ class RenderedTemplate(ChatTemplate):
             written = self.end(roles[:-1], roles[-1]) if roles else ""
             self._begin[key] = TurnBegin(self._gap(roles, role).removeprefix(written))
         return self._begin[key]
+
+    def begin_said(self, roles: tuple[str, ...]) -> TurnBegin:
+        """The opening of an assistant's turn that says something at once: as the template has earlier ones, where a
+        generated one begins with reasoning."""
+        if roles not in self._said:
+            begin = self.begin(roles, "assistant")
+            if begun_by(begin.text) is not None:
+                begin = TurnBegin(self._unopened(roles, begin.text))
+            self._said[roles] = begin
+        return self._said[roles]
+
+    def _unopened(self, roles: tuple[str, ...], generated: str) -> str:
+        try:
+            text = self._gap_before((*roles, "assistant"))
+        except (InvalidRequest, ValueError):  # it has such a turn in no other way
+            text = generated
+        else:
+            text = text.removeprefix(self.end(roles[:-1], roles[-1]) if roles else "")
+        format = begun_by(text)
+        return text if format is None else f"{text}{format.end}\n\n"
 
     def end(self, roles: tuple[str, ...], role: str) -> str:
         key = (*roles, role)

@@ -13,9 +13,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sgl.errors import BackendError, InvalidRequest, ProgramError, QueueFull, SglError
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat_template import ChatTemplate
+from sgl.lang.ir.chat_template import ChatTemplate, RenderedTemplate
 from sgl.lang.ir.pool import Pool
 from sgl.lang.ir.reasoning import ReasoningSplitter, split_reasoning
+from sgl.lang.ir.turns import is_said
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Stream")
@@ -375,7 +376,10 @@ class Interpreter(ABC, Generic[S]):
     def _role_begin(self, stream: S, role: str) -> None:
         if self._template is None:
             raise InvalidRequest("roles need a chat template and there is none: pass chat_template=")
-        begin = self._template.begin(stream.roles, role)
+        template = self._template
+        begin = template.begin(stream.roles, role)
+        if role == "assistant" and isinstance(template, RenderedTemplate):
+            begin = template.begin_said(stream.roles) if is_said(stream.queue, self._program.args) else begin
         if begin.system is not None:
             stream.add_turn({"role": "system", "content": begin.system})
         self._write(stream, begin.text, {} if begin.system is None else {"system": begin.system}, is_template=True)

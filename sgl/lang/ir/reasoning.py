@@ -39,6 +39,11 @@ def is_begun(prompt: str, format: ReasoningFormat) -> bool | None:
     return True if end.endswith(format.begin) else False if end.endswith(format.end) else None
 
 
+def begun_by(text: str) -> ReasoningFormat | None:
+    """The format whose reasoning the end of a text begins."""
+    return next((format for format in FORMATS.values() if is_begun(text, format)), None)
+
+
 def reasoning_format(name: str | None) -> ReasoningFormat:
     """The format of that name. Raises InvalidRequest."""
     if name not in FORMATS:

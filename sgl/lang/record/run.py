@@ -23,6 +23,7 @@ from sgl.lang.aio import Watched, io
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.interpreter import as_known
+from sgl.lang.ir.turns import is_said
 from sgl.lang.record.cell import Cell, Failure
 from sgl.lang.record.open_runs import Group, current_group, everything
 from sgl.lang.record.place import Place, add_place, misuse
@@ -60,6 +61,8 @@ class Run(Watched):
         self._calls: int | None = None  # of a finished session of single calls
         self._streams: list[Stream] = []
         self._unsent: deque[tuple[int, ir.Node]] = deque()
+        self._begun: dict[int, list[ir.Node]] = {}
+        """By stream: an assistant's turn of which nothing tells yet how it begins, held back until something does."""
         self._num_nodes = 0
         self._lock = threading.Lock()
         self._deadline: asyncio.TimerHandle | None = None
@@ -87,26 +90,40 @@ class Run(Watched):
 
     def record(self, stream: int, node: ir.Node) -> None:
         """Add a stream's node."""
-        self._unsent.append((stream, node))
+        with self._lock:
+            nodes = [*self._begun.pop(stream, ()), node]
+            for branch in node.children if isinstance(node, ir.Join) else ():
+                self._unsent.extend((branch, each) for each in self._begun.pop(branch, ()))
+            if _is_open(nodes) and is_said(nodes[1:], self.program.args) is None:
+                self._begun[stream] = nodes
+            else:
+                self._unsent.extend((stream, each) for each in nodes)
         self._num_nodes += 1
-        if len(self._unsent) == 1:
+        if 0 < len(self._unsent) <= len(nodes):
             idle_watch.add(self)
         elif len(self._unsent) >= SEGMENT_NODES:
             self.flush()
         if self._num_nodes > MAX_NODES:
             raise misuse(f"a program can have at most {MAX_NODES} nodes; does a loop never end?")
 
-    def flush(self, *, final: bool = False) -> None:
-        """Send what is recorded. Any thread; never blocks."""
-        if not self._unsent and not final:
+    def flush(self, cell: Cell | None = None, *, final: bool = False) -> None:
+        """Send what is recorded, also a begun turn if its cell is waited for. Any thread; never blocks."""
+        is_whole = final or (cell is not None and self._holds(cell))
+        if not self._unsent and not is_whole:
             return
         with self._lock:  # segments keep the nodes' order
+            while is_whole and self._begun:
+                stream, held = self._begun.popitem()
+                self._unsent.extend((stream, node) for node in held)
             nodes = []
             while self._unsent:
                 nodes.append(self._unsent.popleft())
             if nodes or final:
                 self.segments += 1
                 io.post(self._send, ir.Segment(tuple(nodes), final=final))
+
+    def _holds(self, cell: Cell) -> bool:
+        return any(cell is self._streams[stream].parts[-len(held)] for stream, held in list(self._begun.items()))
 
     def cells(self) -> Iterator[Cell]:
         """All streams' answers, pending ones included."""
@@ -181,6 +198,7 @@ class Run(Watched):
         """In a forked child: fail the parent's run, which continues there."""
         self._on_done.clear()
         self._unsent.clear()
+        self._begun.clear()
         self._lock = threading.Lock()
         self.forget_waiters()
         for stream in self._streams:
@@ -344,6 +362,10 @@ def program_of(name: str, sampling: Mapping[str, Any], **fields: Any) -> ir.Prog
     timeout, seed = defaults.pop("timeout", None), defaults.pop("seed", None)
     seed = random.getrandbits(63) if seed is None else seed
     return ir.Program(name, seed, defaults, deadline_s=timeout, **fields)
+
+
+def _is_open(nodes: list[ir.Node]) -> bool:
+    return isinstance(nodes[0], ir.RoleBegin) and nodes[0].role == "assistant"
 
 
 class IdleWatch:

@@ -25,7 +25,7 @@ class _Recorder(Protocol):
 
     def add_stream(self, stream: Stream) -> int: ...
     def record(self, stream: int, node: ir.Node) -> None: ...
-    def flush(self) -> None: ...
+    def flush(self, cell: Cell | None = None) -> None: ...
 
 
 class Stream(Watched):
@@ -231,7 +231,7 @@ class Stream(Watched):
         """Send what is recorded if needed, and wait for the cells. Raises the first failure."""
         for cell in cells:
             if not cell.done:
-                self.run.flush()
+                self.run.flush(cell)
                 yield cell, cell.is_done
             if cell.failure:
                 raise cell.failure.exception()
@@ -269,7 +269,7 @@ class Stream(Watched):
         """Wait until everything recorded is done or failed; raises nothing."""
         for cell in cells_of(self.chain_parts()):
             if not cell.done:
-                self.run.flush()
+                self.run.flush(cell)
                 yield cell, cell.is_done
         return self.failure
 
@@ -297,7 +297,7 @@ class Stream(Watched):
         while True:
             parts = self.chain_parts()
             for part in parts[position:]:
-                yield from self._part_chunks(part)
+                yield from self._part_chunks(part, is_own=not to_the_end)
             position = len(parts)
             if not to_the_end or self.run.is_over or self.is_closed or self.failure:
                 if self._chain_length() == position:
@@ -320,7 +320,10 @@ class Stream(Watched):
         elif variable is not None:  # None: unset in that branch
             raise misuse(f"{name!r} is {variable!r}, which has no text to iterate over", variable=name)
 
-    def _part_chunks(self, part: Part, is_reasoning: bool = False) -> Iterator[Chunk | Wait]:
+    def _part_chunks(
+        self, part: Part, is_reasoning: bool = False, *, is_own: bool = True
+    ) -> Iterator[Chunk | Wait]:
+        """is_own: nobody else goes on recording meanwhile."""
         source = part.source if isinstance(part, Lazy) else part
         if not isinstance(source, Cell):
             if isinstance(part, Lazy):
@@ -336,7 +339,7 @@ class Stream(Watched):
             yield from [chunk for chunk in new if chunk.is_reasoning is is_reasoning]
             if is_done:
                 break
-            self.run.flush()
+            self.run.flush(source if is_own else None)
             yield source, partial(has_news, source, sent)
         yield from self.ready((source,))
         whole = source.meta.get("reasoning_content", "") if is_reasoning else source.text

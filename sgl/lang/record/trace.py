@@ -12,6 +12,7 @@ from sgl.errors import ProgramError, SglError
 from sgl.lang.backends.dry import DryBackend
 from sgl.lang.config import global_config
 from sgl.lang.ir import nodes as ir
+from sgl.lang.record.cell import Cell
 from sgl.lang.record.place import Place
 from sgl.lang.record.run import Run
 from sgl.lang.record.state import ProgramState
@@ -66,13 +67,13 @@ class TracedRun(Run):
         super().record(stream, node)
         self._is_recording = False
 
-    def flush(self, *, final: bool = False) -> None:
+    def flush(self, cell: Cell | None = None, *, final: bool = False) -> None:
         """Send when the body looks at a made-up value or ends; not when it is busy with something else."""
         if threading.get_ident() != self._thread and not final:
             return
         if not (final or self._is_recording):
             self.problem = "it looks at what it generates, and is executed only once, before anything is generated"
-        super().flush(final=final)
+        super().flush(cell, final=final)
 
 
 @dataclass(frozen=True)

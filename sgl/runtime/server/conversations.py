@@ -67,7 +67,7 @@ class Conversations:
             params = in_last_channel(params, reading.format) if has_tags and not constraint else params
             reading = replace(reading, separates_reasoning=separates, streams_reasoning=streams)
         elif (parser := service.config.reasoning_parser) is not None and separates:
-            thinking = Thinking.of(parser, tokenizer, ids, streams=streams)
+            thinking = Thinking.of(parser, tokenizer, ids, streams=streams, said=_continued(body))
             params, marks = thinking.before(params) if has_tags else params, (*marks, *thinking.marks)
             otherwise = None if otherwise is None else thinking.before(otherwise)
         shown = {"shown_special_tokens": tokenizer.special_tokens_in(marks)}
@@ -154,6 +154,14 @@ async def streamed(service: Service, answers: Answers[Choice]) -> AsyncGenerator
             if (error := failure_of(event)) is not None:
                 raise error
             yield event
+
+
+def _continued(body: ChatBody) -> str | None:
+    """The text of the answer that is to be continued."""
+    if not body.continue_final_message:
+        return None
+    content = body.messages[-1].content
+    return content if isinstance(content, str) else "".join(part.text or "" for part in content or ())
 
 
 def _top_logprobs(body: ChatBody) -> int | None:

@@ -24,11 +24,16 @@ class Thinking(NamedTuple):
     streams: bool
 
     @classmethod
-    def of(cls, parser: str, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, streams: bool) -> Thinking:
-        """As a prompt leaves it. Raises InvalidRequest for an unknown parser."""
+    def of(
+        cls, parser: str, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, streams: bool, said: str | None = None
+    ) -> Thinking:
+        """As a prompt leaves it. said: what a continued answer begins with. Raises InvalidRequest for an unknown
+        parser."""
         format = reasoning_format(parser)
-        tail = tokenizer.decode(prompt_ids[-_TAIL:], skip_special_tokens=False)
-        return cls(parser, format, is_begun(tail, format), streams)
+        begun = is_begun(tokenizer.decode(prompt_ids[-_TAIL:], skip_special_tokens=False), format)
+        if begun is None and said:
+            begun = said.rfind(format.begin) > said.rfind(format.end)
+        return cls(parser, format, begun, streams)
 
     @property
     def marks(self) -> tuple[str, str]:
