@@ -151,8 +151,17 @@ def test_prefill_replicas_have_options_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("given", "option", "said"),
     [
-        ({"tp_size": 2}, "tp_size", "tp_size=2: with prefill_replicas, each replica is one process"),
-        ({"prefill_engine": {"dp_size": 2}}, "dp_size", "dp_size=2: with prefill_replicas"),
+        (
+            {"tp_size": 2, "nnodes": 2},
+            "nnodes",
+            "nnodes=2: with prefill_replicas, each replica's processes are on one",
+        ),
+        ({"tp_size": 2, "prefill_engine": {"nnodes": 2}}, "nnodes", "nnodes=2: with prefill_replicas"),
+        (
+            {"deterministic": True, "page_size": 16, "prefill_engine": {"tp_size": 2}},
+            "tp_size",
+            "tp_size=1, and 2 in prefill_engine: in deterministic mode it is the same",
+        ),
         ({"prefill_engine": {"port": 1}}, "prefill_engine", "prefill_engine has options of an engine, and 'port'"),
         ({"prefill_engine": {"max_running_requests": 0}}, "max_running_requests", "max_running_requests=0"),
         (
@@ -355,7 +364,9 @@ def test_a_ctrl_c_is_held_back_until_ray_has_started_and_a_second_one_is_not(num
 
 
 def plan(hosts: list[tuple[int, int]], replicas: int = 1, **given: Any) -> tuple[int, int, bool]:
-    found = placed(EngineConfig(**given), [Host(*each) for each in hosts], replicas)
+    found = placed({"worker": EngineConfig(**given)}, [Host(*each) for each in hosts], {"worker": replicas})[
+        "worker"
+    ]
     return found.hosts, found.share, found.uses_gpus
 
 
@@ -366,6 +377,28 @@ def test_a_replica_takes_as_few_hosts_as_hold_it() -> None:
     assert plan([(8, 4)], device="cpu", tp_size=4) == (1, 4, False)
     assert plan([(8, 4)], tp_size=4, nnodes=2) == (2, 2, True)
     assert plan([(8, 2), (8, 2)], replicas=2, dp_size=2) == (1, 2, True)
+
+
+def both(hosts: list[tuple[int, int]], counts: tuple[int, int], worker: Any, prefill: Any) -> list[tuple[int, int]]:
+    engines = {"worker": EngineConfig(**worker), "prefill": EngineConfig(**prefill)}
+    found = placed(engines, [Host(*each) for each in hosts], dict(zip(engines, counts, strict=True)))
+    return [(each.hosts, each.share) for each in found.values()]
+
+
+def test_replicas_of_both_kinds_share_the_hosts_and_each_is_on_one() -> None:
+    assert both([(8, 4)], (1, 1), {"tp_size": 2}, {"tp_size": 2}) == [(1, 2), (1, 2)]
+    assert both([(8, 2), (8, 4)], (1, 1), {"tp_size": 2}, {"tp_size": 4}) == [(1, 2), (1, 4)]
+    assert both([(8, 2), (8, 3)], (3, 1), {}, {"dp_size": 2}) == [(1, 1), (1, 2)]
+    with pytest.raises(
+        ConfigError, match=r"1 prefill replicas of 2 .* have 0, 1 GPUs beside those of the others"
+    ) as no:
+        both([(8, 2), (8, 1)], (1, 1), {"tp_size": 2}, {"tp_size": 2})
+    assert no.value.option == "tp_size"
+    with pytest.raises(ConfigError, match="2 prefill replicas of 1") as no:
+        both([(8, 2)], (1, 2), {}, {})
+    assert no.value.option == "prefill_replicas"
+    with pytest.raises(ConfigError, match=r"1 replicas of 4 processes do not fit: .* have 2, 2 GPUs$"):
+        both([(8, 2), (8, 2)], (1, 1), {"tp_size": 4}, {})
 
 
 @pytest.mark.parametrize(

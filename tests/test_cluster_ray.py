@@ -146,7 +146,7 @@ def test_ranks_of_a_replica_lie_on_two_nodes(tmp_path: Path) -> None:
 
 
 def test_prefill_replicas_compute_prompts_for_the_others(tmp_path: Path) -> None:
-    options = {**OPTIONS, "prefill_replicas": 1, "min_prefill_tokens": 8, "prefill_engine": {"random_seed": 2}}
+    options = {**OPTIONS, "prefill_replicas": 1, "min_prefill_tokens": 8, "prefill_engine": {"tp_size": 2}}
 
     def paired(url: str) -> float:
         text = requests.get(f"{url}/metrics", timeout=PATIENCE).text
@@ -163,6 +163,7 @@ def test_prefill_replicas_compute_prompts_for_the_others(tmp_path: Path) -> None
         status = running.status()
         assert (status["serving"], status["replicas"], status["prefill_replicas"]) == (2, 2, 1)
         assert modes(running) == ["decode", "prefill"]
+        assert sorted(worker["capabilities"]["ranks"] for worker in status["workers"]) == [1, 2]
         texts = [f"Number {number}: once upon a time there was a king" for number in range(4)]
         wait_until(lambda: all(worker["mode"] for worker in known(running.url)))
         found = [answer(running.url, text) for text in texts]

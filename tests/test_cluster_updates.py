@@ -47,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch, test: Callable[[its.Cluster, App], Awai
         with listen("127.0.0.1", 0) as bound:
             options = Options.of({"device": "cpu", "replicas": 2, "port": 0, **given}, "f.yaml")
             cluster = its.Cluster(options, bound, ray)  # type: ignore[arg-type]
-            cluster._serve(cluster._placement(options, options.counts), surge=False)
+            cluster._serve(cluster._placements(options, options.counts), surge=False)
             cluster._deploy()
             for name in "ab":
                 hear(cluster, name, 1)

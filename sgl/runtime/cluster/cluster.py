@@ -38,14 +38,15 @@ class _Before:
     options: Options
     counts: dict[str, int]
     generation: int
-    placement: Placement
+    placements: dict[str, Placement]
     failure: str | None  # that Ray Serve told already
 
 
 class Cluster:
     """One cluster. Its methods run on one event loop."""
 
-    _how: tuple[Placement, bool]  # of the generation that is deployed: and whether each new one starts first
+    _how: tuple[dict[str, Placement], bool]
+    """Of the generation that is deployed, by kind; and whether each new replica starts first."""
 
     def __init__(self, options: Options, bound: socket.socket, ray: RayCluster) -> None:
         """bound: where clients connect."""
@@ -88,7 +89,7 @@ class Cluster:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     kept = [tasks.create_task(router.keep()), tasks.create_task(self._tick())]
-                    self._serve(self._placement(self._options, self._counts), surge=False)
+                    self._serve(self._placements(self._options, self._counts), surge=False)
                     await asyncio.to_thread(self._deploy)
                     if await self._all_are_ready():
                         on_ready(known.url)
@@ -143,7 +144,7 @@ class Cluster:
             )
         async with self._changing:
             counts = {**self._counts, kind: replicas}
-            self._placement(self._options, counts)
+            self._placements(self._options, counts)
             logger.info("%d %s replicas in place of %d", replicas, kind, self._counts[kind])
             self._counts = counts
             await asyncio.to_thread(self._app.scale, counts)
@@ -159,9 +160,9 @@ class Cluster:
                 )
         async with self._changing:
             counts = options.counts
-            placement = self._placement(options, counts)
+            placements = self._placements(options, counts)
             try:
-                self._placement(options, {**counts, "one more": 1 + (counts["prefill"] > 0)})
+                self._placements(options, {kind: number + 1 for kind, number in counts.items()})
             except ConfigError:
                 surge = False
             else:
@@ -171,7 +172,7 @@ class Cluster:
                     self._options, self._counts, self._generation, self._how[0], self._app.failure
                 )
             self._take(options, counts)
-            self._serve(placement, surge=surge)
+            self._serve(placements, surge=surge)
             self._progress = 0, time.monotonic()
             logger.info("all replicas are replaced by generation %d", self._generation)
             await asyncio.to_thread(self._deploy)
@@ -205,7 +206,7 @@ class Cluster:
             self._before = None
             self._take(before.options, before.counts)
             self._generation = before.generation
-            self._how = before.placement, self._how[1]
+            self._how = before.placements, self._how[1]
             await asyncio.to_thread(self._deploy)
 
     def _fixed(self, options: Options) -> Iterator[tuple[str, Any, Any]]:
@@ -218,10 +219,10 @@ class Cluster:
         for name, value in asdict(ours.gateway).items():
             yield name, value, getattr(options.gateway, name)
 
-    def _placement(self, options: Options, counts: Mapping[str, int]) -> Placement:
-        return placed(options.engine, self._ray.hosts(), sum(counts.values()))
+    def _placements(self, options: Options, counts: Mapping[str, int]) -> dict[str, Placement]:
+        return placed(options.engines, self._ray.hosts(), counts)
 
-    def _serve(self, placement: Placement, *, surge: bool) -> None:
+    def _serve(self, placements: dict[str, Placement], *, surge: bool) -> None:
         """Offer the options to replicas of a new generation."""
         options = self._options
         self._newest += 1
@@ -237,18 +238,18 @@ class Cluster:
                 "unhealthy_timeout": options.cluster.unhealthy_timeout,
             },
         )
-        self._how = placement, surge
+        self._how = placements, surge
 
     def _deploy(self) -> None:
-        placement, surge = self._how
+        placements, surge = self._how
         keep_token(self._app.name, self._token)
         arguments = {
             "control": self._control_url,
             "key": self._app.name,
             "generation": self._generation,
-            "hosts": placement.hosts,
+            "hosts": placements["worker"].hosts,  # those of other kinds have one
         }
-        self._app.deploy(self._options, placement, self._counts, arguments, surge=surge)
+        self._app.deploy(self._options, placements, self._counts, arguments, surge=surge)
 
     async def _all_are_ready(self) -> bool:
         """Wait for them; False: `stop` came first."""

@@ -150,13 +150,18 @@ class Options:
             GatewayConfig.from_options(parts[3]),
             prefill,
         )
-        for each in (options.engine, prefill):
-            for name in ("tp_size", "pp_size", "dp_size"):
-                if prefill is not None and each is not None and getattr(each, name) > 1:
-                    raise ConfigError(
-                        f"{name}={getattr(each, name)}: with prefill_replicas, each replica is one process",
-                        option=name,
-                    )
+        for each in options.engines.values() if prefill is not None else ():
+            if each.nnodes > 1:
+                raise ConfigError(
+                    f"nnodes={each.nnodes}: with prefill_replicas, each replica's processes are on one host",
+                    option="nnodes",
+                )
+            if each.deterministic and each.tp_size != options.engine.tp_size:
+                raise ConfigError(
+                    f"tp_size={options.engine.tp_size}, and {each.tp_size} in prefill_engine: in deterministic mode "
+                    "it is the same for all replicas, since sums of other parts round otherwise",
+                    option="tp_size",
+                )
         if options.engine.device not in (None, "cpu", "cuda"):
             raise ConfigError(
                 f"device={options.engine.device!r}: Ray gives each replica its GPUs, so a cluster's device is cpu or "
@@ -188,6 +193,11 @@ class Options:
         return options
 
     @property
+    def engines(self) -> dict[str, EngineConfig]:
+        """Of replicas, by kind."""
+        return {"worker": self.engine} | ({} if self.prefill is None else {"prefill": self.prefill})
+
+    @property
     def own_key(self) -> str | None:
         """With which the cluster asks its replicas."""
         keys = self.server.api_key or ()
@@ -201,7 +211,7 @@ class Options:
     def for_replicas(self) -> dict[str, Any]:
         """The options of a replica's server, as plain data for `from_options`: "engines" by kind, and "server". Where
         it listens is its own to say."""
-        engines = {"worker": self.engine} | ({} if self.prefill is None else {"prefill": self.prefill})
+        engines = self.engines
         for kind, engine in engines.items():
             if engine.model_path == str(EMBEDDED):  # lies elsewhere on other hosts
                 engines[kind] = replace(engine, model_path="embedded")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,26 +37,44 @@ class Placement:
         return {"num_cpus": self.resources["CPU"], "num_gpus": self.resources.get("GPU", 0)}
 
 
-def placed(config: EngineConfig, hosts: Sequence[Host], replicas: int) -> Placement:
-    """The placement of each replica. Raises ConfigError if so many do not fit."""
-    uses_gpus = config.device != "cpu" and any(host.gpus >= 1 for host in hosts)
-    if config.device == "cuda" and not uses_gpus:
+def placed(
+    engines: Mapping[str, EngineConfig], hosts: Sequence[Host], counts: Mapping[str, int]
+) -> dict[str, Placement]:
+    """The placement of each replica, by kind. Raises ConfigError if so many do not fit."""
+    device = next(iter(engines.values())).device  # is all kinds'
+    uses_gpus = device != "cpu" and any(host.gpus >= 1 for host in hosts)
+    if device == "cuda" and not uses_gpus:
         raise ConfigError("device='cuda': no host of the Ray cluster has a GPU", option="device")
-    kind = "GPUs" if uses_gpus else "CPUs"
     free = [int(host.gpus if uses_gpus else host.cpus) for host in hosts]
+    found = {}
+    for kind, config in engines.items():
+        found[kind] = _placed(config, free, counts[kind], kind, uses_gpus=uses_gpus, is_whole=len(engines) > 1)
+    return found
+
+
+def _placed(
+    config: EngineConfig, free: list[int], replicas: int, kind: str, *, uses_gpus: bool, is_whole: bool
+) -> Placement:
+    """Of one kind, which takes what hosts have. is_whole: each replica is on one host."""
     number = config.num_ranks * config.dp_size
-    is_open = config.nnodes == 1 == config.dp_size  # several engines are one host's
+    is_open = config.nnodes == 1 == config.dp_size and not is_whole  # several engines are one host's
     shares = _divisors(number) if is_open else [number // config.nnodes]
     for share in shares:
-        if sum(each // share for each in free) >= replicas * (number // share):
+        wanted = replicas * (number // share)
+        if sum(each // share for each in free) >= wanted:
+            for host, each in enumerate(free):
+                taken = min(wanted, each // share)
+                free[host], wanted = each - taken * share, wanted - taken
             return Placement(number // share, share, uses_gpus)
-    option = next(
-        (name for name in ("nnodes", "tp_size", "pp_size", "dp_size") if getattr(config, name) > 1), "replicas"
-    )
+    option = "replicas" if kind == "worker" else f"{kind}_replicas"
+    if replicas == 1:
+        sizes = (name for name in ("nnodes", "tp_size", "pp_size", "dp_size") if getattr(config, name) > 1)
+        option = next(sizes, option)
+    whose, left = ("", "") if kind == "worker" else (f"{kind} ", " beside those of the others")
     raise ConfigError(
-        f"{replicas} replicas of {number} processes do not fit: the Ray cluster's hosts have "
-        f"{', '.join(map(str, free)) or 'no'} {kind}",
-        option="replicas" if replicas > 1 else option,
+        f"{replicas} {whose}replicas of {number} processes do not fit: the Ray cluster's hosts have "
+        f"{', '.join(map(str, free)) or 'no'} {'GPUs' if uses_gpus else 'CPUs'}{left}",
+        option=option,
     )
 
 

@@ -110,7 +110,7 @@ class ServeApp:
     def deploy(
         self,
         options: Options,
-        placement: Placement,
+        placements: Mapping[str, Placement],
         counts: Mapping[str, int],
         arguments: dict[str, Any],
         *,
@@ -122,15 +122,13 @@ class ServeApp:
         serve.start(proxy_location="Disabled")
         self._applied = {
             "name": _DEPLOYMENT,
-            "placement_group_bundles": [placement.resources] * placement.hosts,
             "placement_group_strategy": "PACK",
-            "ray_actor_options": placement.actor,
             "health_check_period_s": _HEALTH_SECONDS,
             "graceful_shutdown_timeout_s": options.server.drain_timeout + _MARGIN_SECONDS,
             "graceful_shutdown_wait_loop_s": 0.1,
             "max_surge_percent": 1 if surge else 0,  # rounded up: one replica
         }
-        self._arguments = arguments
+        self._arguments, self._placements = arguments, placements
         self.scale(counts)
 
     def scale(self, counts: Mapping[str, int]) -> None:
@@ -180,10 +178,16 @@ class ServeApp:
                 "route_prefix": None,
                 "import_path": _IMPORT,
                 "args": {**self._arguments, "kind": kind},
-                "deployments": [{**self._applied, "num_replicas": self._counts[kind]}],
+                "deployments": [
+                    {
+                        **self._applied,
+                        "num_replicas": self._counts[kind],
+                        "placement_group_bundles": [placement.resources] * placement.hosts,
+                        "ray_actor_options": placement.actor,
+                    }
+                ],
             }
-            for name, kind in zip(self._names, ("worker", _PREFILL), strict=True)
-            if self._counts.get(kind)
+            for name, (kind, placement) in zip(self._names, self._placements.items(), strict=False)
         ]
         schema = ServeDeploySchema.model_validate({"proxy_location": "Disabled", "applications": applications})
         _client().deploy_apps(schema)
