@@ -221,6 +221,30 @@ member.main(has_engine=%s)
             assert (process.stderr.read(), process.wait()) == (told, 7)  # its input is open: its parent lives
 
 
+STARTS = """
+import sys, time
+sys.path.insert(0, {folder!r})
+from sgl.runtime.server import fork_server
+fork_server._IMPORTED = ("imports_for_long", "json")
+fork_server.start()
+time.sleep(600)
+"""
+
+
+def test_what_engines_fork_from_ends_at_once_with_its_parent_though_it_imports(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    module = f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    (tmp_path / "imports_for_long.py").write_text(module)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}
+    with subprocess.Popen([sys.executable, "-c", STARTS.format(folder=str(tmp_path))], env=environment) as process:
+        wait_until(lambda: pid.exists() and pid.read_text())
+        forking = Path(f"/proc/{pid.read_text()}")
+        process.kill()
+        killed = time.monotonic()
+        wait_until(lambda: not forking.exists() or "(zombie)" in (forking / "status").read_text())
+        assert time.monotonic() - killed < 5.0
+
+
 @pytest.mark.slow
 def test_a_spare_server_serves_when_it_is_told_to_and_ends_with_its_parent() -> None:
     member = Member()

@@ -7,6 +7,7 @@ import multiprocessing.forkserver
 from typing import Any
 
 from sgl.runtime.config import working_folder_left_out
+from sgl.runtime.server import fork_guard
 
 _IMPORTED = ("sgl.runtime.server.worker", "transformers.models.auto.tokenization_auto")
 
@@ -19,8 +20,9 @@ def forking() -> Any:
 
 
 def start() -> None:
-    """Have it begin to import, beside what this process imports."""
-    forking()
+    """Have it begin to import, beside what this process imports. From the main thread: it ends with the one that starts
+    it."""
+    forking().set_forkserver_preload([fork_guard.__name__, *_IMPORTED])
     with working_folder_left_out():
         multiprocessing.forkserver.ensure_running()
 
