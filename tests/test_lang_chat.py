@@ -10,7 +10,7 @@ import pytest
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.ir.chat_template import PrefixTemplate, as_template, jinja_template, register_chat_template, registry
-from sgl.lang.ir.reasoning import FORMATS, ReasoningSplitter, split_reasoning
+from sgl.lang.ir.reasoning import FORMATS, ReasoningSplitter
 from sgl.lang.record.run import IDLE_S
 from tests.lang_mocks import MockBackend
 
@@ -118,6 +118,25 @@ def test_what_a_program_says_for_the_model_is_no_thought(opening: str) -> None:
     expected = said + "<|user|>5<|end|><|assistant|><think>\n7<|end|>"
     assert program.run(backend=backend).text() == expected
     assert [state.text() for state in program.run_batch([{}] * 2, backend=backend)] == [expected] * 2
+
+
+@pytest.mark.parametrize("model_type", ["deepseek-r1", "qwen3"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_without_its_reasoning_is_not_inside_a_thought(model_type: str, stream: bool) -> None:
+    @sgl.function
+    def program(s):
+        s += sgl.user("1")
+        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("a"), model_type=model_type) + "!" + sgl.gen("b"))
+        s += sgl.user("2") + sgl.assistant(sgl.gen("c"))
+
+    replies = iter(["hm</think>\n\nfour", "?", "x"])
+    backend = MockBackend(lambda *_: next(replies), chat_template=jinja_template(THINKING))
+    state = program.run(backend=backend, stream=stream)
+    turn = "<|user|>1<|end|><|assistant|>four!"
+    assert state.text() == turn + "?<|end|><|user|>2<|end|><|assistant|><think>\nx<|end|>"
+    assert (state["a"], state["a_reasoning_content"]) == ("four", "hm")
+    assert [prompt.text for prompt, _ in backend.calls][:2] == ["<|user|>1<|end|><|assistant|><think>\n", turn]
+    assert state.messages()[1]["content"] == "four!?"
 
 
 @pytest.mark.parametrize("pause", [0.0, 3 * IDLE_S])
@@ -243,7 +262,7 @@ TEXTS = [
 @pytest.mark.parametrize(("name", "text", "expected"), TEXTS)
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_reasoning_is_split_alike_in_any_pieces(name: str, text: str, expected: Any, size: int) -> None:
-    assert split_reasoning(text, name) == expected
+    assert ReasoningSplitter(name).feed(text, final=True) == expected
     splitter = ReasoningSplitter(name)
     pieces = [splitter.feed(text[i : i + size]) for i in range(0, len(text), size)]
     pieces.append(splitter.feed("", final=True))

@@ -246,3 +246,22 @@ def test_a_call_that_a_model_begins_is_a_call_of_a_tool(tmp_path: Path) -> None:
     for call in calls:
         assert call.error is None
         assert call.result == (add(**call.arguments) if call.name == "add" else "noon")
+
+
+def test_reasoning_that_is_left_out_leaves_no_open_thought(engine: Engine) -> None:
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template = turns + "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+
+    @sgl.function
+    def program(s, is_thought):
+        thought = sgl.separate_reasoning(sgl.gen("x", regex="hm</think>four"), model_type="deepseek-r1")
+        s += sgl.user("1") + sgl.assistant(thought if is_thought else "four")
+        s += sgl.user("2") + sgl.assistant(sgl.gen("y", max_tokens=8, temperature=0))
+
+    thought, said = (
+        program.run(is_thought, backend=engine, chat_template=template) for is_thought in (True, False)
+    )
+    assert thought.text() == said.text()
+    assert thought.text().startswith("[user]1[assistant]four[user]2[assistant]<think>")
+    assert thought["y"] == said["y"]
+    assert (thought["x"], thought["x_reasoning_content"]) == ("four", "hm")

@@ -136,7 +136,8 @@ class _Stream(nodes.Stream):
 
     def prompt(self) -> Prompt:
         turn = self.text[self.turn_start :]
-        return Prompt(self.text, self.pieces, self.messages, self.role, turn, self.images)
+        pieces = [*self.pieces, (self.thought, True)] if self.thought else self.pieces
+        return Prompt(self.text + self.thought, pieces, self.messages, self.role, turn, self.images)
 
 
 class _Turns(Turns[_Stream]):
@@ -230,7 +231,7 @@ class StepSession(Interpreter[_Stream], Session):
         can_stream = dtype is None and sampling["n"] == 1
         completions = yield from self._io_turns.wait(stream, self._in_time, stream, node, params, can_stream)
         texts = [_fitting(completion.text, dtype) if dtype else completion.text for completion in completions]
-        value, meta = self._outcome(node, texts, [completion.meta for completion in completions])
+        value, meta = self._outcome(stream, node, texts, [completion.meta for completion in completions])
         text = value if isinstance(value, str) else value[0]
         stream.tool_calls = meta.get("tool_calls")
         self._append(stream, text)

@@ -94,24 +94,17 @@ class RenderedTemplate(ChatTemplate):
         return self._begin[key]
 
     def begin_said(self, roles: tuple[str, ...]) -> TurnBegin:
-        """The opening of an assistant's turn that says something at once: as the template has earlier ones, where a
-        generated one begins with reasoning."""
+        """The opening of an assistant's turn that says something at once, where a generated one begins with reasoning:
+        as the template has earlier ones, or behind an empty thought."""
         if roles not in self._said:
-            begin = self.begin(roles, "assistant")
-            if begun_by(begin.text) is not None:
-                begin = TurnBegin(self._unopened(roles, begin.text))
-            self._said[roles] = begin
+            try:
+                text = self._gap_before((*roles, "assistant"))
+                text = text.removeprefix(self.end(roles[:-1], roles[-1]) if roles else "")
+            except (InvalidRequest, ValueError):  # it has such a turn in no other way
+                text = self.begin(roles, "assistant").text
+            format = begun_by(text)
+            self._said[roles] = TurnBegin(text if format is None else f"{text}{format.end}\n\n")
         return self._said[roles]
-
-    def _unopened(self, roles: tuple[str, ...], generated: str) -> str:
-        try:
-            text = self._gap_before((*roles, "assistant"))
-        except (InvalidRequest, ValueError):  # it has such a turn in no other way
-            text = generated
-        else:
-            text = text.removeprefix(self.end(roles[:-1], roles[-1]) if roles else "")
-        format = begun_by(text)
-        return text if format is None else f"{text}{format.end}\n\n"
 
     def end(self, roles: tuple[str, ...], role: str) -> str:
         key = (*roles, role)

@@ -13,10 +13,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sgl.errors import BackendError, InvalidRequest, ProgramError, QueueFull, SglError
 from sgl.lang.ir import nodes as ir
-from sgl.lang.ir.chat_template import ChatTemplate, RenderedTemplate
+from sgl.lang.ir.chat_template import ChatTemplate
 from sgl.lang.ir.pool import Pool
-from sgl.lang.ir.reasoning import ReasoningSplitter, split_reasoning
-from sgl.lang.ir.turns import is_said
+from sgl.lang.ir.reasoning import ReasoningSplitter
+from sgl.lang.ir.turns import begin_of
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Stream")
@@ -48,6 +48,7 @@ class Stream:
         self.scopes: list[tuple[int, int]] = []  # open scopes: index in `written`, and characters before
         self.roles: tuple[str, ...] = () if parent is None else parent.roles  # of closed turns
         self.role: str | None = None if parent is None else parent.role  # of the open turn
+        self.thought = ""  # what the next gen begins with, and leaves out of the text
 
     def append(self, text: str, *, is_template: bool = False) -> None:
         """Add text."""
@@ -58,6 +59,10 @@ class Stream:
     def text_since(self, start: int) -> str:
         """Text from entry `start` of `written` on."""
         return "".join(text for text, _ in self.written[start:])
+
+    def splitter(self, format: str) -> ReasoningSplitter:
+        """Tells the next gen's reasoning from its answer."""
+        return ReasoningSplitter(format, is_inside=bool(self.thought) or None)
 
     def begin_turn(self, role: str) -> None:
         """Open a turn."""
@@ -334,7 +339,7 @@ class Interpreter(ABC, Generic[S]):
 
     def _emitter(self, stream: S, node: ir.Gen) -> Callable[[str, dict[str, Any]], None]:
         """A callback that emits deltas for pieces of a gen's text and meta info."""
-        splitter = ReasoningSplitter(node.reasoning) if node.reasoning is not None else None
+        splitter = stream.splitter(node.reasoning) if node.reasoning is not None else None
 
         def emit(piece: str, meta: dict[str, Any]) -> None:
             reasoning, answer = splitter.feed(piece) if splitter is not None else ("", piece)
@@ -346,17 +351,20 @@ class Interpreter(ABC, Generic[S]):
 
         return emit
 
-    def _outcome(self, node: ir.Gen, texts: list[str], metas: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+    def _outcome(
+        self, stream: S, node: ir.Gen, texts: list[str], metas: list[dict[str, Any]]
+    ) -> tuple[Any, dict[str, Any]]:
         """The gen's value (a text without reasoning, or several) and meta info."""
         meta = dict(metas[0]) if len(metas) == 1 else {"samples": metas, **metas[0]}
         if node.reasoning is not None:
-            split = [split_reasoning(text, node.reasoning) for text in texts]
+            split = [stream.splitter(node.reasoning).feed(text, final=True) for text in texts]
             texts, meta["reasoning_content"] = [answer for _, answer in split], split[0][0]
         return texts[0] if len(texts) == 1 else texts, meta
 
     def _done(self, stream: S, text: str, value: str | list[str], meta: dict[str, Any]) -> None:
         """Keep the node's text and emit NodeDone."""
         self._quota.charge(len(text))
+        stream.thought = ""
         self._set_value(stream, text)
         self._turns.emit(ir.NodeDone(stream.id, stream.position, text, value, meta))
 
@@ -376,14 +384,12 @@ class Interpreter(ABC, Generic[S]):
     def _role_begin(self, stream: S, role: str) -> None:
         if self._template is None:
             raise InvalidRequest("roles need a chat template and there is none: pass chat_template=")
-        template = self._template
-        begin = template.begin(stream.roles, role)
-        if role == "assistant" and isinstance(template, RenderedTemplate):
-            begin = template.begin_said(stream.roles) if is_said(stream.queue, self._program.args) else begin
+        begin, thought = begin_of(self._template, stream.roles, role, stream.queue, self._program.args)
         if begin.system is not None:
             stream.add_turn({"role": "system", "content": begin.system})
         self._write(stream, begin.text, {} if begin.system is None else {"system": begin.system}, is_template=True)
         stream.begin_turn(role)
+        stream.thought = thought
 
     def _role_end(self, stream: S, role: str) -> None:
         assert self._template is not None, "a turn is open"

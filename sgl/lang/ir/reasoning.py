@@ -117,11 +117,6 @@ class ReasoningSplitter:
         return "".join(reasoning), "".join(answer)
 
 
-def split_reasoning(text: str, name: str) -> tuple[str, str]:
-    """(reasoning, answer) of a whole text."""
-    return ReasoningSplitter(name).feed(text, final=True)
-
-
 def half_tag(text: str, tag: str) -> int:
     """Length of the longest suffix of `text` that begins `tag`."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-n:])), 0)

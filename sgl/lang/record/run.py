@@ -23,7 +23,7 @@ from sgl.lang.aio import Watched, io
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.interpreter import as_known
-from sgl.lang.ir.turns import is_said
+from sgl.lang.ir.turns import first_of
 from sgl.lang.record.cell import Cell, Failure
 from sgl.lang.record.open_runs import Group, current_group, everything
 from sgl.lang.record.place import Place, add_place, misuse
@@ -94,7 +94,7 @@ class Run(Watched):
             nodes = [*self._begun.pop(stream, ()), node]
             for branch in node.children if isinstance(node, ir.Join) else ():
                 self._unsent.extend((branch, each) for each in self._begun.pop(branch, ()))
-            if _is_open(nodes) and is_said(nodes[1:], self.program.args) is None:
+            if _is_open(nodes) and first_of(nodes[1:], self.program.args) is None:
                 self._begun[stream] = nodes
             else:
                 self._unsent.extend((stream, each) for each in nodes)

@@ -127,7 +127,7 @@ class ProgramSession(Interpreter[Stream]):
             asks = self._asks(stream, node)
 
         def prepare() -> tuple[StreamTokens, Layout | None, Pairs]:
-            tokens = self._services.encoder.extend(stream.tokens, stream.unencoded)
+            tokens = self._services.encoder.extend(stream.tokens, [*stream.unencoded, (stream.thought, True)])
             layout = self._services.builder.lay_out(tokens.ids, stream.items)
             pairs = self._submissions(tokens.ids, asks, layout)
             check_num_logprobs(sum(num_logprobs(submission.request) for submission, _ in pairs), _MAX_LOGPROBS)
@@ -144,12 +144,15 @@ class ProgramSession(Interpreter[Stream]):
             if runs := self._services.encoder.spelled_by(request.output_ids, request.forced):
                 result["meta_info"]["forced_bytes"] = runs
         texts = [result["text"] for result in results]
-        value, meta = self._outcome(node, texts, [result["meta_info"] for result in results])
+        value, meta = self._outcome(stream, node, texts, [result["meta_info"] for result in results])
         text = value if isinstance(value, str) else value[0]
         if node.tools and (format := self._call_format(stream)) is not None and isinstance(value, str):
             schemas = {tool["name"]: tool.get("parameters", {}) for tool in node.tools}
             meta["tool_calls"] = calls_in(text, format, schemas)
-        if text == results[0]["text"]:
+        if stream.thought:  # what follows was not thought about
+            tokens = self._services.encoder.extend(stream.tokens, stream.unencoded)
+            layout = self._services.builder.lay_out(tokens.ids, stream.items)
+        if text == results[0]["text"] and not stream.thought:
             kept, rest = self._kept(call)
             stream.tokens = tokens.generated(kept)
         else:  # only the answer stays, without its reasoning
