@@ -255,6 +255,10 @@ TEXTS = [
     ("deepseek-r1", "<think>said again</think>answer", ("said again", "answer")),
     ("qwen3", "<think>never ended", ("never ended", "")),
     ("kimi", "◁think▷a◁/think▷b", ("a", "b")),
+    ("seed_oss", "<seed:think>a</seed:think>\nb", ("a", "b")),
+    ("gemma4", "<|channel>thought\na\n<channel|>b", ("\na\n", "b")),
+    ("apriel", "a\n[BEGIN FINAL RESPONSE]\nb", ("a\n", "b")),
+    ("granite", "Here is my thought process: a\nHere is my response: b", (" a\n", "b")),
     ("qwen3", "<thin air", ("", "<thin air")),
 ]
 

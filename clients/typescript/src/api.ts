@@ -4756,7 +4756,7 @@ export interface components {
             /** @enum {unknown} */
             dtype?: "int" | "float" | "bool" | "str";
             /** @enum {unknown} */
-            reasoning?: "deepseek-r1" | "deepseek-v3" | "glm45" | "gpt-oss" | "kimi" | "kimi_k2" | "minimax" | "mistral" | "qwen3" | "qwen3-thinking" | "step3";
+            reasoning?: "apriel" | "deepseek-r1" | "deepseek-v3" | "deepseek-v4" | "deepseek_r1" | "deepseek_v3" | "deepseek_v4" | "gemma4" | "glm45" | "glm47" | "gpt-oss" | "granite" | "interns1" | "kimi" | "kimi_k2" | "mimo" | "minimax" | "minimax_m2" | "mistral" | "nemotron_3" | "nemotron_v3" | "olmo3" | "qwen3" | "qwen3-thinking" | "seed_oss" | "step3" | "step3p5";
             tools?: Record<string, never>[];
         };
         ir_select: {

@@ -16,21 +16,40 @@ class ReasoningFormat:
     starts_inside: bool = False
 
 
+_MAY_THINK = ReasoningFormat("<think>", "</think>")
+_THINKS = ReasoningFormat("<think>", "</think>", starts_inside=True)
 FORMATS = {
-    "deepseek-r1": ReasoningFormat("<think>", "</think>", starts_inside=True),
-    "deepseek-v3": ReasoningFormat("<think>", "</think>"),
-    "glm45": ReasoningFormat("<think>", "</think>"),
+    "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", starts_inside=True),
+    "deepseek-r1": _THINKS,
+    "deepseek-v3": _MAY_THINK,
+    "deepseek-v4": _MAY_THINK,
+    "deepseek_r1": _THINKS,
+    "deepseek_v3": _MAY_THINK,
+    "deepseek_v4": _MAY_THINK,
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
+    "glm45": _MAY_THINK,
+    "glm47": _MAY_THINK,
     "gpt-oss": ReasoningFormat(
         "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
     ),
+    "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+    "interns1": _MAY_THINK,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
-    "kimi_k2": ReasoningFormat("<think>", "</think>"),
-    "minimax": ReasoningFormat("<think>", "</think>", starts_inside=True),
+    "kimi_k2": _MAY_THINK,
+    "mimo": _MAY_THINK,
+    "minimax": _THINKS,
+    "minimax_m2": _THINKS,
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
-    "qwen3": ReasoningFormat("<think>", "</think>"),
-    "qwen3-thinking": ReasoningFormat("<think>", "</think>", starts_inside=True),
-    "step3": ReasoningFormat("<think>", "</think>", starts_inside=True),
+    "nemotron_3": _THINKS,
+    "nemotron_v3": _THINKS,
+    "olmo3": _THINKS,
+    "qwen3": _MAY_THINK,
+    "qwen3-thinking": _THINKS,
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
+    "step3": _THINKS,
+    "step3p5": _THINKS,
 }
+"""By the names of SGLang and vLLM."""
 
 
 def is_begun(prompt: str, format: ReasoningFormat) -> bool | None:
