@@ -8,6 +8,7 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,11 +53,15 @@ def up(options: SimpleNamespace) -> int:
             loop.add_signal_handler(number, cluster.stop)
         await cluster.run(on_ready)
 
-    ray = RayCluster(given.cluster.ray_address or ray_address())
     try:
-        asyncio.run(run(ray))
-    finally:
-        ray.close()
+        ray = RayCluster(given.cluster.ray_address or ray_address())
+        try:
+            asyncio.run(run(ray))
+        finally:
+            ray.close()
+    except KeyboardInterrupt:
+        sys.stderr.flush()
+        os._exit(130)  # Ray's C++ code, interrupted within its start, ends in a segfault where Python ends in order
     return 0
 
 
