@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq --no-input
 JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)))')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all slow docs format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-faults bench-embedded bench-serving bench-programs train-embedded soak soak-tiers soak-ranks clean
+.PHONY: help setup demo test test-all slow docs format-check lint types unit fmt bench bench-import bench-client bench-host bench-cpu bench-neighbours bench-memory bench-queue bench-attack bench-constrained bench-faults bench-embedded bench-serving bench-programs train-embedded every-program soak soak-tiers soak-ranks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ bench-programs: $(STAMP) ## W11, on a GPU: whole programs over HTTP, beside SGLa
 
 train-embedded: $(STAMP) ## make an embedded model anew on one GPU, in ten minutes: CORPORA=FOLDER OUT=FOLDER
 	$(BIN)/python -m tools.train_embedded --corpora "$(CORPORA)" --out "$(OUT)" $(ARGS)
+
+every-program: $(STAMP) ## compile all that engines launch for all five GPUs, an hour on a core
+	SGL_EVERY_PROGRAM=1 $(BIN)/python -m pytest -n $(JOBS) tests/test_compiled_kernels.py $(ARGS)
 
 soak: $(STAMP) ## a million random scheduler operations under the page ledger
 	$(BIN)/python -m benchmarks.scheduler_soak $(ARGS)

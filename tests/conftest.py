@@ -49,10 +49,12 @@ settings.register_profile("soak", settings.get_profile("fast"), max_examples=200
 settings.load_profile("ci" if os.environ.get("CI", "").lower() in ("1", "true") else "fast")
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a CUDA device where there is none; torch is imported only when something asks. Kernels are
     compiled first: each takes minutes on one core, and the last one would run alone."""
     items.sort(key=lambda item: item.path.name != "test_compiled_kernels.py")
+    _leave_one_of_each(items)
     needing_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not needing_gpu:
         return
@@ -61,6 +63,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in needing_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _leave_one_of_each(items: list[pytest.Item]) -> None:
+    """All but the first case of a costly test that runs here are slow."""
+    seen = set()
+    for item in items:
+        if item.get_closest_marker("costly") is None or any(map(item.get_closest_marker, ("slow", "gpu"))):
+            continue
+        if (test := item.nodeid.partition("[")[0]) in seen:
+            item.add_marker(pytest.mark.slow)
+        seen.add(test)
 
 
 @pytest.hookimpl(wrapper=True)

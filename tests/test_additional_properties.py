@@ -106,6 +106,7 @@ def test_the_choice_is_the_standards_in_the_library_and_closed_in_an_engine() ->
     assert not accepts(again, text_of({"b": 1}))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("reading", ["closed", "schema"])
 def test_arguments_of_tools_have_the_keys_that_the_engine_is_made_with(
     reading: str, tmp_path_factory: pytest.TempPathFactory

@@ -355,6 +355,7 @@ FIELDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
 @pytest.mark.parametrize("tight", [False, True], ids=["roomy", "tight"])
 def test_tokens_are_the_same_however_steps_overlap_and_runs_are_appended(
@@ -475,6 +476,7 @@ def test_a_document_is_closed_before_its_tokens_run_out(engine: Engine, most: in
         assert len(result["output_ids"]) <= most
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("num_texts", [30, pytest.param(60, marks=pytest.mark.slow)])
 def test_texts_of_some_use_up_no_states_of_those_who_come_later(
     num_texts: int, engine: Engine, monkeypatch: pytest.MonkeyPatch

@@ -153,6 +153,7 @@ def test_they_are_compiled_once_on_a_machine(fresh: Path, monkeypatch: pytest.Mo
     assert len(list((fresh / ".cache" / "sgl").iterdir())) == 2, "of another source or processor"
 
 
+@pytest.mark.costly
 @needs_them
 @pytest.mark.parametrize(
     "what", ["no folder", "no home", "no library", "another library", "others write there", "full"]
@@ -293,6 +294,7 @@ def test_processors_with_less_get_the_same_numbers(
     torch.testing.assert_close(cpu.rms_norm(x, x[0], 1e-5), torch.nn.functional.rms_norm(x, (34,), x[0], 1e-5))
 
 
+@pytest.mark.slow
 @needs_them
 def test_their_threads_are_torchs() -> None:
     """One runtime of OpenMP in the process: a second one's threads would wait on the same cores."""

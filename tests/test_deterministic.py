@@ -55,6 +55,7 @@ def check(folder: Path, requests: Requests, expected: list[Bits], **options: Any
             assert differing(outputs, found) == 0, (options, way, "outputs alone")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits_do_not_depend_on_others(folders: dict[str, Path], family: str) -> None:
     expected = reference(folders[family], SMALL)
@@ -159,6 +160,7 @@ def test_programs_with_forks_and_constraints(tmp_path: Path) -> None:
                 assert texts(branches.run_batch(topics, backend=engine, seed=7)) == alone, options
 
 
+@pytest.mark.slow
 def test_forced_text_is_cut_into_the_same_tokens(tmp_path: Path) -> None:
     """Whether it is appended, or each of its tokens is sampled for its logprob or under a penalty."""
     folder = tiny_checkpoint(tmp_path / "llama", "llama", with_tokenizer=True, vocab_size=384)

@@ -112,6 +112,7 @@ def follow(schema: Any, rng: random.Random, budget: int) -> None:
             return
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("schema", [PERSON, FIELDS, NESTED, {}], ids=["person", "fields", "nested", "any"])
 @pytest.mark.parametrize("budget", [40, 90, 1200])
 def test_a_closed_cursor_says_what_a_matcher_says(schema: Any, budget: int) -> None:
@@ -301,6 +302,7 @@ def test_a_service_that_nobody_has_ends_its_processes() -> None:
     assert all(process._process is None for process in processes)
 
 
+@pytest.mark.costly
 def test_an_engine_that_walks_masks_gives_the_same_tokens(
     folder: Path, walking: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +329,7 @@ def test_an_engine_that_walks_masks_gives_the_same_tokens(
             assert_matches(one, its)
 
 
+@pytest.mark.costly
 def test_a_list_with_one_bad_constraint_is_refused_and_leaves_nothing_behind(walking: Engine) -> None:
     """Also where others of the list have started by then."""
     params = [{"regex": f"[ab]{{{200 + i}}}", "max_new_tokens": 300} for i in range(6)]

@@ -122,6 +122,7 @@ def test_the_example_is_traced(
     assert any(node["op"] in ("gen", "select") for timeline in timelines for node in timeline["nodes"])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
     [

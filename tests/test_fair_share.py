@@ -76,6 +76,7 @@ def test_the_order_is_by_rank_and_then_by_policy(policy: str, seed: int, monkeyp
     assert not scheduler.queue._of_call
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_call_waits_for_others_about_twice_as_long_as_it_is(policy: str) -> None:
     """Whatever their order of arrival, and however heavy the subtree in which the large one waits."""
@@ -96,6 +97,7 @@ def test_a_call_waits_for_others_about_twice_as_long_as_it_is(policy: str) -> No
     assert before == sizes
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", POLICIES)
 def test_nobody_starves_whoever_else_keeps_coming(policy: str) -> None:
     """Requests of others come as fast as they go. Each is admitted after so many of them; a large call goes on too."""
@@ -139,6 +141,7 @@ def test_a_large_call_costs_those_beside_it_a_share_and_no_more() -> None:
     assert max(waits[1:]) <= 8
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight"])
 def test_within_a_call_the_policy_keeps_its_cache_hits(policy: str) -> None:
     """More prefixes by turns than the cache has room for: those of one are admitted one after the other."""
@@ -254,6 +257,7 @@ def by_rows(engine: Engine, server: LiveServer) -> None:
 DOORS = [by_generate, by_samples, by_http, by_completions, by_score, by_forks, by_rows]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("many", DOORS, ids=lambda door: door.__name__.removeprefix("by_"))
 def test_a_plain_request_passes_a_large_call_at_every_door(engine: Engine, server: LiveServer, many: Any) -> None:
     """It comes last, and most of the others are still to be done when it is."""

@@ -127,6 +127,7 @@ def test_packed_rows_get_the_order_of_plain_ones(family: str, tmp_path: Path) ->
     assert torch.equal(packed.dequantized(torch.float32).view_as(expected), expected)
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("plain_torch")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu.py runs them")

@@ -136,6 +136,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.slow
 @interpreted
 @given(
     decodes=st.lists(st.integers(1, 60).map(lambda kv: (1, kv)), max_size=6),
@@ -173,6 +174,7 @@ def test_any_step_equals_attention_written_out(
         near(found, case.expected(window))
 
 
+@pytest.mark.costly
 @interpreted
 @pytest.mark.parametrize("num_rows", [3, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(

@@ -151,6 +151,7 @@ def test_calls_are_read_back_in_any_pieces_and_allowed(
     assert not before or not accepts(constraint(name, "required"), before + written)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", WRITERS)
 @few
 @given(data=st.data())

@@ -140,6 +140,7 @@ def values(s: Any) -> tuple[Any, ...]:
     return s["first"], s["which"], s["end"], s.text()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rate", [0.0, 0.05])
 def test_programs_have_the_values_that_they_have_alone_although_their_workers_fail(
     setup: Setup, rate: float

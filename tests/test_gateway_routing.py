@@ -149,6 +149,7 @@ def test_workers_share_by_their_measured_speed() -> None:
     assert 0.3 < slow / fast < 0.6
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("events", ["exact", "late", "none"])
 def test_traffic_with_shared_beginnings_is_balanced_and_finds_what_an_oracle_finds(events: str) -> None:
     rng = random.Random(0)

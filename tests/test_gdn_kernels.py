@@ -92,6 +92,7 @@ def test_a_text_of_one_repeated_token_cancels_nothing() -> None:
         close(twin, expected, 1e-4 if DEVICE == "cpu" else 1e-3)
 
 
+@pytest.mark.costly
 @needs_triton
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("q_lens", STEPS)

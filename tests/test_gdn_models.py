@@ -145,6 +145,7 @@ def tree(s: Any, topic: str) -> None:
     s += sgl.gen("end", regex="the end of all [0-9]{2} apples and pears[.!]", temperature=0)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("run_ahead", [False, True])
 def test_programs_that_fork_select_and_jump_give_what_they_do_without_shared_prefixes(
     run_ahead: bool, with_tokenizer: Path

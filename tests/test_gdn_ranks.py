@@ -32,6 +32,7 @@ ATTENTION_FIRST = ["full_attention"] * 2 + [
 ] * 2  # one stage has no delta net, the other no pages
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "changes", "ranks"),
     [

@@ -113,6 +113,7 @@ def test_versions_are_compared_by_medians_and_spread() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_each_version_runs_its_own_engine_under_todays_benchmark(tmp_path: Path) -> None:
     package = tmp_path / "old" / "sgl"
     package.mkdir(parents=True)

@@ -67,6 +67,7 @@ def test_no_number_differs_in_any_cell(folder: Path) -> None:
     assert {"files", "drafts", "few pages", "chunks of 7"} <= {its.cell for its in found}
 
 
+@pytest.mark.slow
 def test_without_the_mode_some_do(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

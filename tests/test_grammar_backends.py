@@ -488,6 +488,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield server
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
 def test_text_matches_through_every_door(server: LiveServer, kind: Kind, door: Any) -> None:

@@ -100,6 +100,7 @@ def may_follow(rules: Rules, data: bytes) -> bool:
     return any(can_go_on(rules, text + char) for char in CHARACTERS if char.encode().startswith(rest))
 
 
+@pytest.mark.slow
 @MANY
 @given(GRAMMARS, st.randoms(use_true_random=False))
 def test_masks_are_those_of_brute_force(rules: Rules, rng: random.Random) -> None:

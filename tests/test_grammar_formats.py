@@ -57,6 +57,7 @@ def test_there_is_an_example_of_every_format() -> None:
     assert EXAMPLES.keys() == FORMATS
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @few
 @given(data=st.data())

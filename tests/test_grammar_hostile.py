@@ -137,6 +137,7 @@ def generated(found: Any, seed: int, most: int = 12) -> int:
     return len(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [FEW, pytest.param(list(HOSTILE), marks=pytest.mark.slow)], ids=["few", "all"])
 def test_all_at_once_hold_up_no_plain_one_and_take_no_memory(names: list[str], compiling: CompileService) -> None:
     """Plain ones come while all the hostile ones wait or work, each of which ends; their masks too."""

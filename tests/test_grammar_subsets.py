@@ -125,6 +125,7 @@ def check_equal(fast: Automaton, slow: Automaton, max_pairs: int = MAX_PAIRS) ->
     return paired
 
 
+@pytest.mark.slow
 @given(st.integers(0, 1 << 32), st.sampled_from(["schema", "any"]), st.sampled_from(["compact", "flexible"]))
 def test_shapes_become_the_same_automaton(seed: int, order: KeyOrder, whitespace: str) -> None:
     schema = random_schema(random.Random(seed))

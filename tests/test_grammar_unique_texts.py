@@ -129,6 +129,7 @@ SCHEMAS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("schema", SCHEMAS)
 @few
 @given(seed=st.integers(0, 1 << 32))
@@ -144,6 +145,7 @@ def test_masks_are_what_is_accepted_token_by_token(schema: dict[str, Any], seed:
             break
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "schema", [SCHEMAS[0], SCHEMAS[4], *(pytest.param(its, marks=pytest.mark.slow) for its in SCHEMAS[1:4])]
 )

@@ -125,6 +125,7 @@ def check(automaton: Automaton, vocabulary: Vocabulary, place: Place) -> None:
             assert (walked(automaton, vocabulary, moved, compiled=False, planned=False).row == truth.row).all()
 
 
+@pytest.mark.slow
 @needs_it
 @given(SEEDS, st.sampled_from(["schema", "any"]), st.sampled_from(["compact", "flexible"]))
 def test_walks_of_random_shapes(seed: int, order: KeyOrder, whitespace: str) -> None:

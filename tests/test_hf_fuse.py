@@ -78,6 +78,7 @@ def test_products_of_all_numbers_of_rows_are_met(tmp_path: Path) -> None:
     assert len(products) == 5  # q|k|v, output, gate|up, down, logits
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma2ForCausalLM", "MixtralForCausalLM"])
 def test_sixteen_bits_stay_close_to_float32(architecture: str, dtype: Any, tmp_path: Path) -> None:

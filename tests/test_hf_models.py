@@ -48,6 +48,7 @@ def made_prompts() -> list[list[int]]:
     return [*made, stem, stem[:24]]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "architecture",
     [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES],

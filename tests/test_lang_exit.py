@@ -184,6 +184,7 @@ ENDS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("way", "end"), ENDS)
 def test_programs_of_a_process_that_ends_are_cancelled(
     server: LiveServer, engine: Engine, way: str, end: str
@@ -196,6 +197,7 @@ def test_programs_of_a_process_that_ends_are_cancelled(
     assert errors.count("Traceback") == ("LookupError" in end), errors
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("way", WAITING)
 def test_programs_of_an_interrupted_process_are_cancelled(server: LiveServer, engine: Engine, way: str) -> None:
     client = Client(server, WAITING[way])
@@ -206,6 +208,7 @@ def test_programs_of_an_interrupted_process_are_cancelled(server: LiveServer, en
     wait_until(lambda: running(engine) == 0)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "way",
     [
@@ -236,6 +239,7 @@ def test_an_interrupt_that_is_caught_cancels_what_it_interrupted(
         client.errors()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("way", "number"), [*[(way, signal.SIGKILL) for way in UNDER_WAY], ("a run", signal.SIGTERM)]
 )
@@ -440,6 +444,7 @@ print(state["letter"])
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_before_its_branches_do_says_nothing() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", UNREAD],

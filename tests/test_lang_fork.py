@@ -369,6 +369,7 @@ def run(script: str, where: str) -> None:
         assert noise not in ran.stderr, ran.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", SERVER_SCRIPTS)
 def test_what_talks_to_a_server_works_in_a_forked_child(name: str, server: LiveServer, engine: Engine) -> None:
     run(SERVER_SCRIPTS[name], server.url)
@@ -376,6 +377,7 @@ def test_what_talks_to_a_server_works_in_a_forked_child(name: str, server: LiveS
     assert engine.check_ledger() == []
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
     [

@@ -109,6 +109,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_process_ends_as_it_should(name: str) -> None:
     script = HEAD + textwrap.dedent(SCRIPTS[name])

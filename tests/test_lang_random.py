@@ -220,6 +220,7 @@ def program(s, plan, seen):
     execute(s, plan, seen)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["calls", "programs"])
 @given(plan=PLANS, stream=st.booleans())
 @settings(max_examples=150)

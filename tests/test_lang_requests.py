@@ -236,6 +236,7 @@ def test_a_late_segment_after_the_lease_is_computed_and_says_so() -> None:
     assert state.get_meta_info("x")["evicted"] is False
 
 
+@pytest.mark.slow
 def test_ten_thousand_programs_run_at_once_without_a_thread_each() -> None:
     @sgl.function
     def program(s, i):

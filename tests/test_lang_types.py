@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import pytest
 from pydantic import BeforeValidator
 from pydantic_core import PydanticUndefined
 
@@ -31,6 +32,7 @@ def mypy(*arguments: str) -> str:
     return out + err
 
 
+@pytest.mark.slow
 def test_planted_mistakes_and_nothing_else_are_found() -> None:
     assert len(re.findall(r"\):? +# type: ignore\[", PLANTED.read_text())) > 30
     said = mypy("--no-error-summary", str(PLANTED))

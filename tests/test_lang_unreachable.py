@@ -94,6 +94,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_server_that_is_not_there_costs_few_lines(name: str, nobody: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -108,6 +109,7 @@ def test_a_server_that_is_not_there_costs_few_lines(name: str, nobody: str, tmp_
     assert "aiohttp" not in ran.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_says_in_one_line_that_there_is_no_server(name: str, nobody: str, tmp_path: Path) -> None:
     ran = python("-m", "sgl", *(word.format(url=nobody, folder=tmp_path) for word in COMMANDS[name]))

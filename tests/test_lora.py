@@ -121,6 +121,7 @@ def test_a_batch_of_adapters_and_the_base(engine: Engine, oracles: dict[str | No
     ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", [{}, {"max_running_requests": 3}, {"disable_overlap_schedule": False}])
 def test_more_adapters_than_slots(
     model: Path, adapters: dict[str, Path], oracles: dict[str | None, Any], options: dict[str, Any]

@@ -73,6 +73,7 @@ def test_adapters_of_experts_equal_the_merged_model(name: str, tmp_path: Path) -
                 assert alone["output_ids"] == result["output_ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "option"),
     [

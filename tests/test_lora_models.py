@@ -69,6 +69,7 @@ ALWAYS = ("qwen2-moe", "deepseek-v3", "qwen3-next", "gpt2", "smollm3", "qwen2.5-
 SOME = ("o_proj", "out_proj", "c_attn", "query_key_value", "fc1")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )

@@ -136,6 +136,7 @@ def test_pages_that_cannot_be_had_are_a_typed_error(tmp_path: Path, monkeypatch:
         Engine(str(tiny_checkpoint(tmp_path)), device="cpu", skip_tokenizer_init=True, max_total_tokens=4096)
 
 
+@pytest.mark.slow
 def test_with_little_address_space_an_engine_starts_or_says_why(tmp_path: Path) -> None:
     """As under `ulimit -v`: never a raw error of NumPy or torch."""
     code = f"""

@@ -163,6 +163,7 @@ def random_automata(rng: random.Random, count: int) -> tuple[list[Automaton], li
     return automata, [(number, place) for number, place in chosen if depth_of(place) <= MAX_DEPTH]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", range(3))
 def test_masks_equal_a_walk_byte_by_byte(kernels: ModuleType, seed: int) -> None:
     rng = random.Random(seed)
@@ -260,6 +261,7 @@ def test_a_batch_without_constraints_is_left_alone(kernels: ModuleType) -> None:
     assert torch.equal(given, logits)
 
 
+@pytest.mark.costly
 @needs_triton
 @pytest.mark.parametrize("vocab_size", [5, 4096, 9001])
 def test_one_pass_draws_what_masking_and_sampling_draw(vocab_size: int) -> None:

@@ -63,6 +63,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 ALWAYS = ("v2-lite", "v3")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )

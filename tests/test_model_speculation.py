@@ -82,6 +82,7 @@ def accepted(its: Engine) -> float:
     return counters.verified_tokens / max(1, counters.drafted_tokens)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("options", [{}, {"chunked_prefill_size": 7, "page_size": 4, "max_total_tokens": 288}])
 def test_outputs_are_those_of_plain_decoding(drafter: str, options: dict[str, Any], folder: Path) -> None:

@@ -253,6 +253,7 @@ CUTS = (
 )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("has_biases", [False, True])
 def test_a_single_token_may_be_cut_in_any_way(cut: Cut, has_biases: bool) -> None:

@@ -294,6 +294,7 @@ def test_experts_may_be_rounded_to_four_bits(
             assert torch.equal(matrix_of(its, expert, torch.float32), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "family"), [("mxfp4", "gpt-oss"), pytest.param("packed-zeros", "qwen2-moe", marks=pytest.mark.slow)]
 )

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes no memory
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [{"tp_size": 2}, pytest.param({"pp_size": 2}, marks=pytest.mark.slow)], ids=str)
 def test_all_ranks_give_back_and_go_on(folder: Path, cut: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(folder, **OPTIONS, **cut) as engine:

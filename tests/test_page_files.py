@@ -381,6 +381,7 @@ def test_an_engine_that_ends_leaves_a_stuck_disk_alone(
     store.done(transfer)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_write_leaves_whole_pages_only(tmp_path: Path) -> None:
     assert killed(lambda: write_prompt(tmp_path / "all"), None, "behind") == 0
     for number in range(40):

@@ -16,6 +16,7 @@ def engine() -> Iterator[Engine]:
         yield its
 
 
+@pytest.mark.slow
 def test_two_ranks_lose_nothing(engine: Engine) -> None:
     done = soak(engine, clients=8, seed=3, seconds=4.0)
     assert done.wrong == []

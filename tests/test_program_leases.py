@@ -254,6 +254,7 @@ several_plans = st.lists(st.tuples(nodes, st.integers(0, 12), st.booleans()), mi
 several_lengths = st.lists(st.integers(1, 60), max_size=4)
 
 
+@pytest.mark.costly
 @given(several_plans, several_lengths)
 @settings(max_examples=20)
 def test_random_programs_and_cancels_on_few_pages_leave_no_page_behind(

@@ -97,6 +97,7 @@ def test_beats_carry_numbers_between_hosts() -> None:
     hub.close()
 
 
+@pytest.mark.costly
 def test_all_ranks_count_the_same_steps(engine: Engine) -> None:
     before = ranks_of(engine)
     result = engine.generate("Once upon a time", LONG)

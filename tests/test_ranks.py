@@ -105,6 +105,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Engine, Engine]]:
         yield one, two
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "params",
     [
@@ -173,6 +174,7 @@ def test_programs_scores_and_embeddings_are_the_same(pair: tuple[Engine, Engine]
     assert counts[0] == counts[1]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(
     ("busy", "ranks"),
@@ -215,6 +217,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine(
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_listen_are_ended_all_the_same() -> None:
     with Engine(device="cpu", tp_size=2, rank_timeout=600.0) as engine:
         [pid] = followers(engine)

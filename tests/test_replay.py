@@ -157,6 +157,7 @@ def said_by(engine: Engine, path: Path) -> str:
     return "\n".join(said)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cpu.why_not() is not None, reason="deterministic=True needs a compiler")
 def test_a_deterministic_trace_has_the_same_bits_whatever_the_engine_does(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"

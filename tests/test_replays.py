@@ -132,6 +132,7 @@ def batch_of(rows: list[int], q_len: int, kv_lens: list[int], params: list[dict[
     )
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("odd_one", [{}, {"logit_bias": {7: 100.0}}], ids=["plain", "one row has a bias"])
 def test_replayed_steps_sample_what_launched_ones_do(tmp_path: Path, odd_one: dict[str, Any]) -> None:
@@ -169,6 +170,7 @@ class Watcher:
         self.seen.append([its.clone() for its in (step.token_ids, step.positions, step.slots, *step.hidden)])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stand_ins")
 def test_an_observer_is_shown_replayed_steps_as_launched_ones(tmp_path: Path) -> None:
     model = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path)), device=CPU, dtype="float32")

@@ -406,6 +406,7 @@ def test_a_prompt_over_the_context_reads_alike_in_process_and_in_programs(engine
         assert isinstance(caught.value.__cause__, ContextTooLong)
 
 
+@pytest.mark.costly
 @both_paths
 def test_more_output_than_fits_is_cut_to_what_fits(server: LiveServer, path: str) -> None:
     answer = whole(server, path, max_tokens=10_000)

@@ -126,6 +126,7 @@ def test_a_stream_that_is_a_call_begins_without_a_text(server: LiveServer) -> No
         assert (begun["delta"]["content"] is None) == ("tools" in choice)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("num_seeds", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_answer_that_begins_a_call_ends_it_as_the_tool_wants_it(

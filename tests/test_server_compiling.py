@@ -65,6 +65,7 @@ def body(constraint: dict[str, Any], number: int) -> dict[str, Any]:
     return {"text": f"hello {number}", "sampling_params": {**SHORT, kind: source}, "rid": f"hostile {number}"}
 
 
+@pytest.mark.slow
 def test_nobody_waits_while_hostile_constraints_are_compiled(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

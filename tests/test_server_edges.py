@@ -407,6 +407,7 @@ def test_helpers_import_nothing_from_the_working_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
+@pytest.mark.slow
 def test_a_server_imports_nothing_from_the_working_folder(tmp_path: Path) -> None:
     """Neither it nor its fork server, its engine's process, or those that work on constraints and bodies."""
     model = chat_checkpoint(tmp_path / "model")

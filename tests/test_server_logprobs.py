@@ -174,6 +174,7 @@ def test_the_alternatives_of_a_completions_token_have_itself(server: LiveServer)
     assert {len(top) for top in likeliest["logprobs"]["top_logprobs"]} == {2}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("path", "body"), BODIES)
 def test_large_answers_are_made_beside_the_event_loop(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
@@ -228,6 +229,7 @@ def test_answers_of_many_results_are_made_beside_the_event_loop(
     assert noticed < 100, "what came up after the first waited for all of them"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("path", "body"), BODIES)
 def test_large_answers_are_what_small_ones_would_be(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
@@ -350,6 +352,7 @@ print(most_resident() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_the_most_that_is_tokenized_at_once_takes_half_a_gigabyte_at_most() -> None:
     """KiB of a process of its own: what was resident here before would hide it."""

@@ -401,6 +401,7 @@ def test_health_says_no_soon_after_the_engine_died(tmp_path: Path) -> None:
         server.close()
 
 
+@pytest.mark.slow
 def test_500_concurrent_streams_each_get_their_own_tokens(server: LiveServer, engine: Engine) -> None:
     prompts = [f"{number:03d}" for number in range(500)]
     params = {**GREEDY, "max_new_tokens": 6}

@@ -197,6 +197,7 @@ async def streams(url: str, prompts: list[str], params: dict[str, Any], *, leave
         return await asyncio.gather(*(one(client, i, prompt) for i, prompt in enumerate(prompts)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine's process in /proc")
 def test_a_killed_engine_fails_its_requests_and_is_replaced(serve: Callable[..., Served]) -> None:
     server = serve()
@@ -274,6 +275,7 @@ def test_sigterm_lets_requests_finish_and_takes_no_more(serve: Callable[..., Ser
     assert server.process.wait(PATIENCE) == 0
 
 
+@pytest.mark.slow
 def test_programs_come_with_a_key_and_an_interrupt_ends_the_server(serve: Callable[..., Served]) -> None:
     server = serve("--api-key", "secret", "--served-model-name", "tiny")
     backend = sgl.RuntimeEndpoint(server.url, api_key="secret")

@@ -97,6 +97,7 @@ def test_events_come_in_order_and_add_up_to_the_response(client: Any) -> None:
     assert events[-1].response.usage.output_tokens == 9
 
 
+@pytest.mark.slow
 def test_the_packages_stream_helper_and_parse_read_a_schema(client: Any) -> None:
     parsed = client.responses.parse(model=MODEL, input="A point.", text_format=Point)
     assert isinstance(parsed.output_parsed, Point)

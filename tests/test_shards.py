@@ -79,6 +79,7 @@ class PagedStage(Paged):
             super().step(rows)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in BROADER else name for name in MODELS]
 )
@@ -237,6 +238,7 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("capacity", [64, 5000, 1 << 20])
 def test_batches_pass_through_the_ring_bit_for_bit(capacity: int, tmp_path: Path) -> None:
     """To two readers; most frames are longer than the smaller rings."""

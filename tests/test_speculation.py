@@ -147,6 +147,7 @@ def plain(folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
         yield prompts, params, expected, outputs_of(engine, prompts, params)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "options",
     [

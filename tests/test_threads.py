@@ -201,6 +201,7 @@ def test_steps_leave_the_threads_as_they_were(alone: ThreadPoolExecutor, monkeyp
     assert alone.submit(work).result() == [1, 4]
 
 
+@pytest.mark.slow
 def test_a_dropped_engine_thread_ends() -> None:
     thread = EngineThread()
     runs = thread._thread

@@ -72,6 +72,7 @@ def test_a_lease_that_gave_way_is_loaded_when_any_node_of_its_stream_arrives(fol
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_a_chat_that_waited_too_long_comes_back_from_files(folder: str, tmp_path: Path) -> None:
     files = {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path), "hicache_ratio": 1.5}
     with small(folder, **files) as engine:

@@ -77,6 +77,7 @@ def test_a_loaded_state_is_not_lost_to_others_before_its_prompt_has_a_row() -> N
     driver.check()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "options",
     [{}, {"chunked_prefill_size": 16}, pytest.param({"tp_size": 2}, marks=pytest.mark.slow)],
@@ -124,6 +125,7 @@ def test_the_next_engine_finds_pages_with_their_states(tmp_path: Path) -> None:
         assert cached(answers(engine)) == [0] * 8, "pages and states of other bits"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(its, marks=pytest.mark.slow) for its in range(3, 10))])
 def test_random_operations_lose_no_page_no_state_and_no_token(seed: int, tmp_path: Path) -> None:
     episode = Episode(random.Random(seed), tmp_path, "states")

@@ -73,6 +73,7 @@ def test_pages_without_what_their_end_sees_are_not_loaded() -> None:
     assert num_loads(driver) == 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -121,6 +122,7 @@ def test_the_next_engine_finds_the_pages_of_both_pools(family: str, tmp_path: Pa
         assert cached(answers(engine)) == [0] * len(again)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(its, marks=pytest.mark.slow) for its in range(3, 10))])
 def test_random_operations_lose_no_page_and_no_token(seed: int, tmp_path: Path) -> None:
     episode = Episode(random.Random(seed), tmp_path, "windows")

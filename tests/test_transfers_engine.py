@@ -131,6 +131,7 @@ def test_tokens_and_logprobs_are_those_of_one_engine(prefill: Engine, decode: En
     assert_all_is_back(decode)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["latent", "experts", "tiers", "window"])
 def test_other_models_and_caches_answer_like_one_engine(kind: str, tmp_path: Path, key: str) -> None:
     options: dict[str, Any] = {**OPTIONS, "skip_tokenizer_init": True}

@@ -66,6 +66,7 @@ def assert_pulled_answers_are(wanted: list[Any], one: Engine, other: Engine) -> 
         assert_all_is_back(engine)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tp_sizes", [(1, 2), (2, 1), pytest.param((2, 2), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("transport", ["tcp", pytest.param("nixl", marks=[needs_nixl, pytest.mark.slow])])
 def test_tokens_are_those_of_one_engine(
@@ -187,6 +188,7 @@ def test_memory_that_ranks_cannot_share_is_named(tmp_path: Path) -> None:
         SharedRows(tmp_path / "rows", 1 << 40, 1 << 21, 1 << 21, slice(0, 1 << 20), 0, 2)
 
 
+@pytest.mark.slow
 def test_nobody_reads_what_a_rank_has_not_copied(
     path: str, key: str, plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +234,7 @@ def begins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     assert not calls, "nothing was received"
 
 
+@pytest.mark.slow
 def test_a_rank_of_the_prefill_side_that_dies_amid_a_read_costs_nothing_but_time(
     path: str, key: str, plain: Engine, begins: list[Any]
 ) -> None:
@@ -244,6 +247,7 @@ def test_a_rank_of_the_prefill_side_that_dies_amid_a_read_costs_nothing_but_time
         assert_all_is_back(other)
 
 
+@pytest.mark.slow
 def test_a_rank_of_the_decode_side_that_dies_amid_a_read_leaves_the_lease_to_another(
     path: str, key: str, plain: Engine, begins: list[Any]
 ) -> None:

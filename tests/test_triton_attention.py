@@ -249,6 +249,7 @@ def test_a_cache_in_eight_bits_is_widened_as_it_is_read() -> None:
         near(backend.run(case.query, narrow[0], narrow[1], overlaps=overlaps), case.expected())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("num_programs", [1, 2, 12])
 @pytest.mark.parametrize("window", [None, 50])
 def test_what_was_captured_attends_for_later_steps(

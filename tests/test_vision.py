@@ -45,6 +45,7 @@ def made_prompts() -> list[Prompt]:
     ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     path = tiny_vision(tmp_path, architecture)
@@ -91,6 +92,7 @@ def test_tokens_and_logprobs_are_those_of_transformers(architecture: str, tmp_pa
             assert [result["output_ids"] for result in forked] == [expected[3]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "ranks"),
     [

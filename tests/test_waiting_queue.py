@@ -152,6 +152,7 @@ def costs(policy: str, number: int) -> dict[str, int]:
     return measured
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_operation_costs_more_because_more_wait(policy: str) -> None:
     few, many = costs(policy, 500), costs(policy, 4000)

@@ -99,6 +99,7 @@ def test_stages_of_other_models_take_their_layers(kind: str, tmp_path: Path) -> 
         assert outcome(engine) == before
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 @pytest.mark.parametrize(
     "family",
@@ -187,6 +188,7 @@ def test_rows_of_a_tensor_take_no_room_for_all_of_it(family: str, tmp_path: Path
         writer.finish()
 
 
+@pytest.mark.slow
 def test_ranks_exchange_the_rows_that_are_wanted(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole vocabulary in float32 may be more than there is memory for, and would end the engine."""
     sizes: list[int] = []
@@ -206,6 +208,7 @@ def test_ranks_exchange_the_rows_that_are_wanted(old: Path, monkeypatch: pytest.
             assert sizes.pop() == len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(cpu.why_not() is not None, reason=f"cannot be compiled: {cpu.why_not()}")
 @pytest.mark.parametrize("cut", [CUTS[0], pytest.param(CUTS[1], marks=pytest.mark.slow), CUTS[2]], ids=str)
 def test_a_groups_logprobs_are_those_of_another_engines_prompts_bit_for_bit(
@@ -281,6 +284,7 @@ def test_what_is_held_is_written_later_or_never(old: Path, new: Path) -> None:
         assert cold(engine) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what", ["update", *(pytest.param(its, marks=pytest.mark.slow) for its in ("read", "release"))]
 )
@@ -334,6 +338,7 @@ class Stopped:
         return self.results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [{"tp_size": 2}, pytest.param({"pp_size": 2}, marks=pytest.mark.slow)], ids=str)
 def test_generations_of_ranks_are_paused_in_three_ways(old: Path, new: Path, cut: dict[str, Any]) -> None:
     with Engine(old, **OPTIONS, **cut) as engine, Engine(new, **OPTIONS) as other:
@@ -360,6 +365,7 @@ def test_generations_of_ranks_are_paused_in_three_ways(old: Path, new: Path, cut
         assert engine.check_ledger() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [pytest.param({"tp_size": 2}, marks=pytest.mark.slow), {"pp_size": 2}], ids=str)
 def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     old: Path, new: Path, cut: dict[str, Any]

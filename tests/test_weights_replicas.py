@@ -46,6 +46,7 @@ def new(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shaken(old, tmp_path_factory.mktemp("new") / "m")
 
 
+@pytest.mark.slow
 def test_all_engines_take_an_update_or_none_does(old: Path, new: Path) -> None:
     whole, name = tensors_of(new), "model.layers.1.self_attn.k_proj.weight"
     noise = whole[name].clone()

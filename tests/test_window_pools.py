@@ -59,6 +59,7 @@ def most_held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_long_generation_holds_the_windowed_pages_of_its_window(
     reference: Windowed, most_held: list[int]
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_long_generation_holds_the_windowed_pages_of_its_window(
     assert 6 < max(most_held) <= pages_in_window(WINDOW, 4, OPTIONS["chunked_prefill_size"])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "options",
     [

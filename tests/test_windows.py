@@ -65,6 +65,7 @@ def sampling(number: int) -> dict[str, Any]:
     return {"temperature": 0.0, "max_new_tokens": number, "ignore_eos": True}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "options",
     [
@@ -90,6 +91,7 @@ def test_a_pool_that_holds_no_context_gives_the_tokens_of_transformers(
         assert 6 < max(most_held) <= pages_in_window(WINDOW, 4, options["chunked_prefill_size"])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tokens", [POOL, 3 * POOL, 4096])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_requests_that_make_room_for_each_other_are_right(reference: Windowed, overlap: bool, tokens: int) -> None:
