@@ -94,8 +94,8 @@ class RunningCluster:
 
 
 def _engine_of(server: int) -> int:
-    """The engine's process: a child of the server's fork server."""
-    return next(pid for pid in reversed(_descendants(server)) if pid != server)
+    """The engine's process."""
+    return next(pid for pid in _descendants(server) if Path(f"/proc/{pid}/comm").read_text() == "sgl engine\n")
 
 
 def _descendants(pid: int) -> list[int]:

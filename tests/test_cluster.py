@@ -201,50 +201,6 @@ def control() -> Iterator[tuple[str, int]]:
 OPTIONS = {"engine": {"model_path": "embedded", "device": "cpu"}, "server": {"port": 0}}
 
 
-def test_a_servers_process_imports_little_before_what_engines_import_is_under_way() -> None:
-    code = """
-import sys
-from sgl.cli import member
-
-def start():
-    print("start", "sgl.cli.serve" in sys.modules, "torch" in sys.modules, file=sys.stderr)
-
-member.fork_server.start = start
-stop = staticmethod(lambda name, *_: sys.exit(7) if name == "sgl.cli.serve" else None)
-sys.meta_path.insert(0, type("Stop", (), {"find_spec": stop}))
-member.main(has_engine=%s)
-"""
-    for has_engine, told in ((True, "start False False\n"), (False, "")):
-        run = [sys.executable, "-c", code % has_engine]
-        with subprocess.Popen(run, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stderr is not None
-            assert (process.stderr.read(), process.wait()) == (told, 7)  # its input is open: its parent lives
-
-
-STARTS = """
-import sys, time
-sys.path.insert(0, {folder!r})
-from sgl.runtime.server import fork_server
-fork_server._IMPORTED = ("imports_for_long", "json")
-fork_server.start()
-time.sleep(600)
-"""
-
-
-def test_what_engines_fork_from_ends_at_once_with_its_parent_though_it_imports(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    module = f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(600)"
-    (tmp_path / "imports_for_long.py").write_text(module)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}
-    with subprocess.Popen([sys.executable, "-c", STARTS.format(folder=str(tmp_path))], env=environment) as process:
-        wait_until(lambda: pid.exists() and pid.read_text())
-        forking = Path(f"/proc/{pid.read_text()}")
-        process.kill()
-        killed = time.monotonic()
-        wait_until(lambda: not forking.exists() or "(zombie)" in (forking / "status").read_text())
-        assert time.monotonic() - killed < 5.0
-
-
 @pytest.mark.slow
 def test_a_spare_server_serves_when_it_is_told_to_and_ends_with_its_parent() -> None:
     member = Member()

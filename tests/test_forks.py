@@ -1,4 +1,4 @@
-"""Ranks are forked from one process that has imported what they need."""
+"""Engines and ranks are forked from a process that has imported what they need."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from sgl.errors import EngineDead
-from sgl.runtime.parallel import forks
-from sgl.runtime.parallel.forks import Fork, forker
+from sgl.runtime import forks
+from sgl.runtime.forks import Fork
+from sgl.runtime.parallel.group import FOLLOWER
 from tests.open_files import many_open_files
 from tests.patience import PATIENCE, wait_until
 from tests.test_server_process import children
@@ -37,7 +38,7 @@ def test_a_fork_has_the_folder_environment_path_and_stderr_of_whoever_asks(
         " file=sys.stderr)\n"
         "sys.exit(7)"
     )
-    process = forker().fork(code, ["1", "two words"])
+    process = forks.forker(FOLLOWER).fork(code, ["1", "two words"])
     assert process.wait(PATIENCE) == 7 == process.poll()
     said = capfd.readouterr().err
     assert said.startswith(f"{folder} ü = 1 found ['1', 'two words']")
@@ -46,15 +47,15 @@ def test_a_fork_has_the_folder_environment_path_and_stderr_of_whoever_asks(
 
 @pytest.mark.parametrize(
     ("code", "exit_code"),
-    [("", 0), ("raise SystemExit('why')", 1), ("1 / 0", 1), ("import os; os.kill(os.getpid(), 15)", -15)],
+    [("", 0), ("raise SystemExit('why')", 1), ("1 / 0", 1), ("import os; os.kill(os.getpid(), 10)", -10)],
 )
 def test_how_it_ends_is_told(code: str, exit_code: int, capfd: pytest.CaptureFixture[str]) -> None:
-    assert forker().fork(code, []).wait(PATIENCE) == exit_code
+    assert forks.forker(FOLLOWER).fork(code, []).wait(PATIENCE) == exit_code
     assert ("ZeroDivisionError" in capfd.readouterr().err) == (code == "1 / 0")
 
 
 def test_one_that_runs_may_be_waited_for_and_killed() -> None:
-    process = forker().fork(WAITING, [])
+    process = forks.forker(FOLLOWER).fork(WAITING, [])
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.05)
@@ -66,7 +67,7 @@ def test_one_that_runs_may_be_waited_for_and_killed() -> None:
 
 
 def test_the_next_asks_a_new_one_when_it_was_killed() -> None:
-    first = forker()
+    first = forks.forker(FOLLOWER)
     process = first.fork(WAITING, [])
     os.kill(first.pid, signal.SIGKILL)
     assert process.wait(PATIENCE) == -signal.SIGKILL
@@ -74,13 +75,13 @@ def test_the_next_asks_a_new_one_when_it_was_killed() -> None:
     wait_until(lambda: not first.runs())
     with pytest.raises(EngineDead, match="is gone"):
         first.fork("", [])
-    assert forker() is not first
-    assert forker().fork("", []).wait(PATIENCE) == 0
+    assert forks.forker(FOLLOWER) is not first
+    assert forks.forker(FOLLOWER).fork("", []).wait(PATIENCE) == 0
 
 
 def test_nothing_is_forked_for_who_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt comes while the forker imports, as a rule."""
-    its = forker()
+    its = forks.forker(FOLLOWER)
     its.fork("", []).wait(PATIENCE)
 
     def interrupt(*_: object) -> None:
@@ -97,27 +98,27 @@ def test_nothing_is_forked_for_who_was_interrupted(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_process_with_thousands_of_open_files_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks, "_forker", None)
+    monkeypatch.setattr(forks, "_forkers", {})
     with many_open_files():
-        process = forker().fork(WAITING, [])
+        process = forks.forker(FOLLOWER).fork(WAITING, [])
     assert process.poll() is None
     process.kill()
     assert process.wait(PATIENCE) == -signal.SIGKILL
-    assert forker().runs()
+    assert forks.forker(FOLLOWER).runs()
 
 
 LEADER = """
 import os, sys, time
-from sgl.runtime.parallel import forks
+from sgl.runtime import forks
 from sgl.runtime.follower import main
 if sys.argv[1] == "here":
     inherited, wanted = os.pipe()
-    forks.fork_from_here()
-forker = forks.forker()
+    forks.fork_from_here("sgl.runtime.follower")
+forker = forks.forker("sgl.runtime.follower")
 process = forker.fork("import os; print(len(os.listdir('/proc/self/fd')), file=__import__('sys').stderr); "
                       "import time\\nwhile os.getppid() == %d: time.sleep(0.01)" % forker.pid, [])
 if not (other := os.fork()):  # it holds the leader's end open
-    assert forks._forker is None
+    assert not forks._forkers
     time.sleep(600)
 print(forker.pid, process.pid, other, flush=True)
 time.sleep(600)
@@ -144,7 +145,7 @@ def test_all_end_with_the_leader_though_its_other_children_do_not(where: str) ->
 
 def test_many_at_once() -> None:
     began = time.monotonic()
-    processes: list[Fork] = [forker().fork(WAITING, []) for _ in range(20)]
+    processes: list[Fork] = [forks.forker(FOLLOWER).fork(WAITING, []) for _ in range(20)]
     assert len({each.pid for each in processes}) == 20
     for each in processes:
         each.kill()

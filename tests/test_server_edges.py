@@ -409,7 +409,7 @@ def test_helpers_import_nothing_from_the_working_folder(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_server_imports_nothing_from_the_working_folder(tmp_path: Path) -> None:
-    """Neither it nor its fork server, its engine's process, or those that work on constraints and bodies."""
+    """Neither it nor its engine's process, what that is forked from, or those that work on constraints and bodies."""
     model = chat_checkpoint(tmp_path / "model")
     ran = tmp_path / "ran"
     for name in ("selectors", "socket", "pickle", "struct", "numpy", "queue", "logging", "flashinfer", "brotli"):

@@ -63,9 +63,9 @@ class Served:
         return requests.get(self.url + path, timeout=PATIENCE)
 
     def engine_pids(self) -> list[int]:
-        """Those of the processes that the server's fork server has forked."""
-        [forker] = [pid for pid in children(self.process.pid) if b"forkserver" in command(pid)]
-        return children(forker)
+        """Those of its engines, which a child has forked."""
+        forked = [pid for child in children(self.process.pid) for pid in children(child)]
+        return [pid for pid in forked if name_of(pid) == "sgl engine\n"]
 
     def stop(self, number: int = signal.SIGTERM) -> str:
         """Its log."""
@@ -81,6 +81,10 @@ class Served:
 def children(pid: int) -> list[int]:
     threads = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for thread in threads for child in thread.read_text().split()]
+
+
+def descendants(pid: int) -> list[int]:
+    return [each for child in children(pid) for each in (child, *descendants(child))]
 
 
 def ranks_of(engine: int) -> list[int]:
@@ -272,6 +276,21 @@ def test_sigterm_lets_requests_finish_and_takes_no_more(serve: Callable[..., Ser
     assert answers[0].json()["meta_info"]["completion_tokens"] == LONGEST
     assert lines[-2] == b"data: [DONE]"
     assert set(late) <= {200, 503}
+    assert server.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.slow
+def test_a_signal_to_all_its_processes_lets_requests_finish_too(serve: Callable[..., Served]) -> None:
+    """So systemd stops a service."""
+    server = serve("--tp", "2", "--drain-timeout", "600")
+    stream = server.generate({**LONG, "stream": True}, stream=True)
+    arriving = stream.iter_lines()
+    next(arriving)
+    for pid in (*descendants(server.process.pid), server.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    lines = list(arriving)
+    assert lines[-2] == b"data: [DONE]"
+    assert json.loads(lines[-4].removeprefix(b"data: "))["meta_info"]["completion_tokens"] == LONGEST
     assert server.process.wait(PATIENCE) == 0
 
 

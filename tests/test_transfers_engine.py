@@ -485,8 +485,9 @@ def test_a_prefill_process_killed_amid_a_read_costs_nothing_but_time(
 def test_a_decode_process_killed_amid_a_read_leaves_the_lease_to_another(
     path: str, prefill: Engine, decode: Engine, plain: Engine, die_after: int
 ) -> None:
-    params = offer(prefill)
     with Child(_DECODE, path, die_after) as child:
+        assert child.ask([PROMPTS[1], None, GREEDY])  # its start may outlast a lease
+        params = offer(prefill)
         assert child.ask([PROMPTS[0], params, GREEDY]) is None
     found = decode.generate(input_ids=PROMPTS[0], sampling_params=GREEDY, kv_transfer_params=params)
     assert found["output_ids"] == plain.generate(input_ids=PROMPTS[0], sampling_params=GREEDY)["output_ids"]

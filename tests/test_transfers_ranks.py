@@ -287,11 +287,11 @@ def test_a_process_that_leads_ranks_and_dies_amid_a_read_holds_no_page(
             child.process.wait(PATIENCE)
             assert_all_is_back(other)
         return
-    with prefilling(path, 2) as one:
-        params = offer(one)
+    with prefilling(path, 2) as one, decoding(path, 1) as other:
         with Child(_DECODE, path, 7, tp_size=2) as child:
+            assert child.ask([PROMPTS[1], None, GREEDY])  # its start may outlast a lease
+            params = offer(one)
             assert child.ask([PROMPTS[0], params, GREEDY]) is None
         assert state(one)["transfer_used_tokens"] == 88  # until the lease ends, or another engine pulls
-        with decoding(path, 1) as other:
-            assert answer(other, PROMPTS[0], params)["meta_info"]["cached_tokens"] == 88
+        assert answer(other, PROMPTS[0], params)["meta_info"]["cached_tokens"] == 88
         assert_all_is_back(one)

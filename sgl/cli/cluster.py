@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import json
 import os
 import signal
@@ -35,7 +34,6 @@ def up(options: SimpleNamespace) -> int:
         from sgl.runtime.cluster.cluster import Cluster
         from sgl.runtime.cluster.serve_app import RayCluster
     configure_logging(given.server.log_level, given.server.log_format)
-    faulthandler.enable()  # Ray's C++ code runs in this process
     for each in running():
         if not each.is_alive() and each.ray_address is None:
             _clear(each)

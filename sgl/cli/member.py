@@ -3,7 +3,6 @@ it serves. It ends when its parent does, however that ends."""
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import json
 import os
@@ -18,28 +17,25 @@ from queue import SimpleQueue
 from typing import Any
 
 from sgl.cli.logs import configure_logging
+from sgl.cli.serve import follow, serve_engine
 from sgl.errors import SglError
 from sgl.runtime.cluster.spares import Shelter, wait
 from sgl.runtime.config import EngineConfig, ServerConfig
-from sgl.runtime.server import fork_server
+from sgl.runtime.server.engine_process import prepare
 
 _SPARE_SECONDS = 1.0  # whoever is told nothing for so long has time
 _FILES: list[str] = []  # to be removed at the end
 
 
-def main(shelter: Shelter | None = None, *, has_engine: bool = True) -> None:
+def main(shelter: Shelter | None = None) -> None:
     """Run. Standard input: a line of JSON, and then nothing until the parent ends; standard output: one, too. shelter:
-    see `Member`. has_engine: whether it is to start one."""
+    see `Member`."""
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed is for the log
     spare = None if shelter is None else Spare(shelter)
     threading.Thread(target=watch, args=(spare,), name="sgl-parent", daemon=True).start()
-    if has_engine:
-        fork_server.start()
-    from sgl.cli.serve import follow, serve_engine  # takes as long as what engines import, meanwhile
-
     if not select.select([0], [], [], _SPARE_SECONDS)[0]:
-        fork_server.import_tokenizers()
+        prepare()
     line = sys.stdin.buffer.readline()
     if line and spare is not None:
         spare.was_told.set()
@@ -69,7 +65,7 @@ def main(shelter: Shelter | None = None, *, has_engine: bool = True) -> None:
             tell(url=None)
             follow(engine)
         else:
-            asyncio.run(serve_engine(engine, server, lambda url, config: tell(url=url)))
+            serve_engine(engine, server, lambda url, config: tell(url=url))
     except SglError as error:
         tell(failed=str(error), kind=type(error).__name__)
         sys.exit(1)

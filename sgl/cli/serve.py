@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sgl.cli.logs import announce, configure_logging
 from sgl.cli.options import configs
@@ -21,7 +22,7 @@ from sgl.formats.calls import formats_of
 from sgl.lang.ir.chat_template import jinja_template
 from sgl.lang.ir.reasoning import reasoning_format
 from sgl.runtime.config import EngineConfig, ServerConfig
-from sgl.runtime.server.engine_process import EngineProcess
+from sgl.runtime.server.engine_process import EngineProcess, prepare
 from sgl.runtime.server.replicas import Replicas
 from sgl.runtime.server.sampling_defaults import sampling_defaults
 from sgl.runtime.server.serve import listen, listen_for_rpc, serve_until_stopped
@@ -40,7 +41,7 @@ def serve(options: SimpleNamespace) -> int:
     if engine.node_rank:
         follow(engine)
     else:
-        asyncio.run(serve_engine(engine, server))
+        serve_engine(engine, server)
     return 0
 
 
@@ -55,11 +56,10 @@ def follow(config: EngineConfig) -> None:
     run_node(config, stop)
 
 
-async def serve_engine(
-    engine_config: EngineConfig,
-    config: ServerConfig,
-    tell: Callable[[str, EngineConfig], None] = lambda url, config: None,
-) -> None:
+Tell = Callable[[str, EngineConfig], None]
+
+
+def serve_engine(engine: EngineConfig, config: ServerConfig, tell: Tell = lambda url, config: None) -> None:
     """Serve until a signal; `tell` gets the URL and what was decided of the options once it is up."""
     began = time.monotonic()
     template = _chat_template(config)
@@ -69,10 +69,23 @@ async def serve_engine(
     if config.reasoning_parser is not None:
         with _as_option("reasoning_parser"):
             reasoning_format(config.reasoning_parser)
-    defaults = sampling_defaults(config, engine_config.model_path)
-    tracer = _tracer(config)
-    bound, rpc = listen(config.host, config.port), listen_for_rpc(config)
-    logger.info("starting the engine with %s", engine_config.model_name)
+    defaults = sampling_defaults(config, engine.model_path)
+    bound = listen(config.host, config.port)
+    logger.info("starting the engine with %s", engine.model_name)
+    prepare()  # before there are threads
+    asyncio.run(_serve(engine, config, bound, template, defaults, tell, began))
+
+
+async def _serve(
+    engine_config: EngineConfig,
+    config: ServerConfig,
+    bound: socket.socket,
+    template: str | None,
+    defaults: dict[str, Any],
+    tell: Tell,
+    began: float,
+) -> None:
+    tracer, rpc = _tracer(config), listen_for_rpc(config)
     configure = partial(configure_logging, config.log_level, config.log_format)
     kind = EngineProcess if engine_config.dp_size == 1 else Replicas
     engine = kind(engine_config, configure=configure, watchdog_timeout=config.watchdog_timeout)

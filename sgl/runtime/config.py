@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -366,20 +365,6 @@ class ServerConfig:
         if config.admin_api_key in [key.key for key in config.api_key or ()]:
             raise ConfigError("admin_api_key is one of api_key's keys: it must be another", option="admin_api_key")
         return config
-
-
-@contextmanager
-def working_folder_left_out() -> Iterator[None]:
-    """Python processes started within it import nothing from the working folder."""
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
 
 
 def checked_options(cls: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:

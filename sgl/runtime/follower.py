@@ -13,11 +13,11 @@ import time
 from collections import deque
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.forks import call_process
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.model.update.choice import writer_of
@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 def main() -> None:
     """Run. Arguments: rank, number of ranks, id of the process that started this one, and where rank 0 is."""
     rank, size, parent = map(int, sys.argv[1:4])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(f"sgl rank {rank}")  # for ps and top
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides, and answers what it has first
+        signal.signal(number, signal.SIG_IGN)
+    call_process(f"sgl rank {rank}")
     end = end_of(sys.argv[4:], rank, size)
     threading.Thread(target=_beat, args=(end, parent), daemon=True).start()
     try:

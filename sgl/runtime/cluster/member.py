@@ -14,10 +14,7 @@ from sgl.child import command
 from sgl.errors import EngineDead
 from sgl.runtime.cluster.spares import Adopted, Shelter
 
-_CODE = (
-    "from sgl.cli.member import main; from sgl.runtime.cluster.spares import Shelter; "
-    "main({shelter!r}, has_engine={has_engine})"
-)
+_CODE = "from sgl.cli.member import main; from sgl.runtime.cluster.spares import Shelter; main({shelter!r})"
 
 
 class Member:
@@ -33,9 +30,8 @@ class Member:
         """Start it. options: of `Options.for_replicas`; None: a spare one, which imports what it needs
         and waits. shelter: where a spare one waits when this process has ended. process: a spare one
         that waited so, in place of a new one."""
-        has_engine = not (options or {}).get("engine", {}).get("node_rank")
         self._process: subprocess.Popen[bytes] | Adopted = process or subprocess.Popen(
-            command(_CODE.format(shelter=shelter, has_engine=has_engine)),
+            command(_CODE.format(shelter=shelter)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -17,21 +17,23 @@ import torch
 
 from sgl.errors import EngineDead
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.forks import Fork, forker
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
-from sgl.runtime.parallel.forks import Fork, forker
 from sgl.runtime.parallel.lines import line_of
 from sgl.runtime.parallel.times import LOST, NUMBERS, since, told
 
 logger = logging.getLogger(__name__)
 
+FOLLOWER = "sgl.runtime.follower"
+"""What other ranks run."""
 BEAT_SECONDS = 0.25
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 2.0  # until the watcher sees why a step failed
 _STARTING_SECONDS = 300.0  # for a process to begin
 _ENDING_SECONDS = 2.0
-_CODE = "from sgl.runtime.follower import main; main()"
+_CODE = f"from {FOLLOWER} import main; main()"
 
 
 class RankGroup:
@@ -219,7 +221,7 @@ class RankGroup:
 
 def started(place: list[str], ranks: Iterable[int], size: int) -> dict[int, Fork]:
     """Processes of these ranks, of `size` in all. place: see `lines.end_of`. Raises EngineDead."""
-    parent = forker()
+    parent = forker(FOLLOWER)
     arguments = [str(size), str(parent.pid), *place]
     processes: dict[int, Fork] = {}
     try:

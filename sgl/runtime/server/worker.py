@@ -12,6 +12,7 @@ error) once; ("beat", age) twice a second; ("outputs", [(id, output …) …]) a
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import faulthandler
@@ -19,8 +20,10 @@ import gc
 import logging
 import math
 import os
+import pickle
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,8 +35,9 @@ from sgl.errors import SglError
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
+from sgl.runtime.forks import call_process, fork_from_here
 from sgl.runtime.loop.submission import Output
-from sgl.runtime.parallel.forks import fork_from_here
+from sgl.runtime.parallel.group import FOLLOWER
 from sgl.runtime.program.session import ProgramSession
 from sgl.runtime.program.source import Source, source
 from sgl.runtime.requests.arguments import has_list_of_prompts
@@ -53,14 +57,21 @@ BEAT_SECONDS = 0.5
 _QUICK_LENGTH = 2048  # characters or token ids
 
 
-def run_worker(end: socket.socket, config: EngineConfig, configure: Callable[[], None]) -> None:
-    """Run the process. `configure` sets up its logging."""
+def main() -> None:
+    """Run the process. Arguments: its options and what sets up its logging, pickled, in base64; the channel's file
+    descriptor."""
+    call_process("sgl engine")
+    config, configure = pickle.loads(base64.b64decode(sys.argv[1]))
+    _run(socket.socket(fileno=int(sys.argv[2])), config, configure)
+
+
+def _run(end: socket.socket, config: EngineConfig, configure: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the server drains first and says when
         signal.signal(number, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     configure()
     if config.num_ranks > 1:
-        fork_from_here()
+        fork_from_here(FOLLOWER)
     try:
         engine = Engine(**dataclasses.asdict(config))
     except SglError as error:

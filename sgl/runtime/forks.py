@@ -1,4 +1,4 @@
-"""Processes of ranks, forked from one that has imported what a rank needs: the imports take some four seconds."""
+"""Processes forked from one that has imported what they need: the imports take seconds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from sgl.child import command, search_path
 from sgl.errors import EngineDead
 
-_IMPORTED = "sgl.runtime.follower"
 _STARTING_SECONDS = 300.0  # for the imports
 _POLL_SECONDS = 0.25
 
@@ -46,7 +46,7 @@ class Fork:
         """Its exit code. Raises subprocess.TimeoutExpired."""
         if self._code is None:
             if not _readable([self._status], timeout):
-                raise subprocess.TimeoutExpired("a rank", timeout or 0.0)
+                raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
             with self._lock:
                 if self._code is None and (code := _number(self._status)) is not None:
                     self._code = code
@@ -66,21 +66,21 @@ class Fork:
 
 
 class Forker:
-    """The parent of such processes. They end when it does, and it does when this process is gone."""
+    """The parent of such processes. It ends when this process is gone."""
 
-    def __init__(self, *, from_here: bool = False) -> None:
-        """Start it; it imports while this process goes on. from_here: as a fork of this process, which has imported
-        what a rank needs, has no other thread, and no GPU yet."""
+    def __init__(self, module: str, *, from_here: bool = False) -> None:
+        """Start it; it imports the module while this process goes on. from_here: as a fork of this process, which has
+        imported it, has no other thread that holds a lock, and no GPU yet."""
         self._control, theirs = socket.socketpair()
         number, parent = theirs.fileno(), os.getpid()
         with theirs:
             if not from_here:
-                code = f"from {__name__} import serve; serve({number}, {parent})"
+                code = f"from {__name__} import serve; serve({number}, {parent}, {module!r})"
                 null = subprocess.DEVNULL
                 self._process = subprocess.Popen(command(code), stdin=null, stdout=null, pass_fds=[number])
                 self.pid = self._process.pid
             elif not (pid := os.fork()):
-                _serve_here(theirs.detach(), parent)
+                _serve_here(theirs.detach(), parent, module)
             else:
                 self.pid = pid
 
@@ -88,8 +88,9 @@ class Forker:
         """Whether it has not ended."""
         return not _readable([self._control], 0.0)  # it sends nothing
 
-    def fork(self, code: str, arguments: list[str]) -> Fork:
-        """A process that runs code with this one's folder, environment, import path and stderr. Raises EngineDead."""
+    def fork(self, code: str, arguments: list[str], *passed: socket.socket) -> Fork:
+        """A process that runs code with this one's folder, environment, import path and stderr, to which it prints,
+        too. passed: one socket at most, whose number there is the last argument. Raises EngineDead."""
         status, theirs = socket.socketpair()
         request = json.dumps([code, arguments, dict(os.environ), search_path()]).encode()
         try:
@@ -98,53 +99,63 @@ class Forker:
                 numbers = [theirs.fileno(), os.open(".", os.O_RDONLY), _stderr()]
                 for number in numbers[1:]:
                     stack.callback(os.close, number)
+                numbers += [each.fileno() for each in passed]
                 socket.send_fds(self._control, [b"f"], numbers)
             if not _readable([status], _STARTING_SECONDS):
-                raise EngineDead(f"the process that starts ranks did not start one within {_STARTING_SECONDS:g} s")
+                raise EngineDead(f"no process was forked within {_STARTING_SECONDS:g} s")
             if (pid := _number(status)) is None or pid < 0:
-                why = "the process that starts ranks is gone" if pid is None else os.strerror(-pid)
-                raise EngineDead(f"a rank cannot be started: {why}")
+                why = "the one that it is forked from is gone" if pid is None else os.strerror(-pid)
+                raise EngineDead(f"a process cannot be started: {why}")
             status.sendall(request + b"\n")
         except OSError as error:
-            raise EngineDead(f"the process that starts ranks is gone: {error}") from error
+            raise EngineDead(f"the process that others are forked from is gone: {error}") from error
         except BaseException:
             status.close()  # a process that is forked none the less ends without a request
             raise
         return Fork(pid, status)
 
 
-_forker: Forker | None = None
+_forkers: dict[str, Forker] = {}  # by what they import
 _lock = threading.Lock()
 
 
-def forker() -> Forker:
-    """This process's."""
-    global _forker
+def forker(module: str) -> Forker:
+    """This process's for what needs the module."""
     with _lock:
-        if _forker is None or not _forker.runs():
-            _forker = Forker()
-        return _forker
+        its = _forkers.get(module)
+        if its is None or not its.runs():
+            _forkers[module] = its = Forker(module)
+        return its
 
 
-def fork_from_here() -> None:
-    """Fork ranks from what this process is now; see Forker."""
-    global _forker
-    _forker = Forker(from_here=True)
+def fork_from_here(module: str) -> None:
+    """Fork what needs the module from what this process is now, unless there is a forker for it; see Forker."""
+    if module not in _forkers:
+        _forkers[module] = Forker(module, from_here=True)
 
 
 def _forget() -> None:
-    """What this process forks starts its own, since the parent's ends with the parent."""
-    global _forker
-    _forker = None
+    """What this process forks starts its own, since the parent's end with the parent."""
+    global _lock
+    _forkers.clear()
+    _lock = threading.Lock()  # another thread may have held it
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def serve(control: int, parent: int) -> NoReturn:
+def call_process(name: str) -> None:
+    """Name this process in ps and top."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
+def serve(control: int, parent: int, module: str) -> NoReturn:
     """The forker's main program. control: a socket from `parent`, which started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides
-    importlib.import_module(_IMPORTED)
+    call_process("sgl forker")
+    for sent in (signal.SIGINT, signal.SIGTERM):  # to all processes at once: the parent decides
+        signal.signal(sent, signal.SIG_IGN)
+    importlib.import_module(module)
     gc.freeze()  # a child's collections touch, and so copy, nothing of this
     asked = socket.socket(fileno=control)
     woken, wakes = socket.socketpair()
@@ -163,28 +174,28 @@ def serve(control: int, parent: int) -> NoReturn:
                 _tell(children[pid], os.waitstatus_to_exitcode(how))
                 children.pop(pid).close()
         if asked.fileno() in ready:
-            data, numbers, _, _ = socket.recv_fds(asked, 1, 3)
+            data, numbers, _, _ = socket.recv_fds(asked, 1, 4)
             if not data:
                 break
-            told, folder, stderr = numbers
+            told, folder, stderr, *passed = numbers
             status = socket.socket(fileno=told)
             if (pid := _fork()) == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 for each in (asked, woken, wakes, *children.values()):
                     each.close()
-                _run(status, folder, stderr)
+                _run(status, folder, stderr, passed)
             _tell(status, pid)
             if pid > 0:
                 children[pid] = status
             else:
                 status.close()
-            os.close(folder)
-            os.close(stderr)
+            for number in (folder, stderr, *passed):
+                os.close(number)
     os._exit(0)
 
 
-def _serve_here(control: int, parent: int) -> NoReturn:
+def _serve_here(control: int, parent: int, module: str) -> NoReturn:
     """In a fork: nothing else of the parent's is held open."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
@@ -192,8 +203,7 @@ def _serve_here(control: int, parent: int) -> NoReturn:
         os.dup2(null, 1)
         os.closerange(3, control)
         os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        serve(control, parent)
+        serve(control, parent, module)
     finally:
         os._exit(1)
 
@@ -206,7 +216,7 @@ def _fork() -> int:
         return -(error.errno or errno.EAGAIN)
 
 
-def _run(status: socket.socket, folder: int, stderr: int) -> NoReturn:
+def _run(status: socket.socket, folder: int, stderr: int, passed: list[int]) -> NoReturn:
     """The rest of a forked process."""
     code = 1
     try:
@@ -215,13 +225,17 @@ def _run(status: socket.socket, folder: int, stderr: int) -> NoReturn:
         if not request:  # whoever asked was interrupted
             os._exit(0)
         os.dup2(stderr, 2)
+        os.dup2(stderr, 1)
+        # The process that was forked may have put others in their place.
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         os.fchdir(folder)
         os.close(folder)
         os.close(stderr)
         program, arguments, environment, sys.path[:] = json.loads(request)
         os.environ.clear()
         os.environ.update(environment)
-        sys.argv[1:] = arguments
+        sys.argv[1:] = [*arguments, *map(str, passed)]
         exec(program, {"__name__": "__main__"})
         code = 0
     except SystemExit as end:
@@ -229,6 +243,8 @@ def _run(status: socket.socket, folder: int, stderr: int) -> NoReturn:
     except BaseException:  # as an interpreter does
         traceback.print_exc()
     finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
         os._exit(code)
 
 
