@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -105,6 +106,17 @@ def test_a_process_with_thousands_of_open_files_may_ask(monkeypatch: pytest.Monk
     process.kill()
     assert process.wait(PATIENCE) == -signal.SIGKILL
     assert forks.forker(FOLLOWER).runs()
+
+
+def test_a_process_whose_threads_may_hold_locks_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_forkers", {})
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    forks.fork_from_here(FOLLOWER)
+    assert not forks._forkers
+    ended.set()
+    thread.join()
 
 
 LEADER = """

@@ -295,7 +295,7 @@ def test_a_restarted_engine_is_known_to_have_no_cache(monkeypatch: pytest.Monkey
 
         monkeypatch.setattr(made._engines[0], "_start", start)
         monkeypatch.setattr(made._engines[0], "_ended", ended)
-        monkeypatch.setattr(made._engines[0], "_process", SimpleNamespace(kill=print, exitcode=-9))
+        monkeypatch.setattr(made._engines[0], "_process", SimpleNamespace(kill=print, poll=lambda: -9))
         await made._engines[0]._restart()
         [(first, second)] = found
         assert first == 0

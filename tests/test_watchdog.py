@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.server import engine_process as process_module
 from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.watchdog import TICK_SECONDS, Watchdog
+from tests.patience import PATIENCE
 
 
 class Clock:
@@ -55,8 +57,13 @@ class Process:
     def __init__(self, pid: int) -> None:
         self.pid, self.killed, self.alive = pid, False, True
 
-    def is_alive(self) -> bool:
-        return self.alive
+    def poll(self) -> int | None:
+        return None if self.alive else -9
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.alive:
+            raise subprocess.TimeoutExpired("it", timeout or 0.0)
+        return -9
 
     def kill(self) -> None:
         self.killed = True
@@ -75,8 +82,10 @@ def test_only_the_process_that_hung_is_killed(monkeypatch: pytest.MonkeyPatch, m
         engine._process, engine._is_up = first, True
         engine._watchdog._stuck = 50.0
         watching = asyncio.create_task(engine._watch())
-        while not signals:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE):
+            while not signals:
+                assert not watching.done(), watching.result()
+                await asyncio.sleep(0)
         if meanwhile == "replaced":
             engine._process, engine._watchdog = second, Watchdog()
         elif meanwhile == "recovered":
@@ -96,6 +105,5 @@ def test_an_engine_that_hangs_on_its_way_out_is_killed(monkeypatch: pytest.Monke
     """Its channel is closed, and nobody would ever start the next one."""
     monkeypatch.setattr(process_module, "_ENDING_SECONDS", 0.01)
     process: Any = Process(1)
-    process.join = lambda timeout=None: None
     asyncio.run(EngineProcess._ended(process))
     assert process.killed

@@ -21,6 +21,7 @@ from sgl.cli.serve import follow, serve_engine
 from sgl.errors import SglError
 from sgl.runtime.cluster.spares import Shelter, wait
 from sgl.runtime.config import EngineConfig, ServerConfig
+from sgl.runtime.forks import PARENT_WATCHER
 from sgl.runtime.server.engine_process import prepare
 
 _SPARE_SECONDS = 1.0  # whoever is told nothing for so long has time
@@ -33,7 +34,7 @@ def main(shelter: Shelter | None = None) -> None:
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed is for the log
     spare = None if shelter is None else Spare(shelter)
-    threading.Thread(target=watch, args=(spare,), name="sgl-parent", daemon=True).start()
+    threading.Thread(target=watch, args=(spare,), name=PARENT_WATCHER, daemon=True).start()
     if not select.select([0], [], [], _SPARE_SECONDS)[0]:
         prepare()
     line = sys.stdin.buffer.readline()
@@ -43,7 +44,7 @@ def main(shelter: Shelter | None = None) -> None:
         parent = spare.parent.get()  # or this process ends
         os.dup2(parent.fileno(), 0)
         told = parent.makefile("w")
-        threading.Thread(target=watch, name="sgl-parent", daemon=True).start()
+        threading.Thread(target=watch, name=PARENT_WATCHER, daemon=True).start()
         with open(0, "rb", buffering=0, closefd=False) as its:
             line = its.readline()
     if not line:

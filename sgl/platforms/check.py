@@ -235,10 +235,18 @@ def main(arguments: list[str]) -> int:
         kind = "" if isinstance(error, SglError) else f"{arguments[0]}.is_available: {type(error).__name__}: "
         sys.stderr.write(f"{kind}{error}\n")
         return 2
-    logging.disable(logging.WARNING)
     assert Path(EMBEDDED).is_dir(), "it comes with the package"
+    logging.disable(logging.WARNING)
+    try:
+        return 1 if _failed(arguments[0]) else 0
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _failed(platform: str) -> int:
+    """How many checks do; each is told."""
     failed = 0
-    for name, check in Suite(arguments[0]).checks.items():
+    for name, check in Suite(platform).checks.items():
         try:
             check()
         except _LeftOutError as reason:
@@ -250,7 +258,7 @@ def main(arguments: list[str]) -> int:
             said = f"ok {name}"
         sys.stdout.write(said + "\n")
         sys.stdout.flush()
-    return 1 if failed else 0
+    return failed
 
 
 if __name__ == "__main__":

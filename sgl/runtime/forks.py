@@ -22,6 +22,8 @@ from typing import NoReturn
 from sgl.child import command, search_path
 from sgl.errors import EngineDead
 
+PARENT_WATCHER = "sgl-parent"
+"""The name of a thread that waits for the parent's end and holds no lock meanwhile."""
 _STARTING_SECONDS = 300.0  # for the imports
 _POLL_SECONDS = 0.25
 
@@ -129,9 +131,19 @@ def forker(module: str) -> Forker:
 
 
 def fork_from_here(module: str) -> None:
-    """Fork what needs the module from what this process is now, unless there is a forker for it; see Forker."""
-    if module not in _forkers:
+    """Fork what needs the module from what this process is now, unless there is a forker for it, or threads run that
+    may hold locks; see Forker."""
+    if module not in _forkers and not _others():
         _forkers[module] = Forker(module, from_here=True)
+
+
+def _others() -> list[threading.Thread]:
+    """Threads beside the main one and one that only watches the parent."""
+    return [
+        each
+        for each in threading.enumerate()
+        if each is not threading.main_thread() and each.name != PARENT_WATCHER
+    ]
 
 
 def _forget() -> None:

@@ -46,7 +46,7 @@ _CODE = f"from {_WORKER} import main; main()"
 
 def prepare() -> None:
     """Import what an engine and a tokenizer need, and have engines forked from what this process is then: nothing is
-    imported twice, and the next engine starts in a fraction of the time. For a process without threads."""
+    imported twice, and the next engine starts in a fraction of the time."""
     for module in (_WORKER, "transformers.models.auto.tokenization_auto"):
         importlib.import_module(module)
     fork_from_here(_WORKER)
