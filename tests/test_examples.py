@@ -87,6 +87,7 @@ def test_every_example_is_run_here() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, *OWN}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_the_example_runs_on_the_default_backend(
     name: str, engine: sgl.Engine, capsys: pytest.CaptureFixture[str]
@@ -105,6 +106,7 @@ def test_the_example_runs_on_a_server(name: str, server: LiveServer, capsys: pyt
     assert "sgl:" not in said.err
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_the_example_is_traced(
     name: str, server: LiveServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -137,6 +137,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("where", ["here", "anew"])
 def test_all_end_with_the_leader_though_its_other_children_do_not(where: str) -> None:
     leader = subprocess.Popen(

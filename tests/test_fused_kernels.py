@@ -195,6 +195,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, matrix: torch.Tensor, bias: t
     return linear.linear(norm.rms_norm(x, weight, 1e-5), matrix, bias)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("size", "width"), [(3, 40), (7, 1024), (2, 1536), (5, 4500)])

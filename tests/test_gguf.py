@@ -345,6 +345,7 @@ def assert_same(ours: Tokenizer, original: Any) -> None:
     assert ours.vocab_size == original.get_vocab_size()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "pre"), [("gpt2", "gpt-2"), ("qwen2.5", "qwen2"), ("mistral-v3", "")])
 def test_tokenizers_equal_the_originals(
     name: str, pre: str, unpacked: Callable[[str], Path], tmp_path: Path

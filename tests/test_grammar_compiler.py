@@ -441,6 +441,7 @@ def service() -> Any:
     service.close()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_constraints_end_in_a_grammar_or_a_typed_error(service: CompileService, name: str) -> None:
     constraint = make_constraint(HOSTILE[name])

@@ -76,6 +76,7 @@ def test_format_length_and_pattern_are_an_intersection(name: str, data: st.DataO
         assert (both is not None and accepts(both, text_of(text))) == expected, text
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @pytest.mark.parametrize("lengths", [(0, 254), (250, 254), (1000, 100_000), (0, 100_000)])
 def test_long_bounds_keep_within_the_limit_on_searches(name: str, lengths: tuple[int, int]) -> None:

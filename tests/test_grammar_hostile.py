@@ -218,6 +218,7 @@ def test_guesses_leave_an_output_half_of_its_time() -> None:
         assert at.accept(PIECES.ids[b"a"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_texts", [pytest.param(12, marks=pytest.mark.slow), 14])
 def test_a_mask_that_takes_too_long_is_not_taken_for_the_deadline(num_texts: int) -> None:
     """It is refused for what it is, in the engine and in its own process, and not tried for longer."""

@@ -99,6 +99,7 @@ def test_masks_of_a_schema_over_every_kind_of_tokenizer(name: str, whitespace: A
         check_walk(compiled.matcher(), TINY[name], random.Random(seed), 25)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["embedded", "gpt2", "qwen2.5", "mistral-v3"])
 def test_masks_of_real_vocabularies(request: pytest.FixtureRequest, name: str) -> None:
     if name == "embedded":

@@ -137,6 +137,7 @@ def test_shapes_become_the_same_automaton(seed: int, order: KeyOrder, whitespace
     assert len(check_equal(*both(make))) > 1
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("order", ["schema", "any"])
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: str(schema)[:40])
 def test_schemas_become_the_same_automaton(schema: Any, order: KeyOrder) -> None:
@@ -183,6 +184,7 @@ def test_too_many_states_raise_again_and_again() -> None:
         assert automaton.tables.entries[499, 0] == UNKNOWN
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("order", ["schema", "any"])
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: str(schema)[:40])
 def test_the_ends_of_states_are_the_same(schema: Any, order: KeyOrder) -> None:

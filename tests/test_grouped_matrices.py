@@ -93,6 +93,7 @@ def test_rounding_is_to_the_nearest(group: int) -> None:
     assert not GroupedMatrix.rounded(torch.zeros(2, 32)).dequantized(torch.float32).any()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("options", "dtype"), CASES)
 def test_single_tokens(options: dict[str, int], dtype: torch.dtype) -> None:
     matrix = drawn(6, 192, **options)

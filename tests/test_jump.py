@@ -188,6 +188,7 @@ def test_bytes_are_a_pair_if_they_stand_side_by_side_in_a_token(model: Model) ->
     assert {bytes(divmod(i, 256)) for i, is_pair in enumerate(model.vocabulary.pairs) if is_pair} == slow
 
 
+@pytest.mark.costly
 def test_at_a_seam_two_tokens_meet_whatever_follows(model: Model) -> None:
     rng = random.Random(5)
     parts = [

@@ -61,6 +61,7 @@ def merged(experts: Experts, adapters: ExpertAdapters, slot: int) -> Experts:
     return replace(experts, gate_up=gate_up + torch.cat(halves, 1), down=down + down_b[slot] @ down_a[slot])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("slots", [SLOTS, [0], [-1, -1], [2] * 40 + [-1] * 3], ids=len)
 @pytest.mark.parametrize("has_shared", [False, True])
 def test_adapters_equal_merged_experts(slots: list[int], has_shared: bool) -> None:

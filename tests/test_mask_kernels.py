@@ -186,6 +186,7 @@ def walker_for(kernels: ModuleType, *more: bytes, **constraint: object) -> Walke
     return Walker(kernels, vocabulary, [grammar.automaton], 512)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("schema", "text"),
     [

@@ -186,6 +186,7 @@ ROUTES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("fields", ROUTES)
 @pytest.mark.parametrize("num_tokens", [1, 9])
 def test_deepseeks_experts_are_those_of_torch(fields: dict[str, Any], num_tokens: int) -> None:

@@ -218,6 +218,7 @@ def test_every_plan_is_made_of_powers_of_two(pairs_per_expert: int) -> None:
         assert all(size & (size - 1) == 0 and size >= 16 for size in tiles[:3])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize(
     ("num_experts", "hidden", "size", "top_k", "normalises", "has_shared"),

@@ -171,6 +171,7 @@ def test_packed_kernels_equal_the_reference(kind: str, case: str, dtype: torch.d
     check(parts.double().sum(0), mixture(x, plain(experts)), 1e-5 if dtype == torch.float32 else 5e-3)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_tokens_take_a_dequantized_copy(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_triton, "_MANY", 2)

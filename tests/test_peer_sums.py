@@ -48,6 +48,7 @@ class Ranks:
         assert (self.flags[others, rank] == meeting).all()  # and they know that this one was
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("num_tokens", [1, 7, MOST])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -342,6 +342,7 @@ def test_error_messages_do_not_repeat_a_prompt(server: LiveServer) -> None:
         assert len(answer.text) < 10_000, path
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("server_options", [{"read_timeout": 2.0}])
 def test_slow_and_silent_connections_hold_nobody_up(engine: Engine, server_options: dict[str, Any]) -> None:
     """Idle ones, those that write a byte at a time, bodies in chunks without end, and pipelines nobody reads."""

@@ -200,6 +200,7 @@ def has_calls(answer: Answer) -> bool:
     return bool(answer.calls) and all(arguments.endswith("}") for _, arguments in answer.calls)
 
 
+@pytest.mark.costly
 def test_calls_are_held_to_their_schemas_through_every_door(door: tuple[str, LiveServer]) -> None:
     name, server = door
     bias = biased(server, **{BEGINNINGS[name]: 30.0 if name in ("llama3", "xlam") else 9.0})
@@ -268,6 +269,7 @@ def test_reasoning_in_channels_may_be_left_in_the_text(channels: LiveServer) -> 
     assert through("chat", channels, include_reasoning=False, **wanted) == apart._replace(reasoning="")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", [{"tool_call_parser": "gpt-oss"}, {"reasoning_parser": "gpt-oss"}])
 def test_channels_are_read_where_an_option_says_so(engine: Engine, options: dict[str, str]) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant"
@@ -282,6 +284,7 @@ PARSERS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("parser", PARSERS)
 def test_reasoning_of_each_family_is_told_and_free_of_the_constraint(engine: Engine, parser: str) -> None:
     format = FORMATS[parser]

@@ -111,6 +111,7 @@ def test_the_packages_stream_helper_and_parse_read_a_schema(client: Any) -> None
     assert isinstance(json.loads(loose.output_text), dict)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "choice",

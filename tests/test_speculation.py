@@ -347,6 +347,7 @@ def test_usage_tells_what_was_drafted_and_what_stood(folder: Path, plain: Any) -
         assert meta["accepted_tokens"] == counters.verified_tokens > 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("algorithm", ["NGRAM", "GRAMMAR", "auto"])
 def test_each_algorithm_changes_no_token_of_constrained_outputs(folder: Path, plain: Any, algorithm: Any) -> None:
     prompts, params, expected, _ = plain

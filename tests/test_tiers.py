@@ -51,6 +51,7 @@ def settle(driver: Driver) -> None:
     raise AssertionError("a copy does not end")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", range(10))
 def test_random_operations_over_all_tiers_lose_no_page_and_no_token(seed: int, tmp_path: Path) -> None:
     episode = Episode(random.Random(seed), tmp_path)

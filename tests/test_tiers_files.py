@@ -81,6 +81,7 @@ def test_what_is_damaged_is_computed(kind: str, damage: str, tmp_path: Path) -> 
     end(again)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("kind", ["states", "windows"])
 def test_a_kill_at_any_write_leaves_all_of_a_prefix_or_nothing(kind: str, moment: str, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_the_next_engine_of_the_same_ranks_finds_the_pages(
         assert cached(answers(engine, PROMPTS[:1])) == [0]
 
 
+@pytest.mark.costly
 def test_other_ranks_and_other_weights_find_nothing(path: str, expected: list[list[int]], tmp_path: Path) -> None:
     """A page of one rank has the same size, and its numbers in another order."""
     folder = tmp_path / "files"

@@ -58,6 +58,7 @@ def test_literal_control_tokens_come_back_as_they_were_written(text: str) -> Non
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS)
 @given(many=st.lists(texts, max_size=5), allow_special=st.booleans())
 def test_texts_are_encoded_together_as_each_alone(kind: str, many: list[str], allow_special: bool) -> None:
@@ -197,6 +198,7 @@ def test_code_that_comes_with_a_tokenizer_is_neither_run_nor_asked_about(
     assert not (tmp_path / "was-run").exists()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["gpt2", "qwen2.5", "mistral-v3"])
 def test_real_tokenizers_encode_as_the_library_does(name: str, unpacked: Callable[[str], Path]) -> None:
     tokenizer = Tokenizer.load(unpacked("tokenizers") / name)

@@ -40,6 +40,7 @@ def by_sorting(scheduler: Scheduler, policy: str) -> list[Request]:
     return waiting
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", ["lpm", "fcfs", "priority"])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_order_is_that_of_a_plain_sort_whatever_happened_before(policy: str, seed: int) -> None:
