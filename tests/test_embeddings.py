@@ -20,6 +20,7 @@ from sgl.errors import InvalidRequest, RequestAborted
 from sgl.runtime.batch import Float32Array
 from sgl.runtime.engine import Engine
 from sgl.runtime.scheduler.request import Pooling
+from sgl.runtime.server.texts import MAX_TOKENIZED
 from tests.live_server import LiveServer, served
 from tests.patience import wait_until
 from tests.tiny_models import CLASSES, tiny_checkpoint
@@ -373,6 +374,7 @@ def test_ollamas_endpoints(server: LiveServer) -> None:
         ("/v1/embeddings", {"input": {"text": "a"}}, "input"),
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": "3"}, "truncate_prompt_tokens"),
+        ("/v1/embeddings", {"input": "x" * MAX_TOKENIZED, "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
         ("/encode", {}, "text"),
         ("/encode", {"text": []}, "text"),
         ("/v1/score", {}, "text_1"),

@@ -16,6 +16,7 @@ from sgl.errors import EngineDead
 from sgl.runtime import forks
 from sgl.runtime.forks import Fork
 from sgl.runtime.parallel.group import FOLLOWER
+from tests.house import REPOSITORY
 from tests.open_files import many_open_files
 from tests.patience import PATIENCE, wait_until
 from tests.test_server_process import children
@@ -154,6 +155,25 @@ def test_all_end_with_the_leader_though_its_other_children_do_not(where: str) ->
             wait_until(lambda each=each: not Path(f"/proc/{each}").exists())
     finally:
         os.kill(other, signal.SIGKILL)
+
+
+IMPORTS = """
+import time
+from sgl.runtime import forks
+forks.Forker("imports_for_long")
+time.sleep(600)
+"""
+
+
+def test_one_ends_with_its_leader_though_it_still_imports(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    module = f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    (tmp_path / "imports_for_long.py").write_text(module)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}
+    with subprocess.Popen([sys.executable, "-c", IMPORTS], env=environment) as leader:
+        wait_until(lambda: pid.exists() and pid.read_text())
+        leader.kill()
+        wait_until(lambda: not Path(f"/proc/{pid.read_text()}").exists())
 
 
 def test_many_at_once() -> None:

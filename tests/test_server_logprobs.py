@@ -21,7 +21,7 @@ from sgl.runtime.requests.arguments import GenerateRequest
 from sgl.runtime.requests.builder import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS
 from sgl.runtime.requests.results import NativeResult
 from sgl.runtime.server import conversations, encoding
-from sgl.runtime.server.native import MAX_DETOKENIZED, MAX_TOKENIZED
+from sgl.runtime.server.texts import MAX_DETOKENIZED, MAX_TOKENIZED
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.live_server import LiveServer
 from tests.patience import PATIENCE

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.forks import call_process
+from sgl.runtime.forks import set_process_name
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.model.update.choice import writer_of
@@ -38,7 +38,7 @@ def main() -> None:
     rank, size, parent = map(int, sys.argv[1:4])
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides, and answers what it has first
         signal.signal(number, signal.SIG_IGN)
-    call_process(f"sgl rank {rank}")
+    set_process_name(f"sgl rank {rank}")
     end = end_of(sys.argv[4:], rank, size)
     threading.Thread(target=_beat, args=(end, parent), daemon=True).start()
     try:

@@ -133,17 +133,14 @@ def forker(module: str) -> Forker:
 def fork_from_here(module: str) -> None:
     """Fork what needs the module from what this process is now, unless there is a forker for it, or threads run that
     may hold locks; see Forker."""
-    if module not in _forkers and not _others():
+    if module not in _forkers and _is_alone():
         _forkers[module] = Forker(module, from_here=True)
 
 
-def _others() -> list[threading.Thread]:
-    """Threads beside the main one and one that only watches the parent."""
-    return [
-        each
-        for each in threading.enumerate()
-        if each is not threading.main_thread() and each.name != PARENT_WATCHER
-    ]
+def _is_alone() -> bool:
+    """Whether no thread runs beside the main one but one that only watches the parent."""
+    others = {each.name for each in threading.enumerate() if each is not threading.main_thread()}
+    return others <= {PARENT_WATCHER}
 
 
 def _forget() -> None:
@@ -156,7 +153,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def call_process(name: str) -> None:
+def set_process_name(name: str) -> None:
     """Name this process in ps and top."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)
@@ -164,10 +161,15 @@ def call_process(name: str) -> None:
 
 def serve(control: int, parent: int, module: str) -> NoReturn:
     """The forker's main program. control: a socket from `parent`, which started it."""
-    call_process("sgl forker")
+    set_process_name("sgl forker")
     for sent in (signal.SIGINT, signal.SIGTERM):  # to all processes at once: the parent decides
         signal.signal(sent, signal.SIG_IGN)
+    # A thread would be lost in forks; a timer looks for the parent while this imports.
+    signal.signal(signal.SIGALRM, lambda *_: None if os.getppid() == parent else os._exit(0))
+    signal.setitimer(signal.ITIMER_REAL, _POLL_SECONDS, _POLL_SECONDS)
     importlib.import_module(module)
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     gc.freeze()  # a child's collections touch, and so copy, nothing of this
     asked = socket.socket(fileno=control)
     woken, wakes = socket.socketpair()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -27,22 +26,13 @@ from sgl.runtime.server.origins import check_no_browser
 from sgl.runtime.server.replies import Done, Ended, ModelInfo, Profile, Result, ServerInfo, Texts, Tokens, Version
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import VERSION
+from sgl.runtime.server.texts import MAX_DETOKENIZED, MAX_TOKENIZED, checked_size, in_batches, pool_for
 from sgl.runtime.text.tokenizer import Tokenizer
 
 UNRESPONSIVE_SECONDS = 20.0
 """A longer step makes /health fail; long prompts take a second or two."""
 SILENT_SECONDS = 5.0
 """So does silence of the engine process; ten beats are missing then."""
-
-
-MAX_TOKENIZED = 1 << 20
-"""Characters per /tokenize request: seconds of one thread, up to 400 MB."""
-MAX_DETOKENIZED = 1 << 18
-"""Tokens per /detokenize request."""
-EACH = 16
-"""Overhead of each text or list, in characters or tokens."""
-_TEXTS = 256  # tokenized in one call
-_LONG_TEXTS = ThreadPoolExecutor(1, thread_name_prefix="sgl-texts")  # starts lazily
 
 GenerateBody: type[Bounded] = create_model(
     "GenerateBody",
@@ -236,13 +226,13 @@ class NativeApi(Api):
         if texts is None:
             raise InvalidRequest("text is needed", param="text")
         is_one, several = isinstance(texts, str), [texts] if isinstance(texts, str) else texts
-        size = _size(several, MAX_TOKENIZED, "characters are to be tokenized, {} more for each text", "text")
+        size = checked_size(several, MAX_TOKENIZED, "characters are to be tokenized, {} more for each text", "text")
         encode = partial(
             self._service.tokenizer.encode_all,
             add_special_tokens=body.add_special_tokens,
             allow_special=body.allow_special,
         )
-        ids = await asyncio.get_running_loop().run_in_executor(_pool(size), _in_batches, encode, several)
+        ids = await asyncio.get_running_loop().run_in_executor(pool_for(size), in_batches, encode, several)
         counts = [len(each) for each in ids]
 
         def answer() -> dict[str, Any]:
@@ -261,9 +251,11 @@ class NativeApi(Api):
         """Texts of token ids."""
         is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
         several: Any = body.tokens if is_list else [body.tokens]
-        size = _size(several, MAX_DETOKENIZED, "tokens are to be detokenized, {} more for each list", "tokens")
+        size = checked_size(
+            several, MAX_DETOKENIZED, "tokens are to be detokenized, {} more for each list", "tokens"
+        )
         decode = partial(_decoded, self._service.tokenizer, several, skip_special_tokens=body.skip_special_tokens)
-        texts = await asyncio.get_running_loop().run_in_executor(_pool(size), decode)
+        texts = await asyncio.get_running_loop().run_in_executor(pool_for(size), decode)
         return await encoding.answer(lambda: {"text": texts if is_list else texts[0]}, size)
 
     @endpoint("POST /concate_and_append_request")
@@ -271,24 +263,6 @@ class NativeApi(Api):
         """Does nothing: the original client has joined its forks' texts."""
         # The next request sends that text and hits the radix cache.
         return json_response({})
-
-
-def _pool(size: int) -> ThreadPoolExecutor | None:
-    """The executor for this much text; long work waits for its like only."""
-    return None if size <= FEW else _LONG_TEXTS
-
-
-def _size(several: Sequence[Sequence[Any]], most: int, what: str, param: str) -> int:
-    """What texts or token lists cost. Raises InvalidRequest beyond `most`."""
-    size = sum(map(len, several)) + EACH * len(several)
-    if size > most:
-        raise InvalidRequest(f"{size} {what.format(EACH)} counted; {most} may be", param=param)
-    return size
-
-
-def _in_batches(encode: Callable[[list[str]], list[list[int]]], texts: list[str]) -> list[list[int]]:
-    """Encode in batches: each call holds the GIL while it returns results."""
-    return [ids for start in range(0, len(texts), _TEXTS) for ids in encode(texts[start : start + _TEXTS])]
 
 
 def _decoded(tokenizer: Tokenizer, several: list[list[int]], *, skip_special_tokens: bool) -> list[str]:

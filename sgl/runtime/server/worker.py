@@ -35,7 +35,7 @@ from sgl.errors import SglError
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.forks import call_process, fork_from_here
+from sgl.runtime.forks import fork_from_here, set_process_name
 from sgl.runtime.loop.submission import Output
 from sgl.runtime.parallel.group import FOLLOWER
 from sgl.runtime.program.session import ProgramSession
@@ -60,7 +60,7 @@ _QUICK_LENGTH = 2048  # characters or token ids
 def main() -> None:
     """Run the process. Arguments: its options and what sets up its logging, pickled, in base64; the channel's file
     descriptor."""
-    call_process("sgl engine")
+    set_process_name("sgl engine")
     config, configure = pickle.loads(base64.b64decode(sys.argv[1]))
     _run(socket.socket(fileno=int(sys.argv[2])), config, configure)
 

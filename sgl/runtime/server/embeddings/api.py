@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 import uuid
@@ -32,6 +33,7 @@ from sgl.runtime.server.embeddings.replies import Embeddings, Encoded, LabelScor
 from sgl.runtime.server.embeddings.truncation import last_tokens
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import Service
+from sgl.runtime.server.texts import MAX_TOKENIZED, checked_size, pool_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,12 @@ class Embedder:
             raise InvalidRequest(message, param="truncate_prompt_tokens")
         service = self._service
         most = (service.engine.config.context_length or 1) if most == -1 else most
-        return {"input_ids": await service.aside(last_tokens, service.tokenizer, texts, most)}
+        size = 0
+        if isinstance(texts[0], str):
+            what = "characters are to be cut by tokens, {} more for each text"
+            size = checked_size(texts, MAX_TOKENIZED, what, "truncate_prompt_tokens")
+        cut = partial(last_tokens, service.tokenizer, texts, most)
+        return {"input_ids": await asyncio.get_running_loop().run_in_executor(pool_for(size), cut)}
 
     async def _hidden_size(self) -> int:
         if self._width is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from sgl.errors import InvalidRequest
+from sgl.runtime.server.texts import in_batches
 from sgl.runtime.text.tokenizer import Tokenizer
 
 
@@ -14,8 +16,9 @@ def last_tokens(tokenizer: Tokenizer, prompts: Sequence[Any], most: int) -> list
     counts. Raises InvalidRequest."""
     if not isinstance(prompts[0], str):
         return [ids[-most:] for ids in prompts]
-    bare = tokenizer.encode_all(prompts, add_special_tokens=False)
-    return [_last(*each, most) for each in zip(tokenizer.encode_all(prompts), bare, strict=True)]
+    whole = in_batches(tokenizer.encode_all, prompts)
+    bare = in_batches(partial(tokenizer.encode_all, add_special_tokens=False), prompts)
+    return [_last(*each, most) for each in zip(whole, bare, strict=True)]
 
 
 def _last(ids: list[int], bare: list[int], most: int) -> list[int]:
@@ -26,5 +29,8 @@ def _last(ids: list[int], bare: list[int], most: int) -> list[int]:
     if most <= num_added:
         message = f"truncate_prompt_tokens must be more than the {num_added} tokens around each text, not {most}"
         raise InvalidRequest(message, param="truncate_prompt_tokens")
-    start = next(i for i in range(num_added + 1) if ids[i : i + len(bare)] == bare)
+    start = next((i for i in range(num_added + 1) if ids[i : i + len(bare)] == bare), None)
+    if start is None:
+        message = "this tokenizer cuts a text otherwise beside its special tokens: send token ids, or no limit"
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
     return [*ids[:start], *bare[num_added - most :], *ids[start + len(bare) :]]
