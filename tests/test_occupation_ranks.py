@@ -43,8 +43,7 @@ def test_all_ranks_give_back_and_go_on(folder: Path, cut: dict[str, Any], monkey
         running = begun(engine)
         assert engine.release_memory_occupation() == {"kv_cache": of_all} == state(engine)["released_memory"]
         assert engine.release_memory_occupation() == {}
-        with pytest.raises(InvalidRequest, match="kv_cache is released"):
-            engine.continue_generation()
+        assert not engine.continue_generation()
         engine.update_weights_from_disk(folder)
         engine.resume_memory_occupation()
         assert running.wait()["output_ids"] == wanted

@@ -78,11 +78,15 @@ class MemoryOccupation:
             pause(self._loop, mode)
             self._stays_paused = True
 
-    def go_on(self) -> None:
-        """See `pause.go_on`. Raises InvalidRequest while memory is released, or just being."""
+    def go_on(self) -> bool:
+        """See `pause.go_on`. While memory is released, or just being, that is for later: returns False, and `resume`
+        goes on once all is there. Raises EngineDead."""
         with self._lock:
-            self.check()
+            self._stays_paused = False
+            if self.released:
+                return False
             go_on(self._loop)
+            return True
 
     @contextlib.contextmanager
     def halted(self) -> Iterator[None]:
@@ -96,13 +100,10 @@ class MemoryOccupation:
                 if not was_paused:
                     go_on(self._loop)
 
-    def check(self, part: Part | None = None) -> None:
-        """Raise InvalidRequest while this part, or any, is given back."""
-        gone = [its for its in self.released if part in (None, its)]
-        if gone:
-            raise InvalidRequest(
-                f"the memory of {', '.join(gone)} is released: call resume_memory_occupation first"
-            )
+    def check(self, part: Part) -> None:
+        """Raise InvalidRequest while this part is given back."""
+        if part in self.released:
+            raise InvalidRequest(f"the memory of {part} is released: call resume_memory_occupation first")
 
     def _able(self) -> Occupation | RankedOccupation:
         config, why_not = self._config, None

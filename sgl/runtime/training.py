@@ -183,11 +183,11 @@ class Trainable:
         self._home.check()
         self._memory.pause(mode)
 
-    def continue_generation(self) -> None:
-        """Go on after `pause_generation`. Idempotent. Raises InvalidRequest while memory is released, and
-        EngineDead."""
+    def continue_generation(self) -> bool:
+        """Go on after `pause_generation`. False: memory is released, and generations go on once all of it is there
+        again. Idempotent. Raises EngineDead."""
         self._home.check()
-        self._memory.go_on()
+        return self._memory.go_on()
 
     def release_memory_occupation(self, tags: Sequence[str] | None = None) -> dict[str, int]:
         """Give memory back, for a trainer on the same device; returns bytes by tag.
@@ -202,7 +202,7 @@ class Trainable:
 
     def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """Take memory again that was released; None: all of it. Once all is there, generations go on, unless
-        `pause_generation` came before or meanwhile. Idempotent. Raises InvalidRequest and EngineDead."""
+        `pause_generation` came before or meanwhile, without a `continue_generation` after it. Idempotent. Raises InvalidRequest and EngineDead."""
         self._home.check()
         self._memory.resume(tags)
 

@@ -201,7 +201,7 @@ class Replicas:
             return first
         if method == "get_server_info":
             return {**first, "internal_states": [state for _, its in answers for state in its["internal_states"]]}
-        if method == "flush_cache":
+        if method in ("flush_cache", "continue_generation"):
             return all(its for _, its in answers)
         if method in ("release_memory_occupation", "end_kv_transfer"):  # a lease is one engine's
             return added([its for _, its in answers])

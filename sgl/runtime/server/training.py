@@ -98,9 +98,12 @@ class TrainingApi(Api):
 
     @endpoint("POST /continue_generation", answer=Said, for_admin=True)
     async def go_on(self, request: web.Request) -> web.Response:
-        """Go on after a pause."""
-        await self._service.engine.call("continue_generation")
-        return json_response({"message": "Generation continued successfully.", "status": "ok"})
+        """Go on after a pause; while memory is released, once all of it is resumed."""
+        goes_on = await self._service.engine.call("continue_generation")
+        later = "Generation continues once all memory is resumed."
+        return json_response(
+            {"message": "Generation continued successfully." if goes_on else later, "status": "ok"}
+        )
 
     @endpoint(
         "POST /release_memory_occupation",
