@@ -3,10 +3,7 @@ AReaL, each of which raises at any status but 200."""
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +11,8 @@ import requests
 import torch
 
 from sgl import Engine
-from tests.live_server import LiveServer, served, slow_steps, state_of
-from tests.patience import PATIENCE, wait_until
+from tests.live_server import LiveServer, served
+from tests.patience import PATIENCE
 from tests.test_server_training import NORM, norm, shared
 from tests.tiny_models import tiny_checkpoint
 

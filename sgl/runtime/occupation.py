@@ -83,10 +83,9 @@ class MemoryOccupation:
         goes on once all is there. Raises EngineDead."""
         with self._lock:
             self._stays_paused = False
-            if self.released:
-                return False
-            go_on(self._loop)
-            return True
+            if goes_on := not self.released:
+                go_on(self._loop)
+            return goes_on
 
     @contextlib.contextmanager
     def halted(self) -> Iterator[None]:

@@ -202,7 +202,8 @@ class Trainable:
 
     def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """Take memory again that was released; None: all of it. Once all is there, generations go on, unless
-        `pause_generation` came before or meanwhile, without a `continue_generation` after it. Idempotent. Raises InvalidRequest and EngineDead."""
+        `pause_generation` came before or meanwhile and no `continue_generation` after it. Idempotent. Raises
+        InvalidRequest and EngineDead."""
         self._home.check()
         self._memory.resume(tags)
 

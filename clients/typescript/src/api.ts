@@ -982,7 +982,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Go on after a pause */
+        /** Go on after a pause; while memory is released, once all of it is resumed */
         post: operations["post_continue_generation"];
         delete?: never;
         options?: never;
