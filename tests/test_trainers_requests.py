@@ -4,6 +4,7 @@ AReaL, each of which raises at any status but 200."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import requests
 import torch
 
 from sgl import Engine
-from tests.live_server import LiveServer, served
-from tests.patience import PATIENCE
+from tests.live_server import LiveServer, served, slow_steps, state_of
+from tests.patience import PATIENCE, wait_until
 from tests.test_server_training import NORM, norm, shared
 from tests.tiny_models import tiny_checkpoint
 
@@ -111,3 +112,121 @@ def test_slimes_colocated_step(server: LiveServer, engine: Engine) -> None:
     assert trainer.get("get_weight_version").json()["weight_version"] == "1"
     torch.testing.assert_close(norm(engine), before + 1)
     assert trainer.post("generate", slimes_body(12))["meta_info"]["weight_version"] == "1"
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+def num_requests(trainer: Trainer) -> int:
+    """As slime counts what a server has to do."""
+    loads = trainer.get("v1/loads?include=core").json()["loads"]
+    return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
+
+
+def test_loads_have_sections_and_ranks(server: LiveServer) -> None:
+    found = Trainer(server).get("v1/loads").json()
+    assert (found["dp_rank_count"], found["aggregate"]["total_reqs"]) == (1, 0)
+    [load] = found["loads"]
+    assert load["memory"]["token_capacity"] == load["max_total_num_tokens"] == 2048
+    [load] = Trainer(server).get("v1/loads?dp_rank=0&include=core,queues").json()["loads"]
+    assert ("memory" in load, load["queues"]) == (False, {"waiting": 0})
+    for query, said in (
+        ("dp_rank=1", "there are 1 engines"),
+        ("dp_rank=-1", "a number from 0"),
+        ("include=queue", "did you mean 'queues'"),
+        ("format=prometheus", "/metrics"),
+    ):
+        answer = server.get(f"/v1/loads?{query}")
+        assert answer.status_code == 400
+        assert said in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == query.partition("=")[0]
+
+
+def test_slime_aborts_until_a_server_is_idle(
+    server: LiveServer, engine: Engine, threads: ThreadPoolExecutor
+) -> None:
+    """Partial rollouts: each has the tokens that it got, and goes on from them later."""
+    trainer = Trainer(server)
+    with slow_steps(engine):
+        rollouts = [threads.submit(trainer.post, "generate", slimes_body(400)) for _ in range(4)]
+        wait_until(lambda: state_of(engine)["num_running_reqs"] == 4)
+        assert num_requests(trainer) == 4
+        trainer.post("abort_request", {"abort_all": True})
+    assert num_requests(trainer) == 0
+    for rollout in rollouts:
+        meta = rollout.result()["meta_info"]
+        assert meta["finish_reason"]["type"] == "abort"
+        assert len(meta["output_token_logprobs"]) == meta["completion_tokens"] < 400
+        going_on = slimes_body(400 - meta["completion_tokens"])
+        going_on["input_ids"] = PROMPT + [entry[1] for entry in meta["output_token_logprobs"]]
+        going_on["sampling_params"]["max_new_tokens"] = 2
+        assert trainer.post("generate", going_on)["meta_info"]["completion_tokens"] == 2
+
+
+def areals_body(num_tokens: int, input_ids: list[int]) -> dict[str, Any]:
+    sampling_params = {
+        "top_p": 1.0,
+        "top_k": 100_000_000,
+        "max_new_tokens": num_tokens,
+        "temperature": 1.0,
+        "stop_token_ids": [],
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "frequency_penalty": 0.0,
+    }
+    body = {"input_ids": input_ids, "image_data": [], "sampling_params": sampling_params}
+    return {**body, "return_logprob": True, "stream": False}
+
+
+def test_areals_interrupted_rollouts(server: LiveServer, engine: Engine, threads: ThreadPoolExecutor) -> None:
+    """A pause aborts what runs and what waits; each rollout goes on from its tokens, of which there may be none."""
+    trainer = Trainer(server)
+    trainer.get("health")
+
+    def rollout() -> tuple[list[int], list[float], int]:
+        tokens, logprobs, interruptions, reason = list[int](), list[float](), -1, ""
+        while reason not in ("stop", "tool_calls", "length"):
+            interruptions += 1
+            meta = trainer.post("generate", areals_body(60 - len(tokens), PROMPT + tokens))["meta_info"]
+            reason, message = meta["finish_reason"]["type"], meta["finish_reason"].get("message", "")
+            if reason == "abort" and message.startswith("Abort before prefill"):
+                continue
+            tokens += [entry[1] for entry in meta["output_token_logprobs"]]
+            logprobs += [entry[0] for entry in meta["output_token_logprobs"]]
+        return tokens, logprobs, interruptions
+
+    with slow_steps(engine):
+        rollouts = [threads.submit(rollout) for _ in range(4)]
+        wait_until(lambda: state_of(engine)["num_running_reqs"] == 4)
+        trainer.post("pause_generation")
+        wait_until(lambda: state_of(engine)["num_queue_reqs"] == 4)  # they came back
+        trainer.post("pause_generation")  # of those that wait
+        wait_until(lambda: state_of(engine)["num_queue_reqs"] == 4)
+    trainer.post("update_weights_from_tensor", {"serialized_named_tensors": [shared([(NORM, norm(engine) + 1)])]})
+    trainer.post("continue_generation")
+    for each in rollouts:
+        tokens, logprobs, interruptions = each.result()
+        assert len(tokens) == len(logprobs) == 60
+        assert interruptions >= 2
+
+
+def test_verls_server_adapter(server: LiveServer, engine: Engine, threads: ThreadPoolExecutor) -> None:
+    """Its methods, in the order of a step."""
+    trainer, before = Trainer(server), norm(engine)
+    trainer.get("health_generate")
+    trainer.get("flush_cache")
+    body = {"sampling_params": {"n": 1, "max_new_tokens": 8}, "input_ids": PROMPT, "return_logprob": True}
+    assert len(trainer.post("generate", {**body, "image_data": []})["output_ids"]) <= 8
+    trainer.post("abort_request", {"rid": "", "abort_all": True})
+    trainer.post("abort_request", {"rid": "none", "abort_all": False})
+    trainer.post("release_memory_occupation", {"tags": ["kv_cache"]})
+    trainer.post("resume_memory_occupation", {"tags": ["weights"]})
+    update = {"serialized_named_tensors": [shared([(NORM, before + 2)])], "load_format": None, "flush_cache": False}
+    assert trainer.post("update_weights_from_tensor", update)["success"]
+    trainer.get("flush_cache")
+    trainer.post("resume_memory_occupation", {"tags": ["kv_cache"]})
+    torch.testing.assert_close(norm(engine), before + 2)
+    assert trainer.post("generate", body)["meta_info"]["cached_tokens"] == 0

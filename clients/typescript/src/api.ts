@@ -1211,6 +1211,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/loads": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What each engine has to do. `dp_rank`: one alone; `include`: sections besides core, separated by commas */
+        get: operations["get_v1_loads"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/history": {
         parameters: {
             query?: never;
@@ -2348,6 +2365,64 @@ export interface components {
         Ended: {
             /** Ended */
             ended: number;
+        };
+        /**
+         * EngineLoad
+         * @description What one engine has to do, with sections that were asked for.
+         */
+        EngineLoad: {
+            /** Dp Rank */
+            dp_rank: number;
+            /** Num Running Reqs */
+            num_running_reqs: number;
+            /** Num Waiting Reqs */
+            num_waiting_reqs: number;
+            /** Num Total Reqs */
+            num_total_reqs: number;
+            /** Num Used Tokens */
+            num_used_tokens: number;
+            /** Max Total Num Tokens */
+            max_total_num_tokens: number;
+            /** Token Usage */
+            token_usage: number;
+            /** Gen Throughput */
+            gen_throughput: number;
+            /** Cache Hit Rate */
+            cache_hit_rate: number;
+            /** Utilization */
+            utilization: number;
+            /** Max Running Requests */
+            max_running_requests: number;
+            /** Memory */
+            memory?: {
+                [key: string]: number;
+            };
+            /** Speculative */
+            speculative?: {
+                [key: string]: number;
+            };
+            /** Queues */
+            queues?: {
+                [key: string]: number;
+            };
+        };
+        /**
+         * EngineLoads
+         * @description What the engines have to do.
+         */
+        EngineLoads: {
+            /** Timestamp */
+            timestamp: string;
+            /** Version */
+            version: string;
+            /** Dp Rank Count */
+            dp_rank_count: number;
+            /** Loads */
+            loads: components["schemas"]["EngineLoad"][];
+            /** Aggregate */
+            aggregate: {
+                [key: string]: number;
+            };
         };
         /**
          * Error
@@ -16164,6 +16239,152 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Status"];
+                };
+            };
+            /** @description The request cannot be served as it stands */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The API key is missing or wrong */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description It is the admin's, or a page of a stranger asks */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description There is no such thing */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The endpoint is for other methods, which Allow names */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request took longer than it may */
+            408: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is too long */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The path is too long */
+            414: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request expects what no request may */
+            417: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests wait: try again after Retry-After seconds */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The headers are too long, or too many */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request was aborted */
+            499: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description An error of the server */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The engine is not there: try again after Retry-After seconds */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    get_v1_loads: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What was asked for */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EngineLoads"];
                 };
             };
             /** @description The request cannot be served as it stands */

@@ -10,12 +10,14 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from sgl.errors import InvalidRequest
 from sgl.runtime.metrics import Histogram, Scrape
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.identity import caller
+from sgl.runtime.server.loads import Loads
 from sgl.runtime.server.openapi import openapi
 from sgl.runtime.server.pages import page
-from sgl.runtime.server.replies import NotedRequest, Samples, Status
+from sgl.runtime.server.replies import EngineLoads, NotedRequest, Samples, Status
 from sgl.runtime.server.routes import Api, Route, endpoint
 from sgl.runtime.server.service import Service
 
@@ -26,6 +28,7 @@ class OperationApi(Api):
     def __init__(self, service: Service, others: Sequence[Route]) -> None:
         super().__init__(service)
         self._others = others
+        self._loads = Loads(service)
 
     @endpoint("GET /metrics", content_type="text/plain")
     async def metrics(self, request: web.Request) -> web.Response:
@@ -57,6 +60,18 @@ class OperationApi(Api):
                 "responses": [[path, status, count] for (path, status), count in metrics.responses.items()],
             }
         )
+
+    @endpoint("GET /v1/loads", answer=EngineLoads)
+    async def loads(self, request: web.Request) -> web.Response:
+        """What each engine has to do. `dp_rank`: one alone; `include`: sections besides core, separated by commas."""
+        query = request.query
+        if (wanted := query.get("format", "json")) != "json":
+            raise InvalidRequest(f"format must be json, not {wanted!r}: /metrics is for Prometheus", param="format")
+        rank = query.get("dp_rank")
+        if rank is not None and not (rank.isascii() and rank.isdigit() and len(rank) < 6):
+            raise InvalidRequest(f"dp_rank must be a number from 0, not {rank[:99]!r}", param="dp_rank")
+        include = [name.strip() for name in query.get("include", "").split(",") if name.strip()]
+        return json_response(await self._loads.look(None if rank is None else int(rank), include))
 
     @endpoint("GET /v1/history", answer=Samples)
     async def history(self, request: web.Request) -> web.Response:

@@ -373,6 +373,35 @@ class Status(TypedDict):
     responses: list[list[str | int]]
 
 
+class EngineLoad(TypedDict):
+    """What one engine has to do, with sections that were asked for."""
+
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_total_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    gen_throughput: float
+    cache_hit_rate: float
+    utilization: float
+    max_running_requests: int
+    memory: NotRequired[dict[str, float]]
+    speculative: NotRequired[dict[str, float]]
+    queues: NotRequired[dict[str, int]]
+
+
+class EngineLoads(TypedDict):
+    """What the engines have to do."""
+
+    timestamp: str
+    version: str
+    dp_rank_count: int
+    loads: list[EngineLoad]
+    aggregate: dict[str, float]
+
+
 class Sample(TypedDict):
     """The engine's counts at a time, in seconds since the epoch; null while it did not serve."""
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import io
 import json
 import time
 import zipfile
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,14 +17,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from smg_grpc_proto import sglang_scheduler_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
-from sgl.errors import InvalidRequest, nearest_name
-from sgl.runtime.metrics import Throughput
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.server.encoding import json_bytes
 from sgl.runtime.server.errors import NotThere
+from sgl.runtime.server.loads import Loads
 from sgl.runtime.server.service import VERSION, Service
 
-_SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
 _FILES: tuple[str, ...] = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -46,7 +42,7 @@ class About:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._rates: defaultdict[int, Throughput] = defaultdict(Throughput)
+        self._loads = Loads(service)
 
     async def model(self) -> Any:
         """The served model. It takes images, if at all, over HTTP only."""
@@ -86,7 +82,7 @@ class About:
             server_args=arguments,
             scheduler_info=state,
             active_requests=sum(its["num_running_reqs"] + its["num_queue_reqs"] for its in states),
-            is_paused=False,
+            is_paused=any(its["is_paused"] for its in states),
             last_receive_timestamp=now - service.engine.silence(),
             uptime_seconds=now - service.started,
             sglang_version=VERSION,
@@ -96,60 +92,8 @@ class About:
         )
 
     async def loads(self, rank: int | None, include: Sequence[str]) -> Any:
-        """What each engine has to do; rank: of one alone. Raises InvalidRequest."""
-        for name in include:
-            if name not in _SECTIONS:
-                raise InvalidRequest(
-                    f"include has no section {name!r}{nearest_name(name, _SECTIONS)}", param="include"
-                )
-        info = await self._service.engine.call("get_server_info")
-        states = info["internal_states"]
-        if rank is not None and not 0 <= rank < len(states):
-            raise InvalidRequest(f"dp_rank={rank}: there are {len(states)} engines, from 0", param="dp_rank")
-        wanted = range(len(states)) if rank is None else [rank]
-        sections = set(include) - {"all"} if include and "all" not in include else {*_SECTIONS}
-        loads = [self._load(i, info, states[i], sections) for i in wanted]
-        return pb.GetLoadsResponse(
-            timestamp=datetime.datetime.now(datetime.UTC).isoformat(),
-            version=VERSION,
-            dp_rank_count=len(states),
-            loads=loads,
-            aggregate=pb.AggregateMetrics(
-                total_running_reqs=sum(its.num_running_reqs for its in loads),
-                total_waiting_reqs=sum(its.num_waiting_reqs for its in loads),
-                total_reqs=sum(its.num_total_reqs for its in loads),
-                avg_token_usage=_mean([its.token_usage for its in loads]),
-                avg_throughput=_mean([its.gen_throughput for its in loads]),
-                avg_utilization=_mean([its.utilization for its in loads]),
-            ),
-        )
-
-    def _load(self, rank: int, info: Mapping[str, Any], state: Mapping[str, Any], sections: set[str]) -> Any:
-        total, most = info["max_total_tokens"], info["max_running_requests"]
-        used = total - state["kv_available_tokens"] - state["kv_evictable_tokens"]
-        running, waiting = state["num_running_reqs"], state["num_queue_reqs"]
-        load = pb.SchedulerLoad(
-            dp_rank=rank,
-            num_running_reqs=running,
-            num_waiting_reqs=waiting,
-            num_total_reqs=running + waiting,
-            num_used_tokens=used,
-            max_total_num_tokens=total,
-            token_usage=used / total,
-            gen_throughput=self._rates[rank].of(state["generated_tokens"]),
-            cache_hit_rate=state["cache_hit_rate"],
-            utilization=running / most,
-            max_running_requests=most,
-        )
-        if "memory" in sections:
-            load.memory.weight_gb = info["weight_bytes"] / 1e9
-            load.memory.kv_cache_gb = info["kv_bytes"] / 1e9
-            load.memory.token_capacity = total
-        if "spec" in sections and state["drafted_tokens"]:
-            load.speculative.accept_rate = state["verified_tokens"] / state["drafted_tokens"]
-        if "queues" in sections:
-            load.queues.waiting = waiting
-        return load
+        """See `Loads.look`."""
+        return pb.GetLoadsResponse(**await self._loads.look(rank, include))
 
     def tokenizer(self) -> list[Any]:
         """The files of the tokenizer as a zip archive in chunks, the last with its SHA-256. Reads them. Raises
@@ -191,7 +135,3 @@ class About:
         path = Path(find_checkpoint(self._service.engine.config.model_path)) / "config.json"
         found: Any = json.loads(path.read_text()) if path.is_file() else {}
         return found if isinstance(found, dict) else {}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
