@@ -454,3 +454,35 @@ def test_a_template_that_shows_no_tools_is_told_of_once(
         [*told] = [record for record in caplog.records if "does not show tools" in record.message]
         assert len(told) == (0 if is_shown else 1)
         assert ("tools" in other.post("/api/show", {}).json()["capabilities"]) == is_shown
+
+
+CUT = [
+    ('{"what": "the caf', '{"what": "the caf"}'),
+    ('{"what": [1, {"a": "b\\', '{"what": [1, {"a": "b"}]}'),
+    ('{"what": 1, "wh', '{"what": 1}'),
+    ("{", "{}"),
+    ('{"what":  1}', '{"what":  1}'),
+]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize(("arguments", "shown"), CUT)
+def test_a_call_that_was_cut_off_can_be_sent_back(arguments: str, shown: str, as_text: bool) -> None:
+    written = TAGGED.replace("c.function.arguments | tojson", "c.function.arguments + ''") if as_text else TAGGED
+    template = turns_of(written)
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "cut off"}]
+    style = call_style(partial(EMBEDDED.apply_chat_template, chat_template=template))
+    assert style is not None
+    assert style.as_text == as_text
+    text = EMBEDDED.decode(prompt_ids(EMBEDDED, template, ChatBody(messages=messages), style=style))
+    expected = shown if as_text else json.dumps(json.loads(shown))
+    assert f'"arguments": {expected}}}</tool_call>[tool]cut off' in text
+
+
+@pytest.mark.parametrize("arguments", ['{"a" "b"', "hello", '["a"]', '"a', "1"])
+def test_arguments_sent_back_that_are_no_object_are_refused(arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    messages = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(InvalidRequest, match="arguments of the call of 'look_up'"):
+        prompt_ids(EMBEDDED, turns_of(TAGGED), ChatBody(messages=messages))

@@ -85,10 +85,12 @@ def most_values(data: bytes | bytearray) -> int:
     return 1 + data.count(b",") + data.count(b":") + data.count(b"[") + data.count(b"{")
 
 
-def load_json(text: str, what: str, *, param: str | None = None) -> Any:
-    """Parse JSON inside a body's text under the same limits. Raises InvalidRequest."""
+def load_json(text: str, what: str, *, param: str | None = None, may_be_cut: bool = False) -> Any:
+    """Parse JSON inside a body's text under the same limits. may_be_cut: its end may be missing; what is complete
+    counts, and the last string as far as it goes. Raises InvalidRequest."""
+    partial: Any = "trailing-strings" if may_be_cut else False
     try:
-        value = from_json(text.encode("utf-8", "surrogatepass"), allow_inf_nan=False)
+        value = from_json(text.encode("utf-8", "surrogatepass"), allow_inf_nan=False, allow_partial=partial)
     except ValueError as error:
         raise _no_json(str(error), what, param) from None
     check_values(value, param)

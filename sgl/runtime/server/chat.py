@@ -171,9 +171,16 @@ def _called(call: ToolCall | CustomToolCall) -> CalledFunction:
 
 
 def _arguments(called: CalledFunction, *, as_text: bool) -> Any:
-    given = called.arguments
-    if isinstance(given, str):
-        what = f"arguments of the call of {called.name!r:.80}"
-        loaded = load_json(given or "{}", what, param="messages")
-        return (given or "{}") if as_text else loaded
-    return json.dumps(given or {}, ensure_ascii=False) if as_text else given or {}
+    """A call's arguments. Those of a call that was cut off, which agents send back, end where they were cut."""
+    given = called.arguments or {}
+    if not isinstance(given, str):
+        return json.dumps(given, ensure_ascii=False) if as_text else given
+    what = f"arguments of the call of {called.name!r:.80}"
+    try:
+        loaded = load_json(given, what, param="messages")
+    except InvalidRequest:
+        loaded = load_json(given, what, param="messages", may_be_cut=True)
+        given = json.dumps(loaded, ensure_ascii=False)
+    if not isinstance(loaded, dict):
+        raise InvalidRequest(f"{what} are an object in JSON, not {given!r:.80}", param="messages")
+    return given if as_text else loaded
