@@ -23,7 +23,7 @@ from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
-from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, Reading, call_constraint, merged
+from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, Reading, call_constraint, loosenings, merged
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.examples import few
 from tests.live_server import OPTIONS, LiveServer, served
@@ -198,19 +198,33 @@ def test_calls_that_may_come_keep_to_schemas(server: LiveServer, stream: bool) -
         jsonschema.validate(call, ADD)
 
 
+UNKNOWN = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"(.)\1"}}, "required": ["a"]}
+
+
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_schema_that_cannot_be_enforced_holds_nobody_who_did_not_ask_for_it(
     server: LiveServer, stream: bool, n: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unknown = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"(.)\1"}}, "required": ["a"]}
     body = {"messages": HELLO, "max_tokens": 5, "n": n, "stream": stream}
     for strict, holds in ((None, False), (False, False), (True, True)):
         caplog.clear()
-        answer = server.post("/v1/chat/completions", {**body, "tools": [function("add", unknown, strict=strict)]})
+        tools = [function("order", ORDER), function("add", UNKNOWN, strict=strict)]
+        answer = server.post("/v1/chat/completions", {**body, "tools": tools})
         assert ("invalid_grammar" in answer.text) == holds
         assert answer.text.count('"finish_reason":"') == (0 if holds else n)
-        assert ("arguments of tools that are not strict may be any" in caplog.text) == (strict is None)
+        assert ("be enforced, of these: add: " in caplog.text) == (strict is None)
+
+
+def test_only_tools_whose_schemas_cannot_be_enforced_are_loosened_first() -> None:
+    def loosened(*tools: Any) -> list[set[str]]:
+        return [set(names) for names in loosenings(ChatBody(messages=HELLO, tools=list(tools)), HERMES, "closed")]
+
+    good, bad = function("order", ORDER), function("add", UNKNOWN)
+    assert loosened(good, bad) == [{"add"}, {"order", "add"}]
+    assert loosened(bad) == [{"add"}]
+    assert loosened(good, function("add", UNKNOWN, strict=False)) == [{"order"}]
+    assert loosened(good, function("add", UNKNOWN, strict=True)) == []
 
 
 EMBEDDED = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")
@@ -249,13 +263,13 @@ def test_what_is_held_depends_on_what_was_asked_for() -> None:
     assert tag["structures"][0]["schema"] == ORDER
     assert not tag["stop_after_first"]
 
-    def arguments_of(strict: bool | None, *, is_loose: bool = False) -> Any:
+    def arguments_of(strict: bool | None, *loosened: str) -> Any:
         body = ChatBody(messages=HELLO, tools=[function("order", ORDER, strict=strict)])
-        constraint, _ = call_constraint(body, CallStyle(HERMES), {}, is_loose=is_loose)
+        constraint, _ = call_constraint(body, CallStyle(HERMES), {}, loosened=loosened)
         return constraint["structural_tag"]["structures"][0]["schema"]
 
-    assert arguments_of(None) == arguments_of(True) == arguments_of(True, is_loose=True) == ORDER
-    assert arguments_of(False) == arguments_of(None, is_loose=True) == {"type": "object"}
+    assert arguments_of(None) == arguments_of(True) == arguments_of(True, "order") == ORDER
+    assert arguments_of(False) == arguments_of(None, "order") == {"type": "object"}
     assert held_to(format=None) == held_to(params={"regex": "a"}) == held_to(tool_choice="none") == {}
     with pytest.raises(InvalidRequest, match="did you mean 'order'"):
         held_to(tool_choice={"type": "function", "function": {"name": "orders"}})

@@ -4,7 +4,7 @@ translates its body to a ChatBody, and a Turn's parts to its own answer."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -23,7 +23,7 @@ from sgl.runtime.server.logprobs import chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CustomTool, SamplingBody
 from sgl.runtime.server.service import Service
 from sgl.runtime.server.thinking import Thinking, in_last_channel
-from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint
+from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint, loosenings
 
 MAX_CHAT_TOP_LOGPROBS = 20
 
@@ -56,10 +56,8 @@ class Conversations:
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
         params = service.sampling_defaults | body.sampling_params(limit)
         has_tags = service.engine.config.grammar_backend == "sgl"
-        constraint, reading = call_constraint(body, style, params, has_tags=has_tags)
-        looser, _ = call_constraint(body, style, params, has_tags=has_tags, is_loose=True)
-        otherwise = None if looser == constraint else {**params, **looser}
-        params |= constraint
+        constrain = partial(call_constraint, body, style, params, has_tags=has_tags)
+        constraint, reading = constrain()
         separates, streams = body.separate_reasoning is not False, body.stream_reasoning is not False
         marks = () if reading.format is None else reading.format.marks()
         thinking = None
@@ -68,12 +66,21 @@ class Conversations:
             reading = replace(reading, separates_reasoning=separates, streams_reasoning=streams)
         elif (parser := service.config.reasoning_parser) is not None and separates:
             thinking = Thinking.of(parser, tokenizer, ids, streams=streams, said=_continued(body))
-            params, marks = thinking.before(params) if has_tags else params, (*marks, *thinking.marks)
-            otherwise = None if otherwise is None else thinking.before(otherwise)
-        shown = {"shown_special_tokens": tokenizer.special_tokens_in(marks)}
-        arguments = engine_arguments(body, [ids], params | shown) | adapter
-        if otherwise is not None:
-            arguments["otherwise"] = otherwise | shown
+            marks = (*marks, *thinking.marks)
+        params["shown_special_tokens"] = tokenizer.special_tokens_in(marks)
+
+        def held_to(constraint: dict[str, Any]) -> dict[str, Any]:
+            held = params | constraint
+            return held if thinking is None or not has_tags else thinking.before(held)
+
+        def looser() -> Iterator[tuple[frozenset[str], dict[str, Any]]]:
+            assert reading.format is not None, "there is a constraint on calls"
+            for names in loosenings(body, reading.format, service.engine.config.json_additional_properties):
+                yield names, held_to(constrain(loosened=names)[0])
+
+        arguments = engine_arguments(body, [ids], held_to(constraint)) | adapter
+        if constraint and constrain(loosened=reading.schemas)[0] != constraint:
+            arguments["otherwise"] = looser
         if images:
             arguments["image_data"] = images
         if num_top is not None:

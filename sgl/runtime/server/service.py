@@ -9,7 +9,7 @@ import importlib.metadata
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -43,7 +43,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 VERSION = importlib.metadata.version("sgl")
 
-_LOOSER = "arguments of tools that are not strict may be any, since their schemas cannot be enforced: %s"
+_Ways = Iterator[tuple[frozenset[str], dict[str, Any]]]
+Looser = Callable[[], _Ways]
+"""Makes sampling parameters that hold fewer tools to their schemas, each with the names of those that are loosened."""
+_LOOSER = "arguments of tools that are not strict may be any, since schemas cannot be enforced, of these: %s: %s"
 
 
 @dataclass
@@ -146,8 +149,8 @@ class Service:
             pool.shutdown(wait=False)
 
     async def generate(self, *, otherwise: Any = None, **arguments: Any) -> Any:
-        """EngineProcess.generate, counted. otherwise: sampling parameters for where the constraint of the others cannot
-        be enforced."""
+        """EngineProcess.generate, counted. otherwise: a Looser, for where the constraint of the arguments cannot be
+        enforced."""
         self.check_is_up()
         self.history.generates()
         if otherwise is None:
@@ -158,39 +161,45 @@ class Service:
             self.finished(result["meta_info"])
         return results
 
-    async def _generated(self, arguments: dict[str, Any], otherwise: dict[str, Any]) -> Any:
-        try:
-            results = await self.engine.generate(**_of_client(arguments))
-            for failure in map(failure_of, results if isinstance(results, list) else [results]):
-                if isinstance(failure, GrammarError):
-                    raise failure
-        except GrammarError as error:
-            logger.warning(_LOOSER, error)
-        else:
-            return results
-        return await self.engine.generate(**_of_client({**arguments, "sampling_params": otherwise}))
-
-    async def _streamed(
-        self, arguments: dict[str, Any], otherwise: dict[str, Any]
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        has_begun = False
-        try:
-            async with contextlib.aclosing(self.engine.stream(**_of_client(arguments))) as events:
-                async for event in events:
-                    if not has_begun and isinstance(failure := failure_of(event), GrammarError):
+    async def _generated(self, arguments: dict[str, Any], otherwise: Looser) -> Any:
+        left = otherwise()
+        while True:
+            try:
+                results = await self.engine.generate(**_of_client(arguments))
+                for failure in map(failure_of, results if isinstance(results, list) else [results]):
+                    if isinstance(failure, GrammarError):
                         raise failure
-                    has_begun = True
-                    yield event
-        except GrammarError as error:
-            if has_begun:
-                raise
-            logger.warning(_LOOSER, error)
-        else:
-            return
-        arguments = {**arguments, "sampling_params": otherwise}
-        async with contextlib.aclosing(self.engine.stream(**_of_client(arguments))) as events:
-            async for event in events:
-                yield event
+            except GrammarError as error:
+                arguments = await self._looser(arguments, left, error)
+            else:
+                return results
+
+    async def _streamed(self, arguments: dict[str, Any], otherwise: Looser) -> AsyncGenerator[dict[str, Any], None]:
+        left = otherwise()
+        has_begun = False
+        while True:
+            try:
+                async with contextlib.aclosing(self.engine.stream(**_of_client(arguments))) as events:
+                    async for event in events:
+                        if not has_begun and isinstance(failure := failure_of(event), GrammarError):
+                            raise failure
+                        has_begun = True
+                        yield event
+            except GrammarError as error:
+                if has_begun:
+                    raise
+                arguments = await self._looser(arguments, left, error)
+            else:
+                return
+
+    async def _looser(self, arguments: dict[str, Any], left: _Ways, error: GrammarError) -> dict[str, Any]:
+        """Arguments with the next looser constraint. Raises the error if there is none."""
+        found = await self.aside(next, left, None)
+        if found is None:
+            raise error
+        names, params = found
+        logger.warning(_LOOSER, ", ".join(sorted(names)), error)
+        return {**arguments, "sampling_params": params}
 
     async def stream(self, *, otherwise: Any = None, **arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
         """EngineProcess.stream, timed and counted. otherwise: as for `generate`."""

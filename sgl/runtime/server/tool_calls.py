@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from time import thread_time
 from typing import Any
 
-from sgl.errors import InvalidRequest, nearest_name
+from sgl.errors import GrammarError, InvalidRequest, nearest_name
 from sgl.formats.calls import ARRAY, OBJECT, CallFormat
 from sgl.formats.constraint import calls_tag, loose
 from sgl.formats.detect import CallStyle
@@ -16,11 +19,18 @@ from sgl.formats.harmony import harmony_tag
 from sgl.formats.marks import half_mark
 from sgl.formats.parser import Argued, Begun, Event, Said, Thought
 from sgl.formats.reading import AnswerReader, reader_of
+from sgl.grammar.compiler import AdditionalProperties, compile
+from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.lang.typed.tools import CALL_TAG, call_schema, calls_of
 from sgl.runtime.sampling_params import CONSTRAINTS
 from sgl.runtime.server.custom_tools import function_of
 from sgl.runtime.server.protocol import AllowedToolChoice, ChatBody, ChosenCustom, ChosenTool, CustomTool, Function
+from sgl.time_limit import time_limit
+
+_BYTES = Vocabulary([bytes([byte]) for byte in range(256)] + [None], [256], 257)
+_MOST_SECONDS = 1.0  # of looking whether one tool's schema can be enforced
+_MOST_KEPT = 16 << 10  # characters of a schema whose answer is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +60,12 @@ def call_constraint(
     params: Mapping[str, Any],
     *,
     has_tags: bool = True,
-    is_loose: bool = False,
+    loosened: Collection[str] = (),
 ) -> tuple[dict[str, Any], Reading]:
     """The constraint for well-formed calls (empty if none may come or their format is unknown), and how the answer is
     read then. A schema for texts does not hold where there are only calls. `has_tags`: the engine takes structural
-    tags. `is_loose`: where calls may come and need not, arguments of tools that do not say whether they are strict may
-    be any. Raises InvalidRequest for uncallable tools."""
+    tags. `loosened`: tools whose arguments may be any where calls may come and need not, unless they say that they are
+    strict. Raises InvalidRequest for uncallable tools."""
     format = None if style is None else style.format
     functions = _functions(body)
     choice = body.tool_choice
@@ -93,7 +103,7 @@ def call_constraint(
     if format is None or params.keys() & CONSTRAINTS or not has_tags:
         return {}, Reading(True, format, schemas=schemas)
     allowed = [
-        each if _is_held(function, is_loose) else {**each, "parameters": loose(each["parameters"], format)}
+        each if _is_held(function, loosened) else {**each, "parameters": loose(each["parameters"], format)}
         for function, each in zip(functions, typed, strict=True)
     ]
     return {"structural_tag": calls_tag(allowed, format, only_one=only_one)}, Reading(
@@ -101,8 +111,37 @@ def call_constraint(
     )
 
 
-def _is_held(function: Function, is_loose: bool) -> bool:
-    return not is_loose if function.strict is None else function.strict
+def _is_held(function: Function, loosened: Collection[str]) -> bool:
+    return function.name not in loosened if function.strict is None else function.strict
+
+
+def loosenings(
+    body: ChatBody, format: CallFormat, additional_properties: AdditionalProperties
+) -> list[frozenset[str]]:
+    """Which tools to loosen where the constraint on calls cannot be enforced: those whose own schemas cannot, then all
+    that do not say. None where one says that it is strict."""
+    functions = [function for function in _functions(body) if function.strict is not False]
+    failing = {each.name for each in functions if not _can_be_held(_typed(each), format, additional_properties)}
+    unset = {function.name for function in functions if function.strict is None}
+    if not failing <= unset:
+        return []
+    return [frozenset(failing), frozenset(unset)] if failing and failing != unset else [frozenset(unset)]
+
+
+def _can_be_held(function: dict[str, Any], format: CallFormat, additional_properties: AdditionalProperties) -> bool:
+    """Whether a tool's schema can be enforced alone, as far as that does not depend on the vocabulary."""
+    text = json.dumps(function)
+    check = _can_be_compiled if len(text) <= _MOST_KEPT else _can_be_compiled.__wrapped__
+    return check(text, format, additional_properties)
+
+
+@lru_cache(maxsize=256)
+def _can_be_compiled(function: str, format: CallFormat, additional_properties: AdditionalProperties) -> bool:
+    tag = calls_tag([json.loads(function)], format, choice="required")
+    with suppress(GrammarError), time_limit(_MOST_SECONDS, thread_time):
+        compile(structural_tag=tag, vocabulary=_BYTES, additional_properties=additional_properties)
+        return True
+    return False
 
 
 def _channels(format: CallFormat | None) -> CallFormat | None:
