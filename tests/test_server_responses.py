@@ -347,7 +347,7 @@ def test_a_failure_in_a_stream_is_told_in_events(
         ({"input": [{"type": "computer_call", "id": "x"}]}, "computer_call"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "no images"),
         ({"input": [{"type": "item_reference", "id": "msg_0"}]}, "msg_0"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]}, "JSON"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "}"}]}, "JSON"),
         ({"input": "x", "stream": True, "temperature": -1}, "temperature"),
     ],
 )
