@@ -3,6 +3,7 @@ AReaL, each of which raises at any status but 200."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +13,7 @@ import requests
 import torch
 
 from sgl import Engine
+from sgl.runtime.server import native
 from tests.live_server import LiveServer, served, slow_steps, state_of
 from tests.patience import PATIENCE, wait_until
 from tests.test_server_training import NORM, norm, shared
@@ -164,6 +166,45 @@ def test_slime_aborts_until_a_server_is_idle(
         going_on["input_ids"] = PROMPT + [entry[1] for entry in meta["output_token_logprobs"]]
         going_on["sampling_params"]["max_new_tokens"] = 2
         assert trainer.post("generate", going_on)["meta_info"]["completion_tokens"] == 2
+
+
+def events_of(trainer: Trainer, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    with requests.post(
+        trainer.url + "/generate", json={**body, "stream": True}, stream=True, timeout=PATIENCE
+    ) as got:
+        assert got.status_code == 200
+        for line in got.iter_lines():
+            if line.startswith(b"data:") and line != b"data: [DONE]":
+                yield json.loads(line[5:])
+
+
+def test_slimes_streaming_rollouts_read_all_logprobs_from_each_event(engine: Engine) -> None:
+    body = slimes_body(12)
+    body |= {"top_logprobs_num": 2, "logprob_start_len": 0}
+    body["sampling_params"] |= {"temperature": 0, "ignore_eos": True, "n": 2}
+    with served(engine, parity_logprobs=True) as server:
+        trainer = Trainer(server)
+        whole = trainer.post("generate", body)
+        for i, result in enumerate(whole):
+            events = [event for event in events_of(trainer, body) if event["index"] == i]
+            assert len(events) > 3
+            for event in events:
+                meta, length = event["meta_info"], len(event["output_ids"])
+                assert meta["output_token_logprobs_length"] == len(meta["output_token_logprobs"]) == length
+                assert [entry[1] for entry in meta["output_token_logprobs"]] == event["output_ids"]
+                assert len(meta["output_top_logprobs"]) == length
+                assert len(meta["input_token_logprobs"]) == len(PROMPT)
+            assert event["output_ids"] == result["output_ids"]
+            names = [name for name in meta if name.endswith("_logprobs")]
+            assert [len(meta[name]) for name in names] == [len(result["meta_info"][name]) for name in names]
+
+
+def test_events_with_all_logprobs_have_a_limit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "MAX_LOGPROBS", 40)
+    with served(engine, parity_logprobs=True) as server:
+        *some, last = events_of(Trainer(server), areals_body(60, PROMPT))
+        assert len(some) > 3
+        assert "more than 40 log-probabilities" in last["error"]["message"]
 
 
 def areals_body(num_tokens: int, input_ids: list[int]) -> dict[str, Any]:

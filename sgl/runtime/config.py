@@ -348,8 +348,8 @@ class ServerConfig:
     incremental_streaming_output: bool = False
     """Events of /generate carry only new text and token ids. False: all so far."""
     parity_logprobs: bool = False
-    """Prompt logprobs that start after the first token begin with a null, as the original's server sends them.
-    False: without it, which is what the original's client reads correctly."""
+    """As the original's server sends them: prompt logprobs that start after the first token begin with a null, and
+    events of streams have all so far, as slime reads them. False: what the original's client reads correctly."""
     otlp_endpoint: str | None = None
     """A collector that gets OpenTelemetry traces by OTLP over HTTP, such as http://localhost:4318; needs sgl[otel].
     None: no traces."""

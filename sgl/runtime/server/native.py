@@ -14,6 +14,7 @@ from pydantic import create_model
 from sgl.errors import InvalidRequest
 from sgl.runtime.requests.arguments import body_fields
 from sgl.runtime.requests.aside import FEW, aside, in_turns
+from sgl.runtime.requests.builder import MAX_LOGPROBS
 from sgl.runtime.requests.results import failure_of
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.bodies import Bounded
@@ -105,8 +106,10 @@ class NativeApi(Api):
         return await encoding.answer(lambda: results, size)
 
     async def _events(self, arguments: dict[str, Any]) -> AsyncGenerator[bytes, None]:
-        is_incremental = self._service.config.incremental_streaming_output
+        config = self._service.config
+        is_incremental = config.incremental_streaming_output
         sent: dict[int, tuple[int, int]] = {}
+        logprobs: dict[tuple[int, str], list[Any]] = {}
         async with aclosing(self._service.stream(**arguments)) as events:
             async for event in events:
                 self._finish_logprobs(event)
@@ -115,6 +118,8 @@ class NativeApi(Api):
                     num_chars, num_ids = sent.get(index, (0, 0))
                     sent[index] = len(text), len(ids)
                     event["text"], event["output_ids"] = text[num_chars:], ids[num_ids:]
+                elif config.parity_logprobs:
+                    _add_earlier(event, logprobs)
                 yield await aside(partial(sse.event, event), encoding.size_of_result(event))
 
     def _finish_logprobs(self, result: dict[str, Any]) -> None:
@@ -263,6 +268,20 @@ class NativeApi(Api):
         """Does nothing: the original client has joined its forks' texts."""
         # The next request sends that text and hits the radix cache.
         return json_response({})
+
+
+def _add_earlier(event: dict[str, Any], so_far: dict[tuple[int, str], list[Any]]) -> None:
+    """Put the logprobs of earlier events before this one's. Raises InvalidRequest for more than an answer holds."""
+    index, meta = event.get("index", 0), event["meta_info"]
+    for name, entries in meta.items():
+        if name.endswith("_logprobs"):
+            meta[name] = so_far.setdefault((index, name), [])
+            meta[name] += entries
+    if encoding.size_of_result(event) > 4 * MAX_LOGPROBS:  # an entry has three values
+        message = (
+            f"an event would have more than {MAX_LOGPROBS} log-probabilities: ask for fewer, or without stream"
+        )
+        raise InvalidRequest(message, param="top_logprobs_num")
 
 
 def _decoded(tokenizer: Tokenizer, several: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
