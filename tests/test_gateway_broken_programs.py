@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 import sgl
 from sgl.errors import ProgramError, SglError
 from sgl.runtime.gateway import programs
-from tests.test_gateway import gateway_of, run, until, value
+from sgl.runtime.gateway.failures import MOST_FAILURES
+from tests.test_gateway import Answer, MockWorker, gateway_of, run, until, value
 from tests.test_gateway_broken import EVENTS, JSON, OK, RawWorker, beside, chunk, endless, event, silent_after
 from tests.test_gateway_hostile import opened, program_of, stays
 
@@ -84,6 +88,94 @@ def test_a_worker_that_refuses_what_another_took_ends_no_program(monkeypatch: py
             failed = next(line for line in (await events.text()).splitlines() if "node_failed" in line)
             assert "workers in a row failed" in json.loads(failed[6:])["error"]["message"]
             assert raw.asked.count("programs") > 0
+
+    run(test)
+
+
+class Failing:
+    """Workers of one program that fail it, each in its turn as told, whichever it is."""
+
+    def __init__(self, *turns: Answer) -> None:
+        """turns: the last is all further ones', too."""
+        self.turns = turns
+        self.asked: list[str] = []  # addresses
+
+    async def __call__(self, request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        if request.path != "/v1/programs":
+            return web.json_response({})
+        self.asked.append(worker.url)
+        return await self.turns[min(len(self.asked), len(self.turns)) - 1](request, worker)
+
+    async def outcome(self, number: int) -> list[str]:
+        """The types of the events of a program before so many workers."""
+        async with gateway_of(*[self] * number, retries=0, breaker_failures=100) as (_, _, client):
+            answer = await client.post("/v1/programs", json={"program": {"v": 1, "name": "p", "seed": 1}})
+            lines = (await answer.text()).splitlines()
+        return [json.loads(line[6:])["type"] for line in lines if line.startswith("data: ")]
+
+
+def refuses_with(status: int) -> Answer:
+    async def refuses(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        return web.json_response({}, status=status)
+
+    return refuses
+
+
+def breaks_after(number: int) -> Answer:
+    """With so many events."""
+
+    async def breaks(response: Any) -> None:
+        for index in range(number):
+            await response.write(
+                b"data: %b\n\n" % json.dumps({**DONE, "type": "node_done", "index": index}).encode()
+            )
+        await asyncio.sleep(0.02)  # or they are not sent
+        response._req.transport.abort()
+
+    return program_of(breaks)
+
+
+async def _ends(response: Any) -> None:
+    await response.write(b'data: {"type": "done"}\n\n')
+
+
+ends = program_of(_ends)
+GIVEN_UP = ["opened", "node_failed", "done"]
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_program_is_not_given_up_while_some_worker_has_not_failed_it(status: int) -> None:
+    async def test() -> None:
+        number = 2 * MOST_FAILURES
+        failing = Failing(breaks_after(0), *[refuses_with(status)] * (number - 2), ends)
+        assert await failing.outcome(number) == ["opened", "done"]
+        assert len(failing.asked) == len(set(failing.asked)) == number, "it comes to none again"
+        failing = Failing(breaks_after(0), refuses_with(status))
+        assert await failing.outcome(number) == GIVEN_UP
+        assert len(failing.asked) == len(set(failing.asked)) == number
+
+    run(test)
+
+
+@pytest.mark.parametrize("number", [2, 2 * MOST_FAILURES])
+def test_a_program_that_ends_its_workers_comes_to_few_and_to_each_in_turn(number: int) -> None:
+    async def test() -> None:
+        failing = Failing(breaks_after(0))
+        assert await failing.outcome(number) == GIVEN_UP
+        assert len(failing.asked) == MOST_FAILURES + 1
+        times = Counter(failing.asked).values()
+        assert (len(times), max(times) - min(times)) == (min(number, MOST_FAILURES + 1), number == 2)
+
+    run(test)
+
+
+def test_a_program_with_news_from_each_worker_that_fails_it_is_not_given_up() -> None:
+    async def test() -> None:
+        number = 2 * MOST_FAILURES
+        failing = Failing(*[breaks_after(1 + each // 4) for each in range(number)], ends)
+        expected = ["opened", *["node_done"] * (number // 4), "done"]
+        assert await failing.outcome(2) == expected
+        assert all(its != then for its, then in pairwise(failing.asked)), "the one that failed is not the next"
 
     run(test)
 

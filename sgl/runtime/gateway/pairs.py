@@ -158,7 +158,7 @@ class Pair:
             return
         if status == 400 and _OF_PAGES.search(first):
             self._is_refused = True
-            self._passed.tried.remove(self._decode)  # it is well, and may have it without pages
+            del self._passed.tried[self._decode]  # it is well, and may have it without pages
             self._count("refused")
             if (self._prefill, self._decode) not in self._pairs.apart:
                 self._pairs.apart.add((self._prefill, self._decode))

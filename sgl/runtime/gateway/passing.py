@@ -87,7 +87,7 @@ class Passed:
     pairing: Pairing | None = None
     is_begun: bool = False  # its client had a part of the answer: it waits, however many do
     waited: float = 0.0  # seconds, for a worker
-    tried: list[str] = field(default_factory=list)
+    tried: dict[str, int] = field(default_factory=dict)  # workers, numbered in the order of their last tries
 
     def left(self) -> float | None:
         """Seconds until it is due. Raises RequestTimeout."""
@@ -190,6 +190,10 @@ class Passing:
         if worker in self._servers:
             self._servers.failed(self._servers[str(worker)])
 
+    def has_untried(self, tried: Mapping[str, int], since: int) -> bool:
+        """Whether some worker takes requests that was not tried since one was, by the numbers of `Passed.tried`."""
+        return any(tried.get(each, 0) < since for each in self._servers.ready_for(None, tried))
+
     def url_of(self, worker: str) -> str:
         """A worker's address. Raises EngineDead if it is gone."""
         if worker not in self._servers:
@@ -203,7 +207,7 @@ class Passing:
         ticket = await self._ticket(passed)
         worker = ticket.worker.id
         server = self._servers[worker]
-        passed.tried.append(worker)
+        passed.tried[worker] = 1 + max(passed.tried.values(), default=0)
         is_try = server.breaker.began()
         self._metrics.sent.labels(worker).inc()
         call: Call | None = None

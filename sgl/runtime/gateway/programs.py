@@ -20,6 +20,7 @@ from multidict import CIMultiDict
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout, SglError
 from sgl.runtime.gateway.asks import session_of
+from sgl.runtime.gateway.failures import Failures
 from sgl.runtime.gateway.limits import key_of
 from sgl.runtime.gateway.openings import PartBody, parts_of, segment_of, with_deadline
 from sgl.runtime.gateway.pairs import Pairs
@@ -42,7 +43,6 @@ _LIMIT = aiohttp.ClientTimeout(total=30.0)  # of a call about a program that is 
 OPENED_SECONDS = 30.0
 """For a worker that has begun to answer to say that it has opened a program."""
 MOST_EVENT_BYTES = 64 << 20
-MOST_FAILURES = 10  # of workers in a row, without news for the client
 _IN_TURN = 64  # events of one program
 
 _LOST = ("EngineDead", "ServerUnreachable")  # failures of a worker, not of the program
@@ -234,8 +234,7 @@ class Part:
         self._characters: dict[tuple[Any, ...], int] = {}  # of deltas that it had
         self._counted: dict[tuple[Any, ...], int] = {}  # of deltas that came from this worker
         self._is_again = False
-        self._failures = 0
-        self._tried: list[str] = []
+        self._failures = Failures(program.programs.passing)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -279,10 +278,9 @@ class Part:
                     except (Lost, NotBegunError, aiohttp.ClientError, OSError) as lost:
                         if not self.opened.done() and isinstance(lost, NotBegunError):
                             raise
-                        self._failures += 1
-                        self._program.programs.passing.lost(self.worker)
-                        if self._failures > MOST_FAILURES:
-                            text = f"{self._failures} workers in a row failed that ran the program: {lost}"
+                        self._failures.add(self.worker, has_begun=self.remote is not None)
+                        if self._failures.are_too_many:
+                            text = f"{self._failures.number} workers in a row failed that ran the program: {lost}"
                             raise EngineDead(text) from lost
                         self.remote, self.worker, self._is_again = None, None, True
                         self._program.programs.reopened()
@@ -307,7 +305,7 @@ class Part:
             left = max(0.001, self._about.deadline - self._program.seconds_since_opened())
             body = await programs.reader.read(with_deadline, body, left)
         passed = Passed("POST", "/v1/programs", self._program.headers, body, self._about.ask, is_begun=is_begun)
-        passed.tried = self._tried  # those that failed are asked last
+        passed.tried = self._failures.tried
         pairing = programs.pairs.of(passed, "/v1/programs", "could", self._about.beginning)
         async with pairing, programs.passing.opened(passed) as (theirs, first, ticket):
             self.worker = ticket.worker.id
@@ -322,8 +320,8 @@ class Part:
             sending = asyncio.ensure_future(self._send_segments())
             try:
                 done, _ = await asyncio.wait([reading, sending], return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                if reading not in done:
+                    sending.result()
                 await reading
             finally:
                 for task in (reading, sending):
@@ -400,7 +398,7 @@ class Part:
             return
         else:
             self._told.add((kind, *place))
-        self._failures = 0
+        self._failures.end()
         self._program.note(event)
         if kind == "done":
             self._left -= 1

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -133,12 +134,16 @@ class Servers:
         draining = {worker.id for worker in self._fleet.workers if worker.is_draining}
         return [its.id for its in self.all() if its.is_up and its.breaker.lets_pass and its.id not in draining]
 
-    def ready_for(self, mode: str | None, without: Collection[str] = ()) -> list[str]:
+    def ready_for(self, mode: str | None, tried: Mapping[str, int] = MappingProxyType({})) -> list[str]:
         """Those of that mode that take requests now; None: of any, of prefill workers only if there are no others.
-        without: some, unless no other does."""
-        found = [each for each in self.ready() if mode in (None, self[each].mode)]
-        left = [each for each in found if each not in without]
-        return [each for each in left if self[each].mode != "prefill"] or left or found
+        tried: a number of each that was, higher for later ones; those that were not, or the one that was first."""
+        ranks = {
+            each: (tried.get(each, 0), self[each].mode == "prefill")
+            for each in self.ready()
+            if mode in (None, self[each].mode)
+        }
+        least = min(ranks.values(), default=None)
+        return [each for each, rank in ranks.items() if rank == least]
 
     def add(self, worker_id: str, url: str) -> None:
         """One more, or another server in its place. Of the same one, what runs goes on, and it drains no longer."""
