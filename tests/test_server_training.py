@@ -1,4 +1,4 @@
-"""Trainers' endpoints: pauses and new weights over HTTP, as verl, slime and OpenRLHF ask for them."""
+"""Trainers' endpoints: pauses and new weights over HTTP, as verl, slime and others ask for them."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_only_the_admin_changes_weights(server: LiveServer) -> None:
         *("/pause_generation", "/continue_generation", "/get_weights_by_name", "/init_weights_update_group"),
         *("/update_weights_from_disk", "/update_weights_from_tensor", "/update_weights_from_distributed"),
         *("/destroy_weights_update_group", "/update_weight_version", "/release_memory_occupation"),
-        "/resume_memory_occupation",
+        *("/resume_memory_occupation", "/begin_weight_update", "/end_weight_update", "/post_process_weights"),
     ):
         assert post(server, path, key="guest").status_code == 403
 
@@ -256,7 +256,7 @@ def free_port() -> int:
 
 
 def trainers_group(port: int, size: int) -> Any:
-    """A trainer's end, as verl, slime and OpenRLHF make it with torch's own functions."""
+    """A trainer's end, as verl and slime make it with torch's own functions."""
     c10d: Any = torch.distributed.distributed_c10d
     timeout = datetime.timedelta(seconds=SECONDS)
     store, rank, size = next(c10d.rendezvous(f"tcp://127.0.0.1:{port}", 0, size, timeout=timeout))
@@ -291,6 +291,12 @@ def test_no_trainer_is_awaited_over_nccl_without_a_gpu(server: LiveServer) -> No
     reply = post(server, "/init_weights_update_group", **place)
     assert reply.status_code == 400
     assert "take 'gloo'" in reply.json()["message"]
+    reply = post(server, "/init_weights_update_group", **{**place, "master_port": "29500"})  # AReaL's
+    assert "take 'gloo'" in reply.json()["message"]
+    for wrong, said in (({"master_port": "29500 "}, "master_port"), ({"pp_rank": 0}, "all ranks of an engine")):
+        reply = post(server, "/init_weights_update_group", **{**place, **wrong})
+        assert reply.status_code == 400
+        assert said in reply.json()["error"]["message"]
 
 
 @pytest.mark.slow

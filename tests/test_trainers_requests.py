@@ -271,3 +271,46 @@ def test_verls_server_adapter(server: LiveServer, engine: Engine, threads: Threa
     trainer.post("resume_memory_occupation", {"tags": ["kv_cache"]})
     torch.testing.assert_close(norm(engine), before + 2)
     assert trainer.post("generate", body)["meta_info"]["cached_tokens"] == 0
+
+
+def test_miles_series_of_updates(server: LiveServer, engine: Engine) -> None:
+    """What runs is computed anew under the new weights."""
+    trainer, before = Trainer(server), norm(engine)
+    trainer.post("pause_generation", {"mode": "retract"})
+    trainer.get("flush_cache")
+    assert trainer.post("begin_weight_update", {"selector": "target"})["success"]
+    update = {"load_format": "flattened_bucket", "flush_cache": False, "weight_version": "3", "selector": "target"}
+    update["serialized_named_tensors"] = [flattened({NORM: before + 3})]
+    assert trainer.post("update_weights_from_tensor", update)["success"]
+    assert trainer.post("end_weight_update")["success"]
+    trainer.post("update_weight_version", {"new_version": "4", "abort_all_requests": False})
+    trainer.post("continue_generation")
+    torch.testing.assert_close(norm(engine), before + 3)
+    assert trainer.get("model_info").json()["weight_version"] == "4"
+    for path, body in (("begin_weight_update", {}), ("update_weights_from_tensor", update)):
+        answer = server.post(f"/{path}", {**body, "selector": "draft"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "selector")
+
+
+def test_a_series_begins_where_updates_are_taken() -> None:
+    with Engine(device="cpu", quantization="int4", max_total_tokens=512) as engine, served(engine) as server:
+        for path in ("begin_weight_update", "end_weight_update", "post_process_weights"):
+            answer = server.post(f"/{path}", {})
+            assert (answer.status_code, answer.json()["success"]) == (400, False)
+            assert "quantised weights" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/update_weights_from_ipc", "/update_weights_from_tensor"),
+        ("/weights_checker", "/get_weights_by_name"),
+        ("/load_lora_adapter_from_tensors", "/load_lora_adapter"),
+        ("/get_load", "/v1/loads"),
+        ("/open_session", "what prompts share is cached"),
+    ],
+)
+def test_what_is_not_there_says_what_is(server: LiveServer, path: str, said: str) -> None:
+    answer = server.post(path, {})
+    assert answer.status_code == 404
+    assert said in answer.json()["error"]["message"]

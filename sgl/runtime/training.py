@@ -49,6 +49,15 @@ class Trainable:
         self._home.check()
         return self._weights.from_tensors(named_tensors, version=weight_version, source="the update", hold=hold)
 
+    def check_weight_updates(self) -> WeightsUpdate:
+        """Before or after a series of updates. Nothing is left to do for it: each is complete when it returns. Raises
+        WeightsError and InvalidRequest where the engine takes none, and EngineDead."""
+        self._home.check()
+        self._weights.check_able()
+        return WeightsUpdate(
+            True, "updates are taken, and each is complete when it is answered: nothing is to be done"
+        )
+
     def commit_update(self) -> WeightsUpdate:
         """Write the update that is held. Raises InvalidRequest if none is, or while weights are released, and
         EngineDead."""

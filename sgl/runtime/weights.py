@@ -272,13 +272,21 @@ class WeightUpdates:
         check(writer, used, is_whole=is_whole, source=source)
         return used, theirs
 
-    def _take(self, update: _Update, *, hold: bool) -> WeightsUpdate:
-        """Check it, and write or hold it. On the loop's thread, between two steps."""
+    def check_able(self) -> None:
+        """Raise what any update would: WeightsError, InvalidRequest and EngineDead."""
+        self._loop.call(self._able)
+
+    def _able(self) -> Writer:
         if self._scheduler.memory.transfers is not None:
             raise InvalidRequest(
                 f"an engine with disaggregation_mode={self._config.disaggregation_mode!r} keeps the weights that it "
                 "started with: others pull what it computed, or it pulls theirs"
             )
+        return self.writer
+
+    def _take(self, update: _Update, *, hold: bool) -> WeightsUpdate:
+        """Check it, and write or hold it. On the loop's thread, between two steps."""
+        self._able()
         used, theirs = self._check(update.looks, is_whole=update.path is not None, source=update.source)
         check_aliases(self.writer, used.keys(), lambda name: update.get(theirs[name]), update.source)
         check_numbers(used, lambda name: update.get(theirs[name]), self._model.dtype, update.source)

@@ -42,8 +42,17 @@ logger = logging.getLogger(__name__)
 _PROBED = ("/health", "/get_server_info")
 
 _NO_MODELS = "there is one model here, which requests neither load nor change: /api/tags names it"
+_WEIGHTS = "new weights come by /update_weights_from_tensor, _from_distributed or _from_disk"
+_ADAPTERS = "adapters come from a folder, by /load_lora_adapter"
 _ABSENT = {
     **dict.fromkeys((f"/api/{verb}" for verb in ("pull", "push", "create", "copy", "delete")), _NO_MODELS),
+    **dict.fromkeys(("/update_weights_from_ipc", "/pull_weights"), _WEIGHTS),
+    **dict.fromkeys((f"/load_lora_adapter_from_{where}" for where in ("tensors", "distributed")), _ADAPTERS),
+    "/weights_checker": "an update checks what it writes; /get_weights_by_name reads weights",
+    "/get_load": "what each engine has to do is at /v1/loads",
+    **dict.fromkeys(
+        ("/open_session", "/close_session"), "sessions need not be opened: what prompts share is cached"
+    ),
 }
 """What clients may look for."""
 _SHAPES: dict[str, Shape] = {"/v1/messages": messages_error, "/api/": ollama_error}

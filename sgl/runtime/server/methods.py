@@ -25,6 +25,7 @@ Method = Literal[
     "update_weights_from_disk",
     "update_weights_from_tensor",
     "update_weights_from_distributed",
+    "check_weight_updates",
     "commit_update",
     "drop_update",
     "init_weights_update_group",

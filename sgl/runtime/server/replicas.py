@@ -197,7 +197,13 @@ class Replicas:
                 for engine in range(len(self._engines)):
                     self._placement.forget(engine)
         _, first = answers[0]
-        if method in ("load_lora_adapter", "unload_lora_adapter", "get_weights_by_name", *WITH_OPTIONS):
+        if method in (
+            "load_lora_adapter",
+            "unload_lora_adapter",
+            "get_weights_by_name",
+            "check_weight_updates",
+            *WITH_OPTIONS,
+        ):
             return first
         if method == "get_server_info":
             return {**first, "internal_states": [state for _, its in answers for state in its["internal_states"]]}

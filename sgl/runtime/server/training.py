@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from aiohttp import web
+from pydantic import BeforeValidator
 
 from sgl.errors import InvalidRequest, ModelError
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import error_body
-from sgl.runtime.server.fields import Lenient
+from sgl.runtime.server.fields import Lenient, OneGroup
 from sgl.runtime.server.replies import Changed, Released, Said, WeightVersion
 from sgl.runtime.server.routes import Api, endpoint
 
@@ -27,11 +28,16 @@ class MemoryBody(Lenient):
     tags: list[Literal["kv_cache", "weights", "cuda_graph"]] | None = None
 
 
+Selector = Literal["all", "target"]
+"""Both mean the model: a draft model keeps its weights."""
+
+
 class _Update(Lenient):
     abort_all_requests: bool = False
     """End all generations first."""
     weight_version: str | None = None
     load_format: str | None = None
+    selector: Selector = "all"
 
 
 class DiskBody(_Update):
@@ -55,15 +61,22 @@ class DistributedBody(_Update):
     group_name: str = "weight_update_group"
 
 
+def _port(given: Any) -> Any:
+    """AReaL writes it as a text."""
+    is_text = isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 6
+    return int(given) if is_text else given
+
+
 class GroupBody(Lenient):
     """Where the trainer, rank 0, waits, and which rank the engine is."""
 
     master_address: str
-    master_port: int
+    master_port: Annotated[int, BeforeValidator(_port)]
     rank_offset: int
     world_size: int
     group_name: str = "weight_update_group"
     backend: str = "nccl"
+    pp_rank: OneGroup = None
 
 
 class GroupNameBody(Lenient):
@@ -80,6 +93,12 @@ class VersionBody(Lenient):
     """End all generations first."""
 
 
+class SeriesBody(Lenient):
+    """Of which model weights are about to come."""
+
+    selector: Selector = "all"
+
+
 class WeightBody(Lenient):
     """A tensor's name in a checkpoint, and how many of its rows are wanted."""
 
@@ -88,7 +107,7 @@ class WeightBody(Lenient):
 
 
 class TrainingApi(Api):
-    """The endpoints that verl, slime and OpenRLHF call."""
+    """The endpoints that verl, slime, miles and AReaL call."""
 
     @endpoint("POST /pause_generation", body=PauseBody, example={"mode": "retract"}, answer=Said, for_admin=True)
     async def pause(self, request: web.Request, body: PauseBody) -> web.Response:
@@ -181,6 +200,20 @@ class TrainingApi(Api):
     async def leave_group(self, request: web.Request, body: GroupNameBody) -> web.Response:
         """Leave a trainer's group. 400 if there is none."""
         return await self._changed(None, "destroy_weights_update_group", body.group_name, {})
+
+    @endpoint(
+        "POST /begin_weight_update",
+        "POST /end_weight_update",
+        "POST /post_process_weights",
+        body=SeriesBody,
+        example={},
+        answer=Changed,
+        for_admin=True,
+    )
+    async def series(self, request: web.Request, body: SeriesBody) -> web.Response:
+        """Around a series of updates. Nothing is to be done: each is complete when it is answered. 400 if none would be
+        taken."""
+        return await self._changed(None, "check_weight_updates")
 
     @endpoint(
         "POST /get_weights_by_name",

@@ -57,7 +57,7 @@ class TrainerGroup:
         self._group: Any = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="sgl-trainer", daemon=True).start()
-        host = f"[{address}]" if ":" in address else address
+        host = f"[{address.strip('[]')}]" if ":" in address else address
         self._entering = self._later(lambda: self._enter(f"tcp://{host}:{port}", rank, size, name))
 
     def entered(self, why_lost: WhyLost = lambda: None) -> None:
