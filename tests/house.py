@@ -195,7 +195,7 @@ DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
 MOST_LINES = {
     "grammar": 15_600,
-    "kernels": 7_300,
+    "kernels": 7_420,  # with products of a library that agree
     "kernels.gdn": 800,
     "kernels.latent": 1_000,
     "kernels.lora": 580,  # of experts, too

@@ -245,6 +245,8 @@ def compared(folder: Path, sizes: Sizes, options: dict[str, Any], only: Sequence
         for name, cell in sizes.cells(folder, Path(files)).items():
             if only and not any(part in name for part in only):
                 continue
+            if "speculative_algorithm" in cell and options.get("pp_size", 1) > 1:
+                continue  # refused
             began = time.perf_counter()
             with Engine(folder, **{"max_total_tokens": sizes.pool_tokens, **given, **cell}) as engine:
                 started = time.perf_counter() - began

@@ -1,7 +1,8 @@
 """Matrices whose products have the same bits for a row of inputs alone and among any others.
 
 Libraries choose a kernel, and with it the order of sums, by the number of rows. Here it follows from the matrix alone:
-on a CPU each number is one chain of multiply-adds in the order of the columns, by cpu.c; a GPU has invariant_triton.py.
+on a CPU each number is one chain of multiply-adds in the order of the columns, by cpu.c. A GPU has cuBLAS in calls of
+numbers of rows that agree (invariant_blas.py), or Triton where none do (invariant_triton.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from sgl.kernels import cpu
+from sgl.kernels.layers import invariant_blas
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +21,18 @@ class InvariantMatrix:
 
     values: torch.Tensor  # [n, k]; on a CPU `cpu.panels` of float32
     num_rows: int  # n
+    call_sizes: tuple[int, ...] = ()  # of `invariant_blas`
 
     @staticmethod
-    def of(matrix: torch.Tensor) -> InvariantMatrix:
-        """On a GPU of the matrix itself, on a CPU of a copy."""
-        return InvariantMatrix(cpu.panels(matrix) if matrix.is_cpu else matrix, len(matrix))
+    def of(matrix: torch.Tensor, *, for_logits: bool = False) -> InvariantMatrix:
+        """On a GPU of the matrix itself, on a CPU of a copy. for_logits: its products are float32."""
+        if matrix.is_cpu:
+            return InvariantMatrix(cpu.panels(matrix), len(matrix))
+        sizes: tuple[int, ...] = ()
+        if matrix.is_cuda:
+            size, width = matrix.shape
+            sizes = invariant_blas.call_sizes(size, width, matrix.dtype, matrix.device, for_logits=for_logits)
+        return InvariantMatrix(matrix, len(matrix), sizes)
 
     def plain(self) -> torch.Tensor:
         """[n, k]: on a GPU the matrix itself, on a CPU a copy."""
@@ -48,6 +57,8 @@ class InvariantMatrix:
         if x.is_cpu:
             product = cpu.multiply(x, self.values, self.num_rows, bias)
             return product if out is None else out.copy_(product)
+        if self.call_sizes:
+            return invariant_blas.multiply(x, self.values, bias, out, self.call_sizes)
         from sgl.kernels.layers import invariant_triton
 
         out = x.new_empty(len(x), self.num_rows) if out is None else out

@@ -156,7 +156,7 @@ class Weights(DecoderWeights[LayerWeights]):
                 layer.experts = layer.experts.invariant()
         if self.is_invariant:
             self.is_tied |= self.lm_head is self.embedding
-            self.lm_head = _invariant(self.lm_head)
+            self.lm_head = _invariant(self.lm_head, for_logits=True)
         else:
             self.pack_head()
 
@@ -205,9 +205,9 @@ def packed(matrix: Matrix) -> Matrix:
     return matrix
 
 
-def _invariant(matrix: Matrix) -> Matrix:
+def _invariant(matrix: Matrix, *, for_logits: bool = False) -> Matrix:
     assert isinstance(matrix, torch.Tensor | InvariantMatrix), "startup refuses others"
-    return InvariantMatrix.of(matrix) if isinstance(matrix, torch.Tensor) else matrix
+    return InvariantMatrix.of(matrix, for_logits=for_logits) if isinstance(matrix, torch.Tensor) else matrix
 
 
 def _part_gates(experts: Experts) -> None:
