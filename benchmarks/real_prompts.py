@@ -36,7 +36,6 @@ _RECORD: dict[str, Any] = {
 class Asked:
     """A chat that waits for an answer, and the JSON Schema that the answer must have, if any."""
 
-    suite: str
     messages: list[dict[str, str]]
     schema: dict[str, Any] | None = None
 
@@ -48,9 +47,9 @@ def prompts(data: Path, suite: str, *, training: bool, most: int, seed: int = 0)
     return found[:most]
 
 
-def _chat(suite: str, text: str, schema: dict[str, Any] | None = None, system: str | None = None) -> Asked:
+def _chat(text: str, schema: dict[str, Any] | None = None, system: str | None = None) -> Asked:
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return Asked(suite, [*messages, {"role": "user", "content": text}], schema)
+    return Asked([*messages, {"role": "user", "content": text}], schema)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -64,21 +63,21 @@ def _folder(data: Path, name: str) -> Path:
 
 def _gsm8k(data: Path, training: bool) -> Iterator[Asked]:
     for line in _lines(_folder(data, "gsm8k") / f"{'train' if training else 'test'}.jsonl"):
-        yield _chat("gsm8k", line["question"])
+        yield _chat(line["question"])
 
 
 def _mtbench(data: Path, training: bool) -> Iterator[Asked]:
     if not training:
         for line in _lines(_folder(data, "mtbench") / "question.jsonl"):
-            yield _chat("mtbench", line["turns"][0])
+            yield _chat(line["turns"][0])
         return
     for line in _lines(_folder(data, "mtbench") / "vicuna_bench_question.jsonl"):
-        yield _chat("mtbench", line["turns"][0])
+        yield _chat(line["turns"][0])
     dialogues = _folder(data, "fastchat") / "dummy_conversation.json"
     for dialogue in json.loads(dialogues.read_text(encoding="utf-8")) if dialogues.exists() else ():
         for turn in dialogue["conversations"]:
             if turn["from"] == "human":
-                yield _chat("mtbench", turn["value"][:2000])
+                yield _chat(turn["value"][:2000])
 
 
 def _bfcl(data: Path, training: bool) -> Iterator[Asked]:
@@ -92,7 +91,7 @@ def _bfcl(data: Path, training: bool) -> Iterator[Asked]:
                 + "\n".join(json.dumps(tool) for tool in tools)
             )
             schema = {"anyOf": [_call(tool) for tool in tools]} if len(tools) > 1 else _call(tools[0])
-            yield _chat("bfcl", line["question"][0][-1]["content"], schema, system)
+            yield _chat(line["question"][0][-1]["content"], schema, system)
 
 
 def _call(tool: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +125,7 @@ def _json(data: Path, training: bool) -> Iterator[Asked]:
     fields = ", ".join(_RECORD["properties"])
     for line in islice(_lines(_folder(data, "e2e") / f"{name}.jsonl"), 0, None, 3):
         text = f"{line['text']}\n\nWrite this restaurant as a JSON object with the fields {fields}."
-        yield _chat("json", text, _RECORD)
+        yield _chat(text, _RECORD)
 
 
 _SUITES: dict[str, Callable[[Path, bool], Iterator[Asked]]] = {

@@ -71,7 +71,6 @@ class _Running:
     owner: Driver
     offer: Offer
     cut: Callable[[], None]
-    contents: list[np.ndarray]
     at: int = 0
     left_after_cut: int = 0
     ended: bool = False
@@ -95,7 +94,7 @@ class MockReader:
             read.error, read.is_done, read.is_quiet = "gone", True, True
             return read
         assert first + len(pages) <= len(offer.pages)
-        running = _Running(read, engine, offer, read.cut, [], left_after_cut=self._rng.choice([0, 0, 1, 3]))
+        running = _Running(read, engine, offer, read.cut, left_after_cut=self._rng.choice([0, 0, 1, 3]))
         self.running.append(running)
         return read
 

@@ -138,7 +138,6 @@ class Driver:
         self.flying: tuple[Step, MockPending] | None = None
         self.in_stages: deque[tuple[Step, Any]] = deque()
         self.done: dict[int, Request] = {}
-        self.decoded_last: set[int] = set()
 
     def mock_runner(self) -> MockRunner:
         """Of one rank."""

@@ -68,7 +68,7 @@ class Case:
         seed: int = 0,
     ) -> None:
         device = device or way.device
-        self.way, self.in_order = way, in_order
+        self.way = way
         rng = np.random.default_rng(seed)
         self.q_lens = np.array([q for q, _ in rows], np.int32)
         self.kv_lens = np.array([kv for _, kv in rows], np.int32)

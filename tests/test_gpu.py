@@ -230,7 +230,7 @@ class Driver:
             self.runner.warm_up(64)
         self.logits: list[torch.Tensor] = []
         self.temperature = temperature
-        sampler = self.sampler = self.runner._sampler
+        sampler = self.runner._sampler
         sample = sampler.sample
 
         def note(logits: torch.Tensor, batch: Batch, masks: Any = None, placed: Any = None) -> Any:

@@ -109,10 +109,6 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     harness.loop.stop()
 
 
-def endless(prompt: list[int]) -> list[int]:
-    return expected_output(prompt, 380, 1, frozenset())
-
-
 def text_of(ids: list[int]) -> str:
     return "".join(f"<{i}>" for i in ids)
 

@@ -22,7 +22,6 @@ from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.radix import Match, Node, RadixCache
 
 Pages = tuple[int, ...]  # a prefix, as the numbers of the patterns that its pages are filled with
-NUM_PATTERNS = 3
 NUM_PAGES = 24
 
 

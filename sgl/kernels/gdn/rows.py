@@ -52,8 +52,3 @@ class Rows:
         """Rows at the beginning with one token each."""
         longer = np.flatnonzero(q_lens != 1)
         return int(longer[0]) if len(longer) else len(q_lens)
-
-    @property
-    def num_tokens(self) -> int:
-        """T"""
-        return self.num_single + sum(self.lens)

@@ -33,15 +33,13 @@ def project(
     eps: float,
     matrix: Matrix,
     bias: torch.Tensor | None,
-    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """A matrix [n, k] times x [1, k], normed first where a norm [k] is given, plus the bias [n]: [1, n] in x's dtype,
-    or in `dtype`."""
+    """A matrix [n, k] times x [1, k], normed first where a norm [k] is given, plus the bias [n]: [1, n]."""
     if isinstance(matrix, GroupedMatrix):
-        out = x.new_empty(1, len(matrix.values), dtype=dtype or x.dtype)
+        out = x.new_empty(1, len(matrix.values))
         grouped_single_triton.project(x, norm, eps, matrix, bias, out, adds=False)
         return out
-    out = x.new_empty(1, len(_values(matrix)[0]), dtype=dtype or x.dtype)
+    out = x.new_empty(1, len(_values(matrix)[0]))
     _launch(x, norm, eps, matrix, bias, out, adds=False)
     return out
 

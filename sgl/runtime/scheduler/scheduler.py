@@ -173,9 +173,9 @@ class Scheduler:
         """Whether any request waits for its grammar."""
         return self.queue.num_waiting_for_grammar > 0 or any(r.waits_for_grammar for r in self._running.values())
 
-    def expire(self, most: int = MAX_EXPIRED) -> list[Request]:
-        """Up to `most` requests whose deadline has passed, each once, for the caller to finish."""
-        return self._deadlines.expired(self._clock(), most) if self._deadlines else []
+    def expire(self) -> list[Request]:
+        """Up to MAX_EXPIRED requests whose deadline has passed, each once, for the caller to finish."""
+        return self._deadlines.expired(self._clock(), MAX_EXPIRED) if self._deadlines else []
 
     # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────
 

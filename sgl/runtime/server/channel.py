@@ -96,10 +96,10 @@ class ThreadChannel:
         self._outbox.append(message)
         self._flush()
 
-    def close(self, timeout: float = 5.0) -> None:
-        """Close once the peer has taken everything. Idempotent."""
+    def close(self) -> None:
+        """Close once the peer has taken everything, for which it has five seconds. Idempotent."""
         self._unsent.put(None)
-        self._writer.join(timeout)
+        self._writer.join(5.0)
 
     def _flush(self) -> None:
         while self._outbox and self._writing.acquire(blocking=False):  # otherwise the writer will see it

@@ -34,7 +34,6 @@ class DraftRequest:
     pages: Int32Array
     """[n] a view of its row of the page table: pages for positions up to num_known + most - 1."""
     num_computed: int  # tokens in KV: positions num_computed to num_known - 1 come with the drafts
-    offset: int = 0  # what positions behind images are ahead of their indices
 
 
 class Draft(NamedTuple):

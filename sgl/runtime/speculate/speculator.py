@@ -165,7 +165,7 @@ class Speculator:
         reached = memory.reach(request, request.num_known + most)
         most = min(most, max(1, reached - request.num_known))
         pages: Int32Array = rows.pages[request.row, : rows.num_pages[request.row]]
-        return DraftRequest(request, most, pages, int(rows.kv_len[request.row]), int(rows.offset[request.row]))
+        return DraftRequest(request, most, pages, int(rows.kv_len[request.row]))
 
     def _propose(self, requests: Sequence[DraftRequest], num_rows: int) -> list[_Guess]:
         """The best guess for each request. Drafters that take time on the device come last, for those where others are
