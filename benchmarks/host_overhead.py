@@ -111,7 +111,7 @@ def prepare(rows: int, cached_nodes: int, output_len: int, *, stops: bool) -> En
         matcher = StopMatcher(params.stop) if stops else None
         text = TextOutput(ByteDetokenizer(table, prompt), matcher)
         loop._add({uid: Submission(request, text, stream=True)})
-    loop._slices.work_off(math.inf)
+    loop._slicer.run_for(math.inf)
     return loop
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.memory_plan import NOTHING, PoolSizes
+from sgl.runtime.memory_plan import NO_DRAFTER, PoolSizes
 from sgl.runtime.model.kv_cache import KVCache
 
 PAGE_SIZE, STEP_TOKENS = 16, 8448
@@ -47,7 +47,7 @@ def sizes(its: argparse.Namespace) -> tuple[int, int, int]:
     """Tokens of one pool, and of full and windowed pages."""
     shape: Any = Shape(its)
     available, most = its.gib * 2**30, its.rows * -(-its.context // PAGE_SIZE)
-    pools = PoolSizes(EngineConfig(), shape, shape, PAGE_SIZE, its.rows, STEP_TOKENS, NOTHING)
+    pools = PoolSizes(EngineConfig(), shape, shape, PAGE_SIZE, its.rows, STEP_TOKENS, NO_DRAFTER)
     one = min(available // (KVCache.bytes_per_token(shape, shape.dtype) * PAGE_SIZE), most)
     num_pages = pools.num_pages(available, most)
     return one * PAGE_SIZE, num_pages * PAGE_SIZE, pools.num_windowed(num_pages, available) * PAGE_SIZE

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.scheduler.exports import Exports, Home
+from sgl.runtime.scheduler.exports import EngineAddress, Exports
 from sgl.runtime.scheduler.imports import Imports
 from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.transfer.offers import Offer, Offers
@@ -45,7 +45,7 @@ def prefill_driver(setting: Setting, name: str = "p") -> Driver:
         pool, layout = PagePool(setting.buffer_pages + 1, setting.page_size), layout_of(setting)
         offers = Offers(lambda: driver.now)
         exports = Exports(
-            offers, None, Home(name, "127.0.0.1", 1), layout, SECRET, pool, driver.first_row, LEASE_SECONDS
+            offers, None, EngineAddress(name, "127.0.0.1", 1), layout, SECRET, pool, driver.first_row, LEASE_SECONDS
         )
         return Transfers(pool, layout, SECRET, exports=exports)
 

@@ -222,7 +222,7 @@ def test_a_spare_server_serves_when_it_is_told_to_and_ends_with_its_parent() -> 
 def test_a_spare_server_is_taken_on_by_the_next_replica(control: tuple[str, int]) -> None:
     """Also while it still imports; once; and it ends with the new parent, too."""
     name = spares.name_of("token", 1)
-    orphan = Member(shelter=spares.Shelter(name, control))
+    orphan = Member(spare_address=spares.SpareAddress(name, control))
     assert orphan._process.stdin is not None
     orphan._process.stdin.close()
     wait_until(lambda: f"@{name}-{orphan.pid}" in Path("/proc/net/unix").read_text())
@@ -242,12 +242,12 @@ def test_a_spare_server_is_taken_on_by_the_next_replica(control: tuple[str, int]
     member.stop(PATIENCE)
 
 
-WAITS = "import sys; from sgl.runtime.cluster.spares import Shelter, wait; c = wait({shelter!r}, {seconds}); "
+WAITS = "import sys; from sgl.runtime.cluster.spares import SpareAddress, wait; c = wait({address!r}, {seconds}); "
 ECHO = "sys.exit(3) if c is None else c.sendall(c.recv(9)) or c.recv(9)"
 
 
 def waiting(name: str, control: tuple[str, int], seconds: float = PATIENCE) -> subprocess.Popen[bytes]:
-    code = WAITS.format(shelter=spares.Shelter(name, control), seconds=seconds) + ECHO
+    code = WAITS.format(address=spares.SpareAddress(name, control), seconds=seconds) + ECHO
     return subprocess.Popen(command(code))
 
 
@@ -255,7 +255,7 @@ def test_who_waits_is_taken_on_once_and_by_its_own_name(control: tuple[str, int]
     process = waiting("sgl-test-spare", control)
     other = waiting("sgl-test-spare-of-others", control)
     try:
-        found: list[spares.Adopted] = []
+        found: list[spares.AdoptedProcess] = []
 
         def has_found() -> bool:
             found.extend(each for each in [spares.adopted("sgl-test-spare")] if each is not None)

@@ -14,7 +14,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.runtime.engine import Engine
 from sgl.runtime.loop import loop as loop_module
-from sgl.runtime.loop.slices import Slices
+from sgl.runtime.loop.time_slicer import TimeSlicer
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 from tests.program_client import SECONDS, Client, assert_idle, gen
 from tests.test_loop import Harness
@@ -160,17 +160,17 @@ def test_slices_take_turns_and_one_is_done_at_once() -> None:
             if i < number - 1:
                 yield
 
-    slices = Slices()
-    slices.begin(work("a", 3))
-    slices.begin(work("b", 1))
-    slices.begin(work("c", 2))
+    slicer = TimeSlicer()
+    slicer.start(work("a", 3))
+    slicer.start(work("b", 1))
+    slicer.start(work("c", 2))
     assert log == ["a0", "b0", "c0"]
-    assert slices
-    slices.work_off(0.0)
+    assert slicer
+    slicer.run_for(0.0)
     assert log[3:] == ["a1"]
-    slices.work_off(60.0)
+    slicer.run_for(60.0)
     assert log[4:] == ["c1", "a2"]
-    assert not slices
+    assert not slicer
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_one_request_is_taken_in_before_the_rest_of_a_long_group(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And so is a control: neither waits for a thousand others."""
-    monkeypatch.setattr(loop_module, "_SLICES_SECONDS", 0.0)  # one slice a step
+    monkeypatch.setattr(loop_module, "_SLICE_SECONDS", 0.0)  # one slice a step
     group = [harness.submission([1, 2, k % 90], 2) for k in range(2000)]
     one = harness.submission([7, 7], 2)
     seen: list[tuple[int, bool]] = []
@@ -204,7 +204,7 @@ def test_one_request_is_taken_in_before_the_rest_of_a_long_group(
 def test_a_group_that_is_given_up_on_its_way_ends_whole_and_then_says_so(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_module, "_SLICES_SECONDS", 0.0)
+    monkeypatch.setattr(loop_module, "_SLICE_SECONDS", 0.0)
     group = [harness.submission([1, 2, k % 90], 200) for k in range(1000)]
     others = [harness.submission([5, k], 3) for k in range(5)]
     harness.loop.submit(group)
@@ -226,7 +226,7 @@ def test_a_group_that_is_given_up_on_its_way_ends_whole_and_then_says_so(
 
 
 def test_an_engine_that_stops_amid_a_long_group_answers_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "_SLICES_SECONDS", 0.0)
+    monkeypatch.setattr(loop_module, "_SLICE_SECONDS", 0.0)
     harness = Harness()
     group = [harness.submission([1, 2, k % 90], 200) for k in range(1000)]
     said = threading.Event()

@@ -265,7 +265,7 @@ def test_kept_batches_are_sent_again_so_many_bytes_a_turn_to_all_together(monkey
     assert [number for client, number in every if client == b"a"] == [*range(100, 200), -1]
     assert [number for client, number in every if client == b"b"] == [*range(150, 200), -1]
     assert len(every) == 152
-    assert not answers.events._asks
+    assert not answers.events._replays
     answers.events.close()
 
 
@@ -273,15 +273,15 @@ def test_a_client_has_one_answer_at_a_time_and_must_read_it(monkeypatch: pytest.
     answers = Answers(monkeypatch, 5000)
     answers.asks = [ask(b"a", 100), ask(b"a", 180), *(ask(b"%d" % i, 100) for i in range(100))]
     answers.turn()
-    assert answers.events._asks[b"a"].next >= 180
-    assert len(answers.events._asks) == kv_events._MOST_ASKS - 1
+    assert answers.events._replays[b"a"].next >= 180
+    assert len(answers.events._replays) == kv_events._MOST_ASKS - 1
     assert len(answers.asks) > 30, "others wait"
     answers.full = {b"a", *(b"%d" % i for i in range(100))}
     assert answers.turn() == []
     now = time.monotonic()
     monkeypatch.setattr(kv_events.time, "monotonic", lambda: now + 2 * kv_events._ASK_SECONDS)
     answers.turn()
-    assert not answers.events._asks
+    assert not answers.events._replays
     answers.full.clear()
     assert len(answers.turn()) == 5
     answers.events.close()

@@ -114,12 +114,12 @@ def test_all_ranks_count_the_same_steps(engine: Engine) -> None:
 
 @pytest.mark.parametrize("kind", ["stage", "links"])
 def test_the_rank_that_others_wait_for_waits_least(kind: str, tmp_path: Path) -> None:
-    meeting, device = Folder(str(tmp_path)), torch.device("cpu")
+    rendezvous, device = Folder(str(tmp_path)), torch.device("cpu")
     together, waited = threading.Barrier(2), [0.0, 0.0]
 
     def run(rank: int) -> None:
         shard = Shard.of(rank, 2, 1) if kind == "stage" else Shard.of(rank, 1, 2)
-        ranks = Ranks.join(meeting, shard, device)
+        ranks = Ranks.join(rendezvous, shard, device)
         for _ in range(4):
             together.wait(PATIENCE)
             x = torch.ones(3)

@@ -182,7 +182,7 @@ def test_an_observer_is_shown_replayed_steps_as_launched_ones(tmp_path: Path) ->
         for rows in ([5, 1, 2], [0, 1, 2, 3, 4, 5], [3]):
             runner.launch(batch_of(rows, 1, kv_lens, [{}] * ROWS)).wait()
         found.append(watcher.seen[-4:])
-        model.taps = None
+        model.aux_hidden_states = None
     for launched, replayed in zip(*found, strict=True):
         assert all(map(torch.equal, launched[:3], replayed[:3]))
         torch.testing.assert_close(launched[3:], replayed[3:], atol=1e-5, rtol=1e-5)

@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 from sgl.errors import ConfigError
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.rpc.door import SERVICE
+from sgl.runtime.server.rpc.handlers import SERVICE
 from sgl.runtime.server.serve import listen_for_rpc
 from tests.live_server import LiveServer, served, slow_steps
 from tests.patience import PATIENCE, wait_until

@@ -19,7 +19,7 @@ from typing import Any
 from sgl.cli.logs import configure_logging
 from sgl.cli.serve import follow, serve_engine
 from sgl.errors import SglError
-from sgl.runtime.cluster.spares import Shelter, wait
+from sgl.runtime.cluster.spares import SpareAddress, wait
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.forks import PARENT_WATCHER
 from sgl.runtime.server.engine_process import prepare
@@ -28,12 +28,12 @@ _SPARE_SECONDS = 1.0  # whoever is told nothing for so long has time
 _FILES: list[str] = []  # to be removed at the end
 
 
-def main(shelter: Shelter | None = None) -> None:
-    """Run. Standard input: a line of JSON, and then nothing until the parent ends; standard output: one, too. shelter:
-    see `Member`."""
+def main(spare_address: SpareAddress | None = None) -> None:
+    """Run. Standard input: a line of JSON, and then nothing until the parent ends; standard output: one, too.
+    spare_address: see `Member`."""
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed is for the log
-    spare = None if shelter is None else Spare(shelter)
+    spare = None if spare_address is None else Spare(spare_address)
     threading.Thread(target=watch, args=(spare,), name=PARENT_WATCHER, daemon=True).start()
     if not select.select([0], [], [], _SPARE_SECONDS)[0]:
         prepare()
@@ -91,7 +91,7 @@ def _forget() -> None:
 class Spare:
     """A process that may get another parent until it is told what to do."""
 
-    shelter: Shelter
+    address: SpareAddress
     was_told: threading.Event = field(default_factory=threading.Event)
     parent: SimpleQueue[socket.socket] = field(default_factory=SimpleQueue)
 
@@ -104,7 +104,7 @@ def watch(spare: Spare | None = None) -> None:
     its.register(0, select.POLLIN)
     was_told = any(event & select.POLLIN for _, event in its.poll(0))  # and has not read it yet
     if spare is not None and not spare.was_told.is_set() and not was_told:
-        parent = wait(spare.shelter)
+        parent = wait(spare.address)
         if parent is not None:
             spare.parent.put(parent)
             return

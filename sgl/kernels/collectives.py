@@ -32,7 +32,7 @@ _LOOPBACK = "127.0.0.1"
 _ANOTHER = "another rank cannot do better"
 
 
-class Meeting(Protocol):
+class Rendezvous(Protocol):
     """Where ranks find each other."""
 
     host: str
@@ -45,7 +45,7 @@ class Meeting(Protocol):
 
 
 class Folder:
-    """A meeting of ranks on one host, in a folder that only this user may read."""
+    """A rendezvous of ranks on one host, in a folder that only this user may read."""
 
     host = _LOOPBACK
     is_one_host = True
@@ -63,16 +63,23 @@ class Collectives:
     """This rank's end of a group of `size` processes."""
 
     def __init__(
-        self, meeting: Meeting, name: str, rank: int, size: int, device: torch.device, *, in_order: bool = False
+        self,
+        rendezvous: Rendezvous,
+        name: str,
+        rank: int,
+        size: int,
+        device: torch.device,
+        *,
+        in_order: bool = False,
     ) -> None:
         """Wait for the others. name: of the group. in_order: add rank after rank, however many numbers there are."""
         self._in_order = in_order
         self.rank = rank
         self.size = size
         self._device = device
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._name = name
-        self._group = _joined(meeting, name, rank, size, device)
+        self._group = _joined(rendezvous, name, rank, size, device)
         self._fused: FusedReduction | None = None
         self.waited_ns = 0
         """For which this rank waited for what the others had to give, on a CPU."""
@@ -111,12 +118,12 @@ class Collectives:
             return f"not by FlashInfer: {why}"
         from sgl.kernels.fused_reduction import FusedReduction
 
-        why = FusedReduction.obstacle(self._meeting, self.size, self.rank, self._device, hidden_size, dtype)
+        why = FusedReduction.obstacle(self._rendezvous, self.size, self.rank, self._device, hidden_size, dtype)
         if self._is_any(why):
             return why or _ANOTHER
         fused = None
         try:
-            store = self._meeting.store(f"{self._name}-fused", self.size)
+            store = self._rendezvous.store(f"{self._name}-fused", self.size)
             fused = FusedReduction(store, self.rank, self.size, self._device, hidden_size, dtype)
         except RuntimeError as error:
             why = str(error)
@@ -127,12 +134,12 @@ class Collectives:
 
     def _fuse_many(self, hidden_size: int, dtype: torch.dtype, most_tokens: int) -> str | None:
         """Why not, if not."""
-        if not self._meeting.is_one_host:
+        if not self._rendezvous.is_one_host:
             return "they are on several hosts"
         from sgl.kernels.peer_sums import PeerSums
 
         why, peers = None, None
-        exchange = Exchange(self._meeting.store(f"{self._name}-peers", self.size), self.rank, self.size)
+        exchange = Exchange(self._rendezvous.store(f"{self._name}-peers", self.size), self.rank, self.size)
         try:
             shape = most_tokens, hidden_size
             peers = PeerSums(exchange.allgather, self.rank, self.size, self._device, shape, dtype)
@@ -237,7 +244,7 @@ class Collectives:
 class Links:
     """This stage's ends of a ring of `stages` processes: what one sends, the next receives, in order."""
 
-    def __init__(self, meeting: Meeting, name: str, stage: int, stages: int, device: torch.device) -> None:
+    def __init__(self, rendezvous: Rendezvous, name: str, stage: int, stages: int, device: torch.device) -> None:
         """Wait for the others; see Collectives."""
         self._sending: deque[tuple[Any, torch.Tensor]] = deque()
         self._most = 2 * stages
@@ -248,8 +255,8 @@ class Links:
         if device.type == "cuda":
             # NCCL works off what two ranks exchange in order: a group for each edge, lest a send wait for a receive.
             self._next, self._previous = 1, 0
-            self._out = _joined(meeting, f"{name}-{stage}", 0, 2, device)
-            self._in = _joined(meeting, f"{name}-{before}", 1, 2, device)
+            self._out = _joined(rendezvous, f"{name}-{stage}", 0, 2, device)
+            self._in = _joined(rendezvous, f"{name}-{before}", 1, 2, device)
             for edge in sorted((stage, before)):  # NCCL connects at the first use, and both must be there
                 nothing = torch.zeros(1, device=device)
                 if edge == stage:
@@ -258,7 +265,7 @@ class Links:
                     self.receive(nothing)
         else:
             self._next, self._previous = after, before
-            self._out = self._in = _joined(meeting, name, stage, stages, device)
+            self._out = self._in = _joined(rendezvous, name, stage, stages, device)
 
     def send(self, x: torch.Tensor) -> None:
         """Send to the next stage, without waiting until it receives. x must not change any more."""
@@ -282,16 +289,16 @@ class Links:
             ending.join(_ENDING_SECONDS)
 
 
-def _joined(meeting: Meeting, name: str, rank: int, size: int, device: torch.device) -> Any:
+def _joined(rendezvous: Rendezvous, name: str, rank: int, size: int, device: torch.device) -> Any:
     """A process group of its own, not torch's default one: a process may hold several engines."""
     c10d: Any = distributed  # its types lack what follows
-    store = meeting.store(name, size)
+    store = rendezvous.store(name, size)
     if device.type == "cuda":
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout = _PATIENCE
         return c10d.ProcessGroupNCCL(store, rank, size, options)
     options = c10d.ProcessGroupGloo._Options()
-    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=meeting.host)]
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=rendezvous.host)]
     options._timeout = _PATIENCE
     return c10d.ProcessGroupGloo(store, rank, size, options)
 

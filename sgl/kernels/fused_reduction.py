@@ -68,10 +68,10 @@ class FusedReduction:
 
     @staticmethod
     def obstacle(
-        meeting: Any, size: int, rank: int, device: torch.device, hidden_size: int, dtype: torch.dtype
+        rendezvous: Any, size: int, rank: int, device: torch.device, hidden_size: int, dtype: torch.dtype
     ) -> str | None:
         """Why such ranks cannot use it, if they cannot. Compiles its kernels, if they are not."""
-        if not meeting.is_one_host:
+        if not rendezvous.is_one_host:
             return "they are on several hosts"
         if size not in _SIZES:
             return f"FlashInfer's all-reduce takes {', '.join(map(str, _SIZES))} ranks"

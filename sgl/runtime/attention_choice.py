@@ -21,7 +21,7 @@ from sgl.kernels.latent import flashinfer as latent_flashinfer
 from sgl.kernels.latent.attention import LatentAttention, TritonPrompts
 from sgl.kernels.latent.flashinfer import FlashInferPrompts
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.platform.asked import asked
+from sgl.runtime.platform.checked import checked
 from sgl.runtime.platform.registry import platform_of
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,9 @@ def choose_attention(config: EngineConfig, shape: AttentionShape) -> Built:
     """The backend that is asked for, or the fastest that can serve the shape, and the options it decides. Raises
     ConfigError."""
     platform = platform_of(config.device or str(shape.device))
-    own = asked(platform, platform.attention, shape, fits=_is_backend) if config.attention_backend is None else None
+    own = (
+        checked(platform, platform.attention, shape, fits=_is_backend) if config.attention_backend is None else None
+    )
     if own is not None:
         logger.info("attention: %s's own, without CUDA graphs", platform.name)
         return replace(config, cuda_graph_max_bs=None, disable_cuda_graph=True), own

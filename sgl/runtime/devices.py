@@ -11,8 +11,8 @@ from sgl.runtime.model.base import Config
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.loader import dtype_name, resolve_dtype
-from sgl.runtime.platform.asked import asked, fault
 from sgl.runtime.platform.base import Platform
+from sgl.runtime.platform.checked import checked, fault
 from sgl.runtime.platform.registry import parsed, platform_of
 
 
@@ -37,7 +37,7 @@ def device_for(config: EngineConfig, rank: int = 0) -> torch.device:
 def laid_out(platform: Platform, matrix: torch.Tensor) -> torch.Tensor:
     """A weight matrix as the device likes it. Raises ConfigError: another shape
     would end in an error that names nobody."""
-    found = asked(platform, platform.lay_out, matrix, fits=lambda its: isinstance(its, torch.Tensor))
+    found = checked(platform, platform.lay_out, matrix, fits=lambda its: isinstance(its, torch.Tensor))
     if found.shape == matrix.shape:
         return found
     raise fault(platform, f"{type(platform).__name__}.lay_out gave no tensor of its matrix's shape")
@@ -66,7 +66,7 @@ def _own(config: EngineConfig, its: Platform, given: int | None, rank: int) -> t
 def device_name(config: EngineConfig) -> str:
     """Of an engine's first device, for people."""
     its, first = parsed(config.device)
-    return asked(its, its.device_name, its.device(first), fits=lambda found: isinstance(found, str))
+    return checked(its, its.device_name, its.device(first), fits=lambda found: isinstance(found, str))
 
 
 def kv_dtype(config: EngineConfig) -> torch.dtype | None:
@@ -126,6 +126,6 @@ def check_quantization(config: EngineConfig, model: Config, device: torch.device
 
 def _check_fp8(config: EngineConfig, option: str, value: str, device: torch.device) -> None:
     its = platform_of(config.device or device.type)
-    obstacle = asked(its, its.why_no_fp8, device, fits=lambda found: found is None or isinstance(found, str))
+    obstacle = checked(its, its.why_no_fp8, device, fits=lambda found: found is None or isinstance(found, str))
     if obstacle is not None:
         raise ConfigError(f"{option}={value!r} {obstacle}", option=option)

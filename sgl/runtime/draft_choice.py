@@ -13,7 +13,7 @@ from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.gguf import is_gguf
-from sgl.runtime.memory_plan import Beside, gib
+from sgl.runtime.memory_plan import DrafterMemory, gib
 from sgl.runtime.model.base import Config, Model
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.choice import read_config
@@ -47,13 +47,13 @@ class DraftModel:
     layers: tuple[int, ...] = ()  # of the target that a head reads
 
     @property
-    def beside(self) -> Beside:
+    def drafter_memory(self) -> DrafterMemory:
         """What it takes of the device's memory."""
         model = self.model
         of_token = KVCache.bytes_per_token(model.config, model.dtype)
         if isinstance(model, EagleHead):
             of_token += model.config.hidden_size * model.dtype.itemsize
-        return Beside(sum(its.nbytes for its in model.weights.tensors()), of_token)
+        return DrafterMemory(sum(its.nbytes for its in model.weights.tensors()), of_token)
 
     def drafter(self, config: EngineConfig, num_pages: int, eos_ids: frozenset[int]) -> ModelDrafter:
         """With KV for as many pages as the target has. config: with every None resolved. Raises ConfigError."""
@@ -241,5 +241,5 @@ def _most_tokens(config: EngineConfig, num_slots: int) -> int:
 
 
 def _say(path: str, found: DraftModel, what: str) -> None:
-    its = found.beside
+    its = found.drafter_memory
     logger.info("%s: %s, %s and %d bytes of each cached token", path, what, gib(its.weight_bytes), its.token_bytes)

@@ -24,8 +24,8 @@ from sgl.runtime import startup
 from sgl.runtime.cache.keys import key_of
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.copies import drain
-from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.loop.owner_process import OwnerProcess
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.loop.thread import EngineThread
 from sgl.runtime.model.choice import media_of
@@ -67,7 +67,7 @@ class Engine(Trainable):
         given: dict[str, Any] = {**options} if model_path is None else {**options, "model_path": model_path}
         paths = {name: os.fspath(value) for name, value in given.items() if isinstance(value, os.PathLike)}
         config = EngineConfig.from_options(given | paths)
-        self._home = Home.of_engine()
+        self._process = OwnerProcess.of_engine()
         thread = EngineThread()
         started = thread.call(lambda: startup.start(config))
         self.config = started.config
@@ -167,7 +167,7 @@ class Engine(Trainable):
     ) -> Any:
         """`generate` for event loops. With stream, awaiting it returns an asynchronous iterator. Cancelling aborts."""
         check_options(options)
-        self._home.check()
+        self._process.check()
         if not self._finalizer.alive:
             raise EngineDead("the engine is shut down")
         given = {"prompt": prompt, "sampling_params": sampling_params, "input_ids": input_ids, **options}
@@ -195,7 +195,7 @@ class Engine(Trainable):
         The prefix is computed once and shared. Texts are tokenised together with it; if a token spans the border,
         all candidates are scored from their last common token boundary with the prefix.
         """
-        self._home.check()
+        self._process.check()
         full, start = candidate_ids(self._builder.encode, prefix, candidates)
         params = SamplingParams(max_new_tokens=0, temperature=0.0)
         options: GenerateOptions = {"return_logprob": True, "logprob_start_len": max(start - 1, 0)}
@@ -238,7 +238,7 @@ class Engine(Trainable):
         """Abort the requests with this rid (None: all, also programs'), of the owner if given, and ignore unknown ones.
         On return, their pages are free and no token follows. Callers get what there was with finish_reason "abort"; a
         gen of a program fails with RequestAborted."""
-        self._home.check()
+        self._process.check()
         with self._rids_lock:
             known = self._rids.items()
             found = [its for (whose, name), its in known if rid in (None, name) and owner in (None, whose)]
@@ -252,7 +252,7 @@ class Engine(Trainable):
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
         """Start a program next to the scheduler: segments in, events out (`sgl.lang.ir.nodes`). The sink runs on
         the engine's thread and must not block. Raises InvalidRequest."""
-        self._home.check()
+        self._process.check()
         return ProgramSession(self._program_services, program, sink)
 
     @cached_property
@@ -312,14 +312,14 @@ class Engine(Trainable):
     def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> LoraUpdate:
         """Load a LoRA adapter from a folder as peft saves it; requests name it by lora_path=lora_name. pinned: once on
         the device, it stays there. Raises InvalidRequest for a name in use, and AdapterError."""
-        self._home.check()
+        self._process.check()
         self._adapters.load(lora_name, lora_path, pinned=pinned)
         return self._adapters.update()
 
     def unload_lora_adapter(self, lora_name: str) -> LoraUpdate:
         """Refuse new requests with this adapter, wait until those that have it end, and free it with all that is cached
         of it. Raises InvalidRequest for an unknown name, and EngineDead."""
-        self._home.check()
+        self._process.check()
         self._adapters.unload(lora_name)
         return self._adapters.update()
 
@@ -382,7 +382,7 @@ class Engine(Trainable):
 
     def prepare(self, **arguments: Any) -> PreparedCall:
         """Check and tokenise the arguments of `generate` into requests for `submit`."""
-        self._home.check()
+        self._process.check()
         call = PreparedCall(has_list_of_prompts(arguments))
         for wanted in self._builder.requests(arguments):
             call.add_prompt(wanted, self._builder.submissions(wanted))
@@ -403,7 +403,7 @@ class Engine(Trainable):
 
     def abandon(self, call: PreparedCall) -> None:
         """Forget a call and abort its unfinished requests."""
-        if self._home.is_elsewhere:
+        if self._process.was_forked:
             return
         with self._rids_lock:
             for rid, its in call.rids.items():
@@ -439,7 +439,7 @@ class Engine(Trainable):
 def _stop(
     loop: EngineLoop, pool: ThreadPoolExecutor, builder: RequestBuilder, started: startup.Started, is_frozen: bool
 ) -> None:
-    if loop.home.is_elsewhere:  # it belongs to the parent process
+    if loop.process.was_forked:  # it belongs to the parent process
         return
     builder.close()
     drain(started.scheduler.memory.tiers, loop.call)

@@ -90,7 +90,7 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 @dataclass(slots=True)
-class _Ask:
+class _ReplayRequest:
     """A client's wish for batches from a number on."""
 
     client: bytes
@@ -116,7 +116,7 @@ class KvEvents:
         self._context = zmq.Context()
         self._out = self._bound(zmq.PUB, "kv_events", endpoint)
         self._replay = None if replay is None else self._bound(zmq.ROUTER, "kv_events_replay", replay)
-        self._asks: dict[bytes, _Ask] = {}  # by client
+        self._replays: dict[bytes, _ReplayRequest] = {}  # by client
         self._credit = 0.0  # bytes that may be sent again by now
         self.endpoints: dict[str, str | None] = {
             "kv_events": self._out.getsockopt_string(zmq.LAST_ENDPOINT),
@@ -179,21 +179,23 @@ class KvEvents:
     def _answer(self, replay: Any) -> None:
         """Take asks, and send as much again as a turn may."""
         for _ in range(_MOST_ASKS):
-            if len(self._asks) >= _MOST_ASKS or not replay.poll(0):
+            if len(self._replays) >= _MOST_ASKS or not replay.poll(0):
                 break
             frames = replay.recv_multipart()
             if len(frames) == 3 and len(frames[2]) == 8:
                 client, empty, first = frames[0], frames[1], int.from_bytes(frames[2], "big")
-                self._asks[client] = _Ask(client, empty, first, time.monotonic())  # in place of an older one
+                self._replays[client] = _ReplayRequest(
+                    client, empty, first, time.monotonic()
+                )  # in place of an older one
         self._credit = min(self._credit, 0.0) + REPLAY_BYTES * _PAUSE_SECONDS
-        waiting = list(self._asks.values())
+        waiting = list(self._replays.values())
         while waiting and self._credit > 0:
             waiting = [ask for ask in waiting if self._credit > 0 and self._send_again(replay, ask)]
-        for client, ask in list(self._asks.items()):
+        for client, ask in list(self._replays.items()):
             if time.monotonic() - ask.latest > _ASK_SECONDS and self._credit > 0:
-                del self._asks[client]
+                del self._replays[client]
 
-    def _send_again(self, replay: Any, ask: _Ask) -> bool:
+    def _send_again(self, replay: Any, ask: _ReplayRequest) -> bool:
         """Send one batch; returns whether the client may be sent another one now."""
         number, data = END, b""
         if self._kept and ask.next <= self._kept[-1][0]:
@@ -207,7 +209,7 @@ class KvEvents:
         except self._zmq.ZMQError:
             number = END  # it is gone
         if number == END:
-            del self._asks[ask.client]
+            del self._replays[ask.client]
             return False
         self._credit -= len(data)
         ask.next, ask.latest = ask.next + 1, time.monotonic()

@@ -23,7 +23,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache, WindowedLayers
 from sgl.runtime.model.loader import dtype_name
 from sgl.runtime.model.shard import Shard
-from sgl.runtime.platform.asked import asked, is_memory
+from sgl.runtime.platform.checked import checked, is_memory
 from sgl.runtime.platform.registry import platform_of
 
 logger = logging.getLogger(__name__)
@@ -35,14 +35,14 @@ _WINDOWS_FRACTION = 0.5  # of KV, for the windows of as many requests as may run
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class DrafterMemory:
     """What a drafter holds beside the model, in bytes."""
 
     weight_bytes: int = 0
     token_bytes: int = 0  # of each slot of pages for all tokens
 
 
-NOTHING = Beside()
+NO_DRAFTER = DrafterMemory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class PoolSizes:
         page_size: int,
         rows: int,
         step_tokens: int,
-        beside: Beside,
+        drafter_memory: DrafterMemory,
     ) -> None:
         """model_config: that of all layers. rows: requests that may run at once."""
         windows = model_config.windows if isinstance(model_config, ModelConfig) else model.windows
@@ -143,7 +143,7 @@ class PoolSizes:
         stages = [windows[part.start : part.stop] for part in parts]
         counts = [sum(_windowed(stage, model)) for stage in stages]
         self._bytes = [
-            (page_bytes * (len(stage) - count) + page_size * beside.token_bytes, page_bytes * count)
+            (page_bytes * (len(stage) - count) + page_size * drafter_memory.token_bytes, page_bytes * count)
             for stage, count in zip(stages, counts, strict=True)
         ]
         """Of a page of each pool, by stage."""
@@ -171,22 +171,22 @@ class PoolSizes:
 
 
 def plan_memory(
-    config: EngineConfig, model: SizedModel, model_config: Config, beside: Beside = NOTHING
+    config: EngineConfig, model: SizedModel, model_config: Config, drafter_memory: DrafterMemory = NO_DRAFTER
 ) -> tuple[EngineConfig, KVPlan]:
     """The KV pages, and the options with every None resolved that follows. A request needs pages for its context, or
     if all layers have one for its window. model_config: that of all layers. Raises ConfigError."""
     device, context = model.device, model.max_positions
     platform = platform_of(config.device or str(device))
-    bytes_of_token = token_bytes(config, model) + beside.token_bytes
+    bytes_of_token = token_bytes(config, model) + drafter_memory.token_bytes
     page_size = config.page_size or platform.page_size
-    weight_bytes = held_bytes(model) + slot_bytes(config, model) + beside.weight_bytes
+    weight_bytes = held_bytes(model) + slot_bytes(config, model) + drafter_memory.weight_bytes
     rows = config.max_running_requests or platform.max_rows
     page_bytes = bytes_of_token * page_size
     sharing = config.num_ranks // config.nnodes * config.dp_size
-    total_memory, memory_name = asked(platform, platform.total_memory, device, sharing, fits=is_memory)
+    total_memory, memory_name = checked(platform, platform.total_memory, device, sharing, fits=is_memory)
     fraction = config.mem_fraction_static or platform.memory_fraction
     available = total_memory * fraction - weight_bytes
-    left = asked(platform, platform.memory_left, device, fits=lambda its: its is None or isinstance(its, int))
+    left = checked(platform, platform.memory_left, device, fits=lambda its: its is None or isinstance(its, int))
     if left is not None:
         available = min(available, left)
     num_bytes = model.state_bytes if isinstance(model, RecurrentModel) else 0
@@ -194,14 +194,14 @@ def plan_memory(
         rows, checkpoints = _plan_states(config, rows, available / num_bytes)
         config = replace(config, max_running_requests=rows, state_checkpoints=checkpoints)
         num_bytes *= rows + 1 + checkpoints
-    step_tokens = config.chunked_prefill_size or asked(
+    step_tokens = config.chunked_prefill_size or checked(
         platform,
         platform.step_tokens,
         device,
         model.weights.num_multiplied,
         fits=lambda its: isinstance(its, int) and its > 0,
     )
-    pools = PoolSizes(config, model, model_config, page_size, rows, step_tokens, beside)
+    pools = PoolSizes(config, model, model_config, page_size, rows, step_tokens, drafter_memory)
     most_pages = rows * -(-context // page_size)
     if config.max_total_tokens is not None:
         num_pages = -(-config.max_total_tokens // page_size)

@@ -24,7 +24,16 @@ from sgl.runtime.deterministic import check_deterministic
 from sgl.runtime.devices import check_kv_dtype, check_quantization, device_for, device_name, kv_dtype, laid_out
 from sgl.runtime.draft_choice import check_drafts, load_drafts
 from sgl.runtime.kv_events import KvEvents, check_events
-from sgl.runtime.memory_plan import NOTHING, Beside, KVPlan, gib, held_bytes, kv_bytes, plan_memory, room_on
+from sgl.runtime.memory_plan import (
+    NO_DRAFTER,
+    DrafterMemory,
+    KVPlan,
+    gib,
+    held_bytes,
+    kv_bytes,
+    plan_memory,
+    room_on,
+)
 from sgl.runtime.model.base import Config, Model, SizedModel
 from sgl.runtime.model.choice import count_weights, load_model, media_of, read_config, vision_of
 from sgl.runtime.model.config import ModelConfig
@@ -295,8 +304,8 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         runner,
         scheduler,
         eos_ids,
-        kv_bytes=kv_bytes(config, model, plan) + its.beside.token_bytes * plan.num_pages * config.page_size,
-        weight_bytes=held_bytes(model) + its.beside.weight_bytes,
+        kv_bytes=kv_bytes(config, model, plan) + its.drafter_memory.token_bytes * plan.num_pages * config.page_size,
+        weight_bytes=held_bytes(model) + its.drafter_memory.weight_bytes,
         num_weights=count_weights(model_config) + (0 if (part := vision_of(model)) is None else part.num_weights),
         group=group,
         speculator=speculate.speculator(config, scheduler, [] if its.drafter is None else [its.drafter]),
@@ -312,7 +321,7 @@ class _Ready:
     model: SizedModel
     plan: KVPlan
     runner: EngineRunner
-    beside: Beside = NOTHING
+    drafter_memory: DrafterMemory = NO_DRAFTER
     drafter: ModelDrafter | None = None
     tiers: Tiers | None = None
     transfers: Transfers | None = None
@@ -329,8 +338,8 @@ def _with_torch(
 ) -> _Ready:
     model = load(config, model_config, device, None if group is None else group.ranks)
     drafts = load_drafts(config, model_config, model, tokenizer)
-    beside = NOTHING if drafts is None else drafts.beside
-    config, plan = plan_memory(config, model, model_config, beside)
+    drafter_memory = NO_DRAFTER if drafts is None else drafts.drafter_memory
+    config, plan = plan_memory(config, model, model_config, drafter_memory)
     plan = plan_transfers(config, model_config, model, plan_host(config, model, plan))
     config, attention = choose_attention(config, plan.attention_shape(config, model))
     drafter = None if drafts is None else drafts.drafter(config, plan.num_pages, eos_ids)
@@ -350,7 +359,7 @@ def _with_torch(
     if plan.num_host_pages:
         tiers = open_tiers(config, model, runner, plan, most_tokens)
     transfers = open_transfers(config, model_config, model, runner.host, plan)
-    return _Ready(config, model, plan, runner, beside, drafter, tiers, transfers, model)
+    return _Ready(config, model, plan, runner, drafter_memory, drafter, tiers, transfers, model)
 
 
 def _kv_events(config: EngineConfig, scheduler: Scheduler) -> KvEvents | None:

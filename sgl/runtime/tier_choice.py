@@ -19,8 +19,8 @@ from sgl.runtime.cache.rates import Rates
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.memory_plan import KVPlan, gib, page_bytes
 from sgl.runtime.model.base import Model, RecurrentModel
-from sgl.runtime.runner.beside import Beside
 from sgl.runtime.runner.host_pages import HostPages, most_saves
+from sgl.runtime.runner.hybrid_host_memory import HybridHostMemory
 from sgl.runtime.scheduler.tiers import Tiers
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Measurable(Protocol):
         """A hash of all weights, of how each rank holds them."""
 
     @property
-    def beside(self) -> Beside:
+    def hybrid_host(self) -> HybridHostMemory:
         """Its host memory for states or windowed pages."""
 
     def measure(self, num_tokens: int) -> tuple[float, float]:
@@ -143,11 +143,11 @@ def open_tiers(config: EngineConfig, model: Model, runner: Measurable, plan: KVP
     compute = max(prompt - step, prompt / 2) / num_tokens
     load = runner.host.page_seconds() / page_size
     rates = Rates(
-        compute, load, whole.shape[1] / _READ_BYTES_A_SECOND / page_size, step, runner.beside.load_seconds()
+        compute, load, whole.shape[1] / _READ_BYTES_A_SECOND / page_size, step, runner.hybrid_host.load_seconds()
     )
     files = None
     if config.hicache_storage_dir is not None:
-        hosts = dict(zip((Kind.STATE, Kind.WINDOWED), runner.beside.hosts(), strict=True))
+        hosts = dict(zip((Kind.STATE, Kind.WINDOWED), runner.hybrid_host.hosts(), strict=True))
         hosts[Kind.PAGE] = [runner.host]
 
         def arrived(kind: Kind, place: int) -> None:

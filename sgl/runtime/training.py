@@ -12,8 +12,8 @@ from sgl.errors import InvalidRequest
 from sgl.lang.ir.sampling import shown
 from sgl.runtime import startup
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.loop.owner_process import OwnerProcess
 from sgl.runtime.loop.pause import PauseMode
 from sgl.runtime.model.update.shipped import FLATTENED, check_load_format, shipped_tensors
 from sgl.runtime.occupation import MemoryOccupation
@@ -26,7 +26,7 @@ class Trainable:
     """Of an engine. All methods are safe from any thread but the engine's own."""
 
     config: EngineConfig
-    _home: Home
+    _process: OwnerProcess
     _loop: EngineLoop
     _memory: MemoryOccupation
     _started: startup.Started
@@ -46,7 +46,7 @@ class Trainable:
         weight_version: a name for the weights. hold: check all, and keep it for `commit_update`, so that of several
         engines all take an update or none does. Raises EngineDead, too.
         """
-        self._home.check()
+        self._process.check()
         return self._weights.from_tensors(named_tensors, version=weight_version, source="the update", hold=hold)
 
     def check_weight_updates(self) -> WeightsUpdate:
@@ -61,7 +61,7 @@ class Trainable:
     def commit_update(self) -> WeightsUpdate:
         """Write the update that is held. Raises InvalidRequest if none is, or while weights are released, and
         EngineDead."""
-        self._home.check()
+        self._process.check()
         update, path = self._weights.commit()
         if path is not None:
             self.config = dataclasses.replace(self.config, model_path=path)
@@ -69,7 +69,7 @@ class Trainable:
 
     def drop_update(self) -> None:
         """Forget the update that is held. Idempotent. Raises EngineDead."""
-        self._home.check()
+        self._process.check()
         self._weights.drop()
 
     def update_weights_from_tensor(
@@ -92,7 +92,7 @@ class Trainable:
         flattened tensor and its parts' places, which may also be given first. flush_cache changes nothing: what is
         cached of old weights is never found. is_copy: another engine reads the same message, too.
         """
-        self._home.check()
+        self._process.check()
         check_load_format(load_format)
         if load_format == FLATTENED and serialized_named_tensors is None:  # as SGLang's Engine takes it
             named_tensors, serialized_named_tensors = None, cast(Any, named_tensors)
@@ -122,7 +122,7 @@ class Trainable:
         """Enter a process group with a trainer, its rank 0, as rank `rank_offset` of `world_size`; with tp_size or
         pp_size, each rank enters, from there on. timeout: seconds for the trainer to come, and later for each update to
         arrive. Raises InvalidRequest."""
-        self._home.check()
+        self._process.check()
         seconds = checked_seconds("timeout", timeout)
         self._weights.join(master_address, master_port, rank_offset, world_size, group_name, backend, seconds)
         return WeightsUpdate(True, f"this engine is of the group {group_name!r}")
@@ -142,7 +142,7 @@ class Trainable:
         """`update_weights` with tensors that a group's trainer broadcasts, in this order; "flattened_bucket": all their
         bytes in one tensor. flush_cache changes nothing. A trainer that sends nothing costs its group, and the old
         weights stand. Raises InvalidRequest, WeightsError and EngineDead."""
-        self._home.check()
+        self._process.check()
         check_load_format(load_format)
         is_flat = load_format == FLATTENED
         options: dict[str, Any] = {"version": weight_version, "is_flat": is_flat, "hold": hold}
@@ -151,7 +151,7 @@ class Trainable:
     def destroy_weights_update_group(self, group_name: str = "weight_update_group") -> WeightsUpdate:
         """Leave a trainer's group; who is just entering it, or receives, gets InvalidRequest. Raises InvalidRequest for
         an unknown one."""
-        self._home.check()
+        self._process.check()
         self._weights.leave(group_name)
         return WeightsUpdate(True, f"this engine is not of the group {group_name!r} any more")
 
@@ -165,7 +165,7 @@ class Trainable:
     ) -> WeightsUpdate:
         """`update_weights` with all tensors of a checkpoint of the same model. load_format: "auto" or "safetensors",
         which are the same. Raises ModelError and InvalidRequest, too."""
-        self._home.check()
+        self._process.check()
         if load_format not in (None, "auto", "safetensors"):
             message = f"load_format must be auto or safetensors, not {shown(load_format)}"
             raise InvalidRequest(message, param="load_format")
@@ -178,7 +178,7 @@ class Trainable:
     def get_weights_by_name(self, name: str, truncate_size: int = 100) -> list[Any]:
         """The first rows of a tensor, as lists of numbers, by its name in a checkpoint. Raises WeightsError for an
         unknown one, and InvalidRequest."""
-        self._home.check()
+        self._process.check()
         return self._weights.read(name, truncate_size)
 
     def pause_generation(self, mode: PauseMode = "abort") -> None:
@@ -189,13 +189,13 @@ class Trainable:
         later, with the weights of that time. "in_place" keeps it. Idempotent; programs stay open, and deadlines run.
         Raises InvalidRequest and EngineDead.
         """
-        self._home.check()
+        self._process.check()
         self._memory.pause(mode)
 
     def continue_generation(self) -> bool:
         """Go on after `pause_generation`. False: memory is released, and generations go on once all of it is there
         again. Idempotent. Raises EngineDead."""
-        self._home.check()
+        self._process.check()
         return self._memory.go_on()
 
     def release_memory_occupation(self, tags: Sequence[str] | None = None) -> dict[str, int]:
@@ -206,26 +206,26 @@ class Trainable:
         nothing that was cached is found again. New requests wait, deadlines run. Idempotent. Raises InvalidRequest and
         EngineDead.
         """
-        self._home.check()
+        self._process.check()
         return self._memory.release(tags)
 
     def resume_memory_occupation(self, tags: Sequence[str] | None = None) -> None:
         """Take memory again that was released; None: all of it. Once all is there, generations go on, unless
         `pause_generation` came before or meanwhile and no `continue_generation` after it. Idempotent. Raises
         InvalidRequest and EngineDead."""
-        self._home.check()
+        self._process.check()
         self._memory.resume(tags)
 
     def weights_hash(self) -> str:
         """Of the numbers of all weights, as hexadecimal digits: the same for any tp_size, pp_size and dp_size. Where
         they are not read back (`get_weights_by_name`), of how each rank holds them. Raises WeightsError where torch
         does not hold them, and EngineDead."""
-        self._home.check()
+        self._process.check()
         return self._weights.hash().hex()
 
     def update_weight_version(self, new_version: str) -> None:
         """Call the present weights so. Raises InvalidRequest and EngineDead."""
-        self._home.check()
+        self._process.check()
         self._weights.rename(new_version)
 
     @property

@@ -23,7 +23,7 @@ from sgl.runtime.model.base import Config, Model, RecurrentModel
 from sgl.runtime.model.weight_files import weight_files
 from sgl.runtime.parallel.tcp import secret_of
 from sgl.runtime.runner.host_pages import HostPages
-from sgl.runtime.scheduler.exports import Exports, Home
+from sgl.runtime.scheduler.exports import EngineAddress, Exports
 from sgl.runtime.scheduler.imports import Imports
 from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.shared_choice import fragment_bytes, page_shape
@@ -149,9 +149,9 @@ def open_transfers(
     remote = NixlRemote(memory, name) if by_nixl else None
     port = config.disaggregation_port and config.disaggregation_port + (config.dp_rank or 0)
     server = TransferServer(memory, offers, config.disaggregation_host, port, remote)
-    home = Home(name, server.host, server.port)
-    logger.info("decode engines pull KV pages from %s:%d", home.host, home.port)
-    exports = Exports(offers, server, home, layout, secret, pool, first, config.disaggregation_lease)
+    address = EngineAddress(name, server.host, server.port)
+    logger.info("decode engines pull KV pages from %s:%d", address.host, address.port)
+    exports = Exports(offers, server, address, layout, secret, pool, first, config.disaggregation_lease)
     return Transfers(pool, layout, secret, exports=exports)
 
 

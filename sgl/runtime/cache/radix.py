@@ -115,7 +115,7 @@ class EndWatcher(Protocol):
         """`node` is removed or shortened."""
 
 
-class Beside(Protocol):
+class PageWatcher(Protocol):
     """Other pages of the same tokens; learns how nodes change."""
 
     def cut(self, node: Node, num_pages: int) -> None:
@@ -144,7 +144,7 @@ class RadixCache:
         self.detached: dict[Node, None] = {}  # those without a parent
         self.watcher: Watcher | None = None
         self.end_watcher: EndWatcher | None = None
-        self.beside: Beside | None = None
+        self.page_watcher: PageWatcher | None = None
         self.on_removed: Callable[[list[Int32Array]], None] | None = None  # gets evicted pages
         self._page_bytes = pool.page_size * TOKEN_BYTES
         self._next_id = 1
@@ -254,8 +254,8 @@ class RadixCache:
         if not upper.lock_ref:
             self.lru[upper] = None  # in LRU order, since only an access that ends or passes here splits
         self.num_nodes += 1
-        if self.beside is not None:
-            self.beside.split(node, upper)
+        if self.page_watcher is not None:
+            self.page_watcher.split(node, upper)
         if self.watcher is not None:
             self.watcher.split(node, upper)
         return upper
@@ -354,8 +354,8 @@ class RadixCache:
             kept = max(len(leaf.pages) - missing, 0)
             if self.end_watcher is not None:
                 self.end_watcher.cut(leaf)
-            if self.beside is not None:
-                self.beside.cut(leaf, kept)
+            if self.page_watcher is not None:
+                self.page_watcher.cut(leaf, kept)
             freed.append(leaf.pages[kept:])
             missing -= len(leaf.pages) - kept
             if kept:
@@ -394,8 +394,8 @@ class RadixCache:
             if not node.lock_ref:
                 if self.end_watcher is not None:
                     self.end_watcher.cut(node)
-                if self.beside is not None:
-                    self.beside.cut(node, 0)
+                if self.page_watcher is not None:
+                    self.page_watcher.cut(node, 0)
                 self._detach_children(node)
                 self._remove(node)
         if not freed:

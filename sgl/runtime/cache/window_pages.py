@@ -28,7 +28,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class WindowPages:
-    """The windowed pages of a tree's nodes: its `RadixCache.beside`. window: tokens that a token sees, itself
+    """The windowed pages of a tree's nodes: its `RadixCache.page_watcher`. window: tokens that a token sees, itself
     included."""
 
     def __init__(self, pool: PagePool, cache: RadixCache, window: int) -> None:
@@ -45,7 +45,7 @@ class WindowPages:
         self._is_end: Mask = np.zeros(pool.num_pages, np.bool_)
         self._node_of: dict[int, Node] = {}
         self._cache = cache
-        cache.beside = self
+        cache.page_watcher = self
 
     @property
     def available(self) -> int:
@@ -165,7 +165,7 @@ class WindowPages:
             self.pool.release(gone)
 
     def cut(self, node: Node, num_pages: int) -> None:
-        """See `radix.Beside`."""
+        """See `radix.PageWatcher`."""
         pages = self.of_node.pop(node, None)
         if pages is None:
             return
@@ -178,7 +178,7 @@ class WindowPages:
             self.of_node[node] = pages[:num_pages].copy()
 
     def split(self, node: Node, upper: Node) -> None:
-        """See `radix.Beside`."""
+        """See `radix.PageWatcher`."""
         pages = self.of_node.pop(node, None)
         if pages is None:
             return

@@ -12,9 +12,11 @@ from typing import Any
 
 from sgl.child import command
 from sgl.errors import EngineDead
-from sgl.runtime.cluster.spares import Adopted, Shelter
+from sgl.runtime.cluster.spares import AdoptedProcess, SpareAddress
 
-_CODE = "from sgl.cli.member import main; from sgl.runtime.cluster.spares import Shelter; main({shelter!r})"
+_CODE = (
+    "from sgl.cli.member import main; from sgl.runtime.cluster.spares import SpareAddress; main({spare_address!r})"
+)
 
 
 class Member:
@@ -24,14 +26,14 @@ class Member:
         self,
         options: Mapping[str, Any] | None = None,
         *,
-        shelter: Shelter | None = None,
-        process: Adopted | None = None,
+        spare_address: SpareAddress | None = None,
+        process: AdoptedProcess | None = None,
     ) -> None:
         """Start it. options: of `Options.for_replicas`; None: a spare one, which imports what it needs
-        and waits. shelter: where a spare one waits when this process has ended. process: a spare one
+        and waits. spare_address: where a spare one waits when this process has ended. process: a spare one
         that waited so, in place of a new one."""
-        self._process: subprocess.Popen[bytes] | Adopted = process or subprocess.Popen(
-            command(_CODE.format(shelter=shelter)),
+        self._process: subprocess.Popen[bytes] | AdoptedProcess = process or subprocess.Popen(
+            command(_CODE.format(spare_address=spare_address)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -24,7 +24,7 @@ from sgl.runtime.cluster.link import Link
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.registry import Capabilities, Report
 from sgl.runtime.cluster.serve_app import token
-from sgl.runtime.cluster.spares import Shelter, adopted, name_of
+from sgl.runtime.cluster.spares import SpareAddress, adopted, name_of
 from sgl.runtime.gateway.reports import Load, load_of
 from sgl.runtime.server.probe import PROBE
 
@@ -67,7 +67,7 @@ class Replica:
         self._generation = generation
         secret = token(key)
         self._link = Link(control, secret)
-        self._shelter = Shelter(name_of(secret, generation), self._link.address)
+        self._spare_address = SpareAddress(name_of(secret, generation), self._link.address)
         given = self._link.get("/options", generation=generation)
         self._host = ray.util.get_node_ip_address()
         self._drain_seconds = given["drain_timeout"] + _ENDING_SECONDS
@@ -97,7 +97,7 @@ class Replica:
         self._options = options
         self._spare: Member | None = None
         self._is_calm = False
-        self._member = Member(options, process=adopted(self._shelter.name))
+        self._member = Member(options, process=adopted(self._spare_address.name))
         self._beats = threading.Thread(target=self._beat, name="sgl-beats", daemon=True)
         self._beats.start()
         try:
@@ -152,7 +152,7 @@ class Replica:
             if self._member.ended() is not None and self._state in ("ready", "restarting"):
                 self._restart()
             elif self._spare is None and self._serves_for(_SPARE_SECONDS if self._is_calm else _SPARE_LATEST):
-                self._spare = Member(shelter=self._shelter)
+                self._spare = Member(spare_address=self._spare_address)
             self._tell()
 
     def _serves_for(self, seconds: float) -> bool:

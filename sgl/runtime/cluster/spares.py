@@ -31,22 +31,22 @@ def name_of(token: str, generation: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shelter:
+class SpareAddress:
     """Where a spare server waits."""
 
     name: str  # see `name_of`
     control: tuple[str, int]  # the address of the cluster's process
 
 
-def wait(shelter: Shelter, seconds: float = WAIT_SECONDS) -> socket.socket | None:
+def wait(address: SpareAddress, seconds: float = WAIT_SECONDS) -> socket.socket | None:
     """The connection of whoever takes this process on; None: nobody did, or the cluster's process has ended."""
     deadline = time.monotonic() + seconds
     try:
-        cluster = socket.create_connection(shelter.control, _TURN_SECONDS)
+        cluster = socket.create_connection(address.control, _TURN_SECONDS)
     except OSError:
         return None
     with cluster, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(f"\0{shelter.name}-{os.getpid()}")
+        listening.bind(f"\0{address.name}-{os.getpid()}")
         listening.listen(1)
         listening.settimeout(_TURN_SECONDS)
         while (left := deadline - time.monotonic()) > 0:
@@ -64,7 +64,7 @@ def wait(shelter: Shelter, seconds: float = WAIT_SECONDS) -> socket.socket | Non
     return None
 
 
-class Adopted:
+class AdoptedProcess:
     """A process that somebody else started, as `subprocess.Popen` has it."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
@@ -101,7 +101,7 @@ class Adopted:
         return -1 if its.poll(None if timeout is None else 1000 * timeout) else None
 
 
-def adopted(name: str) -> Adopted | None:
+def adopted(name: str) -> AdoptedProcess | None:
     """A process that waits to be taken on under this name."""
     try:
         found = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()]
@@ -116,7 +116,7 @@ def adopted(name: str) -> Adopted | None:
                 pid, user = _peer(connection)
                 if user == os.getuid() and connection.recv(1) == _GREETING:  # no other one was faster
                     connection.settimeout(None)
-                    return Adopted(connection, pid)
+                    return AdoptedProcess(connection, pid)
                 connection.close()
     return None
 

@@ -29,11 +29,11 @@ from sgl.grammar.matching.jump import ForcedText, Jump, cut
 from sgl.runtime.batch import PendingStep, Runner
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.loop.copies import Copies
-from sgl.runtime.loop.home import Home
 from sgl.runtime.loop.masks import collect_masks
-from sgl.runtime.loop.slices import Slices
+from sgl.runtime.loop.owner_process import OwnerProcess
 from sgl.runtime.loop.submission import Output, Spending, Submission
 from sgl.runtime.loop.thread import EngineThread, settle
+from sgl.runtime.loop.time_slicer import TimeSlicer
 from sgl.runtime.loop.timers import Timers
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 _POLL_SECONDS = 0.02  # between looks at deadlines while every request waits for its constraint
 _SLICE = 64  # requests of a group handled at once
-_SLICES_SECONDS = 0.003  # before each step, for longer groups
+_SLICE_SECONDS = 0.003  # before each step, for longer groups
 _STUCK_SECONDS = 1.0  # after a failure: a step that needs another rank's GPU never ends
 _ARRIVALS_SECONDS = 0.01  # before each step, for arrivals; overrun by at most one action
 
@@ -87,7 +87,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Submission] = {}
         self._outputs: list[Output] = []
-        self._slices = Slices()
+        self._slicer = TimeSlicer()
         self._num_constrained = self._num_streamed = 0  # of the live submissions
         self._waits = False  # for grammars or loads: nothing can be computed yet
         self._in_flight: tuple[Step, PendingStep] | None = None
@@ -99,7 +99,7 @@ class EngineLoop:
         self._round_began: float | None = None  # monotonic seconds; None: waiting for work
         self._gate = threading.RLock()  # nothing enters the inbox after the loop's last look
         self._thread = thread
-        self.home = Home()
+        self.process = OwnerProcess()
 
     # ---- any thread
 
@@ -122,7 +122,7 @@ class EngineLoop:
         """Abort requests (None: all), running ones first; unknown and finished ones are ignored. Each sends a last
         output, with its pages free. `then` runs on the loop's thread at the end, and must not raise. EngineDead."""
         chosen = None if uids is None else frozenset(uids)
-        self.post(lambda: self._slices.begin(self._end_all(chosen, then)))
+        self.post(lambda: self._slicer.start(self._end_all(chosen, then)))
 
     def abort_and_wait(self, uids: Collection[int] | None) -> None:
         """`abort`, and wait until all have ended. Raises EngineDead."""
@@ -145,7 +145,7 @@ class EngineLoop:
 
     def stop(self) -> None:
         """End every request and wait for the thread. Idempotent. Does nothing in a forked child."""
-        if self.home.is_elsewhere:
+        if self.process.was_forked:
             return
         with self._gate:
             self._inbox.put(partial(setattr, self, "_stopping", True))
@@ -175,7 +175,7 @@ class EngineLoop:
 
     def post(self, action: Callable[[], None]) -> None:
         """Run an action between two steps, in order; it must not raise. Raises EngineDead."""
-        self.home.check()
+        self.process.check()
         with self._gate:
             if self._stopping or self._death is not None:
                 raise EngineDead(self._note()) from self._death
@@ -207,7 +207,7 @@ class EngineLoop:
     def _take_arrivals(self) -> None:
         """Run arrivals for a bounded time; block for one when idle."""
         has_nothing = (self._waits or not self.scheduler.has_work) and self.is_quiet
-        idle = has_nothing and not (self._outputs or self._slices)
+        idle = has_nothing and not (self._outputs or self._slicer)
         with contextlib.suppress(queue.Empty):
             if idle:
                 self._round_began = None
@@ -218,7 +218,7 @@ class EngineLoop:
             end = time.monotonic() + _ARRIVALS_SECONDS
             while not self.scheduler.has_work or time.monotonic() < end:
                 self._inbox.get_nowait()()
-        self._slices.work_off(_SLICES_SECONDS)
+        self._slicer.run_for(_SLICE_SECONDS)
 
     def step(self) -> None:
         """A round: launch a step, and handle an earlier one's results."""
@@ -362,7 +362,7 @@ class EngineLoop:
 
     def _add(self, by_uid: dict[int, Submission]) -> None:
         self._live.update(by_uid)
-        self._slices.begin(self._enter(by_uid.values()))
+        self._slicer.start(self._enter(by_uid.values()))
 
     def _enter(self, submissions: Iterable[Submission]) -> Iterator[None]:
         for number, submission in enumerate(submissions):
@@ -435,8 +435,8 @@ class EngineLoop:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._inbox.get_nowait()()  # late submissions are answered below
-        while self._slices:
-            self._slices.work_off(0.0)  # each sees _stopping
+        while self._slicer:
+            self._slicer.run_for(0.0)  # each sees _stopping
         error = EngineDead(self._note())
         error.__cause__ = self._death
         for submission in list(self._live.values()):

@@ -15,6 +15,7 @@ from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows, rotary_rows_by_axis
 from sgl.kernels.moe.experts import Experts
 from sgl.kernels.moe.mixture import mixture
+from sgl.runtime.model.aux_hidden_states import AuxHiddenStates
 from sgl.runtime.model.base import shape_of_heads
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
@@ -25,7 +26,6 @@ from sgl.runtime.model.lora import LoraStep, fed, gated, sum_of
 from sgl.runtime.model.part import ModelPart, warm_up_sizes
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
-from sgl.runtime.model.taps import Taps
 from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.model.weights import LayerWeights, Weights
 
@@ -58,7 +58,7 @@ class Decoder(ModelPart[Weights]):
         self._gate = gelu_and_mul if FAMILIES[config.architecture].activation == "gelu" else silu_and_mul
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()  # as rounded
         self.vision = vision
-        self.taps: Taps | None = None
+        self.aux_hidden_states: AuxHiddenStates | None = None
         """Set before graphs are captured, it keeps hidden states of some layers."""
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
@@ -155,8 +155,8 @@ class Decoder(ModelPart[Weights]):
         layer = self.weights.layers[index]
         x = self._normed(state.rest, state.residual, layer.input_norm, state.rest_norm)
         state.rest = None
-        if self.taps is not None:
-            self.taps.keep(index - 1, state.residual)
+        if self.aux_hidden_states is not None:
+            self.aux_hidden_states.keep(index - 1, state.residual)
         lora, shrunk = state.lora, None
         if lora is not None:
             shrunk = lora.shrink(index, "qkv", x)
@@ -303,8 +303,8 @@ class Decoder(ModelPart[Weights]):
         x, norm = residual, layers[0].input_norm
         norms = [*(layer.input_norm for layer in layers[1:]), self.weights.norm]
         for index, (layer, next_norm) in enumerate(zip(layers, norms, strict=True)):
-            if self.taps is not None:
-                self.taps.keep(index - 1, residual)
+            if self.aux_hidden_states is not None:
+                self.aux_hidden_states.keep(index - 1, residual)
             query = self._rotated(index, state, project(x, norm, eps, layer.qkv, layer.qkv_bias), kv)
             x = self._attend(index, state, query, kv, attention).flatten(1)
             x, norm = added(x, layer.output, layer.output_bias, layer.output_norm, layer.post_attention_norm)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sgl.kernels.collectives import Collectives, Links, Meeting
+from sgl.kernels.collectives import Collectives, Links, Rendezvous
 from sgl.runtime.model.shard import Shard
 
 
@@ -21,13 +21,15 @@ class Ranks:
     """To the ranks with the layers before and behind, if there are any."""
 
     @staticmethod
-    def join(meeting: Meeting, shard: Shard, device: torch.device, *, in_order: bool = False) -> Ranks:
+    def join(rendezvous: Rendezvous, shard: Shard, device: torch.device, *, in_order: bool = False) -> Ranks:
         """Wait for the others; see Collectives."""
         stage = links = None
         if shard.size > 1:
-            stage = Collectives(meeting, f"stage{shard.stage}", shard.rank, shard.size, device, in_order=in_order)
+            stage = Collectives(
+                rendezvous, f"stage{shard.stage}", shard.rank, shard.size, device, in_order=in_order
+            )
         if shard.stages > 1:
-            links = Links(meeting, f"chain{shard.rank}", shard.stage, shard.stages, device)
+            links = Links(rendezvous, f"chain{shard.rank}", shard.stage, shard.stages, device)
         return Ranks(shard, stage, links)
 
     @property

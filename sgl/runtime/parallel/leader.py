@@ -15,9 +15,9 @@ from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.parallel.occupation import RankedOccupation
 from sgl.runtime.parallel.times import Times
-from sgl.runtime.runner.beside import Beside
 from sgl.runtime.runner.cut_vocabulary import outline
 from sgl.runtime.runner.host_pages import HostPages
+from sgl.runtime.runner.hybrid_host_memory import HybridHostMemory
 from sgl.runtime.runner.runner import Launched, ModelRunner
 from sgl.runtime.runner.shared_rows import SharedRows
 
@@ -58,7 +58,7 @@ class LeadingRunner:
         self._group.send(wire.Move(moves))
         with self._group.failing():
             own = self._own.move(moves)
-        hosts = [] if self.host is None else [self.host, *chain(*self.beside.hosts())]
+        hosts = [] if self.host is None else [self.host, *chain(*self.hybrid_host.hosts())]
         shared = [host.shared for host in hosts if host.shared is not None]
         return _LedMoves(own, shared) if shared else own
 
@@ -72,9 +72,9 @@ class LeadingRunner:
         return self._own.measure(num_tokens, self.launch)
 
     @property
-    def beside(self) -> Beside:
+    def hybrid_host(self) -> HybridHostMemory:
         """See ModelRunner: this rank's part."""
-        return self._own.beside
+        return self._own.hybrid_host
 
     def weights_hash(self, hash_of: Callable[[Iterable[torch.Tensor]], bytes]) -> bytes:
         """See ModelRunner: of how all ranks hold them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sgl.errors import ConfigError
-from sgl.kernels.collectives import Folder, Meeting
+from sgl.kernels.collectives import Folder, Rendezvous
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.parallel.ring import Ring
 from sgl.runtime.parallel.tcp import Hub, Spoke, secret_of
@@ -21,7 +21,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _CONNECTING_SECONDS = 300.0
 
 
-class Line(Meeting, Protocol):
+class Line(Rendezvous, Protocol):
     """Rank 0's end. Rank r is reader r - 1."""
 
     def put(self, frame: bytes, check: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class Line(Meeting, Protocol):
         ...
 
 
-class End(Meeting, Protocol):
+class End(Rendezvous, Protocol):
     """Another rank's end."""
 
     @property

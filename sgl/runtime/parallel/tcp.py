@@ -140,7 +140,7 @@ class Hub:
             connection.close()
 
     def store(self, name: str, size: int) -> Any:
-        """Where ranks find each other; see `collectives.Meeting`."""
+        """Where ranks find each other; see `collectives.Rendezvous`."""
         self._stores.append(_Store(self._set, self._get))  # kept, as torch does not
         return _c10d.PrefixStore(name, self._stores[-1])
 
@@ -254,7 +254,7 @@ class Spoke:
             self._connection.send(_packed(("error", text)))
 
     def store(self, name: str, size: int) -> Any:
-        """Where ranks find each other; see `collectives.Meeting`."""
+        """Where ranks find each other; see `collectives.Rendezvous`."""
         self._stores.append(_Store(self._set, self._get))  # kept, as torch does not
         return _c10d.PrefixStore(name, self._stores[-1])
 

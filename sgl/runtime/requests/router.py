@@ -34,7 +34,7 @@ class ThreadSink(Sink):
 
     def get(self) -> Output:
         """The next output. Raises EngineDead if the loop ended without one."""
-        self._loop.home.check()
+        self._loop.process.check()
         while True:
             try:
                 return self._queue.get(timeout=_POLL_SECONDS)

@@ -22,7 +22,7 @@ _COPY_BYTES = 4 << 20
 assert MAX_OPENED == MAX_OPEN, "what cursors leave to others is walked here"
 
 
-class _Home(NamedTuple):
+class _DeviceCopy(NamedTuple):
     """An automaton's copy on the device."""
 
     automaton: FinishedAutomaton  # keeps its id in use
@@ -41,7 +41,7 @@ class DeviceMasks:
         self._vocabulary = vocabulary_tensors(vocabulary, device)
         self._arena = torch.empty(max_rows * MAX_BYTES, dtype=torch.uint8, device=device)
         self._used = 0
-        self._homes: dict[int, _Home] = {}  # by the automaton's id
+        self._copies: dict[int, _DeviceCopy] = {}  # by the automaton's id
         self._uploader = Uploader(device)
         self._large_uploader = Uploader(device, _COPY_BYTES + MAX_BYTES, num_buffers=4)
 
@@ -51,31 +51,31 @@ class DeviceMasks:
         self._settle({id(finished): finished for finished, _ in configurations})
         numbers: dict[int, int] = {}
         places = [(numbers.setdefault(id(finished), len(numbers)), place) for finished, place in configurations]
-        homes = [self._homes[key] for key in numbers]
+        copies = [self._copies[key] for key in numbers]
         arrays = places_arrays(places, MAX_DEPTH)
-        addresses = np.array([home.addresses for home in homes], np.int64)
+        addresses = np.array([copy.addresses for copy in copies], np.int64)
         *on_device, index, addresses_there = self._uploader.upload(*arrays, rows, addresses)
         # one kernel for all: with stacks and counters
-        automata = [home.tensors for home in homes]
+        automata = [copy.tensors for copy in copies]
         grammars = GrammarTensors(automata, addresses_there, has_stacks=True, has_counters=True)
         compute_masks_(masks, index, Places(*on_device), grammars, self._vocabulary)
 
     def _settle(self, wanted: dict[int, FinishedAutomaton]) -> None:
         """Upload missing automata, adjacent to each other."""
-        missing = [finished for key, finished in wanted.items() if key not in self._homes]
+        missing = [finished for key, finished in wanted.items() if key not in self._copies]
         arrays = [finished.arrays for finished in missing]
         sizes = [sum(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in its) for its in arrays]
         if self._used + sum(sizes) > len(self._arena):
-            self._homes.clear()
+            self._copies.clear()
             self._used = 0
             if len(missing) < len(wanted):
                 self._settle(wanted)
                 return
         for finished, its, size in zip(missing, arrays, sizes, strict=True):
             assert size <= MAX_BYTES, "larger ones are not finished"
-            home = self._arena[self._used : self._used + size]
-            tensors = AutomatonTensors(*views_into(home, tuple(its)))
-            self._homes[id(finished)] = _Home(finished, tensors, addresses_of([tensors])[0].tolist())
+            block = self._arena[self._used : self._used + size]
+            tensors = AutomatonTensors(*views_into(block, tuple(its)))
+            self._copies[id(finished)] = _DeviceCopy(finished, tensors, addresses_of([tensors])[0].tolist())
             self._used += size
         # Few copies: each may wait for a staging buffer.
         at, together, length = self._used - sum(sizes), list[npt.NDArray[Any]](), 0

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from sgl.runtime.batch import Batch, Int32Array
-from sgl.runtime.model.taps import Taps
+from sgl.runtime.model.aux_hidden_states import AuxHiddenStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,16 @@ class Observer(Protocol):
 
 
 def observed(
-    batch: Batch, pages: Int32Array, inputs: Sequence[torch.Tensor], taps: Taps | None, places: torch.Tensor | None
+    batch: Batch,
+    pages: Int32Array,
+    inputs: Sequence[torch.Tensor],
+    aux: AuxHiddenStates | None,
+    places: torch.Tensor | None,
 ) -> ObservedStep:
     """A step as observers see it. inputs: token ids, positions and slots, perhaps padded behind the step's, or with its
-    tokens at `places`, int64 [T]. taps: what kept its hidden states."""
+    tokens at `places`, int64 [T]. aux: what kept its hidden states."""
     num_tokens = int(batch.q_lens.sum())
-    hidden = () if taps is None else taps.hidden(num_tokens if places is None else len(inputs[0]))
+    hidden = () if aux is None else aux.hidden(num_tokens if places is None else len(inputs[0]))
     if places is None:
         token_ids, positions, slots = (each[:num_tokens] for each in inputs)
     else:

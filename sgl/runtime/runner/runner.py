@@ -21,6 +21,7 @@ from sgl.kernels.cpu import TILE
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int32Array, PageMoves, PendingMoves, TokenMask, TokenMasks
 from sgl.runtime.batch import PendingStep as AnyStep
+from sgl.runtime.model.aux_hidden_states import AuxHiddenStates
 from sgl.runtime.model.base import Model, RecurrentModel
 from sgl.runtime.model.choice import vision_of
 from sgl.runtime.model.decoder import Decoder
@@ -29,13 +30,12 @@ from sgl.runtime.model.image_features import ImageFeatures
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import Adapter, LoraSlots
 from sgl.runtime.model.mla.model import LatentDecoder
-from sgl.runtime.model.taps import Taps
 from sgl.runtime.model.update.ranks import hashed
 from sgl.runtime.runner.adapters import Adapters
-from sgl.runtime.runner.beside import Beside
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.host_pages import HostPages
+from sgl.runtime.runner.hybrid_host_memory import HybridHostMemory
 from sgl.runtime.runner.idle import idle_batch
 from sgl.runtime.runner.inputs import Inputs
 from sgl.runtime.runner.observer import Observer, observed
@@ -106,7 +106,9 @@ class ModelRunner:
         if observer is not None and observer.layers:
             assert isinstance(model, Decoder), "startup refuses others"
             most_tokens, hidden_size = max(max_rows * MAX_QUERIES, max_graph_tokens), model.config.hidden_size
-            model.taps = Taps(observer.layers, most_tokens, hidden_size, model.dtype, device)
+            model.aux_hidden_states = AuxHiddenStates(
+                observer.layers, most_tokens, hidden_size, model.dtype, device
+            )
         self._vision = vision_of(model)
         self._states: RowStates | None = None
         if isinstance(model, RecurrentModel):
@@ -115,7 +117,7 @@ class ModelRunner:
         self._kv = kv
         pages, windowed = (None, None) if shared is None else (shared.pages, shared.windowed)
         self.host = HostPages(kv.fragments(), host_pages, device, pages) if host_pages else None
-        self.beside = Beside(self._states, kv, host_window_pages, device, windowed)
+        self.hybrid_host = HybridHostMemory(self._states, kv, host_window_pages, device, windowed)
         """Host memory for what a prefix has beside pages of all layers."""
         self._attention = attention
         self._current = current(device)
@@ -257,7 +259,7 @@ class ModelRunner:
         """The batch's rows and their pages, after its writes to the page table."""
         if self.host is not None:
             self.host.wait(batch.moved)
-            self.beside.wait(batch.moved)
+            self.hybrid_host.wait(batch.moved)
         for writes, table in ((batch.page_writes, self._page_table), (batch.window_writes, self._window_table)):
             if writes is not None:
                 table[writes[:, 0], writes[:, 1]] = writes[:, 2]
@@ -280,7 +282,7 @@ class ModelRunner:
         assert self.host is not None, "there is host memory for copies"
         if self._observer is not None and len(moves.loads):
             self._observer.loaded(moves.loads[:, 1])
-        return self.beside.move(moves, self.host.move(moves))
+        return self.hybrid_host.move(moves, self.host.move(moves))
 
     def measure(self, num_tokens: int, launch: Callable[[Batch], AnyStep] | None = None) -> tuple[float, float]:
         """Seconds of a step of one token, and of one with a prompt of num_tokens. launch: of all ranks."""
@@ -415,10 +417,10 @@ class ModelRunner:
         """Let the observer see a step. inputs: token ids, positions and slots, perhaps padded behind the step's, or
         with its tokens at `places`."""
         assert self._observer is not None, "there is one"
-        taps = self._model.taps if isinstance(self._model, Decoder) else None
+        aux = self._model.aux_hidden_states if isinstance(self._model, Decoder) else None
         token_ids, positions, slots = inputs
         inputs = token_ids, positions, slots if self._kv.windowed is None else slots[0]
-        self._observer.observe(observed(batch, pages, inputs, taps, places))
+        self._observer.observe(observed(batch, pages, inputs, aux, places))
 
     def _inputs(self, batch: Batch, step: AttentionStep, upload: Callable[..., Any] | None = None) -> Inputs:
         """Upload a step and plan its attention."""

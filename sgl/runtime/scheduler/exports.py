@@ -28,7 +28,7 @@ POLL_SECONDS = 0.02  # between looks at leases
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class EngineAddress:
     """Where an engine's offers are read."""
 
     engine: str
@@ -59,7 +59,7 @@ class Exports:
         self,
         offers: Offers,
         server: Serving | None,
-        home: Home,
+        address: EngineAddress,
         layout: PageLayout,
         secret: bytes,
         pool: PagePool,
@@ -68,7 +68,7 @@ class Exports:
     ) -> None:
         """pool: of the buffer's pages, whose rows of host memory follow first_row."""
         self.offers = offers
-        self.home = home
+        self.address = address
         self.num_offered = 0
         self.offered_pages = 0
         self.num_refused = 0
@@ -99,9 +99,9 @@ class Exports:
         layout, seconds = self._layout, math.ceil(self._seconds)
         params = TransferParams(
             version=VERSION,
-            engine=self.home.engine,
-            host=self.home.host,
-            port=self.home.port,
+            engine=self.address.engine,
+            host=self.address.host,
+            port=self.address.port,
             lease=lease.hex(),
             lease_seconds=seconds,
             lease_end=int(time.time()) + seconds,

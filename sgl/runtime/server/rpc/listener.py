@@ -10,7 +10,7 @@ import grpc
 
 from sgl.errors import ConfigError
 from sgl.runtime.config import ServerConfig
-from sgl.runtime.server.rpc.door import Door
+from sgl.runtime.server.rpc.handlers import RpcHandlers
 from sgl.runtime.server.rpc.scheduler import Scheduler
 from sgl.runtime.server.service import Service
 
@@ -56,7 +56,7 @@ class RpcListener:
     async def serving(self, service: Service) -> AsyncIterator[None]:
         """Serve within the context."""
         relay = _relay_of(service)
-        self._server.add_generic_rpc_handlers((Door(service).handlers(Scheduler(service, relay)),))
+        self._server.add_generic_rpc_handlers((RpcHandlers(service).handlers(Scheduler(service, relay)),))
         await self._server.start()
         try:
             yield

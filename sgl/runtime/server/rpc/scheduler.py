@@ -27,7 +27,7 @@ from sgl.runtime.server.rpc.bodies import (
     refuse,
     stream_interval,
 )
-from sgl.runtime.server.rpc.door import Write, rpc
+from sgl.runtime.server.rpc.handlers import Write, rpc
 from sgl.runtime.server.rpc.replies import Stream, completions
 from sgl.runtime.server.service import Service
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from sgl.errors import EngineDead
 
 
-class Home:
+class OwnerProcess:
     """The process in which it was made."""
 
     _first: ClassVar[int | None] = None  # the process of the first engine
@@ -18,7 +18,7 @@ class Home:
         self._pid = os.getpid()
 
     @classmethod
-    def of_engine(cls) -> Home:
+    def of_engine(cls) -> OwnerProcess:
         """For a new engine. Raises EngineDead in a forked child of a process that ever had one: torch would wait
         for missing threads."""
         cls._first = cls._first or os.getpid()
@@ -27,13 +27,13 @@ class Home:
         return cls()
 
     @property
-    def is_elsewhere(self) -> bool:
+    def was_forked(self) -> bool:
         """Whether this process was forked from it."""
         return os.getpid() != self._pid
 
     def check(self) -> None:
         """Raise EngineDead in another process."""
-        if self.is_elsewhere:
+        if self.was_forked:
             raise _forked(self._pid)
 
     def __reduce__(self) -> Any:

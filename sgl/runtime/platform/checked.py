@@ -13,7 +13,7 @@ from sgl.runtime.platform.base import Platform
 _T = TypeVar("_T")
 
 
-def asked(platform: Platform, method: Callable[..., _T], *arguments: Any, fits: Callable[[Any], bool]) -> _T:
+def checked(platform: Platform, method: Callable[..., _T], *arguments: Any, fits: Callable[[Any], bool]) -> _T:
     """What a platform's method says. fits: whether that is of the kind that it must be. Raises ConfigError, which
     names the method."""
     name = f"{type(platform).__name__}.{method.__name__}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class Taps:
+class AuxHiddenStates:
     """The latest step's hidden states behind some layers, with the residual. They lie at fixed addresses, so that steps
     replayed from CUDA graphs write there, too."""
 

@@ -59,7 +59,7 @@ def rpc(*, for_admin: bool = False, is_open: bool = False, is_probe: bool = Fals
     return mark
 
 
-class Door:
+class RpcHandlers:
     """Of one service."""
 
     def __init__(self, service: Service) -> None:

@@ -18,7 +18,7 @@ class JoinedMoves:
     """Copies of pages, and of recurrent states or windowed pages beside them."""
 
     pages: PendingMoves
-    beside: list[DoneMoves | DeviceMoves]
+    others: list[DoneMoves | DeviceMoves]
     number: int
 
     @property
@@ -28,14 +28,14 @@ class JoinedMoves:
 
     def is_loaded(self) -> bool:
         """See `batch.PendingMoves`."""
-        return self.pages.is_loaded() and all(its.is_loaded() for its in self.beside)
+        return self.pages.is_loaded() and all(its.is_loaded() for its in self.others)
 
     def is_saved(self) -> bool:
         """See `batch.PendingMoves`."""
-        return self.pages.is_saved() and all(its.is_saved() for its in self.beside)
+        return self.pages.is_saved() and all(its.is_saved() for its in self.others)
 
 
-class Beside:
+class HybridHostMemory:
     """Of one runner; often there is nothing."""
 
     def __init__(
@@ -63,10 +63,10 @@ class Beside:
 
     def move(self, moves: PageMoves, pages: PendingMoves) -> PendingMoves:
         """The rest of these moves, of which `pages` are under way."""
-        beside = [] if self._states is None else self._states.move(moves)
+        others = [] if self._states is None else self._states.move(moves)
         if self._windowed is not None:
-            beside.append(self._windowed.move(PageMoves(moves.window_saves, moves.window_loads)))
-        return JoinedMoves(pages, beside, pages.number) if beside else pages
+            others.append(self._windowed.move(PageMoves(moves.window_saves, moves.window_loads)))
+        return JoinedMoves(pages, others, pages.number) if others else pages
 
     def hosts(self) -> tuple[list[HostPages], list[HostPages]]:
         """Host memory of states, in parts, and of windowed pages."""

@@ -9,23 +9,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from sgl.runtime.model.aux_hidden_states import AuxHiddenStates
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.loader import load_decoder
-from sgl.runtime.model.taps import Taps
 from tests.test_models import Paged, Step, at_once, in_chunks, mixed, random_sequences
 from tests.tiny_models import tiny_checkpoint
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "olmo2", "mixtral"])
 @pytest.mark.parametrize("most_tokens", [4, 512])
-def test_taps_keep_what_transformers_calls_hidden_states(
+def test_aux_hidden_states_are_what_transformers_calls_hidden_states(
     family: str, most_tokens: int, tmp_path: Path, device: str
 ) -> None:
     decoder = load_decoder(
         ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, family)), device=device, dtype="float32"
     )
     layers = -1, 0, 1
-    decoder.taps = Taps(layers, most_tokens, decoder.config.hidden_size, decoder.dtype, decoder.device)
+    decoder.aux_hidden_states = AuxHiddenStates(
+        layers, most_tokens, decoder.config.hidden_size, decoder.dtype, decoder.device
+    )
     sequences = random_sequences(decoder.config.vocab_size)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, torch_dtype=torch.float32).eval()
     with torch.inference_mode():
@@ -43,9 +45,9 @@ def _compare(
     for rows in cut(paged.sequences):
         before = dict(enumerate(paged.done))
         paged.step(rows)
-        taps = paged.decoder.taps
-        assert taps is not None
-        kept = taps.hidden(sum(count for _, count in rows))
+        aux_hidden_states = paged.decoder.aux_hidden_states
+        assert aux_hidden_states is not None
+        kept = aux_hidden_states.hidden(sum(count for _, count in rows))
         for layer, its in zip(layers, kept, strict=True):
             parts = [expected[row][layer + 1][0, before[row] : before[row] + count] for row, count in rows]
             torch.testing.assert_close(its.cpu(), torch.cat(parts), atol=2e-4, rtol=1e-4)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 
-class Slices:
+class TimeSlicer:
     """Iterators that do a bounded piece of work at each `next`, taken in turn. Single-threaded."""
 
     def __init__(self) -> None:
@@ -16,15 +16,15 @@ class Slices:
     def __bool__(self) -> bool:
         return bool(self._left)
 
-    def begin(self, work: Iterator[None]) -> None:
-        """Do the first slice now and leave the rest to `work_off`."""
+    def start(self, work: Iterator[None]) -> None:
+        """Do the first slice now and leave the rest to `run_for`."""
         if next(work, work) is None:
             self._left.append(work)
 
-    def work_off(self, seconds: float) -> None:
+    def run_for(self, seconds: float) -> None:
         """Do slices in turn for that long, at least one."""
         end = time.monotonic() + seconds
         while self._left:
-            self.begin(self._left.popleft())
+            self.start(self._left.popleft())
             if time.monotonic() >= end:
                 return
