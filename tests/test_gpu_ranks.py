@@ -261,9 +261,9 @@ def test_no_bits_depend_on_others(
 
 WATCHED = """
 import os, torch
-from sgl.runtime import startup
+from sgl.runtime import rank_start
 from sgl.runtime.runner.runner import ModelRunner
-build, follow = startup.follow, ModelRunner.follow
+build, follow = rank_start.follow, ModelRunner.follow
 def watched(*arguments):
     runner = build(*arguments)
     steps = 0
@@ -282,7 +282,7 @@ def watched(*arguments):
                 print(steps, now == counted.first, file=file)
     ModelRunner.follow = counted
     return runner
-startup.follow = watched
+rank_start.follow = watched
 from sgl.runtime.follower import main
 main()
 """

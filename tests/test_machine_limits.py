@@ -15,7 +15,7 @@ import sgl
 from sgl.lang.record import batch
 from sgl.lang.record.pool import BodyPool
 from sgl.machine_limits import Memory, address_space_left, memory_limit, num_processors
-from sgl.runtime import startup
+from sgl.runtime import rank_start
 from sgl.runtime.engine import Engine
 from sgl.runtime.platform import cpu as cpu_platform
 from tests.lang_mocks import MockBackend
@@ -121,7 +121,7 @@ def test_an_engine_is_sized_from_the_container(tmp_path: Path, monkeypatch: pyte
     with Engine(str(path), device="cpu", skip_tokenizer_init=True) as engine:
         assert engine.get_server_info()["kv_bytes"] <= 0.3 * (8 << 20)
     monkeypatch.setattr(cpu_platform, "memory_limit", lambda: Memory(4096, "the container's memory (memory.max)"))
-    with pytest.raises(startup.ConfigError, match=r"weights take .* container's memory"):
+    with pytest.raises(rank_start.ConfigError, match=r"weights take .* container's memory"):
         Engine(str(path), device="cpu", skip_tokenizer_init=True)
 
 
@@ -130,9 +130,11 @@ def test_pages_that_cannot_be_had_are_a_typed_error(tmp_path: Path, monkeypatch:
         raise MemoryError("Unable to allocate 1.00 TiB")
 
     monkeypatch.setattr(
-        startup, "KVCache", type("KVCache", (), {"__new__": fail, "bytes_per_token": staticmethod(lambda *_: 64)})
+        rank_start,
+        "KVCache",
+        type("KVCache", (), {"__new__": fail, "bytes_per_token": staticmethod(lambda *_: 64)}),
     )
-    with pytest.raises(startup.ConfigError, match=r"KV pages for 4\d* tokens take .* and there are .* in all"):
+    with pytest.raises(rank_start.ConfigError, match=r"KV pages for 4\d* tokens take .* and there are .* in all"):
         Engine(str(tiny_checkpoint(tmp_path)), device="cpu", skip_tokenizer_init=True, max_total_tokens=4096)
 
 

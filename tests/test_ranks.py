@@ -255,9 +255,9 @@ def test_a_rank_that_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch, tmp_p
     with pytest.raises(EngineDead, match=r"rank 1 of 2 ended while it was starting \(code 3\)"):
         Engine(device="cpu", tp_size=2)
     code = (
-        "import os, sgl.runtime.startup as startup\n"
+        "import os, sgl.runtime.rank_start as rank_start\n"
         "def load(*_): raise ValueError('no weights for me')\n"
-        "startup.load = load\nfrom sgl.runtime.follower import main; main()"
+        "rank_start.load = load\nfrom sgl.runtime.follower import main; main()"
     )
     monkeypatch.setattr(group_module, "_CODE", code)
     with pytest.raises(EngineDead, match=r"rank 1 of 2 ended .*ValueError: no weights for me"):

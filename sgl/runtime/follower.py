@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import NoReturn
 
-from sgl.runtime import startup
+from sgl.runtime import rank_start
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.forks import set_process_name
 from sgl.runtime.model.ranks import Ranks
@@ -65,16 +65,16 @@ def _follow(end: End, rank: int) -> NoReturn:
     load = wire.unpacked(end.get())
     assert isinstance(load, wire.Load), "it comes first"
     config = EngineConfig(**load.options)
-    with startup.device_of(config, rank) as device:
+    with rank_start.device_of(config, rank) as device:
         shard = Shard.of(rank, config.tp_size, config.pp_size)
         ranks = Ranks.join(end, shard, device, in_order=config.deterministic)
-        model_config = startup.checked_model(config, device)
-        model = startup.load(config, model_config, device, ranks)
+        model_config = rank_start.checked_model(config, device)
+        model = rank_start.load(config, model_config, device, ranks)
         build = wire.unpacked(end.get())
         if isinstance(build, wire.Stop):
             _stop()
         assert isinstance(build, wire.Build), "it comes second"
-        runner = startup.follow(build, model_config, model, shard)
+        runner = rank_start.follow(build, model_config, model, shard)
         launched: deque[Launched] = deque()  # not sampled yet
         groups = FollowerGroups(rank, device, partial(end.numbers.__setitem__, LOST))
         times = Times(end.numbers, ranks, device)
