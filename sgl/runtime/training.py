@@ -52,7 +52,7 @@ class Trainable:
     def check_weight_updates(self) -> WeightsUpdate:
         """Before or after a series of updates. Nothing is left to do for it: each is complete when it returns. Raises
         WeightsError and InvalidRequest where the engine takes none, and EngineDead."""
-        self._home.check()
+        self._process.check()
         self._weights.check_able()
         return WeightsUpdate(
             True, "updates are taken, and each is complete when it is answered: nothing is to be done"
