@@ -628,6 +628,7 @@ def test_a_full_disk_is_said_and_leaves_no_cluster_that_nobody_can_read(
 def test_a_command_that_nothing_comes_of_ends_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = [{"id": "w", "state": "ready", "generation": 1}]
     facts = {"serving": 1, "replicas": 2, "workers": workers, "generation": 1, "patience": 0.3, "logs": "/logs"}
+    facts["is_updating"] = False
     known = SimpleNamespace(link=lambda: SimpleNamespace(get=lambda path: facts, post=lambda *_, **__: None))
     monkeypatch.setattr("sgl.cli.cluster._alive", lambda port: known)
     with pytest.raises(EngineDead, match=r"1 of 2 replicas serve, and nothing has changed for 0\.3 s.*/logs"):

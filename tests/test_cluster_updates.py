@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sgl.cli.cluster import update
-from sgl.errors import EngineDead
+from sgl.cli.cluster import scale, update
+from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.cluster.config import Options
 from sgl.runtime.cluster.placement import Host
 from sgl.runtime.cluster.registry import Capabilities, Report
@@ -33,6 +33,9 @@ class App:
 
     def deploy(self, options: Any, placement: Any, counts: Any, arguments: Any, *, surge: bool) -> None:
         self.told.append((arguments["generation"], dict(counts)))
+
+    def scale(self, counts: dict[str, int]) -> None:
+        self.told.append((self.told[-1][0], dict(counts)))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, test: Callable[[its.Cluster, App], Awaitable[None]], **given: Any) -> None:
@@ -88,6 +91,61 @@ def test_an_update_whose_replicas_do_not_start_is_undone_and_says_why(monkeypatc
         assert await cluster.update(new(), "new.yaml") == 3, "another one has a number of its own"
 
     run(monkeypatch, test)
+
+
+def test_as_many_replicas_as_were_asked_for_serve_though_the_update_is_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(cluster: its.Cluster, app: App) -> None:
+        await cluster.update(new(), "new.yaml")
+        await cluster.scale(4)
+        assert app.told[-1] == (2, {"worker": 4, "prefill": 0})
+        hear(cluster, "c", 2, "failed", "no")
+        undoing = asyncio.ensure_future(cluster._settle())
+        await asyncio.sleep(0)
+        assert cluster._changing.locked()
+        await cluster.scale(5)
+        await undoing
+        assert app.told[-2:] == [(1, {"worker": 4, "prefill": 0}), (1, {"worker": 5, "prefill": 0})]
+        assert (await cluster.status())["replicas"] == 5
+
+    run(monkeypatch, test)
+
+
+def test_a_number_that_the_options_of_before_do_not_allow_is_refused_while_an_update_may_be_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(cluster: its.Cluster, app: App) -> None:
+        await cluster.update(new(min_replicas=1, max_replicas=8), "new.yaml")
+        with pytest.raises(ConfigError, match=r"the options of before: 5 replicas: .* max_replicas=4"):
+            await cluster.scale(5)
+        assert app.told[-1] == (2, {"worker": 3, "prefill": 0})
+        for name in "cde":
+            hear(cluster, name, 2)
+        gone(cluster, "a", "b")
+        await cluster._settle()
+        await cluster.scale(5)
+        assert app.told[-1] == (2, {"worker": 5, "prefill": 0})
+
+    run(monkeypatch, test, min_replicas=1, max_replicas=4)
+
+
+def test_how_many_the_load_asks_for_during_an_update_is_kept_where_load_decided_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def test_of(expected: int) -> Callable[[its.Cluster, App], Awaitable[None]]:
+        async def test(cluster: its.Cluster, app: App) -> None:
+            await cluster.update(new(min_replicas=1, max_replicas=4), "new.yaml")
+            await cluster._scale_by_itself(4)
+            assert app.told[-1] == (2, {"worker": 4, "prefill": 0})
+            hear(cluster, "c", 2, "failed", "no")
+            await cluster._settle()
+            assert app.told[-1] == (1, {"worker": expected, "prefill": 0})
+
+        return test
+
+    run(monkeypatch, test_of(4), min_replicas=1, max_replicas=4)
+    run(monkeypatch, test_of(2))
 
 
 def test_what_fails_after_an_update_is_done_undoes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,3 +226,26 @@ def test_the_command_says_that_an_update_was_undone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sgl.cli.cluster._alive", lambda port: SimpleNamespace(link=lambda: link))
     with pytest.raises(EngineDead, match="the options of before hold: /nowhere is no model"):
         update(SimpleNamespace(port=None, file=str(file)))
+
+
+def test_a_scaling_lasts_until_an_update_that_fails_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def facts(generation: int, is_updating: bool, *states: str) -> dict[str, Any]:
+        workers = [{"id": s, "state": s, "generation": generation, "reason": "no"} for s in states]
+        serving = states.count("ready")
+        return {
+            "workers": workers,
+            "serving": serving,
+            "replicas": 2,
+            "generation": generation,
+            "patience": 60.0,
+        } | {"is_updating": is_updating}
+
+    told = [facts(2, True, "failed", "ready"), facts(1, False, "ready"), facts(1, False, "ready", "ready")]
+    link = SimpleNamespace(get=lambda path: told.pop(0), post=lambda *_, **__: None)
+    monkeypatch.setattr("sgl.cli.cluster._alive", lambda port: SimpleNamespace(link=lambda: link))
+    asked = SimpleNamespace(port=None, replicas=2, prefill=False)
+    assert scale(asked) == 0
+    assert not told
+    told.append(facts(1, False, "failed", "ready"))
+    with pytest.raises(EngineDead, match="a replica does not serve: no"):
+        scale(asked)

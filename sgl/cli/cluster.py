@@ -110,6 +110,8 @@ def scale(options: SimpleNamespace) -> int:
 
     def is_done(facts: dict[str, Any]) -> bool:
         failed = [its for its in facts["workers"] if its["state"] in ("failed", "refused")]
+        if facts["is_updating"]:  # which is undone where a replica fails
+            return False
         if failed and facts["serving"] < facts["replicas"] and failed[0]["generation"] == facts["generation"]:
             raise EngineDead(f"a replica does not serve: {failed[0]['reason']}")
         return bool(facts["serving"] == facts["replicas"] == len(facts["workers"]))

@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -90,7 +90,8 @@ class Cluster:
                 async with asyncio.TaskGroup() as tasks:
                     kept = [tasks.create_task(router.keep()), tasks.create_task(self._tick())]
                     self._serve(self._placements(self._options, self._counts), surge=False)
-                    await asyncio.to_thread(self._deploy)
+                    async with self._changing:
+                        await asyncio.to_thread(self._deploy)
                     if await self._all_are_ready():
                         on_ready(known.url)
                         await self._stop.wait()
@@ -116,6 +117,7 @@ class Cluster:
             "replicas": sum(self._counts.values()),
             "prefill_replicas": self._counts["prefill"],
             "generation": self._generation,
+            "is_updating": self._before is not None,
             "undone": self._undone,  # the last update whose replicas did not start
             "serving": len(self._registry.serving(time.monotonic())),
             "patience": self._options.cluster.start_timeout + self._options.server.drain_timeout,
@@ -130,24 +132,35 @@ class Cluster:
             "workers": workers,
         }
 
-    async def scale(self, replicas: int, kind: str = "worker") -> None:
-        """See Commands."""
+    async def scale(self, replicas: int, kind: str = "worker", *, by_load: bool = False) -> None:
+        """See Commands. by_load: nobody asks for it."""
+        async with self._changing:
+            counts, before = self._scaled(self._options, self._counts, replicas, kind), self._before
+            if before is not None and (not by_load or before.options.cluster.is_automatic):
+                try:  # so many are to serve if the update is undone, too
+                    before = replace(before, counts=self._scaled(before.options, before.counts, replicas, kind))
+                except ConfigError as error:
+                    text = f"an update goes on, which may be undone, and with the options of before: {error}"
+                    raise ConfigError(text, option=error.option) from None
+            logger.info("%d %s replicas in place of %d", replicas, kind, self._counts[kind])
+            self._counts, self._before = counts, before
+            await asyncio.to_thread(self._app.scale, counts)
+
+    def _scaled(self, options: Options, counts: dict[str, int], replicas: int, kind: str) -> dict[str, int]:
+        """How many of each kind there are then. Raises ConfigError where those options do not allow it."""
         if replicas < 1:
             raise ConfigError(f"{replicas} replicas: one at least; `sgl cluster down` ends all", option="replicas")
-        if not self._counts.get(kind):
+        if not counts.get(kind):
             raise ConfigError("this cluster has no prefill replicas: its file says how many", option="prefill")
-        config = self._options.cluster
+        config = options.cluster
         if kind == "worker" and config.is_automatic and not config.least <= replicas <= config.most:
             raise ConfigError(
                 f"{replicas} replicas: load decides between min_replicas={config.least} and max_replicas={config.most}",
                 option="replicas",
             )
-        async with self._changing:
-            counts = {**self._counts, kind: replicas}
-            self._placements(self._options, counts)
-            logger.info("%d %s replicas in place of %d", replicas, kind, self._counts[kind])
-            self._counts = counts
-            await asyncio.to_thread(self._app.scale, counts)
+        counts = {**counts, kind: replicas}
+        self._placements(options, counts)
+        return counts
 
     async def update(self, given: dict[str, Any], source: str) -> int:
         """See Commands."""
@@ -290,7 +303,7 @@ class Cluster:
 
     async def _scale_by_itself(self, wanted: int) -> None:
         try:
-            await self.scale(wanted)
+            await self.scale(wanted, by_load=True)
         except ConfigError as error:
             logger.warning("the load asks for %d replicas: %s", wanted, error)
 
