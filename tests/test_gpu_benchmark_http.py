@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import peers, program_trace, programs, serving
+from benchmarks.gpu import disaggregated, peers, program_trace, programs, serving
 from benchmarks.gpu.flush import flush_cache
 from benchmarks.gpu.program_client import Programs, fixed
 from benchmarks.gpu.served import texts
+from sgl.runtime.config import EMBEDDED
 from sgl.runtime.engine import Engine
 from tests.fake_servers import FakeServer
 from tests.live_server import OPTIONS, LiveServer, served
@@ -86,6 +87,24 @@ def test_one_client_measures_a_server_of_its_own_and_a_peers_at_each_rate(
     printed = capsys.readouterr().out
     assert "peer at 48 requests/s: TTFT p50 ms" in printed
     assert "SGLang " not in printed.replace("SGLang and vLLM: in this run", "")
+
+
+@pytest.mark.slow
+def test_chats_are_timed_with_prefill_apart_and_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "report.json"
+    command = ["disaggregated", str(EMBEDDED), str(EMBEDDED), "--chats", "2", "--prompts", "1", "--seconds", "3"]
+    command += ["--words", "90", "--context-length", "512", "--buffer-mb", "64", "--json", str(report)]
+    monkeypatch.setattr("sys.argv", command)
+    disaggregated.main()
+    found = json.loads(report.read_text())
+    assert list(found) == ["apart", "together"]
+    for its in found.values():
+        assert 90 <= its["tokens"] < 400
+        assert min(its.values()) > 0
+        assert its["idle p50"] <= its["idle p99"]
+    assert "(bar 1.15)" in capsys.readouterr().out
 
 
 def test_bars_hold_at_their_edges_and_recorded_figures_fill_the_same_columns() -> None:
