@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,6 +15,7 @@ from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.index import PrefixIndex
 from sgl.runtime.gateway.limits import Limits
 from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.server.training import TrainingApi
 from tests.test_gateway import ADMIN, MockWorker, gateway_of, run, until, value
 
 
@@ -44,6 +46,28 @@ def test_a_worker_that_is_added_again_keeps_what_runs_there_and_drains_no_longer
             goes_on.set()
             assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
             await until(lambda: not any(each.in_flight for each in gateway.fleet.workers))
+
+    run(test)
+
+
+def test_trainers_ask_each_worker() -> None:
+    """Through a gateway, one worker alone would be paused, or have new weights."""
+    asked: list[str] = []
+
+    async def worker(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.json_response({})
+
+    async def test() -> None:
+        service: Any = None
+        paths = [route.path for route in TrainingApi(service).routes() if route.method == "POST"]
+        assert len(paths) > 10
+        async with gateway_of(worker) as (_, _, client):
+            for path in paths:
+                answer = await client.post(path, json={})
+                assert answer.status == 400, path
+                assert "/workers lists their URLs" in (await answer.json())["error"]["message"]
+        assert not {*asked} & {*paths}
 
     run(test)
 

@@ -51,6 +51,12 @@ STORED = 100_000  # responses whose worker is remembered
 
 _TO_ALL = {"/flush_cache", "/load_lora_adapter", "/unload_lora_adapter", "/v1/load_lora_adapter"}
 _TO_ALL |= {"/v1/unload_lora_adapter", "/start_profile", "/stop_profile", "/abort_request"}
+_TRAINERS = {"/pause_generation", "/continue_generation", "/get_weights_by_name", "/post_process_weights"}
+_TRAINERS |= {f"/{verb}_memory_occupation" for verb in ("release", "resume")} | {"/update_weight_version"}
+_TRAINERS |= {f"/{verb}_weight_update" for verb in ("begin", "end")}
+_TRAINERS |= {f"/{verb}_weights_update_group" for verb in ("init", "destroy")}
+_TRAINERS |= {f"/update_weights_from_{where}" for where in ("disk", "tensor", "distributed")}
+"""Of one engine, or of a group that counts them."""
 _HEALTH = ("/health", "/health_generate", "/ready", "/ping")
 _LABELS = {*_TO_ALL, *_HEALTH, "/cluster", "/metrics", "/workers", "/generate", "/encode", "/tokenize"}
 _LABELS |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "tags", "show")}
@@ -175,6 +181,8 @@ class Gateway:
         is_program = request.path == "/v1/programs" or request.path.startswith("/v1/programs/")
         if is_program and len(body) > PROGRAM_BYTES:
             raise BodyTooLong(f"a program or a segment may have {PROGRAM_BYTES} bytes here, not {len(body)}")
+        if request.path in _TRAINERS:
+            raise InvalidRequest(f"{request.path} is for each worker: /workers lists their URLs", param="path")
         if request.path in _TO_ALL:
             return await self._to_all(request, body)
         if request.path == "/v1/programs" and request.method == "POST":
