@@ -291,6 +291,18 @@ def test_abort_request_ends_by_rid_and_flush_waits_for_nobody(server: LiveServer
 
 def test_profiles_hold_the_steps_between_start_and_stop(server: LiveServer) -> None:
     assert server.post("/stop_profile", None).status_code == 400
+    of_sglang = {
+        "activities": ["CPU", "GPU"],
+        "profile_by_stage": False,
+        "profile_stages": None,
+        "output_dir": "/tmp/1",
+    }
+    for name in ("num_steps", "start_step"):
+        refused = server.post("/start_profile", {**of_sglang, name: 3})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        assert "ends with /stop_profile" in refused.json()["error"]["message"]
+    assert server.post("/start_profile", {**of_sglang, "num_steps": None}).status_code == 200
+    assert server.post("/stop_profile", {}).status_code == 200
     assert server.post("/start_profile", None).status_code == 200
     assert server.post("/start_profile", None).status_code == 400
     generate(server, text="hello")

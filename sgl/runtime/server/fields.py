@@ -37,6 +37,7 @@ Zero: TypeAlias = Annotated[Any, _only(0, 0.0), _UNTOLD]
 One: TypeAlias = Annotated[Any, _only(1, 1.0), _UNTOLD]
 Empty: TypeAlias = Annotated[Any, _only("", [], {}), _UNTOLD]
 NoContext: TypeAlias = Annotated[Any, _only([], hint="send the turns to /api/chat, or leave it out"), _UNTOLD]
+UntilStopped: TypeAlias = Annotated[Any, _only(hint="a profile ends with /stop_profile: leave it out"), _UNTOLD]
 OneGroup: TypeAlias = Annotated[
     Any, _only(hint="all ranks of an engine are in one group, which counts them: leave it out"), _UNTOLD
 ]

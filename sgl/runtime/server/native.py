@@ -20,7 +20,7 @@ from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.bodies import Bounded
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import described
-from sgl.runtime.server.fields import ForeignArguments, Lenient
+from sgl.runtime.server.fields import Anything, ForeignArguments, Lenient, Off, UntilStopped, also_takes
 from sgl.runtime.server.identity import caller
 from sgl.runtime.server.images import all_located
 from sgl.runtime.server.origins import check_no_browser
@@ -59,6 +59,12 @@ class TransferBody(Lenient):
     """What a prefill engine answered, of one prompt or of several."""
 
     kv_transfer_params: dict[str, Any] | list[dict[str, Any]]
+
+
+@also_takes((Anything, "activities with_stack record_shapes output_dir"), (Off, "profile_by_stage merge_profiles"))
+@also_takes((UntilStopped, "start_step num_steps profile_stages"))
+class ProfileBody(Lenient):
+    """SGLang's options of a profile. What it holds, and where it is, is the server's to say."""
 
 
 class TokenizeBody(Lenient):
@@ -216,6 +222,8 @@ class NativeApi(Api):
     @endpoint("POST /start_profile", answer=Done, for_admin=True)
     async def start_profile(self, request: web.Request) -> web.Response:
         """Start recording a profile of steps. 400 if one is running."""
+        if request.can_read_body:
+            await self._service.body(request, ProfileBody)
         await self._service.engine.call("start_profile")
         return json_response({"status": "ok"})
 
