@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from sgl.errors import QueueFull
-from sgl.runtime.gateway import limits
+from sgl.runtime.gateway import limits, passing
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.breaker import MOST_SECONDS, Breaker
 from sgl.runtime.gateway.config import GatewayConfig
@@ -53,7 +55,7 @@ class MockWorker:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if self.is_silent:
-            await asyncio.sleep(60)
+            await asyncio.sleep(2 * PATIENCE)
         if request.path == "/get_server_info":
             return web.json_response(self.info, status=404 if self.info is None else 200)
         if request.path == "/health":
@@ -111,7 +113,7 @@ async def gateway_of(
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(30)) as client:
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(PATIENCE)) as client:
         try:
             yield gateway, workers, client
         finally:
@@ -253,7 +255,7 @@ def test_a_killed_worker_costs_no_request_and_comes_back() -> None:
         return await echo(request, worker)
 
     async def test() -> None:
-        async with gateway_of(slow, slow, worker_wait=20.0) as (gateway, workers, client):
+        async with gateway_of(slow, slow, worker_wait=PATIENCE) as (gateway, workers, client):
 
             async def one() -> int:
                 async with client.post("/generate", json={"text": "x"}) as answer:
@@ -294,7 +296,7 @@ def test_a_worker_is_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> 
 
 def test_without_a_worker_requests_wait_for_one_and_health_says_so() -> None:
     async def test() -> None:
-        async with gateway_of(worker_wait=20.0) as (_gateway, _, client):
+        async with gateway_of(worker_wait=PATIENCE) as (_gateway, _, client):
             async with client.get("/health") as answer:
                 assert answer.status == 503
             asked = asyncio.ensure_future(client.post("/generate", json={"text": "x"}))
@@ -332,13 +334,17 @@ def test_a_busy_worker_is_not_taken_for_a_dead_one_and_an_unready_one_gets_nothi
 
 
 def test_limits_refuse_with_429_and_say_when_to_come_again() -> None:
+    goes_on = asyncio.Event()
+
     async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
-        await asyncio.sleep(0.3)
+        await goes_on.wait()
         return await echo(request, worker)
 
     async def test() -> None:
         async with gateway_of(hangs, max_in_flight=1, max_waiting=1) as (_, _, client):
             asked = [asyncio.ensure_future(client.post("/generate", json={"text": "x"})) for _ in range(3)]
+            await until(lambda: any(each.done() for each in asked))
+            goes_on.set()
             answers = await asyncio.gather(*asked)
             assert sorted(each.status for each in answers) == [200, 200, 429]
             refused = next(each for each in answers if each.status == 429)
@@ -419,10 +425,11 @@ def test_buckets_take_little_room_and_none_that_is_not_full_is_forgotten(monkeyp
 
 def test_requests_that_wait_for_a_worker_are_so_many_and_sleep_until_there_is_one() -> None:
     async def test() -> None:
-        async with gateway_of(max_waiting=5, worker_wait=20.0) as (gateway, _, client):
+        async with gateway_of(max_waiting=5, worker_wait=PATIENCE) as (gateway, _, client):
             asked = [asyncio.ensure_future(client.post("/generate", json={"text": "x"})) for _ in range(8)]
-            refused, waiting = await asyncio.wait(asked, timeout=0.5)
-            answers = [each.result() for each in refused]
+            await until(lambda: sum(each.done() for each in asked) == 3)
+            waiting = [each for each in asked if not each.done()]
+            answers = [each.result() for each in asked if each.done()]
             assert [(each.status, each.headers["Retry-After"]) for each in answers] == [(429, "1")] * 3
             async with client.get("/metrics") as answer:
                 assert "sgl_gateway_waiting_requests 5.0" in await answer.text()
@@ -447,15 +454,20 @@ def test_requests_that_wait_for_a_worker_are_so_many_and_sleep_until_there_is_on
     run(test)
 
 
-def test_only_the_time_without_a_worker_counts_as_waiting_for_one() -> None:
+def test_only_the_time_without_a_worker_counts_as_waiting_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = 0.0
+    monkeypatch.setattr(passing, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
+
     async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
-        await asyncio.sleep(60)
+        await asyncio.sleep(2 * PATIENCE)
         return web.Response()
 
     async def test() -> None:
-        async with gateway_of(hangs, worker_wait=0.5) as (gateway, workers, client):
+        nonlocal ahead
+        async with gateway_of(hangs, worker_wait=PATIENCE) as (gateway, workers, client):
             asked = asyncio.ensure_future(client.post("/generate", json={"text": "x"}))
-            await asyncio.sleep(0.6)
+            await until(lambda: bool(workers[0].requests))
+            ahead = 2 * PATIENCE
             await gateway.remove_worker(workers[0].url)
             await until(lambda: gateway._limits.num_waiting == 1)
             other = MockWorker(echo)
@@ -498,37 +510,36 @@ def test_of_those_that_wait_one_tries_a_worker_that_failed_until_it_is_well() ->
     async def fails(request: web.Request, worker: MockWorker) -> web.StreamResponse:
         nonlocal at_once, most
         at_once += 1
-        most = max(most, at_once)
+        most = max(most, at_once if len(worker.requests) < 5 else 0)
         await asyncio.sleep(0.02)
         at_once -= 1
         return await (refuses if len(worker.requests) < 5 else echo)(request, worker)
 
     async def test() -> None:
-        nonlocal most
         options = {"retries": 100, "breaker_failures": 1, "breaker_seconds": 0.05}
         async with gateway_of(fails, **options) as (gateway, workers, client):
             gateway.servers.failed(gateway.servers[workers[0].url])
             asked = [asyncio.ensure_future(client.post("/generate", json={"text": "x"})) for _ in range(30)]
             left = asyncio.ensure_future(client.post("/generate", json={"text": "x"}))
-            await until(lambda: len(workers[0].requests) == 4)
-            assert most == 1
+            await until(lambda: len(workers[0].requests) >= 4)
             left.cancel()
             assert {(await each).status for each in asked} == {200}
+            assert most == 1
 
     run(test)
 
 
 def test_deadlines_travel_and_end_the_waiting() -> None:
     async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
-        await asyncio.sleep(5)
+        await asyncio.sleep(2 * PATIENCE)
         return await echo(request, worker)
 
     async def test() -> None:
         async with gateway_of(hangs) as (_, workers, client):
-            async with client.post("/generate", json={"text": "x", "timeout": 0.2}) as answer:
+            async with client.post("/generate", json={"text": "x", "timeout": 1.0}) as answer:
                 assert answer.status == 408
             left = float(workers[0].requests[0][2]["x-sgl-deadline-s"])
-            assert 0 < left <= 0.2
+            assert 0 < left <= 1.0
             async with client.post("/generate", json={}, headers={"X-Sgl-Deadline-S": "soon"}) as answer:
                 assert answer.status == 400
 
@@ -580,10 +591,11 @@ def test_a_client_that_leaves_ends_its_request_at_the_worker() -> None:
         return web.Response()
 
     async def test() -> None:
-        async with gateway_of(hangs) as (gateway, _, client):
-            with pytest.raises(TimeoutError):
-                await client.post("/generate", json={}, timeout=aiohttp.ClientTimeout(0.2))
-            await asyncio.wait_for(left.wait(), 10)
+        async with gateway_of(hangs) as (gateway, workers, client):
+            asked = asyncio.ensure_future(client.post("/generate", json={}))
+            await until(lambda: bool(workers[0].requests))
+            asked.cancel()
+            await left.wait()
             await until(lambda: all(worker.in_flight == 0 for worker in gateway.fleet.workers))
 
     run(test)

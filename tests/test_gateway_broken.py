@@ -82,7 +82,7 @@ def endless(head: bytes, piece: bytes, pause: float = 0.0) -> Then:
 def silent_after(data: bytes) -> Then:
     async def then(writer: asyncio.StreamWriter) -> None:
         writer.write(data)
-        await asyncio.sleep(60)
+        await asyncio.sleep(2 * PATIENCE)
 
     return then
 
@@ -242,7 +242,7 @@ def test_an_answer_that_stalls_and_a_stream_beyond_its_deadline_are_cut(monkeypa
         async with beside(raw) as (gateway, _, client):
             with pytest.raises(aiohttp.ClientPayloadError):
                 await (await client.post("/generate", json={"text": "x"})).read()
-            body = {"prompt": "x", "stream": True, "timeout": 0.3}
+            body = {"prompt": "x", "stream": True, "timeout": 1.0}
             text = b""
             with contextlib.suppress(aiohttp.ClientPayloadError):
                 async for part in (await client.post("/v1/completions", json=body)).content.iter_any():
@@ -317,12 +317,12 @@ def test_a_name_that_is_never_resolved_holds_up_no_request(monkeypatch: pytest.M
 
         async def stuck(host: Any, *arguments: Any, **more: Any) -> Any:
             if host == "stuck.invalid":
-                await asyncio.sleep(60)
+                await asyncio.sleep(2 * PATIENCE)
             return await real(host, *arguments, **more)
 
         monkeypatch.setattr(loop, "getaddrinfo", stuck)
         async with gateway_of(echo) as (gateway, _, client):
-            gateway._session()._timeout = aiohttp.ClientTimeout(total=None, connect=0.3, sock_connect=5.0)
+            gateway._session()._timeout = aiohttp.ClientTimeout(total=None, connect=1.0, sock_connect=PATIENCE)
             await gateway.add_worker("http://stuck.invalid:80")
             for _ in range(4):
                 assert (await client.post("/generate", json={"text": "x"})).status == 200
@@ -348,9 +348,8 @@ def test_a_gateway_ends_though_looking_at_a_worker_fails_then(monkeypatch: pytes
             raise RuntimeError("broken") from error
 
     async def test() -> None:
-        async with asyncio.timeout(20):
-            async with gateway_of(echo):
-                await asyncio.sleep(0.1)
+        async with gateway_of(echo):
+            await asyncio.sleep(0.1)
 
     monkeypatch.setattr("sgl.runtime.gateway.workers.Servers._look_once", broken)
     run(test)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ import sgl
 from sgl.errors import ProgramError, SglError
 from sgl.runtime.gateway import programs
 from sgl.runtime.gateway.failures import MOST_FAILURES
+from tests.patience import PATIENCE
 from tests.test_gateway import Answer, MockWorker, gateway_of, run, until, value
 from tests.test_gateway_broken import EVENTS, JSON, OK, RawWorker, beside, chunk, endless, event, silent_after
 from tests.test_gateway_hostile import opened, program_of, stays
@@ -55,7 +57,7 @@ def test_a_program_goes_on_elsewhere_where_a_worker_sends_what_are_no_events(
         await response.write(b'"meta": {}}\n\ndata: {"type": "done"}\n\n')
 
     async def test() -> None:
-        monkeypatch.setattr(programs, "OPENED_SECONDS", 0.2)
+        monkeypatch.setattr(programs, "OPENED_SECONDS", 1.0 if said == "nothing more" else PATIENCE)
         monkeypatch.setattr(programs, "MOST_EVENT_BYTES", 4 << 20)
         body = {"program": {"v": 1, "name": "p", "seed": 1}}
         async with beside(raw, program_of(ends)) as (gateway, workers, client):
@@ -95,23 +97,33 @@ def test_a_worker_that_refuses_what_another_took_ends_no_program(monkeypatch: py
 class Failing:
     """Workers of one program that fail it, each in its turn as told, whichever it is."""
 
-    def __init__(self, *turns: Answer) -> None:
-        """turns: the last is all further ones', too."""
-        self.turns = turns
+    def __init__(self, *turns: Answer | int) -> None:
+        """turns: the last is all further ones', too. A number: it breaks off after so many events."""
+        self.turns = [program_of(partial(self._break_off, its)) if isinstance(its, int) else its for its in turns]
         self.asked: list[str] = []  # addresses
+        self.log: list[bytes] = []  # what the client has
 
     async def __call__(self, request: web.Request, worker: MockWorker) -> web.StreamResponse:
         if request.path != "/v1/programs":
             return web.json_response({})
         self.asked.append(worker.url)
+        [program] = self.gateway._programs.open.values()
+        self.log = program.log
         return await self.turns[min(len(self.asked), len(self.turns)) - 1](request, worker)
 
     async def outcome(self, number: int) -> list[str]:
         """The types of the events of a program before so many workers."""
-        async with gateway_of(*[self] * number, retries=0, breaker_failures=100) as (_, _, client):
+        async with gateway_of(*[self] * number, retries=0, breaker_failures=100) as (self.gateway, _, client):
             answer = await client.post("/v1/programs", json={"program": {"v": 1, "name": "p", "seed": 1}})
             lines = (await answer.text()).splitlines()
         return [json.loads(line[6:])["type"] for line in lines if line.startswith("data: ")]
+
+    async def _break_off(self, number: int, response: Any) -> None:
+        for index in range(number):
+            data = json.dumps({**DONE, "type": "node_done", "index": index}).encode()
+            await response.write(b"data: %b\n\n" % data)
+        await until(lambda: len(self.log) > number)  # the first says that it is open
+        response._req.transport.abort()
 
 
 def refuses_with(status: int) -> Answer:
@@ -119,20 +131,6 @@ def refuses_with(status: int) -> Answer:
         return web.json_response({}, status=status)
 
     return refuses
-
-
-def breaks_after(number: int) -> Answer:
-    """With so many events."""
-
-    async def breaks(response: Any) -> None:
-        for index in range(number):
-            await response.write(
-                b"data: %b\n\n" % json.dumps({**DONE, "type": "node_done", "index": index}).encode()
-            )
-        await asyncio.sleep(0.02)  # or they are not sent
-        response._req.transport.abort()
-
-    return program_of(breaks)
 
 
 async def _ends(response: Any) -> None:
@@ -147,10 +145,10 @@ GIVEN_UP = ["opened", "node_failed", "done"]
 def test_a_program_is_not_given_up_while_some_worker_has_not_failed_it(status: int) -> None:
     async def test() -> None:
         number = 2 * MOST_FAILURES
-        failing = Failing(breaks_after(0), *[refuses_with(status)] * (number - 2), ends)
+        failing = Failing(0, *[refuses_with(status)] * (number - 2), ends)
         assert await failing.outcome(number) == ["opened", "done"]
         assert len(failing.asked) == len(set(failing.asked)) == number, "it comes to none again"
-        failing = Failing(breaks_after(0), refuses_with(status))
+        failing = Failing(0, refuses_with(status))
         assert await failing.outcome(number) == GIVEN_UP
         assert len(failing.asked) == len(set(failing.asked)) == number
 
@@ -160,7 +158,7 @@ def test_a_program_is_not_given_up_while_some_worker_has_not_failed_it(status: i
 @pytest.mark.parametrize("number", [2, 2 * MOST_FAILURES])
 def test_a_program_that_ends_its_workers_comes_to_few_and_to_each_in_turn(number: int) -> None:
     async def test() -> None:
-        failing = Failing(breaks_after(0))
+        failing = Failing(0)
         assert await failing.outcome(number) == GIVEN_UP
         assert len(failing.asked) == MOST_FAILURES + 1
         times = Counter(failing.asked).values()
@@ -172,7 +170,7 @@ def test_a_program_that_ends_its_workers_comes_to_few_and_to_each_in_turn(number
 def test_a_program_with_news_from_each_worker_that_fails_it_is_not_given_up() -> None:
     async def test() -> None:
         number = 2 * MOST_FAILURES
-        failing = Failing(*[breaks_after(1 + each // 4) for each in range(number)], ends)
+        failing = Failing(*[1 + each // 4 for each in range(number)], ends)
         expected = ["opened", *["node_done"] * (number // 4), "done"]
         assert await failing.outcome(2) == expected
         assert all(its != then for its, then in pairwise(failing.asked)), "the one that failed is not the next"
@@ -241,7 +239,7 @@ def test_a_programs_deadline_holds_where_its_worker_does_not_keep_it(monkeypatch
     async def test() -> None:
         monkeypatch.setattr(programs, "DUE_SECONDS", 0.1)
         async with gateway_of(program_of(stays)) as (gateway, _, client):
-            body = {"program": {"v": 1, "name": "p", "seed": 1, "deadline_s": 0.3}}
+            body = {"program": {"v": 1, "name": "p", "seed": 1, "deadline_s": 1.0}}
             lines = (await (await client.post("/v1/programs", json=body)).text()).splitlines()
             failed = json.loads(next(line for line in lines if "node_failed" in line)[6:])
             assert (failed["error"]["class"], "deadline_s" in failed["error"]["message"]) == (

@@ -256,7 +256,7 @@ def test_who_sends_what_is_no_event_is_followed_no_longer(frames: tuple[bytes, .
 def test_a_worker_that_lies_and_falls_silent_keeps_no_other_from_being_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_follower, "REPLAY_SECONDS", 0.1)
+    monkeypatch.setattr(kv_follower, "REPLAY_SECONDS", 1.0)
 
     async def test() -> None:
         async with followed() as (publisher, index, follower):
