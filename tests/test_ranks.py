@@ -187,7 +187,8 @@ def test_programs_scores_and_embeddings_are_the_same(pair: tuple[Engine, Engine]
 def test_a_rank_that_dies_or_hangs_ends_the_engine(
     number: signal.Signals, busy: bool, ranks: dict[str, int]
 ) -> None:
-    with Engine(device="cpu", rank_timeout=2.0, **ranks) as engine:  # type: ignore[arg-type]
+    patience = 5.0 if number == signal.SIGSTOP else PATIENCE
+    with Engine(device="cpu", rank_timeout=patience, **ranks) as engine:  # type: ignore[arg-type]
         engine.generate("a", {"max_new_tokens": 1})
         pid, *others = followers(engine)
         size = 2 + len(others)
@@ -208,7 +209,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine(
         for asker in askers:
             asker.join(PATIENCE)
         wait_until(lambda: engine.heartbeat_age() == float("inf"), "the engine is dead")
-        words = "ended and the engine with it" if number == signal.SIGKILL else "has not answered for 2 s"
+        words = "ended and the engine with it" if number == signal.SIGKILL else "has not answered for 5 s"
         with pytest.raises(EngineDead, match=f"rank 1 of {size} {words}"):
             engine.generate("a")
         assert len(answers) == len(askers)

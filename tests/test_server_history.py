@@ -14,7 +14,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.server.history import ENDED, SAMPLES, History, Note, note
 from sgl.runtime.server.identity import Caller
 from tests.live_server import LiveServer, served
-from tests.patience import wait_until
+from tests.patience import PATIENCE, wait_until
 
 BODY = {"text": "hello", "sampling_params": {"max_new_tokens": 8, "ignore_eos": True}}
 ALICE, BOB, ADMIN = ({"Authorization": f"Bearer {key}"} for key in ("k-alice", "k-bob", "k-admin"))
@@ -116,7 +116,7 @@ def test_the_samples_end_with_the_server_whatever_they_wait_for() -> None:
 
     async def all_end() -> None:
         tasks = [asyncio.ensure_future(ends_after(turns)) for turns in range(8)]
-        _, open_ = await asyncio.wait(tasks, timeout=20)
+        _, open_ = await asyncio.wait(tasks, timeout=PATIENCE)
         assert not open_
 
     asyncio.run(all_end())

@@ -14,7 +14,7 @@ import pytest
 from sgl.errors import MissingExtra, is_installed
 from sgl.runtime.engine import Engine
 from sgl.runtime.transfer.nixl import NixlReader
-from tests.patience import wait_until
+from tests.patience import PATIENCE, wait_until
 from tests.test_transfers_engine import (
     _PREFILL,
     GREEDY,
@@ -74,7 +74,7 @@ def test_a_damaged_page_is_computed(path: str, plain: Engine, decode: Engine) ->
         params = offer(one)
         transfers: Any = one._scheduler.memory.transfers
         [held] = transfers.exports.offers.held()
-        assert held.is_copied.wait(5)
+        assert held.is_copied.wait(PATIENCE)
         memory = transfers.exports._server._memory
         held.checksums = [0] * len(held.pages)
         memory[held.pages[0]][:4] ^= 255

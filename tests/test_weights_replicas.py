@@ -200,7 +200,7 @@ def test_a_group_that_one_engine_refuses_is_undone_at_once() -> None:
         engines = Changing("init_weights_update_group", error), Changing(), Entering()
         made._engines = list(engines)  # type: ignore[arg-type]
         asked = made.call("init_weights_update_group", "h", 1, 1, 4, "g", "gloo", {})
-        await asyncio.wait_for(refused(asked, "there is a group 'g' already"), 10)
+        await asyncio.wait_for(refused(asked, "there is a group 'g' already"), PATIENCE)
         assert [its.asked[-1].split("_")[0] for its in engines] == ["init", "destroy", "destroy"]
 
     asyncio.run(check())
