@@ -242,6 +242,7 @@ def test_a_spare_server_is_taken_on_by_the_next_replica(control: tuple[str, int]
     member.stop(PATIENCE)
 
 
+OURS = f"sgl-test-{os.getpid()}"  # names are the whole machine's
 WAITS = "import sys; from sgl.runtime.cluster.spares import SpareAddress, wait; c = wait({address!r}, {seconds}); "
 ECHO = "sys.exit(3) if c is None else c.sendall(c.recv(9)) or c.recv(9)"
 
@@ -252,13 +253,13 @@ def waiting(name: str, control: tuple[str, int], seconds: float = PATIENCE) -> s
 
 
 def test_who_waits_is_taken_on_once_and_by_its_own_name(control: tuple[str, int]) -> None:
-    process = waiting("sgl-test-spare", control)
-    other = waiting("sgl-test-spare-of-others", control)
+    process = waiting(f"{OURS}-spare", control)
+    other = waiting(f"{OURS}-spare-of-others", control)
     try:
         found: list[spares.AdoptedProcess] = []
 
         def has_found() -> bool:
-            found.extend(each for each in [spares.adopted("sgl-test-spare")] if each is not None)
+            found.extend(each for each in [spares.adopted(f"{OURS}-spare")] if each is not None)
             return bool(found)
 
         wait_until(has_found)
@@ -267,7 +268,7 @@ def test_who_waits_is_taken_on_once_and_by_its_own_name(control: tuple[str, int]
         its.stdin.write(b"hello\n")
         its.stdin.flush()
         assert its.stdout.readline() == b"hello\n"
-        assert spares.adopted("sgl-test-spare") is None
+        assert spares.adopted(f"{OURS}-spare") is None
         assert its.poll() is None
         with pytest.raises(subprocess.TimeoutExpired):
             its.wait(0.0)
@@ -283,15 +284,15 @@ def test_who_waits_is_taken_on_once_and_by_its_own_name(control: tuple[str, int]
 def test_who_is_taken_on_by_nobody_ends_and_a_strangers_socket_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, control: tuple[str, int]
 ) -> None:
-    process = waiting("sgl-test-nobody", control, 0.2)
+    process = waiting(f"{OURS}-nobody", control, 0.2)
     assert process.wait(PATIENCE) == 3
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.bind("\0sgl-test-stranger-1")
+        stranger.bind(f"\0{OURS}-stranger-1")
         stranger.listen()
         monkeypatch.setattr(spares, "_TURN_SECONDS", 0.1)
-        assert spares.adopted("sgl-test-stranger") is None, "it says nothing"
+        assert spares.adopted(f"{OURS}-stranger") is None, "it says nothing"
         monkeypatch.setattr(spares.os, "getuid", lambda: -1)
-        assert spares.adopted("sgl-test-stranger") is None, "it is another user's"
+        assert spares.adopted(f"{OURS}-stranger") is None, "it is another user's"
 
 
 CLUSTER = (
@@ -304,14 +305,14 @@ def test_who_waits_ends_at_once_when_the_clusters_process_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", CLUSTER], stdout=subprocess.PIPE) as cluster:
         assert cluster.stdout is not None
         control = "127.0.0.1", int(cluster.stdout.readline())
-        left = waiting("sgl-test-left", control)
+        left = waiting(f"{OURS}-left", control)
         assert cluster.stdout.readline() == b"connected\n"
         assert left.poll() is None
         cluster.kill()
         killed = time.monotonic()
         assert left.wait(PATIENCE) == 3
-        assert time.monotonic() - killed < 5.0
-    assert waiting("sgl-test-late", control).wait(PATIENCE) == 3, "there is no cluster any more"
+        assert time.monotonic() - killed < PATIENCE / 2
+    assert waiting(f"{OURS}-late", control).wait(PATIENCE) == 3, "there is no cluster any more"
 
 
 def test_a_spare_servers_name_tells_clusters_generations_and_devices_apart(monkeypatch: pytest.MonkeyPatch) -> None:
