@@ -119,14 +119,14 @@ def measure(rows: int, cached_nodes: int, steps: int, *, stops: bool = False) ->
     """Median and 90th percentile of a step in ms."""
     loop = prepare(rows, cached_nodes, steps + 20, stops=stops)
     for _ in range(10):
-        loop._step()
+        loop.step()
         loop._flush()
     times = []
     for _ in range(steps):
         start = time.perf_counter()
         loop._take_arrivals()
         loop._expire()
-        loop._step()
+        loop.step()
         loop._flush()
         times.append((time.perf_counter() - start) * 1e3)
     assert loop.scheduler.num_running == rows

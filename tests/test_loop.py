@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from benchmarks import host_overhead
 from sgl.errors import EngineDead, QueueFull, RequestAborted, RequestTimeout
 from sgl.grammar.vocabulary.token_table import TokenTable
 from sgl.runtime.batch import Batch, StepResult
@@ -289,3 +290,7 @@ def test_actions_without_end_keep_no_request_from_its_steps(harness: Harness) ->
     loop.submit([submission])
     harness.collect(1)
     is_over.append(True)
+
+
+def test_the_benchmark_of_the_hosts_part_of_a_step_runs() -> None:
+    assert host_overhead.measure(2, 10, 4, stops=True)["median_ms"] > 0

@@ -164,11 +164,11 @@ def _kernels(config: ModelConfig, num_rows: int) -> None:
             a = [torch.randn(num_slots, len(parts) * _RANK, depth, **options) for _ in range(copies)]
             b = [torch.randn(num_slots, sum(parts), _RANK, **options) for _ in range(copies)]
             x, out = torch.randn(num_rows, depth, **options), torch.zeros(num_rows, sum(parts), **options)
-            for width, warps in product((128, 256), (2, 4)):
-                kernels._WIDTH, kernels._SHRINK = width, {"num_warps": warps, "num_stages": 4}
+            for width, stages in product((128, 256), (2, 4)):
+                kernels._WIDTH, kernels._SHRINK_STAGES = width, stages
                 took = _microseconds([partial(kernels.shrink, x, each, rows, len(parts)) for each in a])
-                print(f"{number:2} shrink {name:8} width {width} warps {warps}: {took:6.2f} us", flush=True)
-            kernels._WIDTH, kernels._SHRINK = 128, {"num_warps": 4, "num_stages": 4}
+                print(f"{number:2} shrink {name:8} width {width} stages {stages}: {took:6.2f} us", flush=True)
+            kernels._WIDTH, kernels._SHRINK_STAGES = 128, 4
             shrunk = kernels.shrink(x, a[0], rows, len(parts))
             for columns, warps in product((64, 128, 256), (2, 4)):
                 kernels._NARROW = kernels._WIDE = columns
