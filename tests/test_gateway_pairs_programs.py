@@ -18,7 +18,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat_template import PrefixTemplate
 from sgl.runtime.engine import Engine
 from sgl.runtime.gateway.app import Gateway
-from sgl.runtime.program.beginning import Beginning, beginning_of
+from sgl.runtime.program.first_prompt import FirstPrompt, first_prompt_of
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.server.program_pages import MOST_ROWS
 from tests.live_server import served
@@ -262,10 +262,10 @@ def test_a_beginning_is_the_text_up_to_what_runs(plain: Engine, nodes: Any, expe
     assert plain.tokenizer is not None
     program = ir.Program("p", 1, args={"x": "two"})
     template = PrefixTemplate("brackets", {"user": ("[user]", "[/user]")})
-    found = beginning_of(program, ir.Segment(tuple(nodes)), template, Encoder(plain.tokenizer))
+    found = first_prompt_of(program, ir.Segment(tuple(nodes)), template, Encoder(plain.tokenizer))
     if expected is None:
         assert found is None
     else:
         is_written = expected.startswith("[")  # by a template, which opens the text itself
         ids = plain.tokenizer.encode(expected, add_special_tokens=not is_written)
-        assert found == Beginning(ids.tolist(), None)
+        assert found == FirstPrompt(ids.tolist(), None)

@@ -23,7 +23,7 @@ from sgl.errors import ConfigError, EngineDead, SglError
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.parallel import tcp, wire
-from sgl.runtime.parallel.tcp import Connection, Hub, Spoke, secret_of
+from sgl.runtime.parallel.tcp import Connection, TcpReceiver, TcpSender, secret_of
 from tests.patience import PATIENCE, wait_until
 from tests.test_server_process import ranks_of
 from tests.test_shards import random_batch, same
@@ -32,18 +32,18 @@ SECRET = b"a secret of some bytes"
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    hub = Hub("127.0.0.1", 0, SECRET, num_ranks=3, num_nodes=2)
-    yield hub
-    hub.close()
+def sender() -> Iterator[TcpSender]:
+    sender = TcpSender("127.0.0.1", 0, SECRET, num_ranks=3, num_nodes=2)
+    yield sender
+    sender.close()
 
 
-def spoke(hub: Hub, rank: int, secret: bytes = SECRET) -> Spoke:
-    return Spoke("127.0.0.1", hub.port, secret, rank, 0.0)
+def receiver(sender: TcpSender, rank: int, secret: bytes = SECRET) -> TcpReceiver:
+    return TcpReceiver("127.0.0.1", sender.port, secret, rank, 0.0)
 
 
-def test_frames_arrive_on_all_ranks_bit_for_bit(hub: Hub) -> None:
-    ends = [spoke(hub, rank) for rank in (1, 2)]
+def test_frames_arrive_on_all_ranks_bit_for_bit(sender: TcpSender) -> None:
+    ends = [receiver(sender, rank) for rank in (1, 2)]
     rng = np.random.default_rng(3)
     batches = [random_batch(rng) for _ in range(100)]
     got: list[list[Any]] = [[], []]
@@ -58,33 +58,33 @@ def test_frames_arrive_on_all_ranks_bit_for_bit(hub: Hub) -> None:
     threads = [threading.Thread(target=read, args=(which,)) for which in range(2)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(hub._connections) == 2, "both are there")
+    wait_until(lambda: len(sender._connections) == 2, "both are there")
     for batch in batches:
-        hub.put(wire.packed(wire.Forward(batch)), lambda: None)
+        sender.put(wire.packed(wire.Forward(batch)), lambda: None)
     for which, thread in enumerate(threads):
         thread.join(PATIENCE)
         for one, other in zip(batches, got[which], strict=True):
             assert all(same(getattr(one, name), getattr(other, name)) for name in type(one).__slots__)
-    wait_until(lambda: [hub.beats(reader) for reader in range(2)] == [100, 100], "every beat is heard")
+    wait_until(lambda: [sender.beats(reader) for reader in range(2)] == [100, 100], "every beat is heard")
     ends[0].fail("ValueError: no")
     ends[0].close()
-    wait_until(lambda: hub.gone(0) == "ValueError: no", "its reason is known")
+    wait_until(lambda: sender.gone(0) == "ValueError: no", "its reason is known")
     with pytest.raises(EngineDead, match="rank 1 is gone"):
-        hub.put(b"", lambda: None)
-    assert hub.gone(1) is None
-    hub.close()
+        sender.put(b"", lambda: None)
+    assert sender.gone(1) is None
+    sender.close()
     with pytest.raises((OSError, EOFError)):
         ends[1].get()
 
 
 @pytest.mark.parametrize("secret", [b"another secret of bytes", b""])
 def test_who_does_not_know_the_secret_is_let_in_by_neither_side(
-    hub: Hub, secret: bytes, caplog: pytest.LogCaptureFixture
+    sender: TcpSender, secret: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises((OSError, EOFError)):
-        spoke(hub, 1, secret)
+        receiver(sender, 1, secret)
     wait_until(lambda: "it does not know the secret" in caplog.text, "the log says why")
-    assert not hub._connections
+    assert not sender._connections
     with socket.create_server(("127.0.0.1", 0)) as impostor:
 
         def pretend() -> None:
@@ -95,33 +95,33 @@ def test_who_does_not_know_the_secret_is_let_in_by_neither_side(
 
         threading.Thread(target=pretend, daemon=True).start()
         with pytest.raises(EOFError, match="it does not know the secret"):
-            Spoke("127.0.0.1", impostor.getsockname()[1], SECRET, 1, 0.0)
+            TcpReceiver("127.0.0.1", impostor.getsockname()[1], SECRET, 1, 0.0)
 
 
-def test_strangers_hold_nothing_and_disturb_nobody(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_hold_nothing_and_disturb_nobody(sender: TcpSender, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_HANDSHAKE_SECONDS", 0.5)
-    end = spoke(hub, 1)
+    end = receiver(sender, 1)
     strangers = [
-        socket.create_connection(("127.0.0.1", hub.port)) for _ in range(40)
+        socket.create_connection(("127.0.0.1", sender.port)) for _ in range(40)
     ]  # more than shake hands at once
     for stranger in strangers[::2]:
         with contextlib.suppress(OSError):
             stranger.sendall(secrets.token_bytes(200))
-    wait_until(lambda: hub._handshakes._value == tcp._MOST_HANDSHAKES, "none is left")
+    wait_until(lambda: sender._handshakes._value == tcp._MOST_HANDSHAKES, "none is left")
     for stranger in strangers:
         stranger.close()
     for rank in (0, 1, 5, 2**32 - 1):  # rank 0, one that is there, and none
-        sock = socket.create_connection(("127.0.0.1", hub.port))
+        sock = socket.create_connection(("127.0.0.1", sender.port))
         tcp._proven_hub(sock, SECRET, rank)
         assert sock.recv(1) == b""
-    hub._connections[2] = hub._connections[1]
-    hub.put(b"x", lambda: None)
+    sender._connections[2] = sender._connections[1]
+    sender.put(b"x", lambda: None)
     assert end.get() == b"x"
 
 
-def test_a_stranger_that_trickles_is_cut_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_that_trickles_is_cut_off(sender: TcpSender, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_HANDSHAKE_SECONDS", 0.5)
-    stranger = socket.create_connection(("127.0.0.1", hub.port))
+    stranger = socket.create_connection(("127.0.0.1", sender.port))
     sent = 0
     with contextlib.suppress(ConnectionError):
         while sent < 60:  # of 68 bytes
@@ -129,13 +129,13 @@ def test_a_stranger_that_trickles_is_cut_off(hub: Hub, monkeypatch: pytest.Monke
             time.sleep(0.1)
     stranger.close()
     assert sent < 60
-    wait_until(lambda: hub._handshakes._value == tcp._MOST_HANDSHAKES, "its place is free")
+    wait_until(lambda: sender._handshakes._value == tcp._MOST_HANDSHAKES, "its place is free")
 
 
 @pytest.mark.parametrize("change", ["forged", "repeated", "left out", "endless"])
 def test_messages_are_proven_one_by_one(change: str) -> None:
     left, right = socket.socketpair()
-    sender, receiver = Connection(left, b"key", is_hub=True), Connection(right, b"key", is_hub=False)
+    sender, receiver = Connection(left, b"key", is_sender=True), Connection(right, b"key", is_sender=False)
     sender.send(b"one")
     assert receiver.receive() == b"one"
     raw_left, raw_right = socket.socketpair()

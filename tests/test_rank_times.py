@@ -20,7 +20,7 @@ from sgl.runtime.metrics import Scrape, ServerMetrics
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel.ring import Ring
-from sgl.runtime.parallel.tcp import Hub, Spoke
+from sgl.runtime.parallel.tcp import TcpReceiver, TcpSender
 from sgl.runtime.parallel.times import NUMBERS, Times, since, told
 from sgl.runtime.server.replicas import added
 from tests.live_server import LiveServer
@@ -83,18 +83,18 @@ def test_rank_0_reads_what_each_rank_wrote(tmp_path: Path) -> None:
 
 def test_beats_carry_numbers_between_hosts() -> None:
     secret = b"a secret of some bytes"
-    hub = Hub("127.0.0.1", 0, secret, num_ranks=3, num_nodes=2)
-    ends = [Spoke("127.0.0.1", hub.port, secret, rank, 0.0) for rank in (1, 2)]
-    assert hub.numbers(0)[:NUMBERS] == [0] * NUMBERS
+    sender = TcpSender("127.0.0.1", 0, secret, num_ranks=3, num_nodes=2)
+    ends = [TcpReceiver("127.0.0.1", sender.port, secret, rank, 0.0) for rank in (1, 2)]
+    assert sender.numbers(0)[:NUMBERS] == [0] * NUMBERS
     for which, end in enumerate(ends):
         for number in range(NUMBERS):
             end.numbers[number] = 10**15 * which + number
         end.beat()
-    wait_until(lambda: [hub.beats(reader) for reader in range(2)] == [1, 1])
-    assert [hub.numbers(which) for which in range(2)] == [
+    wait_until(lambda: [sender.beats(reader) for reader in range(2)] == [1, 1])
+    assert [sender.numbers(which) for which in range(2)] == [
         [10**15 * w + n for n in range(NUMBERS)] for w in range(2)
     ]
-    hub.close()
+    sender.close()
 
 
 @pytest.mark.costly

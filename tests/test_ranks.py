@@ -192,7 +192,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine(
         engine.generate("a", {"max_new_tokens": 1})
         pid, *others = followers(engine)
         size = 2 + len(others)
-        folder = engine._started.group._line._folder  # type: ignore[union-attr]
+        folder = engine._started.group._sender._folder  # type: ignore[union-attr]
         answers: list[BaseException] = []
 
         def ask() -> None:
@@ -230,7 +230,7 @@ def test_ranks_that_do_not_listen_are_ended_all_the_same() -> None:
                 raise TimeoutError
 
         with pytest.raises(TimeoutError):  # the ring is full
-            engine._started.group._line.put(bytes(ring.CAPACITY + 1), enough)  # type: ignore[union-attr]
+            engine._started.group._sender.put(bytes(ring.CAPACITY + 1), enough)  # type: ignore[union-attr]
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -239,7 +239,7 @@ def test_ranks_end_with_the_process_that_leads_them() -> None:
     code = (
         "import time; from sgl.runtime.engine import Engine\n"
         "engine = Engine(device='cpu', tp_size=2); group = engine._started.group\n"
-        "print(group._processes[1].pid, group._line._folder, flush=True); time.sleep(600)"
+        "print(group._processes[1].pid, group._sender._folder, flush=True); time.sleep(600)"
     )
     leader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert leader.stdout is not None

@@ -315,10 +315,10 @@ def test_an_aborted_request_gives_its_pages_back_when_its_read_is_quiet(
     may_go_on, has_begun = threading.Event(), threading.Event()
     receive = TcpReader._receive
 
-    def slow(self: TcpReader, read: Any, line: Any) -> None:
+    def slow(self: TcpReader, read: Any, peer: Any) -> None:
         has_begun.set()
         may_go_on.wait(PATIENCE)
-        receive(self, read, line)
+        receive(self, read, peer)
 
     monkeypatch.setattr(TcpReader, "_receive", slow)
     params = offer(prefill)
@@ -344,8 +344,8 @@ def test_damaged_pages_are_computed_instead(
     assert memory.transfers.exports is not None
     server: Any = memory.transfers.exports._server
 
-    def damaged(line: Any, offer: Any, first: int, count: int) -> None:
-        sent = line.send
+    def damaged(peer: Any, offer: Any, first: int, count: int) -> None:
+        sent = peer.send
 
         def send(data: Any) -> None:
             if len(data) > 100:  # a page
@@ -353,8 +353,8 @@ def test_damaged_pages_are_computed_instead(
                 data[99] ^= 4
             sent(data)
 
-        line.send = send
-        type(server)._send(server, line, offer, first, count)
+        peer.send = send
+        type(server)._send(server, peer, offer, first, count)
 
     monkeypatch.setattr(server, "_send", damaged)
     wanted = plain.generate(input_ids=PROMPTS[0], sampling_params=GREEDY)["output_ids"]
@@ -396,14 +396,14 @@ _PREFILL = """
     sent = 0
     whole = TransferServer._send
 
-    def send(self, line, offer, first, count):
+    def send(self, peer, offer, first, count):
         class Counting:
             def send(self, data):
                 global sent
                 if sent == die_after:
                     os.kill(os.getpid(), signal.SIGKILL)
                 sent += 1
-                line.send(data)
+                peer.send(data)
         whole(self, Counting(), offer, first, count)
 
     TransferServer._send = send
@@ -416,11 +416,11 @@ _DECODE = """
     import json, os, signal, sys
     from sgl.runtime.engine import Engine
     from sgl.runtime.transfer.reader import TcpReader
-    from sgl.runtime.transfer.wire import Line
+    from sgl.runtime.transfer.wire import DeadlineSocket
 
     die_after = int(sys.argv[3])
     received = 0
-    whole = Line.receive_into
+    whole = DeadlineSocket.receive_into
 
     def receive_into(self, view):
         global received
@@ -430,7 +430,7 @@ _DECODE = """
             os.kill(os.getpid(), signal.SIGKILL)
         whole(self, view[len(view) // 2 :])
 
-    Line.receive_into = receive_into
+    DeadlineSocket.receive_into = receive_into
     engine = Engine(sys.argv[1], **json.loads(sys.argv[2]), disaggregation_mode="decode")
     for line in sys.stdin:
         prompt, params, sampling = json.loads(line)

@@ -24,8 +24,8 @@ from sgl.runtime.model.update.choice import writer_of
 from sgl.runtime.model.update.group import FollowerGroups
 from sgl.runtime.model.update.ranks import first_rows, follow, hashed
 from sgl.runtime.parallel import occupation, wire
+from sgl.runtime.parallel.channels import Receiver, receiver_of
 from sgl.runtime.parallel.group import BEAT_SECONDS
-from sgl.runtime.parallel.lines import End, end_of
 from sgl.runtime.parallel.times import LOST, Times
 from sgl.runtime.runner.runner import Launched
 from sgl.runtime.tier_choice import weights_hash
@@ -39,47 +39,47 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides, and answers what it has first
         signal.signal(number, signal.SIG_IGN)
     set_process_name(f"sgl rank {rank}")
-    end = end_of(sys.argv[4:], rank, size)
-    threading.Thread(target=_beat, args=(end, parent), daemon=True).start()
+    receiver = receiver_of(sys.argv[4:], rank, size)
+    threading.Thread(target=_beat, args=(receiver, parent), daemon=True).start()
     try:
-        _follow(end, rank)
+        _follow(receiver, rank)
     except BaseException as error:  # rank 0 raises it
         if os.getppid() == parent:
-            end.fail(f"{type(error).__name__}: {error}")
+            receiver.fail(f"{type(error).__name__}: {error}")
             logger.exception("rank %d stops", rank)
         else:  # rank 0 is gone, which is why
-            end.close()
+            receiver.close()
         os._exit(1)
 
 
-def _beat(end: End, parent: int) -> None:
+def _beat(receiver: Receiver, parent: int) -> None:
     with contextlib.suppress(OSError):  # rank 0 is gone
         while os.getppid() == parent:
-            end.beat()
+            receiver.beat()
             time.sleep(BEAT_SECONDS)
-    end.close()
+    receiver.close()
     os._exit(1)
 
 
-def _follow(end: End, rank: int) -> NoReturn:
-    load = wire.unpacked(end.get())
+def _follow(receiver: Receiver, rank: int) -> NoReturn:
+    load = wire.unpacked(receiver.get())
     assert isinstance(load, wire.Load), "it comes first"
     config = EngineConfig(**load.options)
     with rank_start.device_of(config, rank) as device:
         shard = Shard.of(rank, config.tp_size, config.pp_size)
-        ranks = Ranks.join(end, shard, device, in_order=config.deterministic)
+        ranks = Ranks.join(receiver, shard, device, in_order=config.deterministic)
         model_config = rank_start.checked_model(config, device)
         model = rank_start.load(config, model_config, device, ranks)
-        build = wire.unpacked(end.get())
+        build = wire.unpacked(receiver.get())
         if isinstance(build, wire.Stop):
             _stop()
         assert isinstance(build, wire.Build), "it comes second"
         runner = rank_start.follow(build, model_config, model, shard)
         launched: deque[Launched] = deque()  # not sampled yet
-        groups = FollowerGroups(rank, device, partial(end.numbers.__setitem__, LOST))
-        times = Times(end.numbers, ranks, device)
+        groups = FollowerGroups(rank, device, partial(receiver.numbers.__setitem__, LOST))
+        times = Times(receiver.numbers, ranks, device)
         while True:
-            data = end.get()
+            data = receiver.get()
             times.begin()
             frame = wire.unpacked(data)
             if not isinstance(frame, wire.JoinGroup | wire.Broadcast | wire.LeaveGroup | wire.Stop):

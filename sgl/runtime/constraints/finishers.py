@@ -20,7 +20,7 @@ from time import monotonic
 
 from sgl.grammar.automaton.finished import FinishedAutomaton
 from sgl.grammar.compiler import Constraint
-from sgl.runtime.constraints.process import Channel, GrammarProcess, NotToBlame
+from sgl.runtime.constraints.process import Channel, GrammarProcess, StaleProcess
 from sgl.time_limit import OutOfTime
 
 Answer = FinishedAutomaton | BaseException | None
@@ -165,7 +165,7 @@ class Finishers:
     def _get_on(self, process: GrammarProcess) -> None:
         try:
             answer = process.answer(self._deadline)
-        except NotToBlame:
+        except StaleProcess:
             self._selector.unregister(self._channels.pop(process))
             self._put(process, self._busy[process])
             return

@@ -88,7 +88,7 @@ class Channel:
         return selectors.EVENT_WRITE if self._out else selectors.EVENT_READ
 
 
-class NotToBlame(Exception):
+class StaleProcess(Exception):
     """The process died of an earlier constraint: ask again, which starts another."""
 
 
@@ -121,7 +121,7 @@ class GrammarProcess:
     def run(self, constraint: Constraint, seconds: float) -> FinishedAutomaton | None:
         """`ask` and wait for the answer, in one thread at a time. After `seconds`, without start-up time, kills the
         process and raises OutOfTime."""
-        with contextlib.suppress(NotToBlame):
+        with contextlib.suppress(StaleProcess):
             return self._run(constraint, seconds)
         return self._run(constraint, seconds)
 
@@ -156,7 +156,7 @@ class GrammarProcess:
     def answer(self, deadline: float) -> Callable[[], FinishedAutomaton | None] | None:
         """None if there is no answer yet; never blocks. Else a function that returns the finished automaton, or
         None if it is too large or was only tried, and raises the compiler's GrammarError or OutOfTime. If the
-        process has died, raises GrammarTooLarge for its first constraint, else NotToBlame."""
+        process has died, raises GrammarTooLarge for its first constraint, else StaleProcess."""
         channel = self._channel
         try:
             if channel is None:
@@ -168,7 +168,7 @@ class GrammarProcess:
         except (EOFError, OSError) as died:
             self.kill(for_good=False)
             if self._num_asked > 1:
-                raise NotToBlame from died
+                raise StaleProcess from died
             raise _too_much_memory() from died
         return None if received is None else partial(_found, received, deadline)
 

@@ -21,7 +21,7 @@ from sgl.runtime.forks import Fork, forker
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel import wire
-from sgl.runtime.parallel.lines import line_of
+from sgl.runtime.parallel.channels import sender_of
 from sgl.runtime.parallel.times import LOST, NUMBERS, since, told
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class RankGroup:
         self._engine = config.dp_rank or 0
         self.own_numbers = [0] * NUMBERS
         """What rank 0 tells of itself; see `times`."""
-        self._line, self._place = line_of(config)
+        self._sender, self._place = sender_of(config)
         try:
             self._processes = started(self._place, range(1, size // config.nnodes), size)
             if config.nnodes > 1:
@@ -64,7 +64,7 @@ class RankGroup:
             self.send(wire.Load(asdict(config)))
             with self.failing():
                 self._ranks = Ranks.join(
-                    self._line,
+                    self._sender,
                     Shard.of(0, config.tp_size, config.pp_size),
                     device,
                     in_order=config.deterministic,
@@ -95,7 +95,7 @@ class RankGroup:
         return [numbers[LOST] for numbers in self._numbers()]
 
     def _numbers(self) -> list[list[int]]:
-        return [[*self.own_numbers], *(self._line.numbers(reader)[:NUMBERS] for reader in range(self.size - 1))]
+        return [[*self.own_numbers], *(self._sender.numbers(reader)[:NUMBERS] for reader in range(self.size - 1))]
 
     def file(self, name: str) -> str:
         """One that ranks on one host, and nobody else, may read while the group lives."""
@@ -104,7 +104,7 @@ class RankGroup:
     def send(self, frame: wire.Frame) -> None:
         """Send all ranks a frame. Raises EngineDead."""
         self.check()
-        self._line.put(wire.packed(frame), self.check)
+        self._sender.put(wire.packed(frame), self.check)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -147,7 +147,7 @@ class RankGroup:
         kill(self._processes)
         if self._ranks is not None:
             self._ranks.close()
-        self._line.close()
+        self._sender.close()
 
     def _stop(self, end: float) -> None:
         def check() -> None:
@@ -156,7 +156,7 @@ class RankGroup:
                 raise EngineDead("the ranks do not listen")
 
         with contextlib.suppress(EngineDead, KeyError):  # a host that never came has no connection
-            self._line.put(wire.packed(wire.Stop()), check)
+            self._sender.put(wire.packed(wire.Stop()), check)
 
     def check(self) -> None:
         """Raise EngineDead if a rank is gone."""
@@ -166,7 +166,7 @@ class RankGroup:
     def _await_beats(self) -> None:
         end = time.monotonic() + _STARTING_SECONDS
         waiting = set(range(1, self.size))
-        while waiting := {rank for rank in waiting if not self._line.beats(rank - 1)}:
+        while waiting := {rank for rank in waiting if not self._sender.beats(rank - 1)}:
             for rank in waiting:
                 if (how := self._ended(rank)) is not None:
                     raise EngineDead(f"rank {rank} of {self.size} ended while it was starting ({how})")
@@ -175,13 +175,13 @@ class RankGroup:
             time.sleep(_POLL_SECONDS / 10)
 
     def _watch(self) -> None:
-        heard = [(self._line.beats(reader), time.monotonic()) for reader in range(self.size - 1)]
+        heard = [(self._sender.beats(reader), time.monotonic()) for reader in range(self.size - 1)]
         last = time.monotonic()
         while not self._closed.wait(_POLL_SECONDS):
             now = time.monotonic()
             paused, last = now - last > self._silence / 2, now  # this process itself stood still
             for rank in range(1, self.size):
-                beats = self._line.beats(rank - 1)
+                beats = self._sender.beats(rank - 1)
                 if beats != heard[rank - 1][0] or paused:
                     heard[rank - 1] = beats, now
                 if (how := self._ended(rank)) is not None:
@@ -199,7 +199,7 @@ class RankGroup:
             if code is None:
                 return None
             how.append(signal.Signals(-code).name if code < 0 else f"code {code}")
-        if (why := self._line.gone(rank - 1)) is not None:
+        if (why := self._sender.gone(rank - 1)) is not None:
             how.append(why)
         return ": ".join(how) or None
 
@@ -212,7 +212,7 @@ class RankGroup:
             call = self._on_failure
         kill(self._processes)  # which ends exchanges that wait for it, as does what other hosts do now
         if self._is_remote:
-            self._line.close()
+            self._sender.close()
         if call is not None:
             call(failure)
         if self._ranks is not None:
@@ -220,7 +220,7 @@ class RankGroup:
 
 
 def started(place: list[str], ranks: Iterable[int], size: int) -> dict[int, Fork]:
-    """Processes of these ranks, of `size` in all. place: see `lines.end_of`. Raises EngineDead."""
+    """Processes of these ranks, of `size` in all. place: see `channels.receiver_of`. Raises EngineDead."""
     parent = forker(FOLLOWER)
     arguments = [str(size), str(parent.pid), *place]
     processes: dict[int, Fork] = {}

@@ -6,9 +6,9 @@ import logging
 import threading
 
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.parallel.channels import remote_place
 from sgl.runtime.parallel.group import kill, started
-from sgl.runtime.parallel.lines import remote_place
-from sgl.runtime.parallel.tcp import Spoke, secret_of
+from sgl.runtime.parallel.tcp import TcpReceiver, secret_of
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def run_node(config: EngineConfig, stop: threading.Event) -> None:
     is_absent = False
     while not stop.is_set():
         try:
-            watching = Spoke(host, int(port), secret, size + config.node_rank, 0.0)
+            watching = TcpReceiver(host, int(port), secret, size + config.node_rank, 0.0)
         except (OSError, EOFError) as error:
             if not is_absent or isinstance(error, EOFError):
                 hint = ": is its secret the same?" if isinstance(error, EOFError) else ""
@@ -38,7 +38,7 @@ def run_node(config: EngineConfig, stop: threading.Event) -> None:
         _follow(watching, place, ranks, size, stop)
 
 
-def _follow(watching: Spoke, place: list[str], ranks: range, size: int, stop: threading.Event) -> None:
+def _follow(watching: TcpReceiver, place: list[str], ranks: range, size: int, stop: threading.Event) -> None:
     lost = threading.Event()
 
     def watch() -> None:

@@ -1,10 +1,10 @@
 """Frames between hosts, over TCP, to peers that prove a shared secret.
 
-Whoever connects and the hub prove to each other that they know the secret, by HMACs of fresh random numbers; each
+Whoever connects and the sender prove to each other that they know the secret, by HMACs of fresh random numbers; each
 message then carries an HMAC of a key of that connection and of the message's number, so none can be forged, repeated or
 left out. Nothing is encrypted: the network sees prompts and tokens.
 
-A message is its length, its HMAC, and content. To the hub that is MessagePack: ("beat", numbers), ("set", key, value),
+A message is its length, its HMAC, and content. To the sender it is MessagePack: ("beat", numbers), ("set", key, value),
 ("get", key) or ("error", text); from it the bytes of a frame, or the value of a get, behind a letter that tells which.
 """
 
@@ -50,9 +50,9 @@ _packed, _unpacked = msgspec.msgpack.encode, msgspec.msgpack.decode
 class Connection:
     """One end of a proven connection. `send` is safe from several threads, `receive` is one thread's."""
 
-    def __init__(self, sock: socket.socket, key: bytes, *, is_hub: bool) -> None:
+    def __init__(self, sock: socket.socket, key: bytes, *, is_sender: bool) -> None:
         self._socket = sock
-        self._out, self._in = (key + side for side in ((b"hub", b"rank") if is_hub else (b"rank", b"hub")))
+        self._out, self._in = (key + side for side in ((b"hub", b"rank") if is_sender else (b"rank", b"hub")))
         self._sent = self._received = 0
         self._lock = threading.Lock()
 
@@ -84,7 +84,7 @@ class Connection:
         return str(self._socket.getsockname()[0])
 
 
-class Hub:
+class TcpSender:
     """Rank 0's end: one connection for each other rank. With the writer's methods of Ring."""
 
     is_one_host = False
@@ -182,7 +182,7 @@ class Hub:
         with self._changed:
             is_wanted = 0 < rank < self._num_peers and rank not in self._connections
             if is_wanted:
-                connection = self._connections[rank] = Connection(_ready(sock), key, is_hub=True)
+                connection = self._connections[rank] = Connection(_ready(sock), key, is_sender=True)
         if not is_wanted:
             logger.warning("a connection from %s was refused: rank %d is not expected", address[0], rank)
             sock.close()
@@ -212,7 +212,7 @@ class Hub:
             connection.send(_VALUE + self._get(key))
 
 
-class Spoke:
+class TcpReceiver:
     """Another rank's end. With the reader's methods of Ring."""
 
     is_one_host = False
@@ -229,7 +229,7 @@ class Spoke:
                     raise
                 time.sleep(_POLL_SECONDS)
         key = _proven_hub(sock, secret, rank)
-        self._connection = Connection(_ready(sock), key, is_hub=False)
+        self._connection = Connection(_ready(sock), key, is_sender=False)
         self.host = self._connection.host
         self.numbers = [0] * NUMBERS
         """What each beat tells; see `times`."""
@@ -323,7 +323,7 @@ def _proven_rank(sock: socket.socket, secret: bytes) -> tuple[int, bytes]:
 
 
 def _proven_hub(sock: socket.socket, secret: bytes, rank: int) -> bytes:
-    """The key of a connection to the hub. Raises OSError and EOFError."""
+    """The key of a connection to the sender. Raises OSError and EOFError."""
     if _exactly(sock, len(_GREETING)) != _GREETING:
         raise EOFError("no sgl of this version answers there")
     theirs, ours, packed = _exactly(sock, _NONCE), os.urandom(_NONCE), _RANK.pack(rank)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from sgl.errors import InvalidRequest
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat_template import ChatTemplate, as_template
-from sgl.runtime.program.beginning import Beginning, beginning_of
+from sgl.runtime.program.first_prompt import FirstPrompt, first_prompt_of
 from sgl.runtime.program.tokens import Encoder, model_template
 from sgl.runtime.server.replies import ProgramPages
 from sgl.runtime.server.service import Service
@@ -52,19 +52,19 @@ class Pages:
 
     async def _beginnings(
         self, programs: Sequence[ir.Program], segment: ir.Segment | None, param: str
-    ) -> list[Beginning | None]:
+    ) -> list[FirstPrompt | None]:
         if segment is None:
             raise InvalidRequest(f"{param} needs a segment: of nothing recorded there are no pages", param=param)
 
-        def read() -> list[Beginning | None]:
+        def read() -> list[FirstPrompt | None]:
             chosen = programs[0].chat_template
             template = self._template if chosen is None else as_template(chosen)
-            return [beginning_of(program, segment, template, self._encoder) for program in programs[:MOST_ROWS]]
+            return [first_prompt_of(program, segment, template, self._encoder) for program in programs[:MOST_ROWS]]
 
         return await self._service.aside(read)
 
     async def _computed(
-        self, beginnings: Sequence[Beginning], program: ir.Program, **options: Any
+        self, beginnings: Sequence[FirstPrompt], program: ir.Program, **options: Any
     ) -> list[dict[str, Any]]:
         if not beginnings:
             return []

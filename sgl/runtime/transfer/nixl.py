@@ -24,7 +24,7 @@ import numpy.typing as npt
 from sgl.errors import ConfigError, is_installed, needs_extra
 from sgl.runtime.transfer.params import TransferParams
 from sgl.runtime.transfer.reader import Read, TcpReader
-from sgl.runtime.transfer.wire import LENGTH, REMOTE, Line
+from sgl.runtime.transfer.wire import LENGTH, REMOTE, DeadlineSocket
 
 Memory = npt.NDArray[np.uint8]
 _OPTION: Final = "disaggregation_transport"
@@ -141,12 +141,12 @@ class NixlReader(TcpReader):
         self._begun.clear()
         self._agent.close()
 
-    def _receive(self, read: Read, line: Line) -> None:
-        (size,) = LENGTH.unpack(line.receive(LENGTH.size))
+    def _receive(self, read: Read, peer: DeadlineSocket) -> None:
+        (size,) = LENGTH.unpack(peer.receive(LENGTH.size))
         if size > _MOST_BYTES:
             raise ValueError(f"a description of {size} bytes is too long")
         try:
-            told = msgspec.msgpack.decode(line.receive(size), type=_Described)
+            told = msgspec.msgpack.decode(peer.receive(size), type=_Described)
         except msgspec.MsgspecError as error:
             raise ValueError(f"where the pages lie cannot be read: {error}") from error
         if not len(told.addresses) == len(told.checksums) == len(read.pages):

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.runtime.transfer.params import TransferParams
-from sgl.runtime.transfer.wire import ANSWER, ASK, CHECKSUM, DONE, MAGIC, OK, PAGES, Line
+from sgl.runtime.transfer.wire import ANSWER, ASK, CHECKSUM, DONE, MAGIC, OK, PAGES, DeadlineSocket
 
 Memory = npt.NDArray[np.uint8]
 _CONNECT_SECONDS = 3.0
@@ -43,15 +43,15 @@ class Read:
     is_done: bool = False
     is_quiet: bool = False
     is_cut: bool = False
-    line: Line | None = None
+    peer: DeadlineSocket | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cut(self) -> None:
         """End it early. Idempotent, from any thread."""
         with self.lock:
             self.is_cut = True
-            if self.line is not None:
-                self.line.cut()
+            if self.peer is not None:
+                self.peer.cut()
 
 
 class Reader(Protocol):
@@ -117,22 +117,22 @@ class TcpReader:
         if read.is_cut or limit <= 0:
             raise TimeoutError("it was cut, or its time was up, before it began")
         with socket.create_connection((read.params.host, read.params.port), timeout=limit) as sock:
-            line = Line(sock, read.end, _SILENT_SECONDS)
+            peer = DeadlineSocket(sock, read.end, _SILENT_SECONDS)
             with read.lock:
-                read.line = line
+                read.peer = peer
                 if read.is_cut:
                     raise TimeoutError("it was cut")
             lease = bytes.fromhex(read.params.lease)
-            line.send(ASK.pack(MAGIC, self.kind, lease, read.prompt, read.first, len(read.pages)))
-            status, page_bytes = ANSWER.unpack(line.receive(ANSWER.size))
+            peer.send(ASK.pack(MAGIC, self.kind, lease, read.prompt, read.first, len(read.pages)))
+            status, page_bytes = ANSWER.unpack(peer.receive(ANSWER.size))
             if status != OK:
                 raise ValueError(
                     "the lease has ended" if status == 1 else "the other engine does not send pages so"
                 )
             if page_bytes != self.memory.shape[1]:
                 raise ValueError(f"its pages have {page_bytes} bytes, and this engine's {self.memory.shape[1]}")
-            self._receive(read, line)
-            line.send(DONE)
+            self._receive(read, peer)
+            peer.send(DONE)
 
     def _take(self, read: Read, page: int, checksum: int) -> None:
         """A page is there. Raises ValueError."""
@@ -141,11 +141,11 @@ class TcpReader:
         self._fit(page, read.params)
         read.num_good += 1
 
-    def _receive(self, read: Read, line: Line) -> None:
+    def _receive(self, read: Read, peer: DeadlineSocket) -> None:
         """Fill the pages, and count the good ones. Raises OSError, EOFError and ValueError."""
         for page in read.pages:
-            (checksum,) = CHECKSUM.unpack(line.receive(CHECKSUM.size))
-            line.receive_into(memoryview(self.memory[page]))
+            (checksum,) = CHECKSUM.unpack(peer.receive(CHECKSUM.size))
+            peer.receive_into(memoryview(self.memory[page]))
             self._take(read, page, checksum)
 
     def _settle(self, read: Read) -> None:

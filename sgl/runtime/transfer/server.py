@@ -28,7 +28,7 @@ from sgl.runtime.transfer.wire import (
     OK,
     PAGES,
     REMOTE,
-    Line,
+    DeadlineSocket,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class TransferServer:
         self._offers = offers
         self._remote = remote
         self._room = threading.Semaphore(_MOST_CONNECTIONS)
-        self._lines: set[Line] = set()
+        self._peers: set[DeadlineSocket] = set()
         self._lock = threading.Lock()
         self._is_closed = False
         try:
@@ -82,12 +82,12 @@ class TransferServer:
         """Cut all connections. Idempotent."""
         with self._lock:
             self._is_closed = True
-            lines = list(self._lines)
+            peers = list(self._peers)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for line in lines:
-            line.cut()
+        for peer in peers:
+            peer.cut()
         self._thread.join()
         if self._remote is not None:
             self._remote.close()
@@ -106,65 +106,65 @@ class TransferServer:
             threading.Thread(target=self._serve, args=(sock,), name="sgl-transfer", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        line = Line(sock, time.monotonic() + _ASK_SECONDS, _ASK_SECONDS)
+        peer = DeadlineSocket(sock, time.monotonic() + _ASK_SECONDS, _ASK_SECONDS)
         with self._lock:
-            self._lines.add(line)
+            self._peers.add(peer)
         try:
             if not self._is_closed:
-                self._answer(line)
+                self._answer(peer)
         except (OSError, EOFError) as error:
             logger.debug("a transfer ended: %s", error)
         finally:
             with self._lock:
-                self._lines.discard(line)
+                self._peers.discard(peer)
             sock.close()
             self._room.release()
 
-    def _answer(self, line: Line) -> None:
-        magic, kind, lease, prompt, first, count = ASK.unpack(line.receive(ASK.size))
+    def _answer(self, peer: DeadlineSocket) -> None:
+        magic, kind, lease, prompt, first, count = ASK.unpack(peer.receive(ASK.size))
         if magic != MAGIC or kind not in (PAGES, REMOTE):
             return
-        cut = line.cut
+        cut = peer.cut
         offer = self._offers.begin_read(lease, prompt, cut)
         if offer is None:
-            line.send(ANSWER.pack(GONE, 0))
+            peer.send(ANSWER.pack(GONE, 0))
             return
         num_sent, is_last = 0, False
         try:
             if first + count > len(offer.pages):
-                line.send(ANSWER.pack(GONE, 0))
+                peer.send(ANSWER.pack(GONE, 0))
                 return
-            line = Line(line.sock, offer.end, _SILENT_SECONDS)
+            peer = DeadlineSocket(peer.sock, offer.end, _SILENT_SECONDS)
             if count and not offer.is_copied.wait(max(0.0, offer.end - time.monotonic())):
                 return
             if kind == PAGES:
-                self._send(line, offer, first, count)
+                self._send(peer, offer, first, count)
             elif self._remote is None:
-                line.send(ANSWER.pack(NOT_SERVED, 0))
+                peer.send(ANSWER.pack(NOT_SERVED, 0))
                 return
             else:
                 left = offer.end - time.monotonic()
-                line = Line(line.sock, offer.end, left)  # which is silent while the reader reads
-                self._describe(line, self._remote, offer, first, count)
+                peer = DeadlineSocket(peer.sock, offer.end, left)  # which is silent while the reader reads
+                self._describe(peer, self._remote, offer, first, count)
                 readable = select.poll()
-                readable.register(line.sock, select.POLLIN)
+                readable.register(peer.sock, select.POLLIN)
                 while not readable.poll(_GO_ON_MS) and time.monotonic() < offer.end:
                     self._remote.go_on()
-            is_last = line.receive(1) == DONE
+            is_last = peer.receive(1) == DONE
             num_sent = count if is_last else 0
         finally:
             self._offers.end_read(offer, cut, num_sent, is_last=is_last)
 
-    def _send(self, line: Line, offer: Offer, first: int, count: int) -> None:
-        line.send(ANSWER.pack(OK, self._memory.shape[1]))
+    def _send(self, peer: DeadlineSocket, offer: Offer, first: int, count: int) -> None:
+        peer.send(ANSWER.pack(OK, self._memory.shape[1]))
         for page in offer.pages[first : first + count]:
             content = memoryview(self._memory[page])
-            line.send(CHECKSUM.pack(zlib.crc32(content)))
-            line.send(content)
+            peer.send(CHECKSUM.pack(zlib.crc32(content)))
+            peer.send(content)
 
-    def _describe(self, line: Line, remote: Remote, offer: Offer, first: int, count: int) -> None:
+    def _describe(self, peer: DeadlineSocket, remote: Remote, offer: Offer, first: int, count: int) -> None:
         if offer.checksums is None:
             offer.checksums = [zlib.crc32(memoryview(self._memory[page])) for page in offer.pages]
         part = slice(first, first + count)
         described = remote.describe(offer.pages[part], offer.checksums[part])
-        line.send(ANSWER.pack(OK, self._memory.shape[1]) + LENGTH.pack(len(described)) + described)
+        peer.send(ANSWER.pack(OK, self._memory.shape[1]) + LENGTH.pack(len(described)) + described)

@@ -28,7 +28,7 @@ OK, GONE, NOT_SERVED = 0, 1, 2
 """Statuses: the pages follow; no such lease, or not of this prompt or these pages; not by this kind."""
 
 
-class Line:
+class DeadlineSocket:
     """A connected socket with an end to all waiting."""
 
     def __init__(self, sock: socket.socket, end: float, silence: float) -> None:

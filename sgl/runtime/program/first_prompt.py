@@ -13,16 +13,16 @@ from sgl.runtime.program.tokens import Encoder
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class FirstPrompt:
     """The first prompt's tokens, and the engine's `extra_key` that goes with them."""
 
     ids: list[int]
     extra_key: str | None
 
 
-def beginning_of(
+def first_prompt_of(
     program: ir.Program, segment: ir.Segment, template: ChatTemplate | None, encoder: Encoder
-) -> Beginning | None:
+) -> FirstPrompt | None:
     """Of a checked program and its first segment: its text up to the first gen, select or image; of branches, the one
     that gets there first. None: there is no text, or an adapter computes it. Raises InvalidRequest for text that
     cannot be encoded."""
@@ -38,14 +38,16 @@ class _Reading(Interpreter[Stream]):
         self._encoder = encoder
         self._found: tuple[Stream, dict[str, Any]] | None = None
 
-    def read(self, segment: ir.Segment) -> Beginning | None:
+    def read(self, segment: ir.Segment) -> FirstPrompt | None:
         self._receive(segment)
         while self._found is None and self._order.step():
             pass
         stream, extra = self._found or (self._streams[0], self._program.defaults.get("extra") or {})
         if extra.get("lora_path") is not None or not stream.unencoded:
             return None
-        return Beginning(self._encoder.extend(stream.tokens, stream.unencoded).ids.tolist(), extra.get("extra_key"))
+        return FirstPrompt(
+            self._encoder.extend(stream.tokens, stream.unencoded).ids.tolist(), extra.get("extra_key")
+        )
 
     def _new_stream(self, stream_id: int, path: str, parent: Stream | None) -> Stream:
         return Stream(stream_id, path, parent)

@@ -14,14 +14,14 @@ from sgl.errors import ConfigError
 from sgl.kernels.collectives import Folder, Rendezvous
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.parallel.ring import Ring
-from sgl.runtime.parallel.tcp import Hub, Spoke, secret_of
+from sgl.runtime.parallel.tcp import TcpReceiver, TcpSender, secret_of
 from sgl.runtime.parallel.times import Numbers
 
 _SHARED_MEMORY = Path("/dev/shm")
 _CONNECTING_SECONDS = 300.0
 
 
-class Line(Rendezvous, Protocol):
+class Sender(Rendezvous, Protocol):
     """Rank 0's end. Rank r is reader r - 1."""
 
     def put(self, frame: bytes, check: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ class Line(Rendezvous, Protocol):
         ...
 
 
-class End(Rendezvous, Protocol):
+class Receiver(Rendezvous, Protocol):
     """Another rank's end."""
 
     @property
@@ -70,7 +70,7 @@ class End(Rendezvous, Protocol):
         ...
 
 
-class _LocalLine(Folder):
+class _LocalSender(Folder):
     def __init__(self, path: Path, num_readers: int) -> None:
         super().__init__(str(path))
         self._folder = path
@@ -86,7 +86,7 @@ class _LocalLine(Folder):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class _LocalEnd(Folder):
+class _LocalReceiver(Folder):
     def __init__(self, path: Path, num_readers: int, rank: int) -> None:
         super().__init__(str(path))
         self._folder = path
@@ -102,26 +102,26 @@ class _LocalEnd(Folder):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def line_of(config: EngineConfig) -> tuple[Line, list[str]]:
+def sender_of(config: EngineConfig) -> tuple[Sender, list[str]]:
     """Rank 0's end for these options, and the arguments that give others theirs. Raises ConfigError."""
     if config.nnodes == 1:
         memory = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
         folder = Path(tempfile.mkdtemp(prefix="sgl-ranks-", dir=memory))  # nobody else may read it
-        return _LocalLine(folder, config.num_ranks - 1), [str(folder)]
+        return _LocalSender(folder, config.num_ranks - 1), [str(folder)]
     host, port = config.address
     try:
-        hub = Hub(host, port, _secret(config), config.num_ranks, config.nnodes)
+        sender = TcpSender(host, port, _secret(config), config.num_ranks, config.nnodes)
     except OSError as error:
         raise ConfigError(f"cannot listen on {config.dist_init_addr}: {error}", option="dist_init_addr") from error
-    return hub, remote_place(config)
+    return sender, remote_place(config)
 
 
-def end_of(place: list[str], rank: int, size: int) -> End:
+def receiver_of(place: list[str], rank: int, size: int) -> Receiver:
     """Another rank's end. Raises OSError and EOFError."""
     if len(place) == 1:
-        return _LocalEnd(Path(place[0]), size - 1, rank)
+        return _LocalReceiver(Path(place[0]), size - 1, rank)
     host, port, secret = place
-    return Spoke(host, int(port), secret_of(secret), rank, _CONNECTING_SECONDS)
+    return TcpReceiver(host, int(port), secret_of(secret), rank, _CONNECTING_SECONDS)
 
 
 def remote_place(config: EngineConfig) -> list[str]:
