@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import json
 import os
 import sys
 import types
@@ -146,6 +147,24 @@ def test_logprobs_arrive(dialect: tuple[Any, Any]) -> None:
     meta = program.run(backend=backend, **GREEDY).get_meta_info("text")
     assert len(meta["output_token_logprobs"]) == 4
     assert [len(top) for top in meta["output_top_logprobs"]] == [2] * 4
+
+
+def test_constraints_hold(dialect: tuple[Any, Any]) -> None:
+    lang, backend = dialect
+
+    @lang.function
+    def program(s: Any) -> None:
+        s += "It is " + lang.gen("digits", max_tokens=8, regex=r"[0-9]{3}") + "; " + lang.gen("one", choices=["left", "right"])
+        s += lang.gen("number", dtype=int, max_tokens=6) + lang.gen("flag", dtype=bool, max_tokens=8)
+        s += lang.gen("object", max_tokens=40, json_schema='{"type": "object", "properties": {"a": {"enum": [1]}}}')
+
+    state = program.run(backend=backend, temperature=0)
+    assert len(state["digits"]) == 3
+    assert state["digits"].isdigit()
+    assert state["one"] in ("left", "right")
+    assert int(state["number"]) == int(state["number"].strip())
+    assert state["flag"] in ("True", "False")
+    assert set(json.loads(state["object"])) <= {"a"}
 
 
 def test_controls_answer(dialect: tuple[Any, Any], server: LiveServer) -> None:
