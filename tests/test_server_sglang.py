@@ -154,7 +154,12 @@ def test_constraints_hold(dialect: tuple[Any, Any]) -> None:
 
     @lang.function
     def program(s: Any) -> None:
-        s += "It is " + lang.gen("digits", max_tokens=8, regex=r"[0-9]{3}") + "; " + lang.gen("one", choices=["left", "right"])
+        s += (
+            "It is "
+            + lang.gen("digits", max_tokens=8, regex=r"[0-9]{3}")
+            + "; "
+            + lang.gen("one", choices=["left", "right"])
+        )
         s += lang.gen("number", dtype=int, max_tokens=6) + lang.gen("flag", dtype=bool, max_tokens=8)
         s += lang.gen("object", max_tokens=40, json_schema='{"type": "object", "properties": {"a": {"enum": [1]}}}')
 

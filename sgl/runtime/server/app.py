@@ -35,6 +35,7 @@ from sgl.runtime.server.programs import ProgramsApi
 from sgl.runtime.server.responses.api import ResponsesApi
 from sgl.runtime.server.routes import Handler, Route
 from sgl.runtime.server.service import Service
+from sgl.runtime.server.told_apart import TextsApi
 from sgl.runtime.server.training import TrainingApi
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ def build_app(service: Service) -> web.Application:
         ProgramsApi,
         LoraApi,
         TrainingApi,
+        TextsApi,
     )
     routes = [route for api in apis for route in api(service).routes()]
     routes += OperationApi(service, routes).routes()

@@ -1,0 +1,117 @@
+"""What a model wrote, told apart: calls of tools, reasoning and the rest. For callers of /generate."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from aiohttp import web
+from typing_extensions import TypedDict
+
+from sgl.errors import InvalidRequest
+from sgl.formats.calls import CallFormat, formats_of
+from sgl.lang.ir.reasoning import ReasoningSplitter
+from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server.fields import Lenient
+from sgl.runtime.server.protocol import Tool
+from sgl.runtime.server.routes import Api, endpoint
+from sgl.runtime.server.texts import MAX_TOKENIZED, checked_size
+from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, Reading, merged
+
+
+class CallsBody(Lenient):
+    """A text, the tools that it may call, and the format of calls; null: the server's, or any that can be told."""
+
+    text: str
+    tools: list[Tool] | None = None
+    tool_call_parser: str | None = None
+
+
+class ReasoningBody(Lenient):
+    """A text, and the model family that wrote it."""
+
+    text: str
+    reasoning_parser: str
+
+
+class ParsedCall(TypedDict):
+    """A call: its number, the tool's name, and the arguments as JSON text."""
+
+    tool_index: int
+    name: str
+    parameters: str
+
+
+class ParsedCalls(TypedDict):
+    """The calls in a text, and what it says beside them."""
+
+    normal_text: str
+    calls: list[ParsedCall]
+
+
+class SeparatedReasoning(TypedDict):
+    """A text's reasoning, and the rest."""
+
+    reasoning_text: str
+    text: str
+
+
+class TextsApi(Api):
+    """SGLang's endpoints."""
+
+    @endpoint(
+        "POST /parse_function_call",
+        body=CallsBody,
+        example={"text": 'Hi<tool_call>{"name": "f", "arguments": {}}</tool_call>', "tool_call_parser": "hermes"},
+        answer=ParsedCalls,
+    )
+    async def calls(self, request: web.Request, body: CallsBody) -> web.Response:
+        """The calls of tools in a text that is whole, and what it says beside them."""
+        name = body.tool_call_parser or self._service.config.tool_call_parser
+        with _named("tool_call_parser"):
+            formats: tuple[CallFormat | None, ...] = (None,) if name is None else formats_of(name)
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in body.tools or ()}
+
+        def read() -> Piece:
+            for format in reversed(formats):  # of one family, the later has more marks
+                splitter = AnswerSplitter(None, Reading(has_tools=True, format=format, schemas=schemas))
+                if (found := merged(splitter.feed(_checked(body.text), final=True))).calls:
+                    break
+            return found
+
+        found = await self._service.aside(read)
+        functions = [call["function"] for call in found.calls]
+        calls = [
+            {"tool_index": i, "name": its["name"], "parameters": its["arguments"]}
+            for i, its in enumerate(functions)
+        ]
+        return json_response({"normal_text": found.content, "calls": calls})
+
+    @endpoint(
+        "POST /separate_reasoning",
+        body=ReasoningBody,
+        example={"text": "<think>2 and 2</think>4", "reasoning_parser": "qwen3"},
+        answer=SeparatedReasoning,
+    )
+    async def reasoning(self, request: web.Request, body: ReasoningBody) -> web.Response:
+        """The reasoning in a text that is whole, and the rest."""
+        with _named("reasoning_parser"):
+            splitter = ReasoningSplitter(body.reasoning_parser, only_leading=True)
+        thought, said = await self._service.aside(lambda: splitter.feed(_checked(body.text), final=True))
+        return json_response({"reasoning_text": thought, "text": said})
+
+
+def _checked(text: str) -> str:
+    """It, if it is short enough to be read. Raises InvalidRequest."""
+    checked_size([text], MAX_TOKENIZED, "characters are to be read, {} more for each text", "text")
+    return text
+
+
+@contextlib.contextmanager
+def _named(param: str) -> Iterator[None]:
+    """Around what is wrong with this field alone."""
+    try:
+        yield
+    except InvalidRequest as error:
+        error.param = param
+        raise

@@ -1,0 +1,109 @@
+"""Calls and reasoning in what /generate answered, as chats of the same format tell them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sgl.runtime.engine import Engine
+from tests.call_writer import WRITERS
+from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
+
+ARGUMENTS = {"city": "Graz", "days": 2}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+]
+OF_MISTRAL = "mistral", "mistral_args", "mistral_ids"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(str(chat_checkpoint(tmp_path_factory.mktemp("model"))), **OPTIONS) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine) -> Iterator[LiveServer]:
+    with served(engine) as server:
+        yield server
+
+
+def read(server: LiveServer, path: str, **body: Any) -> dict[str, Any]:
+    answer = server.post(path, body)
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_calls_of_every_format_are_read(server: LiveServer, format: str) -> None:
+    text = WRITERS[format]([("weather", ARGUMENTS), ("weather", {**ARGUMENTS, "days": 3})])
+    parser = "mistral" if format in OF_MISTRAL else format
+    found = read(server, "/parse_function_call", text=text, tools=TOOLS, tool_call_parser=parser)
+    assert [(call["tool_index"], call["name"]) for call in found["calls"]] == [(0, "weather"), (1, "weather")]
+    assert [json.loads(call["parameters"]) for call in found["calls"]] == [ARGUMENTS, {**ARGUMENTS, "days": 3}]
+    assert not found["normal_text"].strip()
+
+
+def test_without_a_format_any_that_can_be_told_is_read(server: LiveServer) -> None:
+    text = "Let me see.\n" + WRITERS["hermes"]([("weather", ARGUMENTS)])
+    found = read(server, "/parse_function_call", text=text, tools=TOOLS)
+    assert found["normal_text"].strip() == "Let me see."
+    assert [json.loads(call["parameters"]) for call in found["calls"]] == [ARGUMENTS]
+
+
+def test_a_text_without_calls_is_a_text(server: LiveServer) -> None:
+    assert read(server, "/parse_function_call", text="No.", tools=TOOLS, tool_call_parser="hermes") == {
+        "normal_text": "No.",
+        "calls": [],
+    }
+
+
+def test_the_servers_own_format_is_the_default(engine: Engine) -> None:
+    with served(engine, tool_call_parser="qwen3_coder") as server:
+        text = WRITERS["qwen3_coder"]([("weather", ARGUMENTS)])
+        [call] = read(server, "/parse_function_call", text=text, tools=TOOLS)["calls"]
+    assert json.loads(call["parameters"]) == ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "thought", "said"),
+    [
+        ("qwen3", "<think>2 and 2</think>\n\n4", "2 and 2", "4"),
+        ("qwen3", "4</think>", "", "4</think>"),
+        ("deepseek-r1", "2 and 2</think>4", "2 and 2", "4"),
+        ("mistral", "[THINK]2[/THINK]4", "2", "4"),
+    ],
+)
+def test_reasoning_is_read(server: LiveServer, parser: str, text: str, thought: str, said: str) -> None:
+    found = read(server, "/separate_reasoning", text=text, reasoning_parser=parser)
+    assert found == {"reasoning_text": thought, "text": said}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("/parse_function_call", {"text": "a", "tool_call_parser": "hermess"}, "tool_call_parser", "'hermes'"),
+        ("/parse_function_call", {"text": 5}, "text", "string"),
+        ("/parse_function_call", {"text": "a" * (1 << 21)}, "text", "characters are to be read"),
+        ("/separate_reasoning", {"text": "a"}, "reasoning_parser", "required"),
+        ("/separate_reasoning", {"text": "a", "reasoning_parser": "qwen4"}, "reasoning_parser", "qwen3"),
+    ],
+)
+def test_mistakes_are_told(server: LiveServer, path: str, body: Any, param: str, words: str) -> None:
+    answer = server.post(path, body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert words in answer.json()["error"]["message"]
