@@ -20,6 +20,7 @@ from sgl.lang.backends.steps import Completion, GenParams, Prompt, StepSession, 
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.check import Checker, program_from_wire
 from sgl.lang.ir.choices import Scores
+from sgl.lang.ir.encoding import to_json
 from tests.patience import PATIENCE
 
 Reply = Callable[[Prompt, GenParams], str]
@@ -116,7 +117,7 @@ class ProgramBackend(Backend):
         self.sessions: list[WireSession] = []
 
     def open(self, program: ir.Program, sink: ir.Sink) -> WireSession:
-        wire = json.loads(json.dumps(ir.to_json(program)))
+        wire = json.loads(json.dumps(to_json(program)))
         session = WireSession(self, program_from_wire(wire), sink)
         self.sessions.append(session)
         return session
@@ -138,7 +139,7 @@ class WireSession:
     def send(self, segment: ir.Segment) -> None:
         self.is_evicted, self._has_lapsed = self._has_lapsed, False
         self._backend.requests += 1
-        wire = json.loads(json.dumps(ir.to_json(segment)))
+        wire = json.loads(json.dumps(to_json(segment)))
         self.segments.append(wire)
         self._inner.send(self._checker.segment(wire))
 

@@ -16,6 +16,7 @@ import sgl
 from sgl.errors import InvalidRequest
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.check import Checker, Limits, json_schema, program_from_wire
+from sgl.lang.ir.encoding import node_from_json, segment_from_json, to_json
 from tests.lang_mocks import MockBackend, ProgramBackend
 
 SCHEMA_FILE = Path(__file__).resolve().parent.parent / "docs" / "ir.schema.json"
@@ -96,7 +97,7 @@ def test_what_programs_record_fits_the_schema_and_comes_back_the_same() -> None:
     for segment in recorded():
         SEGMENTS.validate(segment)
         seen |= {node["op"] for node in segment["nodes"]}
-        assert json.loads(json.dumps(ir.to_json(ir.segment_from_json(segment)))) == segment
+        assert json.loads(json.dumps(to_json(segment_from_json(segment)))) == segment
     assert seen | {"arg"} == set(ir.NODES)
 
 
@@ -111,8 +112,8 @@ def test_nodes_come_back_equal() -> None:
         ir.Media("image", "aGk="),
     ]
     for node in nodes:
-        again = ir.node_from_json(json.loads(json.dumps(ir.to_json(node))))
-        assert ir.to_json(again) == ir.to_json(node)
+        again = node_from_json(json.loads(json.dumps(to_json(node))))
+        assert to_json(again) == to_json(node)
     assert ir.Media("image", "aGk=").bytes() == b"hi"
 
 
@@ -312,7 +313,7 @@ def test_text_functions_are_those_of_python(value: str, part: str, first: int, l
 
 def test_a_template_that_is_no_text_cannot_be_sent() -> None:
     with pytest.raises(InvalidRequest, match="chat template"):
-        ir.to_json(ir.Program("p", 1, chat_template=lambda messages, add: ""))
+        to_json(ir.Program("p", 1, chat_template=lambda messages, add: ""))
 
 
 def test_parameters_resolve_gen_over_run_over_default() -> None:

@@ -17,6 +17,7 @@ from sgl.errors import ConfigError, InvalidRequest, ProgramError
 from sgl.lang.backends.base import Backend, Session
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.check import Checker, Limits, program_from_wire
+from sgl.lang.ir.encoding import to_json
 
 FORMAT, VERSION = "sgl trace", 2
 MOST_BYTES = 1 << 28
@@ -44,7 +45,7 @@ class Recorder:
     def _opened(self, program: ir.Program, sink: ir.Sink) -> Session:
         is_text = isinstance(program.chat_template, str | None)
         steps: list[dict[str, Any]] = []
-        sent = ir.to_json(program if is_text else replace(program, chat_template=None))
+        sent = to_json(program if is_text else replace(program, chat_template=None))
         with self._lock:
             self._programs.append({"program": sent, "steps": steps})
             self._num_open += 1
@@ -83,7 +84,7 @@ class _Noted:
 
     def send(self, segment: ir.Segment) -> None:
         with self._lock:
-            self._steps.append({"send": ir.to_json(segment)})
+            self._steps.append({"send": to_json(segment)})
         self._session.send(segment)
 
     def cancel(self) -> None:

@@ -12,6 +12,7 @@ from sgl.errors import BackendError, InvalidRequest, RequestTimeout, SglError
 from sgl.lang.backends.base import Session
 from sgl.lang.backends.http import HttpClient, retry_delay
 from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.encoding import to_json
 from sgl.lang.ir.interpreter import as_known
 
 MAX_PAUSE = 1.0  # seconds between tries to reconnect: servers soon drop programs without listeners
@@ -42,7 +43,7 @@ class RemoteSession(Session):
             self._segments.put_nowait(segment)
         else:
             loop = asyncio.get_running_loop()
-            body = {"program": ir.to_json(self._program), "segment": ir.to_json(segment)}
+            body = {"program": to_json(self._program), "segment": to_json(segment)}
             self._tasks = [loop.create_task(work) for work in (self._listen(body), self._send())]
             for task in self._tasks:
                 task.add_done_callback(self._ended)
@@ -58,7 +59,7 @@ class RemoteSession(Session):
         """Send later segments in order; numbers make repeating safe."""
         await self._is_open.wait()
         for number in itertools.count(1):
-            body = {"segment": ir.to_json(await self._segments.get()), "number": number}
+            body = {"segment": to_json(await self._segments.get()), "number": number}
             await self._http.post(f"{self._path}/segments", body)
 
     async def _listen(self, body: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.choices import METHODS
+from sgl.lang.ir.encoding import segment_from_json
 from sgl.lang.ir.reasoning import FORMATS
 from sgl.lang.ir.sampling import MAX_SECONDS, MAX_WHOLE, PARAMS, shown
 
@@ -105,7 +106,7 @@ def _schema_of(hint: Any) -> dict[str, Any]:
 
 
 def _message(cls: type, **more: Any) -> dict[str, Any]:
-    """The JSON Schema of what `ir.to_json` makes of a class, with `more` fields first."""
+    """The JSON Schema of what `to_json` makes of a class, with `more` fields first."""
     hints = get_type_hints(cls)
     sent = [item for item in fields(cls) if not item.metadata.get("local")]
     shapes = {item.name: _NARROWED.get((cls, item.name)) or _schema_of(hints[item.name]) for item in sent}
@@ -185,7 +186,7 @@ class Checker:
         for i, answer in enumerate(data.get("answers", ())):
             self._answer(answer, f"answers[{i}]")
         self._is_final = self._is_final or bool(data.get("final"))
-        return ir.segment_from_json(data)
+        return segment_from_json(data)
 
     def _answer(self, answer: Mapping[str, Any], place: str) -> None:
         address = answer["st"], answer["index"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeAlias
 
 from typing_extensions import TypeVar
@@ -390,43 +390,6 @@ def apply_functions(text: str, functions: Iterable[tuple[Any, ...]]) -> str:
     return text
 
 
-def to_json(value: Any) -> Any:
-    """A node, program, segment or event as JSON values, without fields at their default."""
-    if isinstance(value, Segment):
-        data: dict[str, Any] = {"nodes": [{"st": st, **to_json(node)} for st, node in value.nodes]}
-        if value.answers:
-            data["answers"] = [
-                {"st": st, "index": index, "turns": [to_json(turn) for turn in turns]}
-                for st, index, turns in value.answers
-            ]
-        return {**data, "final": True} if value.final else data
-    data = {"op": value.op} if isinstance(value, Node) else {}
-    if isinstance(value, Program):
-        data["v"] = VERSION
-        if not isinstance(value.chat_template, str | None):
-            raise InvalidRequest("only a chat template's name or Jinja source can be sent", param="chat_template")
-    for item in fields(value):
-        content = getattr(value, item.name)
-        default = item.default if item.default_factory is MISSING else item.default_factory()
-        if not item.metadata.get("local") and content != default:
-            data[item.name] = _plain(content)
-    return data
-
-
-def node_from_json(data: Mapping[str, Any]) -> Node:
-    """Inverse of `to_json` for a checked node."""
-    return NODES[data["op"]](**{key: _frozen(value) for key, value in data.items() if key not in ("op", "st")})
-
-
-def segment_from_json(data: Mapping[str, Any]) -> Segment:
-    """Inverse of `to_json` for a checked segment."""
-    return Segment(
-        tuple((item["st"], node_from_json(item)) for item in data["nodes"]),
-        tuple((a["st"], a["index"], tuple(Turn(**turn) for turn in a["turns"])) for a in data.get("answers", ())),
-        data.get("final", False),
-    )
-
-
 def nodes_of(value: object) -> tuple[Node, ...]:
     """The nodes of text or an expression. Raises TypeError for anything else."""
     if isinstance(value, Exprs):
@@ -436,15 +399,3 @@ def nodes_of(value: object) -> tuple[Node, ...]:
     if isinstance(value, str):
         return (Text(value),)
     raise TypeError(f"only text and expressions can be added to an expression, not {type(value).__name__}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return value
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.check import Checker, program_from_wire
+from sgl.lang.ir.encoding import to_json
 from sgl.lang.ir.sampling import sampling_params
 from sgl.lang.record.open_runs import Hold
 from sgl.lang.record.opening import opened, take_sampling
@@ -115,9 +116,9 @@ class CompiledProgram:
     def _to_json(self) -> dict[str, Any]:
         if any(isinstance(node, ir.Gen) and node.tools for _, node, _ in self.nodes):
             raise InvalidRequest(f"program {self.header.name!r} has tools, which no file can hold", param="tools")
-        header = ir.to_json(self.header)
+        header = to_json(self.header)
         del header["seed"]
-        segment = ir.to_json(ir.Segment(tuple((stream, node) for stream, node, _ in self.nodes)))
+        segment = to_json(ir.Segment(tuple((stream, node) for stream, node, _ in self.nodes)))
         return {**header, "args": self.args, "nodes": segment["nodes"]}
 
     def __reduce__(self) -> Any:

@@ -12,6 +12,7 @@ from sgl.errors import ProgramError, SglError
 from sgl.lang.backends.dry import DryBackend
 from sgl.lang.config import global_config
 from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.encoding import to_json
 from sgl.lang.record.cell import Cell
 from sgl.lang.record.place import Place
 from sgl.lang.record.run import Run
@@ -249,5 +250,5 @@ def walk(stream: Stream) -> Iterator[tuple[str, Stream, ir.Node]]:
 
 
 def _shown(node: ir.Node) -> str:
-    data = ir.to_json(node)
+    data = to_json(node)
     return " ".join([data.pop("op"), *(f"{key}={value!r}" for key, value in data.items())])

@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.encoding import to_json
 from sgl.lang.view.html import notebook
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def html_table(nodes: Nodes, end: str, timeline: Mapping[str, Any]) -> str:
 
 def _rows(nodes: Nodes) -> Iterator[tuple[str, str, str, str]]:
     for path, node in nodes:
-        data = ir.to_json(node)
+        data = to_json(node)
         op, name = data.pop("op"), data.pop("name", "")
         text = data.pop("text", None)
         rest = " ".join(f"{key}={value!r}" for key, value in data.items())

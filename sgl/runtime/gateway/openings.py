@@ -12,6 +12,7 @@ import msgspec
 
 from sgl.errors import InvalidRequest, SglError
 from sgl.lang.ir import nodes as ir
+from sgl.lang.ir.encoding import node_from_json
 from sgl.lang.ir.sampling import MAX_SECONDS
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.server.placement import GENERATED, MOST_NODES, future_of_program
@@ -102,7 +103,7 @@ def _ask(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -> t
     nodes = [_value(node) for node in _items(given.get("nodes", msgspec.Raw(b"[]")))[:MOST_NODES]]
     args = {**(program.get("args") or {}), **(row.get("args") or {})}
     its = ir.Program(**{name: value for name, value in program.items() if name != "v"} | {"args": args})
-    first = ir.Segment(tuple((node["st"], ir.node_from_json(node)) for node in nodes))
+    first = ir.Segment(tuple((node["st"], node_from_json(node)) for node in nodes))
     future = future_of_program(its, first)
     requests = len({stream for stream, _ in first.nodes}) or 1
     ask = Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)

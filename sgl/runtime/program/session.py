@@ -19,6 +19,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.chat_template import as_template
 from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.lang.ir.choices import Scores, method_named
+from sgl.lang.ir.encoding import to_json
 from sgl.lang.ir.interpreter import Interpreter, Steps
 from sgl.lang.ir.media import is_elsewhere
 from sgl.lang.ir.sampling import DEFAULTS, logprob_options, native_sampling
@@ -61,7 +62,7 @@ class ProgramSession(Interpreter[Stream]):
     def __init__(self, services: Services, program: ir.Program, sink: ir.Sink) -> None:
         """Raises InvalidRequest."""
         is_text = isinstance(program.chat_template, str | None)  # in-process programs may pass an object
-        checked = program_from_wire(ir.to_json(program if is_text else replace(program, chat_template=None)))
+        checked = program_from_wire(to_json(program if is_text else replace(program, chat_template=None)))
         chosen = program.chat_template or services.template
         self._machine = Machine(services, checked, sink)
         super().__init__(
@@ -77,7 +78,7 @@ class ProgramSession(Interpreter[Stream]):
 
     def send(self, segment: ir.Segment) -> None:
         """Take the next nodes or answers; never blocks. Raises InvalidRequest and EngineDead."""
-        checked = self._checker.segment(ir.to_json(segment))
+        checked = self._checker.segment(to_json(segment))
         self._machine.post(partial(self._receive, checked))
 
     # ── on the loop's thread ────────────────────────────────────────────────────────────────────────────────────
