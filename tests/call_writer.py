@@ -182,6 +182,39 @@ def xlam(calls: Sequence[Call]) -> str:
     return _array(calls)
 
 
+def _in_python(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ",".join(map(_in_python, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_json(key)}:{_in_python(each)}" for key, each in value.items()) + "}"
+    return _json(value) if isinstance(value, str) else str(value)
+
+
+def pythonic(calls: Sequence[Call], separator: str = ", ") -> str:
+    return separator.join(
+        name + "(" + ", ".join(f"{key}={_in_python(value)}" for key, value in arguments.items()) + ")"
+        for name, arguments in calls
+    )
+
+
+def _in_gemma(value: Any, quote: str) -> str:
+    if isinstance(value, list):
+        return "[" + ",".join(_in_gemma(each, quote) for each in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_in_gemma(each, quote)}" for key, each in value.items()) + "}"
+    return f"{quote}{value}{quote}" if isinstance(value, str) else _json(value)
+
+
+def gemma4(
+    calls: Sequence[Call], begin: str = "<|tool_call>", end: str = "<tool_call|>", quote: str = '<|"|>'
+) -> str:
+    return "".join(f"{begin}call:{name}{_in_gemma(arguments, quote)}{end}" for name, arguments in calls)
+
+
+def functiongemma(calls: Sequence[Call]) -> str:
+    return gemma4(calls, "<start_function_call>", "<end_function_call>", "<escape>")
+
+
 def gpt_oss(calls: Sequence[Call]) -> str:
     return "<|start|>assistant".join(
         f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
@@ -213,4 +246,9 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "longcat": longcat,
     "gpt-oss": gpt_oss,
     "xlam": xlam,
+    "pythonic": lambda calls: f"[{pythonic(calls)}]",
+    "lfm2": lambda calls: f"<|tool_call_start|>[{pythonic(calls)}]<|tool_call_end|>",
+    "olmo3": lambda calls: "<function_calls>\n" + pythonic(calls, "\n") + "\n</function_calls>",
+    "gemma4": gemma4,
+    "functiongemma": functiongemma,
 }

@@ -15,6 +15,15 @@ _VALUE = "{{ v if v is string else v | tojson }}"
 _COMMA = "{% if not loop.last %}, {% endif %}"
 
 
+def _assigned(assigns: str, comma: str, value: str) -> str:
+    return _ITEMS.replace("%s", "{{ k }}" + assigns + value + "{% if not loop.last %}" + comma + "{% endif %}")
+
+
+def _in_gemma(begin: str, end: str, quote: str) -> tuple[str, str, str]:
+    value = f"{{{{ '{quote}' + v + '{quote}' if v is string else v | tojson }}}}"
+    return "", f"{begin}call:{_NAME}{{{{ '{{' }}}}" + _assigned(":", ",", value) + f"}}{end}", ""
+
+
 def _quoted(key: str) -> str:
     return '{"name": "' + _NAME + f'", "{key}": ' + _JSON + "}"
 
@@ -102,6 +111,19 @@ _CALLS: Final = {
     "internlm": ("", "<|action_start|><|plugin|>\n" + _quoted("parameters") + "<|action_end|>", ""),
     "longcat": ("", "<longcat_tool_call>\n" + _quoted("arguments") + "\n</longcat_tool_call>", ""),
     "xlam": ("[", _quoted("arguments") + _COMMA, "]"),
+    "pythonic": ("[", _NAME + "(" + _assigned("=", ", ", '"{{ v }}"') + ")" + _COMMA, "]"),
+    "lfm2": (
+        "<|tool_call_start|>[",
+        _NAME + "(" + _assigned("=", ", ", """{{ "'" + v + "'" if v is string else v | string }}""") + ")" + _COMMA,
+        "]<|tool_call_end|>",
+    ),
+    "olmo3": (
+        "<function_calls>\n",
+        _NAME + "(" + _assigned("=", ", ", "{{ v | tojson }}") + ")\n",
+        "</function_calls>",
+    ),
+    "gemma4": _in_gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "functiongemma": _in_gemma("<start_function_call>", "<end_function_call>", "<escape>"),
     "gpt-oss": (
         "",
         f" to=functions.{_NAME}<|channel|>commentary json<|message|>{_JSON}<|call|>",
@@ -129,6 +151,13 @@ SPECIAL: Final = [
     "<|action_start|>",
     "<|plugin|>",
     "<|action_end|>",
+    "<|tool_call_start|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    '<|"|>',
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
 ]
 """Tokens that are called special."""
 OTHER: Final = [
@@ -163,6 +192,8 @@ OTHER: Final = [
     "<longcat_tool_call>",
     "functools[",
     '[{"name": "',
+    "<function_calls>",
+    "[order(",
 ]
 
 
@@ -186,7 +217,7 @@ def template_of(name: str) -> str:
 
 def every_format_checkpoint(path: Path) -> Path:
     """A tiny random model; its tokenizer has no chat template."""
-    tiny_checkpoint(path, vocab_size=448, max_position_embeddings=2048)
+    tiny_checkpoint(path, vocab_size=456, max_position_embeddings=2048)
     tokenizer = byte_tokenizer(384)
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
     tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in OTHER])

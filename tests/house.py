@@ -191,7 +191,7 @@ READS_ENVIRONMENT = (
 DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
 MOST_LINES = {
-    "grammar": 15_600,
+    "grammar": 15_700,  # with values of calls that are not quite JSON
     "kernels": 7_420,  # with products of a library that agree
     "kernels.gdn": 800,
     "kernels.latent": 1_000,
@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 900,
     "platforms": 280,
     "compat": 500,
-    "formats": 1_500,  # of every family that writes calls in its own way
+    "formats": 1_720,  # of every family that writes calls in its own way
     "": 850,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""

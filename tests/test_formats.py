@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jsonschema
@@ -62,14 +62,18 @@ MARKS = (
 )
 
 
-ENDS = ("</parameter", "</arg_value", "</｜DSML｜parameter", "</steptml:parameter")
+ENDS = ("</parameter>", "</arg_value>", "</｜DSML｜parameter>", "</steptml:parameter>", '<|"|>', "<escape>")
+
+
+UNMARKED = ("qwen_xml", "glm_xml", "minimax_xml", "step_xml")
+"""Which do not mark strings."""
 
 
 def is_writable(format: CallFormat, value: Any) -> bool:
     """Whether the parameters' tags can hold a value: what ends them cannot, and a nullable text is no null."""
-    if format.arguments == "json":
+    if format.arguments in ("json", "pythonic"):
         return True
-    return not isinstance(value, str) or not any(f"{end}>" in value for end in ENDS)
+    return not isinstance(value, str) or not any(end in value for end in ENDS)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(MARKS)
@@ -89,10 +93,13 @@ def calls_of(draw: st.DrawFn, format: CallFormat) -> list[Call]:
                 | TEXTS.filter(
                     lambda text: (
                         is_writable(format, text)
-                        and (text.strip() != "null" or format.arguments in ("json", "deepseek_xml"))
+                        and (text.strip() != "null" or not format.arguments.endswith(UNMARKED))
                     )
                 ),
-                "tags": st.lists(TEXTS, max_size=3),
+                "tags": st.lists(
+                    TEXTS if format.arguments.endswith("_xml") else TEXTS.filter(partial(is_writable, format)),
+                    max_size=3,
+                ),
                 "exact": st.booleans(),
             }
             arguments |= {key: draw(option) for key, option in options.items() if draw(st.booleans())}
@@ -179,7 +186,7 @@ def test_other_tools_and_arguments_are_not_allowed(name: str) -> None:
     write, required, auto = WRITERS[name], constraint(name, "required"), constraint(name, "auto")
     for call in [
         ("get_whether", {"city": "x"}),
-        ("get_weather", {"city": 1.5} if BY_NAME[name].arguments == "json" else {"days": 1}),
+        ("get_weather", {"days": 1} if BY_NAME[name].arguments in UNMARKED else {"city": 1.5}),
         ("get_weather", {}),
         ("get_weather", {"city": "x", "days": 100}),
         ("get_weather", {"city": "x", "unit": "K"}),
@@ -202,7 +209,7 @@ def test_free_text_is_free_until_a_call_begins(name: str) -> None:
     for text in texts:
         if name != "llama3" or not text.startswith('{"name"'):
             assert accepts(auto, text), text
-    assert not accepts(auto, WRITERS[name]([("stop", {})])[:-4])
+    assert not accepts(auto, WRITERS[name]([("stop", {})])[:-1])
 
 
 TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
@@ -358,6 +365,38 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
     ),
     ("xlam", '[{"name": "stop", "arguments": {}}]', ("", "", [("stop", {})])),
     (
+        "pythonic",
+        """[get_weather(city='It\\'s "Paris"', days = 3, note=None, exact=True), stop()]""",
+        (
+            "",
+            "",
+            [("get_weather", {"city": 'It\'s "Paris"', "days": 3, "note": None, "exact": True}), ("stop", {})],
+        ),
+    ),
+    ("pythonic", '<|python_start|>[get_weather(city="Paris")]', ("", "", [("get_weather", {"city": "Paris"})])),
+    (
+        "lfm2",
+        "Let me see.<|tool_call_start|>[get_weather(city='Paris', tags=['a', {\"b\": true}, {},])]"
+        "<|tool_call_end|>Done.",
+        ("", "Let me see.Done.", [("get_weather", {"city": "Paris", "tags": ["a", {"b": True}, {}]})]),
+    ),
+    (
+        "olmo3",
+        "<function_calls>\nget_weather(city='New York', exact=true, note=null)\nstop()\n</function_calls>",
+        ("", "", [("get_weather", {"city": "New York", "exact": True, "note": None}), ("stop", {})]),
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:get_weather{city:<|"|>Par"{is<|"|>,days:42,tags:[<|"|>a<|"|>]}<tool_call|>'
+        "<|tool_call>call:stop{}<tool_call|>",
+        ("", "", [("get_weather", {"city": 'Par"{is', "days": 42, "tags": ["a"]}), ("stop", {})]),
+    ),
+    (
+        "functiongemma",
+        "<start_function_call>call:get_weather{city:<escape>Paris<escape>,exact:true}<end_function_call>",
+        ("", "", [("get_weather", {"city": "Paris", "exact": True})]),
+    ),
+    (
         "gpt-oss",
         "<|channel|>analysis<|message|>The user asks.<|end|><|start|>assistant<|channel|>commentary to=functions."
         'get_weather <|constrain|>json<|message|>{"city":"Paris"}<|call|>',
@@ -442,6 +481,15 @@ NO_CALLS = [
     ("phi4_mini_json", "functools[0]"),
     ("internlm", "<|action_start|><|interpreter|>\nprint(1)<|action_end|>"),
     ("xlam", '[{"name": "Bob", "age": 3}]'),
+    ("pythonic", "[1] says (so)"),
+    ("pythonic", "[f(a=b c)]"),
+    ("pythonic", "[f(1)] and [g]"),
+    ("pythonic", "[get(a=1"),
+    ("lfm2", "<|tool_call_start|>[f(a='b' 'c')]<|tool_call_end|>"),
+    ("lfm2", "<|tool_call_start|>[f(a=NaN)]<|tool_call_end|>"),
+    ("olmo3", "<function_calls>\nno call\n</function_calls>"),
+    ("gemma4", '<|tool_call>call:f{a:<|"|>b<|"|>;c:1}<tool_call|>'),
+    ("gemma4", "<|tool_call>call:f{a:b}<tool_call|>"),
 ]
 
 

@@ -14,8 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from sgl.errors import InvalidRequest, nearest_name
+from sgl.formats.literals import LITERAL_STYLES
 
-Arguments = Literal["json", "qwen_xml", "glm_xml", "minimax_xml", "step_xml", "deepseek_xml"]
+Arguments = Literal[
+    "json", "qwen_xml", "glm_xml", "minimax_xml", "step_xml", "deepseek_xml", "pythonic", "gemma4", "functiongemma"
+]
 _NAME = re.compile(r"[\w./-]+")
 
 
@@ -60,30 +63,36 @@ class CallFormat:
     def marks(self) -> tuple[str, ...]:
         """Everything written around names and arguments."""
         around = (self.prefix, self.opening, self.begin, self.id_mark, self.middle, self.end, self.separator)
-        return (*around, self.closing)
+        style = LITERAL_STYLES.get(self.arguments)
+        return (*around, self.closing, *(() if style is None else style.quotes))
 
 
-HERMES: Final = CallFormat(
-    "hermes",
-    '<tool_call>\n{"name": "',
-    '", "arguments": ',
-    "}\n</tool_call>",
-    separator="\n",
-    trigger="<tool_call>",
-)
+def _tagged(name: str, tag: str) -> CallFormat:
+    """Each call as JSON in a tag of its own."""
+    begin, end = f'<{tag}>\n{{"name": "', f"}}\n</{tag}>"
+    return CallFormat(name, begin, '", "arguments": ', end, separator="\n", trigger=f"<{tag}>")
+
+
+def _array(name: str, trigger: str, closing: str = "]", *, blank: str = "") -> CallFormat:
+    """Calls as a JSON array behind a mark."""
+    opening = f"{trigger}{blank}["
+    return CallFormat(
+        name,
+        '{"name": "',
+        '", "arguments": ',
+        "}",
+        opening=opening,
+        separator=", ",
+        closing=closing,
+        trigger=trigger,
+    )
+
+
+HERMES: Final = _tagged("hermes", "tool_call")
 LLAMA3: Final = CallFormat(
     "llama3", '{"name": "', '", "parameters": ', "}", separator="; ", prefix="<|python_tag|>"
 )
-MISTRAL: Final = CallFormat(
-    "mistral",
-    '{"name": "',
-    '", "arguments": ',
-    "}",
-    opening="[TOOL_CALLS] [",
-    separator=", ",
-    closing="]",
-    trigger="[TOOL_CALLS]",
-)
+MISTRAL: Final = _array("mistral", "[TOOL_CALLS]", blank=" ")
 MISTRAL_ARGS: Final = CallFormat("mistral_args", "[TOOL_CALLS]", "[ARGS]", "", trigger="[TOOL_CALLS]")
 MISTRAL_IDS: Final = CallFormat(
     "mistral_ids", "[TOOL_CALLS]", "[ARGS]", "", id_mark="[CALL_ID]", trigger="[TOOL_CALLS]"
@@ -178,46 +187,12 @@ STEP3: Final = CallFormat(
     closing="\n<｜tool_calls_end｜>",
     trigger="<｜tool_calls_begin｜>",
 )
-TOOLCALL: Final = CallFormat(
-    "nemotron_json",
-    '{"name": "',
-    '", "arguments": ',
-    "}",
-    opening="<TOOLCALL>[",
-    separator=", ",
-    closing="]</TOOLCALL>",
-    trigger="<TOOLCALL>",
-)
-TOOL_CALLS: Final = CallFormat(
-    "apriel",
-    '{"name": "',
-    '", "arguments": ',
-    "}",
-    opening="<tool_calls>[",
-    separator=", ",
-    closing="]</tool_calls>",
-    trigger="<tool_calls>",
-)
-GRANITE: Final = CallFormat(
-    "granite",
-    '{"name": "',
-    '", "arguments": ',
-    "}",
-    opening="<|tool_call|>[",
-    separator=", ",
-    closing="]",
-    trigger="<|tool_call|>",
-)
-FUNCTOOLS: Final = CallFormat(
-    "phi4_mini_json",
-    '{"name": "',
-    '", "arguments": ',
-    "}",
-    opening="functools[",
-    separator=", ",
-    closing="]",
-    trigger="functools[",
-)
+TOOLCALL: Final = _array("nemotron_json", "<TOOLCALL>", "]</TOOLCALL>")
+TOOL_CALLS: Final = _array("apriel", "<tool_calls>", "]</tool_calls>")
+GRANITE: Final = _array("granite", "<|tool_call|>")
+FUNCTOOLS: Final = replace(_array("phi4_mini_json", "functools["), opening="functools[")
+LONGCAT: Final = _tagged("longcat", "longcat_tool_call")
+XLAM: Final = _array("xlam", "")
 INTERNLM: Final = CallFormat(
     "internlm",
     '<|action_start|><|plugin|>\n{"name": "',
@@ -225,15 +200,44 @@ INTERNLM: Final = CallFormat(
     "}<|action_end|>",
     trigger="<|action_start|>",
 )
-LONGCAT: Final = CallFormat(
-    "longcat",
-    '<longcat_tool_call>\n{"name": "',
-    '", "arguments": ',
-    "}\n</longcat_tool_call>",
-    separator="\n",
-    trigger="<longcat_tool_call>",
+PYTHONIC: Final = CallFormat(
+    "pythonic",
+    "",
+    "(",
+    ")",
+    arguments="pythonic",
+    opening="[",
+    separator=", ",
+    closing="]",
+    prefix="<|python_start|>",
 )
-XLAM: Final = CallFormat("xlam", '{"name": "', '", "arguments": ', "}", opening="[", separator=", ", closing="]")
+LFM2: Final = replace(
+    PYTHONIC,
+    name="lfm2",
+    opening="<|tool_call_start|>[",
+    closing="]<|tool_call_end|>",
+    trigger="<|tool_call_start|>",
+    prefix="",
+)
+OLMO3: Final = replace(
+    LFM2,
+    name="olmo3",
+    opening="<function_calls>\n",
+    separator="\n",
+    closing="\n</function_calls>",
+    trigger="<function_calls>",
+)
+GEMMA4: Final = CallFormat(
+    "gemma4", "<|tool_call>call:", "{", "}<tool_call|>", arguments="gemma4", trigger="<|tool_call>"
+)
+FUNCTIONGEMMA: Final = CallFormat(
+    "functiongemma",
+    "<start_function_call>call:",
+    "{",
+    "}<end_function_call>",
+    arguments="functiongemma",
+    trigger="<start_function_call>",
+)
 GPT_OSS: Final = CallFormat(
     "gpt-oss",
     "<|start|>assistant<|channel|>commentary to=functions.",
@@ -277,8 +281,13 @@ FORMATS: Final = (
     INTERNLM,
     LONGCAT,
     GPT_OSS,
+    LFM2,
+    OLMO3,
+    GEMMA4,
+    FUNCTIONGEMMA,
     LLAMA3,  # these last: others' calls may hold what looks like theirs
     XLAM,
+    PYTHONIC,
 )
 PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
     "hermes": (HERMES,),
@@ -321,6 +330,13 @@ PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
     "interns1": (INTERNLM,),
     "longcat": (LONGCAT,),
     "xlam": (XLAM,),
+    "pythonic": (PYTHONIC,),
+    "llama4_pythonic": (PYTHONIC,),
+    "lfm2": (LFM2,),
+    "olmo3": (OLMO3,),
+    "gemma4": (GEMMA4,),
+    "functiongemma": (FUNCTIONGEMMA,),
+    "ernie45": (HERMES,),
 }
 """By --tool-call-parser, as SGLang and vLLM name it: the formats among which the chat template decides, the first one
 where it does not."""

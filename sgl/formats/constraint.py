@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from sgl.formats.arguments import XML_STYLES
 from sgl.formats.calls import CallFormat
 from sgl.formats.harmony import harmony_tag
 from sgl.formats.marks import parts_of
@@ -71,7 +72,7 @@ def in_channels(kind: str, source: Any, format: CallFormat) -> Tag | None:
 def loose(parameters: Mapping[str, Any], format: CallFormat) -> dict[str, Any]:
     """A schema of arguments of a tool that is not strict about them: an object, in which strings are told from other
     values where the format does not."""
-    if format.arguments == "json":
+    if format.arguments not in XML_STYLES:
         return {"type": "object"}
     properties = parameters.get("properties")
     names = properties if isinstance(properties, Mapping) else {}
@@ -168,6 +169,8 @@ def _tag(function: Mapping[str, Any], format: CallFormat) -> Tag:
 def _no_calls(format: CallFormat) -> Tag:
     """An answer that no reader takes for calls."""
     parts = [re.escape(part) for part in parts_of(format.opening + format.begin)]
+    if not format.begin:
+        parts += [r"[\w./-]+", re.escape(format.middle)]
     prefix = "".join(re.escape(part) for part in parts_of(format.prefix))
     begins = r"\s*".join([f"(?:{prefix})?", *parts])
     return {"type": "regex", "pattern": rf"(?!\s*{begins})(?:.|\n)*"}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sgl.errors import InvalidRequest
 from sgl.formats.arguments import XML_STYLES
 from sgl.formats.calls import FORMATS, CallFormat
+from sgl.formats.literals import LITERAL_STYLES
 from sgl.formats.marks import parts_of
 from sgl.formats.reading import calls_in
 
@@ -91,13 +92,14 @@ def turn_of_calls(*ids: str, as_text: bool, without_content: bool) -> dict[str, 
 
 def _is_read(format: CallFormat, written: str, before: str | None) -> bool:
     """Whether a text holds the probe's call in the format. `before`: what stands before an answer."""
-    at = written.find(format.trigger or parts_of(format.begin)[0])
+    at = written.find(format.trigger)
     if not format.trigger:  # calls are the whole answer: others' may hold what looks like them
         at = len(before) if before and written.startswith(before) else -1
     if at < 0:
         return False
     found = calls_in(written[at:], format)
-    return [call["name"] for call in found] == [_PROBE] and json.loads(found[0]["arguments"] or "") == _ARGUMENTS
+    is_probe = [call["name"] for call in found] == [_PROBE]
+    return is_probe and json.loads(found[0]["arguments"] or "") in (_ARGUMENTS, {_PROBE: "1"})  # all as strings
 
 
 def _as_written(format: CallFormat, written: str) -> CallFormat:
@@ -123,6 +125,9 @@ def _arguments_of(format: CallFormat) -> str:
     """A pattern of the probe's arguments."""
     if format.arguments == "json":
         return rf'\{{\s*"{_PROBE}":\s*1\s*\}}'
+    if (literal := LITERAL_STYLES.get(format.arguments)) is not None:
+        quote = "|".join(map(re.escape, literal.quotes))
+        return rf"\s*{_PROBE}\s*{literal.assigns}\s*(?:{quote})?1(?:{quote})?\s*"
     style = XML_STYLES[format.arguments]
     marks = [style.begin + _PROBE, *style.middle.split(), "1", style.end]
     return r"\s*".join(["", *map(re.escape, marks)])

@@ -44,15 +44,20 @@ def read_mark(mark: str, text: str) -> int:
 
 
 def read_one(marks: Sequence[str], text: str) -> tuple[int, int]:
-    """Which of several marks a text begins with, and how many characters it takes. Raises as `read_mark`."""
+    """Which of several marks a text begins with, the first one of them, and how many characters it takes. Raises as
+    `read_mark`."""
     is_open = False
     for index, mark in enumerate(marks):
         try:
-            return index, read_mark(mark, text)
+            length = read_mark(mark, text)
         except NeedMore:
             is_open = True
         except Malformed:
             continue
+        else:
+            if is_open and not length:  # nothing, or the one before
+                break
+            return index, length
     if is_open:
         raise NeedMore
     raise Malformed(f"one of {marks!r} is expected")

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from sgl.formats.arguments import XML_STYLES, ArgumentReader, JsonReader, XmlReader
 from sgl.formats.calls import CallFormat
+from sgl.formats.literals import LITERAL_STYLES, LiteralReader
 from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, parts_of, read_mark, read_one
 
 MAX_NAME = 256
@@ -18,6 +19,7 @@ MAX_NAME = 256
 _OWN_ID = re.compile(r'\s*,\s*"id"\s*:\s*"[^"]*"(?=\s*\})')
 """Which some models write behind the arguments."""
 _QUOTED = re.compile(r'(?:[^"\\]|\\.)*(?=")', re.DOTALL)
+_BARE_NAME = re.compile(r"\s*[\w./-]*\s*(?:\(|$)")
 _TO_LINE_END = re.compile(r"[^\n<]*(?=[\n<])")
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
 
@@ -159,6 +161,8 @@ class CallParser:
     def _end_of_name(self) -> int:
         """Where what stands behind a name begins. Raises NeedMore."""
         middle = self._format.middle
+        if not self._format.begin and not _BARE_NAME.match(self._held):
+            raise Malformed("a call begins with its name")
         if self._format.quotes_name:
             found = _QUOTED.match(self._held)
         else:
@@ -172,6 +176,8 @@ class CallParser:
     def _reader(self, name: str) -> ArgumentReader:
         if self._format.arguments == "json":
             return JsonReader()
+        if (style := LITERAL_STYLES.get(self._format.arguments)) is not None:
+            return LiteralReader(style)
         return XmlReader(XML_STYLES[self._format.arguments], self._format.end, self._schemas.get(name, {}))
 
     def _argue(self) -> None:
@@ -205,11 +211,11 @@ class CallParser:
         if not self._held.strip():
             raise NeedMore
         begin, closing = self._format.begin, self._format.closing
-        index, length = read_one(
-            [self._format.separator + begin, begin, *([closing] if closing else [])], self._held
-        )
+        ways = [closing] if closing else []
+        ways += [self._format.separator + begin, begin] if begin else [self._format.separator]
+        index, length = read_one(ways, self._held)
         self._take(length)
-        is_closing = index == 2
+        is_closing = bool(closing) and index == 0
         self._raw = "" if is_closing else self._raw
         self._is_behind_call = is_closing
         self._step = self._name if not is_closing else self._text if self._format.trigger else self._rest

@@ -16,13 +16,13 @@ from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.automaton.brackets import check_brackets
 from sgl.grammar.automaton.format_check import check_format
 from sgl.grammar.automaton.nfa import Builder, CountedText, KeyOrder, Node
+from sgl.grammar.automaton.parameters import Style, parameters_node
 from sgl.grammar.automaton.pushdown import MAX_STATES, Automaton
 from sgl.grammar.automaton.spelling import Spelling
 from sgl.grammar.automaton.structural_tag import Structure, read_structural_tag, structural_tag_node
+from sgl.grammar.automaton.styles import STYLES
 from sgl.grammar.automaton.tag_formats import TagFormats
 from sgl.grammar.automaton.values import value_node
-from sgl.grammar.automaton.xml_arguments import STYLES as XML_STYLES
-from sgl.grammar.automaton.xml_arguments import XmlStyle, xml_node
 from sgl.grammar.backends.lark import is_lark
 from sgl.grammar.backends.llguidance import compile_ebnf, compile_llguidance
 from sgl.grammar.matching.budget import Budget
@@ -292,12 +292,14 @@ def _start_node(builder: Builder, source: Any, constraint: Constraint, dropped: 
         case "choices":
             return _expression_node(builder, words(_check_choices(source)), "choices", builder.end)
 
+    spelling = Spelling(constraint.special_tokens, constraint.end_tokens)
+
     def body(structure: Structure, then: Node, *, counts: bool = True) -> Node:
         if structure.regex is not None:
             return _regex_node(builder, structure.regex, then, counts=counts)
-        return _schema_node(builder, structure.schema, constraint, dropped, then, XML_STYLES.get(structure.style))
+        style = None if structure.style == "json" else STYLES[structure.style].in_bytes(spelling)
+        return _schema_node(builder, structure.schema, constraint, dropped, then, style)
 
-    spelling = Spelling(constraint.special_tokens, constraint.end_tokens)
     if isinstance(source, dict) and "format" in source:
         if source.keys() - {"type", "format"}:
             raise GrammarError("a structural tag with a format has nothing beside it")
@@ -312,7 +314,7 @@ def _schema_node(
     constraint: Constraint,
     dropped: list[Dropped],
     then: Node,
-    style: XmlStyle | None = None,
+    style: Style | None = None,
 ) -> Node:
     schema, not_enforced = compile_schema(
         source,
@@ -321,7 +323,7 @@ def _schema_node(
         closes_objects=constraint.additional_properties == "closed",
     )
     dropped += not_enforced
-    return value_node(builder, schema, then) if style is None else xml_node(builder, schema, style, then)
+    return value_node(builder, schema, then) if style is None else parameters_node(builder, schema, style, then)
 
 
 def _regex_node(builder: Builder, pattern: str, then: Node, *, counts: bool = True) -> Node:

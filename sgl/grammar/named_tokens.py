@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sgl.errors import GrammarError
+from sgl.grammar.automaton.styles import STYLES
 from sgl.grammar.vocabulary.tokens import Vocabulary
 
 _ELSEWHERE = frozenset({"json_schema", "schema", "regex", "pattern", "grammar", "type", "style"})
@@ -47,6 +48,8 @@ def _texts(tag: Any) -> Iterator[str]:
             left += one
         elif isinstance(one, dict):
             left += [value for name, value in one.items() if name not in _ELSEWHERE]
+            style = one.get("style")
+            yield from STYLES[style].marks if isinstance(style, str) and style in STYLES else ()
 
 
 def _name_tokens(tag: Any, vocabulary: Vocabulary) -> None:

@@ -71,6 +71,8 @@ class Object:
     exists: tuple[KeyPattern, ...] = ()
     is_about_declared: bool = False
     """Whether schemas declare keys and say nothing at all of others, which none of them needs."""
+    has_bare_keys: bool = False
+    """Whether keys stand without quotes, as `literal_arguments.py` writes them; none needs an escape."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

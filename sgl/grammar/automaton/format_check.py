@@ -8,15 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 from sgl.errors import GrammarError
-from sgl.grammar.automaton.xml_arguments import STYLES as XML_STYLES
+from sgl.grammar.automaton.styles import STYLES
 from sgl.grammar.ebnf.linear import regular_of
 from sgl.grammar.ebnf.reader import read_ebnf
 from sgl.grammar.regular.expr import Expr
 from sgl.grammar.regular.regex import compile_regex
 from sgl.time_limit import check_size, check_time
 
-STYLES = ("json", *XML_STYLES)
-"""How a json_schema's values are written."""
 MAX_DEPTH = 32
 MAX_FORMATS = 100_000
 """How many formats a structural tag may hold, each as often as it is repeated."""
@@ -166,8 +164,9 @@ class _Check:
                 if value is not False:
                     raise GrammarError("any_order of a json_schema is false here: keys come as the schema has them")
             case "style":
-                if value not in STYLES:
-                    raise GrammarError(f"style of a json_schema is {' or '.join(map(repr, STYLES))}, not {value!r}")
+                if value != "json" and value not in STYLES:
+                    names = " or ".join(map(repr, ("json", *STYLES)))
+                    raise GrammarError(f"style of a json_schema is {names}, not {value!r}")
         if name in _FLAGS and not isinstance(value, bool):
             raise GrammarError(f"{name} of a format is true or false, not {value!r}")
 

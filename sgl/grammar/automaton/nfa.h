@@ -266,7 +266,10 @@ static void need_moves(Subsets *s, int32_t number) {
     if (t.kind == KEYS)
         for (int32_t low = t.expr, high; low < t.target; low = high) {
             high = alike(s, low, t.target, t.depth);
-            if (high == low + 1 && s->words.at[low].target < 0) need(s, BEHIND, low);
+            if (high > low + 1) continue;
+            Word word = s->words.at[low];
+            if (word.target < 0) need(s, BEHIND, low);
+            else if (word.length == t.depth + 1) need_start(s, word.expr, word.target);
         }
     if (t.kind == COUNTED) {
         has_arcs(s, t.expr < 0 ? s->counted.at[t.target].character : t.expr);

@@ -39,7 +39,8 @@ class ObjectPlan:
         self.builder = builder
         self.shape = shape
         self.in_order = builder.key_order == "schema"
-        self.names = [string_body(name) + b'"' for name, _ in shape.properties]
+        self.key_begin, self.key_end = (b"", b":") if shape.has_bare_keys else (b'"', b'"')
+        self.names = [string_body(name) + self.key_end for name, _ in shape.properties]
         self.sorted_names = sorted(range(len(self.names)), key=self.names.__getitem__)
         required = [i for i, (name, _) in enumerate(shape.properties) if name in shape.required]
         self.required_mask = sum(1 << i for i in required)
@@ -48,7 +49,11 @@ class ObjectPlan:
         self.is_counted = shape.max_properties is not None or shape.min_properties > len(required)
         self.count_cap = max(shape.max_properties or 0, shape.min_properties)
         self.every_met = (1 << len(shape.exists)) - 1
-        self.after_quote = concat(builder.space, literal(b":"), builder.space)
+        self.open_key = concat(builder.space, literal(self.key_begin))
+        self.after_key = (
+            builder.space if shape.has_bare_keys else concat(builder.space, literal(b":"), builder.space)
+        )
+        self.colon = concat(literal(b":"), builder.space) if shape.has_bare_keys else builder.colon
         self.start = Seen(0, 0, 0, 0)
         self._rests: dict[tuple[int, int], Expr] = {}
 
@@ -56,7 +61,7 @@ class ObjectPlan:
         """What is left of a declared key behind its first `depth` bytes, up to its value."""
         found = self._rests.get((index, depth))
         if found is None:
-            found = self._rests[index, depth] = concat(literal(self.names[index][depth:]), self.after_quote)
+            found = self._rests[index, depth] = concat(literal(self.names[index][depth:]), self.after_key)
         return found
 
     @cached_property
@@ -73,9 +78,9 @@ class ObjectPlan:
         """The threads at which another key may begin, with `before` in front, or the object may end."""
         builder = self.builder
         key = builder.one(KeyNode, self, seen)
-        threads = []
+        threads: list[Thread] = []
         if key.threads():
-            threads.append(builder.lexeme(concat(before, builder.open_key), key))
+            threads += builder.enter(concat(before, self.open_key), key)
         if self.may_close(seen):
             threads.append(builder.lexeme(concat(builder.space, literal(b"}")), CLOSING))
         return tuple(threads)
@@ -165,7 +170,7 @@ class ObjectPlan:
 
 
 class KeyNode(Node):
-    """Behind the opening quote of a key."""
+    """Where a key begins, behind its opening quote."""
 
     def __init__(self, plan: ObjectPlan, seen: Seen) -> None:
         self.plan = plan
@@ -182,15 +187,15 @@ class KeyNode(Node):
         for key, value, met in plan.undeclared_at(seen):
             target = plan.value_node(value, plan.with_undeclared(seen, met))
             if plan.is_unique(seen):
-                threads.append(builder.one(UniqueText, builder, key, plan.after_quote, target))
+                threads.append(builder.one(UniqueText, builder, key, plan.after_key, target))
             else:
-                threads.append(builder.lexeme(concat(key, builder.colon), target))
+                threads.append(builder.lexeme(concat(key, plan.colon), target))
         return tuple(threads)
 
 
 class DeclaredKeys(Thread):
-    """Inside one of several declared keys that share what has been read: names[low:high], each with its closing
-    quote.
+    """Inside one of several declared keys that share what has been read: names[low:high], each with its closing quote,
+    or its colon.
     """
 
     __slots__ = ("depth", "high", "low", "names", "plan", "seen")

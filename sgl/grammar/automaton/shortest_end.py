@@ -27,12 +27,12 @@ from sgl.grammar.automaton.nfa import (
     UniqueText,
 )
 from sgl.grammar.automaton.objects import AfterProperty, DeclaredKeys, KeyNode, ObjectPlan, Seen
+from sgl.grammar.automaton.parameters import Parameters
 from sgl.grammar.automaton.place import NONE_SEEN, Frame, Place, SeenTexts
 from sgl.grammar.automaton.pushdown import Automaton
 from sgl.grammar.automaton.structural_tag import FirstEnd, FreeText, Loop, Tags
 from sgl.grammar.automaton.subsets_reference import Int32Array, Int64Array
 from sgl.grammar.automaton.values import ValueNode
-from sgl.grammar.automaton.xml_arguments import Parameters
 from sgl.grammar.regular.expr import Expr, difference, words
 from sgl.grammar.regular.rope import MAX_TEXT, Rope, is_same, joined, rope, shorter, shortest_of, times
 from sgl.grammar.regular.shortest import shortest, shortest_rope
@@ -177,7 +177,7 @@ class ShortestEnds:
             case AfterProperty():
                 if node.plan.may_close(node.seen):
                     return _BRACE
-                return self._keys(node.plan, node.seen, b',"', self._seen_texts.used)
+                return self._keys(node.plan, node.seen, b"," + node.plan.key_begin, self._seen_texts.used)
             case AfterItem():
                 return self._items(node.plan, node.items, items)
             case FreeText():
@@ -251,7 +251,7 @@ class ShortestEnds:
                 plan = self.builder.one(ObjectPlan, self.builder, shape)
                 if plan.may_close(plan.start):
                     return rope(b"{}")
-                return joined(b"{", self._keys(plan, plan.start, b'"', frozenset()))
+                return joined(b"{", self._keys(plan, plan.start, plan.key_begin, frozenset()))
             case Array():
                 self._asks("minItems", shape.min_items)
                 items = self.builder.one(ArrayPlan, self.builder, shape)
@@ -279,12 +279,12 @@ class ShortestEnds:
             if chosen is None:
                 return None
             name, value, seen, used = chosen
-            step = joined(before, name, shortest(plan.after_quote), value)
+            step = joined(before, name, shortest(plan.after_key), value)
             if step is None:
                 return None
             steps.append((key if is_kept and (plan.in_order or not steps) else None, step))
             is_kept = is_kept and not used
-            before = b',"'
+            before = b"," + plan.key_begin
             if plan.may_close(seen):
                 end = _BRACE
         for key_of_step, step in reversed(steps):
@@ -336,7 +336,7 @@ class ShortestEnds:
                 continue
             text = _unused(key, used) if plan.is_unique(seen) else shortest(key)
             if text is not None:
-                found.append((text + b'"', value, plan.with_undeclared(seen, met)))
+                found.append((text + plan.key_end, value, plan.with_undeclared(seen, met)))
         return found
 
     def _best_declared(self, plan: ObjectPlan, candidates: list[int]) -> int:
@@ -348,7 +348,7 @@ class ShortestEnds:
     def _declared(self, plan: ObjectPlan, seen: Seen, index: int) -> Rope | None:
         """From behind the key of a declared property to the end of the object."""
         after = AfterProperty(plan, plan.with_declared(seen, index))
-        return joined(shortest(plan.after_quote), self._property(plan, index), self._node(after, 0))
+        return joined(shortest(plan.after_key), self._property(plan, index), self._node(after, 0))
 
     def _items(self, plan: ArrayPlan, items: Items, commas: int) -> Rope | None:
         """From behind an item to the end of the array."""

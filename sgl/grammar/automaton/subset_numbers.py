@@ -155,7 +155,7 @@ class Numbers:
                 found = self.check(library.sgl_intern(self._address, kind, expr, target, 0))
             elif isinstance(thread, DeclaredKeys):
                 places = range(thread.low, thread.high)
-                behind = self.expr(thread.plan.after_quote)
+                behind = self.expr(thread.plan.after_key)
                 low, high = self._add_words([(thread.names[i][0], thread, i) for i in places], behind)
                 found = self.check(library.sgl_intern(self._address, KEYS, low, high, thread.depth))
             elif isinstance(thread, Counted):

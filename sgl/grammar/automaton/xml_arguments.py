@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sgl.errors import GrammarError
 from sgl.grammar.automaton.nfa import Builder, Node, Opening, Thread
-from sgl.grammar.automaton.objects import ObjectPlan, Seen
+from sgl.grammar.automaton.spelling import Spelling
 from sgl.grammar.automaton.structural_tag import Tags, text_without
 from sgl.grammar.regular.charset import ANY_TEXT
 from sgl.grammar.regular.expr import (
@@ -22,7 +21,6 @@ from sgl.grammar.regular.expr import (
     intersect,
     is_empty,
     literal,
-    matches,
     union,
     words,
 )
@@ -55,6 +53,30 @@ class XmlStyle(NamedTuple):
     may_be_padded: bool = False
     """A value may stand in lines of its own; another one begins and ends with no line break."""
 
+    marks: tuple[str, ...] = ()
+
+    def in_bytes(self, spelling: Spelling) -> XmlStyle:
+        """The style itself: none of its marks is a special token."""
+        return self
+
+    @property
+    def key(self) -> Expr:
+        """What may be a key."""
+        return _QUOTED_KEY if self.begin.endswith(b'"') else _KEY
+
+    def before(self, *, is_first: bool) -> Expr:
+        """What stands before a parameter's key."""
+        return concat(_MAY_BREAK, literal(self.begin))
+
+    def parameter(self, builder: Builder, key: Expr, schema: Schema, then: Node) -> Node:
+        """Where a key begins, with its value behind it, and `then` behind that."""
+        ways = []
+        for middle, kinds in self.middles:
+            value = builder.one(XmlValue, builder, schema, self, kinds, then)
+            if value.threads():
+                ways.append(builder.after(concat(key, middle), value))
+        return ways[0] if len(ways) == 1 else builder.one(Tags, tuple(ways))
+
 
 def _named(begin: str, end: str) -> XmlStyle:
     return XmlStyle(begin.encode(), ((literal(b'">'), _ALL),), end.encode())
@@ -76,65 +98,6 @@ _QUOTED_KEY = _regex(r'[^\s<>"]{1,256}')
 _BLANK = _regex(r"[ \t\r\n]*")
 _LINE_BREAK = literal(b"\n")
 _MAY_BREAK = _regex("\n?")
-
-
-def xml_node(builder: Builder, schema: Schema, style: XmlStyle, then: Node) -> Node:
-    """Where the parameters of an object of the schema begin. Raises GrammarError where they cannot be written so."""
-    shapes = [shape for shape in schema.alternatives() if isinstance(shape, Object)]
-    if not shapes:
-        raise GrammarError("what stands as parameters between tags is an object, which the schema does not allow")
-    for shape in shapes:
-        if shape.exists or shape.min_properties > len(shape.required):
-            raise GrammarError("parameters between tags are no fewer than are required: there is no minProperties")
-        for name, _ in shape.properties:
-            if not matches(_key_of(style), name.encode()):
-                raise GrammarError(f"a parameter between tags cannot be named {name!r}")
-    plans = [builder.one(ObjectPlan, builder, shape) for shape in shapes]
-    return Tags([builder.one(Parameters, plan, plan.start, style, then) for plan in plans])
-
-
-class Parameters(Node):
-    """Where another parameter of an object may begin, or the end."""
-
-    def __init__(self, plan: ObjectPlan, seen: Seen, style: XmlStyle, then: Node) -> None:
-        self.plan = plan
-        self.seen = seen
-        self.style = style
-        self.then = then
-
-    def _find_threads(self) -> tuple[Thread, ...]:
-        plan, seen = self.plan, self.seen
-        ways = [self._declared(index) for index in plan.declared_at(seen)]
-        for key, schema, met in plan.undeclared_at(seen):
-            bare = intersect(key, _key_of(self.style))
-            if not is_empty(bare):
-                ways.append(self._parameter(bare, schema, plan.with_undeclared(seen, met)))
-        if plan.may_close(seen):
-            ways.append(self.then)
-        return tuple(dict.fromkeys(thread for way in ways for thread in way.threads()))
-
-    def ahead(self) -> Node:
-        """What brings the parameters to their end soonest."""
-        plan, seen = self.plan, self.seen
-        if plan.may_close(seen):
-            return self.then
-        shape = plan.shape
-        index = next(i for i in plan.declared_at(seen) if shape.properties[i][0] in shape.required)
-        return self._declared(index)
-
-    def _declared(self, index: int) -> Node:
-        name, schema = self.plan.shape.properties[index]
-        return self._parameter(literal(name.encode()), schema, self.plan.with_declared(self.seen, index))
-
-    def _parameter(self, key: Expr, schema: Schema, seen: Seen) -> Node:
-        builder, style = self.plan.builder, self.style
-        behind = builder.one(Parameters, self.plan, seen, style, self.then)
-        ways = []
-        for middle, kinds in style.middles:
-            value = builder.one(XmlValue, builder, schema, style, kinds, behind)
-            if value.threads():
-                ways.append(builder.after(concat(_MAY_BREAK, literal(style.begin), key, middle), value))
-        return ways[0] if len(ways) == 1 else builder.one(Tags, tuple(ways))
 
 
 class XmlValue(Node):
@@ -197,7 +160,3 @@ def bare_texts(schema: Schema, end: bytes, kinds: frozenset[str]) -> Expr:
         if any(isinstance(shape, shape_of) for shape in schema.alternatives()):
             taken.append(concat(_BLANK, literal(bracket), ANYTHING))
     return union(difference(strings, union(*taken)) if taken else strings, others)
-
-
-def _key_of(style: XmlStyle) -> Expr:
-    return _QUOTED_KEY if style.begin.endswith(b'"') else _KEY
