@@ -151,6 +151,19 @@ def glm45(calls: Sequence[Call]) -> str:
     )
 
 
+def hy_v3(calls: Sequence[Call], suffix: str = "") -> str:
+    inner = "\n".join(
+        f"<tool_call{suffix}>{name}<tool_sep{suffix}>\n"
+        + "".join(
+            f"<arg_key{suffix}>{key}</arg_key{suffix}>\n<arg_value{suffix}>{_plain(value)}</arg_value{suffix}>\n"
+            for key, value in arguments.items()
+        )
+        + f"</tool_call{suffix}>"
+        for name, arguments in calls
+    )
+    return f"<tool_calls{suffix}>\n{inner}\n</tool_calls{suffix}>"
+
+
 def nemotron_json(calls: Sequence[Call]) -> str:
     return f"<TOOLCALL>{_array(calls)}</TOOLCALL>"
 
@@ -238,6 +251,9 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "deepseekv32": deepseekv32,
     "deepseekv4": deepseekv4,
     "step3": step3,
+    "hy_v3": hy_v3,
+    "hy_v3_open": lambda calls: hy_v3(calls, ":opensource"),
+    "llama4": llama3,
     "nemotron_json": nemotron_json,
     "apriel": apriel,
     "granite": granite,

@@ -24,6 +24,14 @@ def _in_gemma(begin: str, end: str, quote: str) -> tuple[str, str, str]:
     return "", f"{begin}call:{_NAME}{{{{ '{{' }}}}" + _assigned(":", ",", value) + f"}}{end}", ""
 
 
+def _in_hy(suffix: str) -> tuple[str, str, str]:
+    item = f"<arg_key{suffix}>{{{{ k }}}}</arg_key{suffix}>\n<arg_value{suffix}>{_VALUE}</arg_value{suffix}>\n"
+    call = (
+        f"<tool_call{suffix}>{_NAME}<tool_sep{suffix}>\n" + _ITEMS.replace("%s", item) + f"</tool_call{suffix}>\n"
+    )
+    return f"<tool_calls{suffix}>\n", call, f"</tool_calls{suffix}>"
+
+
 def _quoted(key: str) -> str:
     return '{"name": "' + _NAME + f'", "{key}": ' + _JSON + "}"
 
@@ -32,6 +40,9 @@ _CALLS: Final = {
     # before, each, behind
     "hermes": ("", "<tool_call>\n" + _quoted("arguments") + "\n</tool_call>", ""),
     "llama3": ("", _quoted("parameters"), ""),
+    "llama4": ("<|python_start|><|python_end|>", _quoted("parameters"), ""),
+    "hy_v3": _in_hy(""),
+    "hy_v3_open": _in_hy(":opensource"),
     "mistral": ("[TOOL_CALLS] [", _quoted("arguments") + _COMMA, "]"),
     "mistral_args": ("", f"[TOOL_CALLS]{_NAME}[ARGS]{_JSON}", ""),
     "mistral_ids": ("", f"[TOOL_CALLS]{_NAME}[CALL_ID]{{{{ c.id }}}}[ARGS]{_JSON}", ""),
@@ -152,6 +163,9 @@ SPECIAL: Final = [
     "<|plugin|>",
     "<|action_end|>",
     "<|tool_call_start|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    *(f"{mark}:opensource>" for mark in ("<tool_calls", "<tool_sep", "<arg_value", "</arg_value")),
     "<|tool_call>",
     "<tool_call|>",
     '<|"|>',
@@ -217,7 +231,7 @@ def template_of(name: str) -> str:
 
 def every_format_checkpoint(path: Path) -> Path:
     """A tiny random model; its tokenizer has no chat template."""
-    tiny_checkpoint(path, vocab_size=456, max_position_embeddings=2048)
+    tiny_checkpoint(path, vocab_size=464, max_position_embeddings=2048)
     tokenizer = byte_tokenizer(384)
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
     tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in OTHER])

@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 900,
     "platforms": 280,
     "compat": 500,
-    "formats": 1_720,  # of every family that writes calls in its own way
+    "formats": 1_760,  # of every family that writes calls in its own way
     "": 850,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""

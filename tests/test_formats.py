@@ -62,10 +62,18 @@ MARKS = (
 )
 
 
-ENDS = ("</parameter>", "</arg_value>", "</｜DSML｜parameter>", "</steptml:parameter>", '<|"|>', "<escape>")
+ENDS = (
+    "</parameter>",
+    "</arg_value>",
+    "</arg_value:opensource>",
+    "</｜DSML｜parameter>",
+    "</steptml:parameter>",
+    '<|"|>',
+    "<escape>",
+)
 
 
-UNMARKED = ("qwen_xml", "glm_xml", "minimax_xml", "step_xml")
+UNMARKED = ("qwen_xml", "glm_xml", "hy_xml", "minimax_xml", "step_xml")
 """Which do not mark strings."""
 
 
@@ -207,7 +215,7 @@ def test_free_text_is_free_until_a_call_begins(name: str) -> None:
     if name == "gpt-oss":
         texts = [f"<|channel|>final<|message|>{text}<|return|>" for text in texts]
     for text in texts:
-        if name != "llama3" or not text.startswith('{"name"'):
+        if not name.startswith("llama") or not text.startswith('{"name"'):
             assert accepts(auto, text), text
     assert not accepts(auto, WRITERS[name]([("stop", {})])[:-1])
 
@@ -227,6 +235,11 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
     (
         "llama3",
         '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}',
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "llama4",
+        '<|python_start|><|python_end|>{"name": "get_weather", "parameters": {"city": "Paris"}}',
         ("", "", [("get_weather", {"city": "Paris"})]),
     ),
     ("llama3", 'It is {"name": "x"}', ("", 'It is {"name": "x"}', [])),
@@ -326,6 +339,19 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
         '<steptml:parameter name="city">Paris</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n'
         "<｜tool_calls_end｜>",
         ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "hy_v3_open",
+        "I look.<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Paris</arg_value:opensource>\n"
+        "</tool_call:opensource>\n</tool_calls:opensource>",
+        ("", "I look.", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "hy_v3",
+        "<tool_calls><tool_call>get_weather<tool_sep><arg_key>city</arg_key><arg_value>5</arg_value></tool_call>"
+        "<tool_call>stop<tool_sep></tool_call></tool_calls>",
+        ("", "", [("get_weather", {"city": "5"}), ("stop", {})]),
     ),
     (
         "nemotron_json",

@@ -27,6 +27,9 @@ SCHEMAS = {"order": ORDER, "order_now": ORDER, "stop": {"type": "object", "maxPr
 BEGINNINGS = {
     # a token with which calls begin, or what is called a channel
     "llama3": "<|python_tag|>",
+    "llama4": "<|python_start|>",
+    "hy_v3": "<tool_calls>",
+    "hy_v3_open": "<tool_calls:opensource>",
     "hermes": "<tool_call>",
     "qwen3_coder": "<tool_call>",
     "glm45": "<tool_call>",
@@ -208,8 +211,10 @@ def has_calls(answer: Answer) -> bool:
 @pytest.mark.costly
 def test_calls_are_held_to_their_schemas_through_every_door(door: tuple[str, LiveServer]) -> None:
     name, server = door
-    bias = biased(server, **{BEGINNINGS[name]: 30.0 if name in ("llama3", "xlam", "pythonic") else 9.0})
-    limit = 250 if name in ("deepseekv32", "deepseekv4", "step3") else 50  # most tokens are bytes
+    bias = biased(server, **{BEGINNINGS[name]: 30.0 if name in ("llama3", "llama4", "xlam", "pythonic") else 9.0})
+    limit = (
+        250 if name in ("deepseekv32", "deepseekv4", "step3", "hy_v3", "hy_v3_open") else 50
+    )  # most tokens are bytes
     wanted: dict[str, Any] = {"temperature": 1.0, "max_tokens": limit, "logit_bias": bias}
     seeds = {choice: seed_of(server, has_calls, choice=choice, **wanted) for choice in ("required", "auto")}
     doors = DOORS if name in ("hermes", "glm45", "gpt-oss") else ["chat"]

@@ -68,6 +68,9 @@ class XmlStyle(NamedTuple):
 XML_STYLES = {
     "qwen_xml": XmlStyle("<parameter=", ">", "</parameter>", is_padded=True),
     "glm_xml": XmlStyle("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"),
+    "hy_xml": XmlStyle(
+        "<arg_key:opensource>", "</arg_key:opensource>\n<arg_value:opensource>", "</arg_value:opensource>"
+    ),
     "minimax_xml": XmlStyle('<parameter name="', '">', "</parameter>"),
     "step_xml": XmlStyle('<steptml:parameter name="', '">', "</steptml:parameter>"),
     "deepseek_xml": XmlStyle(

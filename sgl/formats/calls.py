@@ -14,10 +14,20 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from sgl.errors import InvalidRequest, nearest_name
+from sgl.formats.arguments import XML_STYLES
 from sgl.formats.literals import LITERAL_STYLES
 
 Arguments = Literal[
-    "json", "qwen_xml", "glm_xml", "minimax_xml", "step_xml", "deepseek_xml", "pythonic", "gemma4", "functiongemma"
+    "json",
+    "qwen_xml",
+    "glm_xml",
+    "minimax_xml",
+    "step_xml",
+    "deepseek_xml",
+    "hy_xml",
+    "pythonic",
+    "gemma4",
+    "functiongemma",
 ]
 _NAME = re.compile(r"[\w./-]+")
 
@@ -63,8 +73,12 @@ class CallFormat:
     def marks(self) -> tuple[str, ...]:
         """Everything written around names and arguments."""
         around = (self.prefix, self.opening, self.begin, self.id_mark, self.middle, self.end, self.separator)
-        style = LITERAL_STYLES.get(self.arguments)
-        return (*around, self.closing, *(() if style is None else style.quotes))
+        inside: tuple[str, ...] = ()
+        if (xml := XML_STYLES.get(self.arguments)) is not None:
+            inside = (xml.begin, xml.middle, xml.string_middle, xml.end)
+        elif (literal := LITERAL_STYLES.get(self.arguments)) is not None:
+            inside = literal.quotes
+        return (*around, self.closing, *inside)
 
 
 def _tagged(name: str, tag: str) -> CallFormat:
@@ -92,6 +106,8 @@ HERMES: Final = _tagged("hermes", "tool_call")
 LLAMA3: Final = CallFormat(
     "llama3", '{"name": "', '", "parameters": ', "}", separator="; ", prefix="<|python_tag|>"
 )
+LLAMA4: Final = replace(LLAMA3, name="llama4", prefix="<|python_start|><|python_end|>")
+"""As its template writes calls, with their text between these."""
 MISTRAL: Final = _array("mistral", "[TOOL_CALLS]", blank=" ")
 MISTRAL_ARGS: Final = CallFormat("mistral_args", "[TOOL_CALLS]", "[ARGS]", "", trigger="[TOOL_CALLS]")
 MISTRAL_IDS: Final = CallFormat(
@@ -176,6 +192,29 @@ DEEPSEEK_V4: Final = replace(
     closing="\n</｜DSML｜tool_calls>",
     trigger="<｜DSML｜tool_calls>",
 )
+HY_V3: Final = CallFormat(
+    "hy_v3",
+    "<tool_call>",
+    "<tool_sep>",
+    "\n</tool_call>",
+    arguments="glm_xml",
+    opening="<tool_calls>\n",
+    separator="\n",
+    closing="\n</tool_calls>",
+    trigger="<tool_calls>",
+)
+HY_V3_OPEN: Final = replace(
+    HY_V3,
+    name="hy_v3_open",
+    begin="<tool_call:opensource>",
+    middle="<tool_sep:opensource>",
+    end="\n</tool_call:opensource>",
+    arguments="hy_xml",
+    opening="<tool_calls:opensource>\n",
+    closing="\n</tool_calls:opensource>",
+    trigger="<tool_calls:opensource>",
+)
+"""As the published models' tokens are called."""
 STEP3: Final = CallFormat(
     "step3",
     '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
@@ -285,7 +324,10 @@ FORMATS: Final = (
     OLMO3,
     GEMMA4,
     FUNCTIONGEMMA,
+    HY_V3,
+    HY_V3_OPEN,
     LLAMA3,  # these last: others' calls may hold what looks like theirs
+    LLAMA4,
     XLAM,
     PYTHONIC,
 )
@@ -303,7 +345,7 @@ PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
     "glm47": (GLM45,),
     "llama3": (LLAMA3,),
     "llama3_json": (LLAMA3,),
-    "llama4_json": (LLAMA3,),
+    "llama4_json": (LLAMA4,),
     "mistral": (MISTRAL, MISTRAL_ARGS, MISTRAL_IDS),
     "deepseekv3": (DEEPSEEK_V3,),
     "deepseek_v3": (DEEPSEEK_V3,),
@@ -337,6 +379,8 @@ PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
     "gemma4": (GEMMA4,),
     "functiongemma": (FUNCTIONGEMMA,),
     "ernie45": (HERMES,),
+    "hunyuan": (HY_V3_OPEN, HY_V3),
+    "hy_v3": (HY_V3_OPEN, HY_V3),
 }
 """By --tool-call-parser, as SGLang and vLLM name it: the formats among which the chat template decides, the first one
 where it does not."""

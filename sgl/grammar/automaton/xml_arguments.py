@@ -46,27 +46,36 @@ _ALL = _STRING | _OTHERS
 class XmlStyle(NamedTuple):
     """How a parameter is written: a key between the first two, its value before the third."""
 
-    begin: bytes
-    middles: tuple[tuple[Expr, frozenset[str]], ...]
-    """Each with the kinds of values that stand behind it."""
-    end: bytes
+    begin: str
+    middles: tuple[tuple[str, frozenset[str]], ...]
+    """Each with the kinds of values that stand behind it. A line break may be left out."""
+    end: str
     may_be_padded: bool = False
     """A value may stand in lines of its own; another one begins and ends with no line break."""
+    spelling: Spelling = Spelling()
 
-    marks: tuple[str, ...] = ()
-
-    def in_bytes(self, spelling: Spelling) -> XmlStyle:
-        """The style itself: none of its marks is a special token."""
-        return self
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What may be special tokens."""
+        return (self.begin, self.end, *(middle for middle, _ in self.middles))
 
     @property
     def key(self) -> Expr:
         """What may be a key."""
-        return _QUOTED_KEY if self.begin.endswith(b'"') else _KEY
+        return _QUOTED_KEY if self.begin.endswith('"') else _KEY
+
+    def in_bytes(self, spelling: Spelling) -> XmlStyle:
+        """The style with its marks as a vocabulary spells them."""
+        return self._replace(spelling=spelling)
+
+    def bytes_of(self, mark: str) -> Expr:
+        """A mark, any line break in which may be left out."""
+        first, *others = [literal(self.spelling.trigger(part)) for part in mark.split("\n")]
+        return concat(first, *(concat(_MAY_BREAK, other) for other in others))
 
     def before(self, *, is_first: bool) -> Expr:
         """What stands before a parameter's key."""
-        return concat(_MAY_BREAK, literal(self.begin))
+        return concat(_MAY_BREAK, self.bytes_of(self.begin))
 
     def parameter(self, builder: Builder, key: Expr, schema: Schema, then: Node) -> Node:
         """Where a key begins, with its value behind it, and `then` behind that."""
@@ -74,23 +83,26 @@ class XmlStyle(NamedTuple):
         for middle, kinds in self.middles:
             value = builder.one(XmlValue, builder, schema, self, kinds, then)
             if value.threads():
-                ways.append(builder.after(concat(key, middle), value))
+                ways.append(builder.after(concat(key, self.bytes_of(middle)), value))
         return ways[0] if len(ways) == 1 else builder.one(Tags, tuple(ways))
 
 
-def _named(begin: str, end: str) -> XmlStyle:
-    return XmlStyle(begin.encode(), ((literal(b'">'), _ALL),), end.encode())
+def _marked(suffix: str = "") -> XmlStyle:
+    return XmlStyle(
+        f"<arg_key{suffix}>", ((f"</arg_key{suffix}>\n<arg_value{suffix}>", _ALL),), f"</arg_value{suffix}>"
+    )
 
 
 STYLES = {
-    "qwen_xml": XmlStyle(b"<parameter=", ((literal(b">"), _ALL),), b"</parameter>", may_be_padded=True),
-    "glm_xml": XmlStyle(b"<arg_key>", ((_regex("</arg_key>\n?<arg_value>"), _ALL),), b"</arg_value>"),
-    "minimax_xml": _named('<parameter name="', "</parameter>"),
-    "step_xml": _named('<steptml:parameter name="', "</steptml:parameter>"),
+    "qwen_xml": XmlStyle("<parameter=", ((">", _ALL),), "</parameter>", may_be_padded=True),
+    "glm_xml": _marked(),
+    "hy_xml": _marked(":opensource"),
+    "minimax_xml": XmlStyle('<parameter name="', (('">', _ALL),), "</parameter>"),
+    "step_xml": XmlStyle('<steptml:parameter name="', (('">', _ALL),), "</steptml:parameter>"),
     "deepseek_xml": XmlStyle(
-        '<｜DSML｜parameter name="'.encode(),
-        ((literal(b'" string="true">'), _STRING), (literal(b'" string="false">'), _OTHERS)),
-        "</｜DSML｜parameter>".encode(),
+        '<｜DSML｜parameter name="',
+        (('" string="true">', _STRING), ('" string="false">', _OTHERS)),
+        "</｜DSML｜parameter>",
     ),
 }
 _KEY = _regex(r"[^\s<>]{1,256}")
@@ -113,13 +125,13 @@ class XmlValue(Node):
         self.then = then
 
     def _find_threads(self) -> tuple[Thread, ...]:
-        builder, end = self.builder, self.style.end
-        texts = bare_texts(self.schema, end, self.kinds)
-        behind = builder.after(literal(end), self.then)
+        builder, end = self.builder, self.style.bytes_of(self.style.end)
+        texts = bare_texts(self.schema, self.style.end.encode(), self.kinds)
+        behind = builder.after(end, self.then)
         if not self.style.may_be_padded:
             return self._values(texts, behind)
         unpadded = difference(texts, union(concat(_LINE_BREAK, ANYTHING), concat(ANYTHING, _LINE_BREAK)))
-        padded = builder.one(PaddedValue, self, texts, builder.after(literal(b"\n" + end), self.then))
+        padded = builder.one(PaddedValue, self, texts, builder.after(concat(_LINE_BREAK, end), self.then))
         return (*self._values(unpadded, behind), builder.lexeme(_LINE_BREAK, padded))
 
     def _values(self, texts: Expr, behind: Node) -> tuple[Thread, ...]:
