@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,17 +180,3 @@ def test_prefill_replicas_compute_prompts_for_the_others(tmp_path: Path) -> None
         assert running.status()["workers"][0]["capabilities"]["mode"] is None
         assert [answer(running.url, text) for text in texts] == found
     assert running.process.returncode == 0
-
-
-def test_what_ray_serve_gave_up_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sgl.runtime.cluster import serve_app
-
-    deployment = {"status": "DEPLOY_FAILED", "message": "Traceback:\n  here\nTypeError: planted", "replicas": []}
-    details = {"applications": {"a": {"deployments": {"worker": deployment}}}}
-    monkeypatch.setattr(serve_app, "_client", lambda: SimpleNamespace(get_serve_details=lambda: details))
-    app = serve_app.ServeApp("a")
-    app.states()
-    assert app.failure == "TypeError: planted"
-    deployment["status"] = "UPDATING"
-    app.states()
-    assert app.failure is None

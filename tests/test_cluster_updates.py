@@ -19,6 +19,8 @@ from tests.patience import PATIENCE
 
 pytest.importorskip("ray")
 from sgl.runtime.cluster import cluster as its
+from sgl.runtime.cluster import serve_app
+from sgl.runtime.cluster.serve_app import ServeApp
 
 CAPABILITIES = Capabilities("m", 1024, 8192, (), "sgl", False, "cpu", 1, "1")
 
@@ -249,3 +251,35 @@ def test_a_scaling_lasts_until_an_update_that_fails_is_undone(monkeypatch: pytes
     told.append(facts(1, False, "failed", "ready"))
     with pytest.raises(EngineDead, match="a replica does not serve: no"):
         scale(asked)
+
+
+def test_what_ray_serve_gave_up_on_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment = {"status": "DEPLOY_FAILED", "message": "Traceback:\n  here\nTypeError: planted", "replicas": []}
+    application: dict[str, Any] = {"status": "DEPLOY_FAILED", "message": "The deployment failed."}
+    application["deployments"] = {"worker": deployment}
+    app = served(monkeypatch, application)
+    assert app.states() == {}
+    assert app.failure == "TypeError: planted"
+    deployment["status"] = application["status"] = "UPDATING"
+    app.states()
+    assert app.failure is None
+    application |= {"status": "DEPLOY_FAILED", "message": "Traceback:\nImportError: planted", "deployments": {}}
+    app.states()
+    assert app.failure == "ImportError: planted"
+
+
+def test_no_replica_is_gone_while_ray_serve_reads_what_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = [{"replica_id": "a", "state": "RUNNING"}]
+    application: dict[str, Any] = {"status": "RUNNING", "deployments": {"worker": {"replicas": replicas}}}
+    app = served(monkeypatch, application, {**application, "deployments": {"worker": {"replicas": []}}})
+    assert app.states() == {"a": "RUNNING"}
+    application |= {"status": "DEPLOYING", "deployments": {}}
+    assert app.states() is None
+
+
+def served(monkeypatch: pytest.MonkeyPatch, *applications: Any) -> ServeApp:
+    """Of which Ray Serve says so."""
+    names = ("app", "app-prefill", "another's")
+    details = {"applications": dict(zip(names, applications, strict=False))}
+    monkeypatch.setattr(serve_app, "_client", lambda: SimpleNamespace(get_serve_details=lambda: details))
+    return ServeApp("app")

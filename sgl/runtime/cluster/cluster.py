@@ -289,7 +289,8 @@ class Cluster:
                 logger.warning("%s", error)
             else:
                 await self._settle()
-                self._registry.compare(states, time.monotonic())
+                if states is not None:
+                    self._registry.compare(states, time.monotonic())
             self._controller = await asyncio.to_thread(self._app.controller_pid)
             before = self._registry.version
             self._registry.tick(time.monotonic())

@@ -136,16 +136,19 @@ class ServeApp:
         self._counts = dict(counts)
         self._apply()
 
-    def states(self) -> dict[str, str]:
-        """The replicas' states, by id. Raises BackendError while Ray Serve's controller is away."""
+    def states(self) -> dict[str, str] | None:
+        """The replicas' states, by id; None while Ray Serve reads what it was told and lists none of those that there
+        are. Raises BackendError while its controller is away."""
         try:
             details = _client().get_serve_details()
         except Exception as error:  # any of Ray's: its controller is being started again
             raise BackendError(f"Ray Serve's controller does not answer: {error}", retryable=True) from error
-        found = [details["applications"].get(name, {}).get("deployments", {}) for name in self._names]
-        deployments = [each[_DEPLOYMENT] for each in found if _DEPLOYMENT in each]
-        failed = [each for each in deployments if _text(each.get("status")) == "DEPLOY_FAILED"]
+        found = [each for name, each in details["applications"].items() if name in self._names]
+        deployments = [each["deployments"][_DEPLOYMENT] for each in found if each["deployments"]]
+        failed = [each for each in (*deployments, *found) if _text(each.get("status")) == "DEPLOY_FAILED"]
         self.failure = failed[0].get("message", "").split("\n")[-1] if failed else None  # of a traceback, mostly
+        if any(not each["deployments"] and _text(each["status"]) == "DEPLOYING" for each in found):
+            return None
         replicas = [each for deployment in deployments for each in deployment.get("replicas", [])]
         return {each["replica_id"]: _text(each["state"]) for each in replicas}
 
