@@ -325,3 +325,18 @@ def test_a_rank_does_nothing_else_before_it_has_heard_what_it_hears_alone(monkey
     entered.leave("g", 1)
     entered.settle()  # of a group that is left, nothing is awaited
     assert not group.heard[2].done()
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("10.0.0.1", "tcp://10.0.0.1:9"), ("::1", "tcp://[::1]:9"), ("[::1]", "tcp://[::1]:9"), ("h", "tcp://h:9")],
+)
+def test_addresses_are_urls_with_and_without_brackets(
+    monkeypatch: pytest.MonkeyPatch, address: str, url: str
+) -> None:
+    entered: list[str] = []
+    monkeypatch.setattr(TrainerGroup, "_enter", lambda self, place, *others: entered.append(place))
+    group = TrainerGroup(address, 9, 1, 2, "g", "gloo", 5.0)
+    group.entered()
+    group.close()
+    assert entered == [url]
