@@ -72,7 +72,7 @@ def test_whatever_paths_clients_name_they_reach_workers_only_and_take_no_room_fo
     run(test)
 
 
-@pytest.mark.parametrize("field", ["previous_response_id", "conversation", "x-session-id"])
+@pytest.mark.parametrize("field", ["previous_response_id", "conversation", "x-session-id", "x-smg-routing-key"])
 def test_a_sessions_name_takes_little_room_however_long_it_is(field: str) -> None:
     names = ["s" * 1_000_000, "s" * 1_000_000 + "\ud800", "short"]
     asks = [ask_of("/v1/responses", {"input": "x", field: name}, session_of({field: name})) for name in names]

@@ -16,7 +16,7 @@ from sgl.runtime.gateway.index import namespace_of
 from sgl.runtime.gateway.policy import Ask
 from sgl.runtime.server.placement import CHARACTERS, Future, future_of, future_of_prompts
 
-SESSION_HEADERS = ("x-session-id", "x-sgl-session")
+SESSION_HEADERS = ("x-session-id", "x-sgl-session", "x-smg-routing-key")  # the last is slime's and bench_serving's
 _NAME_CHARACTERS = 200
 _MODEL_CHARACTERS = 4096  # of a model's name; an adapter's has 1024 at most
 _MOST_SAMPLES = 128
