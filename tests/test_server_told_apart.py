@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sgl.formats.calls import PARSERS
 from sgl.runtime.engine import Engine
 from tests.call_writer import WRITERS
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
@@ -25,7 +26,6 @@ TOOLS = [
         },
     }
 ]
-OF_MISTRAL = "mistral", "mistral_args", "mistral_ids"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def read(server: LiveServer, path: str, **body: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("format", WRITERS)
 def test_calls_of_every_format_are_read(server: LiveServer, format: str) -> None:
     text = WRITERS[format]([("weather", ARGUMENTS), ("weather", {**ARGUMENTS, "days": 3})])
-    parser = "mistral" if format in OF_MISTRAL else format
+    parser = next(name for name, formats in PARSERS.items() if format in [each.name for each in formats])
     found = read(server, "/parse_function_call", text=text, tools=TOOLS, tool_call_parser=parser)
     assert [(call["tool_index"], call["name"]) for call in found["calls"]] == [(0, "weather"), (1, "weather")]
     assert [json.loads(call["parameters"]) for call in found["calls"]] == [ARGUMENTS, {**ARGUMENTS, "days": 3}]
