@@ -30,7 +30,7 @@ from pathlib import Path
 
 from sgl.runtime.gateway import policy as policies
 from sgl.runtime.gateway.fleet import Fleet
-from sgl.runtime.gateway.policy import FULL, Ask, Worker
+from sgl.runtime.gateway.policy import FULL, Demand, Worker
 from sgl.runtime.gateway.reports import Load
 from sgl.runtime.server.placement import GENERATED
 
@@ -122,7 +122,7 @@ class Smg:
         self._sizes: dict[str, set[int]] = {}
 
     def choose(
-        self, ask: Ask, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
+        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
         """See `Policy`."""
         most, least = max(its.in_flight for its in workers), min(its.in_flight for its in workers)
@@ -130,11 +130,11 @@ class Smg:
         best = max(workers, key=lambda its: has.get(its.id, 0))
         if most - least > 64 and most > 1.5 * least:
             chosen = min(workers, key=lambda its: its.in_flight)
-        elif ask.blocks and has.get(best.id, 0) > 0.3 * len(ask.blocks):
+        elif demand.blocks and has.get(best.id, 0) > 0.3 * len(demand.blocks):
             chosen = best
         else:
             chosen = min(workers, key=lambda its: len(self._sizes.get(its.id, ())))
-        self._sizes.setdefault(chosen.id, set()).update(ask.blocks)
+        self._sizes.setdefault(chosen.id, set()).update(demand.blocks)
         return chosen
 
 
@@ -204,7 +204,7 @@ class Simulation:
         hit, waits = 0, []
         for its in arrivals:
             self._until(its.seconds * stretch)
-            ticket = self.fleet.route(Ask(its.blocks, BLOCK, its.prompt, its.generated))
+            ticket = self.fleet.route(Demand(its.blocks, BLOCK, its.prompt, its.generated))
             worker = ticket.worker.id
             found = min(self.caches[worker].found(its.blocks) * BLOCK, its.prompt)
             hit += found

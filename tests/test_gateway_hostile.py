@@ -17,8 +17,8 @@ from sgl.cli import main
 from sgl.errors import ConfigError
 from sgl.runtime.gateway import app, bodies, failures, passing, programs, replies
 from sgl.runtime.gateway import workers as workers_of
-from sgl.runtime.gateway.asks import ask_of, session_of
 from sgl.runtime.gateway.config import checked_url
+from sgl.runtime.gateway.demands import demand_of, session_of
 from tests.patience import PATIENCE
 from tests.test_gateway import ADMIN, Answer, MockWorker, echo, gateway_of, run, until, value
 
@@ -75,8 +75,8 @@ def test_whatever_paths_clients_name_they_reach_workers_only_and_take_no_room_fo
 @pytest.mark.parametrize("field", ["previous_response_id", "conversation", "x-session-id", "x-smg-routing-key"])
 def test_a_sessions_name_takes_little_room_however_long_it_is(field: str) -> None:
     names = ["s" * 1_000_000, "s" * 1_000_000 + "\ud800", "short"]
-    asks = [ask_of("/v1/responses", {"input": "x", field: name}, session_of({field: name})) for name in names]
-    sessions = [ask.session or "" for ask in asks]
+    asks = [demand_of("/v1/responses", {"input": "x", field: name}, session_of({field: name})) for name in names]
+    sessions = [demand.session or "" for demand in asks]
     assert all(0 < len(session) <= 200 for session in sessions)
     assert len(set(sessions)) == 3
     assert sessions[2] == "short"

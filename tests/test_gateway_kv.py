@@ -16,7 +16,7 @@ import zmq
 
 from sgl.runtime.engine import Engine
 from sgl.runtime.gateway import kv_follower
-from sgl.runtime.gateway.asks import facts_of
+from sgl.runtime.gateway.demands import facts_of
 from sgl.runtime.gateway.index import PrefixIndex
 from sgl.runtime.gateway.kv_follower import KvFollower, Source, sources_of
 from sgl.runtime.kv_events import END, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
@@ -29,7 +29,7 @@ from tests.tiny_models import tiny_checkpoint
 
 def blocks_of(ids: list[int], **more: Any) -> list[int]:
     """As a request's are named."""
-    return list(facts_of(msgspec.json.encode({"input_ids": ids, **more}), "/generate", None).ask.blocks)
+    return list(facts_of(msgspec.json.encode({"input_ids": ids, **more}), "/generate", None).demand.blocks)
 
 
 @pytest.fixture(scope="module")
@@ -390,8 +390,8 @@ def test_what_another_tenant_or_adapter_has_computed_is_no_hit() -> None:
 )
 def test_an_adapter_may_stand_in_a_models_name(more: dict[str, Any], adapter: str | None) -> None:
     body = msgspec.json.encode({"prompt": IDS[0], **more})
-    ask = facts_of(body, "/v1/completions", None, frozenset({"sql", "sql:v2"})).ask
-    assert ask.blocks == (blocks_of(IDS[0], lora_path=adapter) if adapter else blocks_of(IDS[0]))
+    demand = facts_of(body, "/v1/completions", None, frozenset({"sql", "sql:v2"})).demand
+    assert demand.blocks == (blocks_of(IDS[0], lora_path=adapter) if adapter else blocks_of(IDS[0]))
 
 
 def test_engines_of_one_server_are_followed_wherever_each_publishes(tmp_path: Path) -> None:

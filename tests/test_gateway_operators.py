@@ -14,7 +14,7 @@ from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.index import PrefixIndex
 from sgl.runtime.gateway.limits import Limits
-from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.server.training import TrainingApi
 from tests.test_gateway import ADMIN, MockWorker, gateway_of, run, until, value
 
@@ -76,7 +76,7 @@ def test_the_last_worker_may_go_while_it_is_measured() -> None:
     now = 0.0
     fleet = Fleet(clock=lambda: now)
     fleet.add("a")
-    first, second = (fleet.route(Ask(prompt=100.0, generated=10.0)) for _ in range(2))
+    first, second = (fleet.route(Demand(prompt=100.0, generated=10.0)) for _ in range(2))
     now = 100.0
     fleet.remove("a")
     first.first_byte()

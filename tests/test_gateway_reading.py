@@ -11,7 +11,7 @@ from aiohttp import web
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.gateway import app, reading
-from sgl.runtime.gateway.asks import facts_of
+from sgl.runtime.gateway.demands import facts_of
 from sgl.runtime.gateway.openings import parts_of, segment_of, with_deadline
 from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.server import bodies
@@ -43,9 +43,9 @@ def test_rows_are_shared_out_with_all_else_that_a_body_holds() -> None:
         assert part.body is not None
         first = part.first_row or 0
         assert json.loads(part.body) == {**given, "rows": given["rows"][first : first + 8]}
-        assert part.ask.session == "s"
-        assert part.ask.generated == 8 * 64
-    assert parts[0].ask.blocks == parts_of(data, None, 1)[0].ask.blocks
+        assert part.demand.session == "s"
+        assert part.demand.generated == 8 * 64
+    assert parts[0].demand.blocks == parts_of(data, None, 1)[0].demand.blocks
     assert parts_of(data, None, 1)[0].body is None, "the client's"
 
 
@@ -93,8 +93,8 @@ def test_bodies_of_any_size_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> N
             with pytest.raises(InvalidRequest, match="segment"):
                 await reader.read(segment_of, b'{"segment": 1, "more": ' + b"1" * 5000 + b"}")
         assert found == [function(data, *more) for function, data, more in calls]
-        assert found[0].ask.blocks
-        assert found[3][0].ask.blocks
+        assert found[0].demand.blocks
+        assert found[3][0].demand.blocks
         reader.close()
 
     run(test)

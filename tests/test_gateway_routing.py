@@ -13,7 +13,7 @@ from benchmarks import routing
 from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.index import GUESS_SECONDS, PrefixIndex
-from sgl.runtime.gateway.policy import AFFINITY, Ask, RoutingPolicy
+from sgl.runtime.gateway.policy import AFFINITY, Demand, RoutingPolicy
 from sgl.runtime.gateway.reports import Load
 
 WORKERS = ("a", "b", "c")
@@ -93,11 +93,11 @@ def chain(name: int, length: int) -> list[int]:
 def test_every_policy_chooses_among_those_that_take_requests(policy: str) -> None:
     fleet = fleet_of(4, policy)
     fleet.drain("worker 1")
-    chosen = {fleet.route(Ask(chain(i, 3), 16, 48, 10)).worker.id for i in range(100)}
+    chosen = {fleet.route(Demand(chain(i, 3), 16, 48, 10)).worker.id for i in range(100)}
     assert chosen == {"worker 0", "worker 2", "worker 3"}
-    assert fleet.route(Ask(), among=["worker 3"]).worker.id == "worker 3"
+    assert fleet.route(Demand(), among=["worker 3"]).worker.id == "worker 3"
     with pytest.raises(EngineDead, match="no worker takes requests"):
-        fleet.route(Ask(), among=["worker 1"])
+        fleet.route(Demand(), among=["worker 1"])
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
@@ -107,18 +107,18 @@ def test_an_unknown_policy_is_refused_by_name() -> None:
 
 def test_requests_with_one_beginning_meet_until_that_worker_has_too_much_to_do() -> None:
     fleet = fleet_of(4)
-    first = fleet.route(Ask(chain(1, 60), 16, 1000, 10))
+    first = fleet.route(Demand(chain(1, 60), 16, 1000, 10))
     first.end()
-    chosen = [fleet.route(Ask(chain(1, 60), 16, 1000, 50)).worker.id for _ in range(200)]
+    chosen = [fleet.route(Demand(chain(1, 60), 16, 1000, 50)).worker.id for _ in range(200)]
     assert chosen[0] == first.worker.id
     assert len(set(chosen)) > 2, "and spread when they are many"
 
 
 def test_an_empty_worker_gets_no_more_than_its_share_for_being_empty() -> None:
     fleet = fleet_of(3)
-    tickets = [fleet.route(Ask(chain(i, 8), 16, 128, 16)) for i in range(30)]
+    tickets = [fleet.route(Demand(chain(i, 8), 16, 128, 16)) for i in range(30)]
     fleet.add("new")
-    tickets += [fleet.route(Ask(chain(100 + i, 8), 16, 128, 16)) for i in range(60)]
+    tickets += [fleet.route(Demand(chain(100 + i, 8), 16, 128, 16)) for i in range(60)]
     works = [worker.work for worker in fleet.workers]
     assert max(works) <= 1.25 * sum(works) / len(works)
     for ticket in tickets:
@@ -130,15 +130,15 @@ def test_an_empty_worker_gets_no_more_than_its_share_for_being_empty() -> None:
 
 def test_a_session_stays_and_gives_way_under_pressure() -> None:
     fleet = fleet_of(2)
-    home = fleet.route(Ask((), 1, 100, 10, "s")).worker
+    home = fleet.route(Demand((), 1, 100, 10, "s")).worker
     other = next(worker for worker in fleet.workers if worker is not home)
     home.work, other.work = 1.2 * 1000, 1000
-    assert fleet.route(Ask((), 1, 100, 10, "s")).worker is home
+    assert fleet.route(Demand((), 1, 100, 10, "s")).worker is home
     home.work = 10 * AFFINITY * 1000
-    assert fleet.route(Ask((), 1, 100, 10, "s")).worker is other
+    assert fleet.route(Demand((), 1, 100, 10, "s")).worker is other
     home.work = other.work
     other.kv_usage = 1.0
-    assert fleet.route(Ask((), 1, 100, 10)).worker is home, "a worker without room is avoided"
+    assert fleet.route(Demand((), 1, 100, 10)).worker is home, "a worker without room is avoided"
 
 
 def test_workers_share_by_their_measured_speed() -> None:
@@ -187,13 +187,13 @@ def test_what_a_worker_says_of_its_pages_and_of_others_requests_keeps_requests_a
 @pytest.mark.parametrize("policy", ["cache_aware", "power_of_two", "prefix_hash"])
 def test_requests_that_others_sent_count_from_the_second_look_on(policy: str) -> None:
     fleet = fleet_of(2, policy)
-    for ticket in [fleet.route(Ask((), 1, 100, 10)) for _ in range(50)]:
+    for ticket in [fleet.route(Demand((), 1, 100, 10)) for _ in range(50)]:
         ticket.end()
     fleet.report("worker 0", Load(300, 100))
     assert {worker.others for worker in fleet.workers} == {0}, "they may have come in between"
     fleet.report("worker 0", Load(300, 0))
     assert [worker.others for worker in fleet.workers] == [300, 0]
-    tickets = [fleet.route(Ask((), 1, 100, 10, f"s{i}")) for i in range(50)]
+    tickets = [fleet.route(Demand((), 1, 100, 10, f"s{i}")) for i in range(50)]
     assert {ticket.worker.id for ticket in tickets} == {"worker 1"}
     fleet.report("worker 1", Load(50))
     fleet.report("worker 1", Load(50))

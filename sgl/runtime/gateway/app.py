@@ -21,15 +21,15 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from sgl.errors import ConfigError, EngineDead, InvalidRequest, QueueFull, SglError
-from sgl.runtime.gateway.asks import Facts, facts_of, session_of, unread
 from sgl.runtime.gateway.bodies import Bodies
 from sgl.runtime.gateway.config import GatewayConfig, checked_url
+from sgl.runtime.gateway.demands import Facts, facts_of, session_of, unread
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.limits import Limits, key_of
 from sgl.runtime.gateway.metrics import GatewayMetrics, text_of
 from sgl.runtime.gateway.pairs import Pairs
 from sgl.runtime.gateway.passing import Passed, Passing, in_pieces
-from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.gateway.programs import Programs
 from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.gateway.replies import whole, why_not
@@ -192,7 +192,7 @@ class Gateway:
             return await self._programs.of_one(request, body)
         facts = await self._facts(request, body)
         due = _due(request, facts.timeout, arrived)
-        passed = Passed(request.method, _target(request), request.headers, body, facts.ask, due)
+        passed = Passed(request.method, _target(request), request.headers, body, facts.demand, due)
         home = self._worker_of(request.path, facts.previous)
         passed.only = home if home in self.servers else None  # gone: another says that there is no such response
         if request.method != "POST":
@@ -203,7 +203,7 @@ class Gateway:
     async def _facts(self, request: web.Request, body: bytearray) -> Facts:
         """Of what a request asks. Where many large bodies wait to be read, or it is too large, its length."""
         if request.method != "POST":
-            return Facts(Ask())
+            return Facts(Demand())
         session = session_of(request.headers)
         if self._reader.num_reading >= MOST_READ or len(body) > READ_BYTES:
             return unread(body, session)

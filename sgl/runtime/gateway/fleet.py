@@ -14,7 +14,7 @@ from typing import Any
 
 from sgl.errors import EngineDead
 from sgl.runtime.gateway.index import PrefixIndex
-from sgl.runtime.gateway.policy import Ask, RoutingPolicy, Window, Worker, policy_named
+from sgl.runtime.gateway.policy import Demand, RoutingPolicy, Window, Worker, policy_named
 from sgl.runtime.gateway.reports import Load
 from sgl.runtime.server.placement import GENERATED
 
@@ -126,7 +126,7 @@ class Fleet:
         if worker_id in self._workers:
             self._workers[worker_id].is_draining = False
 
-    def route(self, ask: Ask, among: Collection[str] | None = None) -> Ticket:
+    def route(self, demand: Demand, among: Collection[str] | None = None) -> Ticket:
         """Choose a worker. among: ids of those that may be; None: all that do not drain. Raises EngineDead."""
         workers = [
             worker
@@ -135,30 +135,28 @@ class Fleet:
         ]
         if not workers:
             raise EngineDead("no worker takes requests: they are starting, draining, or gone")
-        home = None if ask.session is None else self._workers.get(self._homes.get(ask.session, ""))
+        home = None if demand.session is None else self._workers.get(self._homes.get(demand.session, ""))
         found = {
-            its: blocks for its, blocks in self.index.found(ask.blocks).items() if among is None or its in among
+            its: blocks for its, blocks in self.index.found(demand.blocks).items() if among is None or its in among
         }
         if len(workers) == 1:
             chosen = workers[0]
         else:
-            chosen = self._policy.choose(ask, workers, lambda: found, home if home in workers else None)
-        return self.place(ask, chosen, found.get(chosen.id, 0))
+            chosen = self._policy.choose(demand, workers, lambda: found, home if home in workers else None)
+        return self.place(demand, chosen, found.get(chosen.id, 0))
 
-    def place(self, ask: Ask, worker: Worker, found: int = 0) -> Ticket:
+    def place(self, demand: Demand, worker: Worker, found: int = 0) -> Ticket:
         """Send it to that worker, which has so many of its blocks."""
-        self.index.sent(worker.id, ask.blocks)
-        if ask.session is not None:
-            self._homes[ask.session] = worker.id
-            self._homes.move_to_end(ask.session)
+        self.index.sent(worker.id, demand.blocks)
+        if demand.session is not None:
+            self._homes[demand.session] = worker.id
+            self._homes.move_to_end(demand.session)
             if len(self._homes) > SESSIONS:
                 self._homes.popitem(last=False)
-        computed = min(ask.prompt, float(found * ask.block_tokens))
-        work = ask.prompt - computed + GENERATED * ask.generated
-        self._usual += _SLOWLY * (work / max(1, ask.requests) - self._usual)
-        return Ticket(
-            self, worker, ask.prompt - computed, GENERATED * ask.generated, computed, max(1, ask.requests)
-        )
+        computed = min(demand.prompt, float(found * demand.block_tokens))
+        left, generated, requests = demand.prompt - computed, GENERATED * demand.generated, max(1, demand.requests)
+        self._usual += _SLOWLY * ((left + generated) / requests - self._usual)
+        return Ticket(self, worker, left, generated, computed, requests)
 
     def meet(self, worker: Worker, done: float) -> None:
         """A request comes to a worker, or so much of its work is done."""

@@ -14,7 +14,7 @@ from sgl.errors import InvalidRequest, SglError
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.encoding import node_from_json
 from sgl.lang.ir.sampling import MAX_SECONDS
-from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.server.placement import GENERATED, MOST_NODES, future_of_program
 from sgl.runtime.server.program_bodies import MAX_ROWS
 
@@ -32,7 +32,7 @@ class PartBody:
 
     body: bytes | None
     """None: the client's."""
-    ask: Ask
+    demand: Demand
     deadline: float | None = None  # seconds
     first_row: int | None = None  # among the client's; None: it has no rows
     num_rows: int = 1
@@ -54,24 +54,25 @@ def parts_of(data: bytes | bytearray, session: str | None, workers: int) -> list
     try:
         program = _value(fields["program"])
         rows = _items(fields.get("rows", _NONE)) if fields.get("rows", _NONE) != _NONE else []
-        ask, beginning = _ask(program, fields.get("segment", _NONE), _value(rows[0]) if rows else {}, session)
+        demand, beginning = _demand(program, fields.get("segment", _NONE), _value(rows[0]) if rows else {}, session)
         deadline = program.get("deadline_s")
     except (SglError, msgspec.MsgspecError, TypeError, ValueError, AttributeError, KeyError, RecursionError):
-        return [PartBody(None, Ask(session=session))]
+        return [PartBody(None, Demand(session=session))]
     deadline = float(deadline) if isinstance(deadline, (int, float)) and 0 < deadline <= MAX_SECONDS else None
     if not 0 < len(rows) <= MAX_ROWS:
-        return [PartBody(None, ask, deadline, beginning=beginning)]
-    shared = max(1.0, float(len(ask.blocks) * ask.block_tokens))
-    own = max(0.0, ask.prompt - shared) + GENERATED * ask.generated
+        return [PartBody(None, demand, deadline, beginning=beginning)]
+    shared = max(1.0, float(len(demand.blocks) * demand.block_tokens))
+    own = max(0.0, demand.prompt - shared) + GENERATED * demand.generated
     number = max(1, min(round(math.sqrt(len(rows) * own / shared)), workers, len(rows)))
     size = -(-len(rows) // number)
     parts = []
     for first in range(0, len(rows), size):
         its = rows[first : first + size]
         body = _joined({**fields, "rows": msgspec.Raw(b"[" + b",".join(map(bytes, its)) + b"]")})
-        prompt = ask.prompt + (len(its) - 1) * max(0.0, ask.prompt - shared)
-        asks = replace(ask, prompt=prompt, generated=len(its) * ask.generated, requests=len(its) * ask.requests)
-        parts.append(PartBody(body if number > 1 else None, asks, deadline, first, len(its), beginning))
+        prompt = demand.prompt + (len(its) - 1) * max(0.0, demand.prompt - shared)
+        generated, requests = len(its) * demand.generated, len(its) * demand.requests
+        its_demand = replace(demand, prompt=prompt, generated=generated, requests=requests)
+        parts.append(PartBody(body if number > 1 else None, its_demand, deadline, first, len(its), beginning))
     return parts
 
 
@@ -97,7 +98,7 @@ def segment_of(data: bytes | bytearray) -> tuple[int | None, bytes]:
     return number, segment
 
 
-def _ask(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -> tuple[Ask, float]:
+def _demand(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -> tuple[Demand, float]:
     """Of a program, its first segment and its first row, none of which is checked; and its beginning's tokens."""
     given = _fields(segment) if segment != _NONE else {}
     nodes = [_value(node) for node in _items(given.get("nodes", msgspec.Raw(b"[]")))[:MOST_NODES]]
@@ -106,8 +107,8 @@ def _ask(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -> t
     first = ir.Segment(tuple((node["st"], node_from_json(node)) for node in nodes))
     future = future_of_program(its, first)
     requests = len({stream for stream, _ in first.nodes}) or 1
-    ask = Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)
-    return ask, future.beginning
+    demand = Demand(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)
+    return demand, future.beginning
 
 
 def _joined(fields: Mapping[str, msgspec.Raw]) -> bytes:

@@ -23,7 +23,7 @@ from multidict import CIMultiDict
 from prometheus_client import Counter
 
 from sgl.errors import RequestTimeout, SglError
-from sgl.runtime.gateway.asks import Pages
+from sgl.runtime.gateway.demands import Pages
 from sgl.runtime.gateway.fleet import Ticket
 from sgl.runtime.gateway.passing import NotBegunError, Passed, Passing
 from sgl.runtime.gateway.reading import Reader
@@ -93,7 +93,7 @@ class Pairs:
             passed.mode = "prefill"
             yield
             return
-        pair = Pair(self, passed, path, passed.ask.prompt if prompt is None else prompt)
+        pair = Pair(self, passed, path, passed.demand.prompt if prompt is None else prompt)
         passed.pairing = pair
         try:
             yield
@@ -188,10 +188,10 @@ class Pair:
                 self._asked = await pairs.reader.read(prefill_body, passed.body, self._path)
             headers = CIMultiDict(passed.headers)
             headers.popall("Accept-Encoding", None)
-            session = None if passed.ask.session is None else f"prefill {passed.ask.session}"
-            ask = replace(passed.ask, generated=0.0, session=session)
+            session = None if passed.demand.session is None else f"prefill {passed.demand.session}"
+            demand = replace(passed.demand, generated=0.0, session=session)
             asked = Passed(
-                "POST", passed.path, headers, self._asked, ask, passed.due, mode="prefill", waited=math.inf
+                "POST", passed.path, headers, self._asked, demand, passed.due, mode="prefill", waited=math.inf
             )
             async with pairs.passing.opened(asked) as (theirs, data, ticket):
                 self._prefill = ticket.worker.id

@@ -25,7 +25,7 @@ from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet, Ticket
 from sgl.runtime.gateway.limits import Limits, key_of
 from sgl.runtime.gateway.metrics import GatewayMetrics
-from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.gateway.replies import DUE_SECONDS, STALL_SECONDS, STREAMS, up_to_last_event, whole, why_not
 from sgl.runtime.gateway.workers import Call, Servers
 from sgl.runtime.server import sse
@@ -80,7 +80,7 @@ class Passed:
     path: str  # with the query, as it came
     headers: Mapping[str, str]
     body: bytes | bytearray
-    ask: Ask
+    demand: Demand
     due: float | None = None  # on the loop's clock
     only: str | None = None  # the worker that it is for
     mode: str | None = None  # of the workers that it is for; None: those that generate
@@ -282,8 +282,8 @@ class Passing:
             with self._limits.wait(is_admitted=passed.is_begun):
                 await self._servers.turn(passed.only, left if due is None else min(left, due))
             passed.waited += time.monotonic() - began
-        ticket = self._fleet.route(passed.ask, ready)
-        self._metrics.prompt.inc(passed.ask.prompt)
+        ticket = self._fleet.route(passed.demand, ready)
+        self._metrics.prompt.inc(passed.demand.prompt)
         self._metrics.found.inc(ticket.found_tokens)
         return ticket
 

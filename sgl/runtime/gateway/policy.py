@@ -34,7 +34,7 @@ _HASHED_BLOCKS = 4
 
 
 @dataclass(slots=True)
-class Ask:
+class Demand:
     """What is known of a request or a program before it is sent. Work is counted in prompt tokens to compute."""
 
     blocks: Sequence[int] = ()
@@ -96,7 +96,7 @@ class Policy(Protocol):
     """Chooses a worker."""
 
     def choose(
-        self, ask: Ask, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
+        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
         """One of the workers, which are several. found: blocks that workers have of the beginning. home: the worker
         that had the session's last request."""
@@ -109,18 +109,18 @@ class CacheAware:
         self._rng = rng
 
     def choose(
-        self, ask: Ask, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
+        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
         """See `Policy`."""
         has = found()
-        generated = GENERATED * ask.generated
+        generated = GENERATED * demand.generated
         usual = CROWDED * sum(its.queued / its.rate for its in workers) / len(workers)
-        most = max(has.values(), default=0) * ask.block_tokens
+        most = max(has.values(), default=0) * demand.block_tokens
 
         def seconds(worker: Worker) -> float:
-            saved = has.get(worker.id, 0) * ask.block_tokens
-            lost = LOST * min(most - saved, ask.prompt)
-            return worker.seconds(max(0.0, ask.prompt - saved) + lost + generated, usual)
+            saved = has.get(worker.id, 0) * demand.block_tokens
+            lost = LOST * min(most - saved, demand.prompt)
+            return worker.seconds(max(0.0, demand.prompt - saved) + lost + generated, usual)
 
         options = {worker.id: worker for worker in self._rng.sample(workers, min(SAMPLED, len(workers)))}
         if has:
@@ -143,7 +143,7 @@ class RoundRobin:
         self._turn = -1
 
     def choose(
-        self, ask: Ask, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
+        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
         """See `Policy`."""
         self._turn += 1
@@ -157,7 +157,7 @@ class Random:
         self._rng = rng
 
     def choose(
-        self, ask: Ask, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
+        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
         """See `Policy`."""
         return self._rng.choice(workers)
@@ -167,7 +167,7 @@ class PowerOfTwo(Random):
     """The one of two by chance that has fewer requests."""
 
     def choose(
-        self, ask: Ask, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
+        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
         """See `Policy`."""
         return min(self._rng.sample(workers, 2), key=lambda its: its.in_flight + its.others)
@@ -180,11 +180,11 @@ class PrefixHash:
     def __init__(self, rng: random.Random) -> None: ...
 
     def choose(
-        self, ask: Ask, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
+        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
         """See `Policy`."""
-        key = ask.session or ",".join(map(str, ask.blocks[:_HASHED_BLOCKS]))
-        most = CROWDED * (sum(worker.queued for worker in workers) + ask.work) / len(workers)
+        key = demand.session or ",".join(map(str, demand.blocks[:_HASHED_BLOCKS]))
+        most = CROWDED * (sum(worker.queued for worker in workers) + demand.work) / len(workers)
         ranked = sorted(
             workers, key=lambda its: hashlib.blake2b(f"{key}@{its.id}".encode(), digest_size=8).digest()
         )

@@ -19,13 +19,13 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout, SglError
-from sgl.runtime.gateway.asks import session_of
+from sgl.runtime.gateway.demands import session_of
 from sgl.runtime.gateway.failures import Failures
 from sgl.runtime.gateway.limits import key_of
 from sgl.runtime.gateway.openings import PartBody, parts_of, segment_of, with_deadline
 from sgl.runtime.gateway.pairs import Pairs
 from sgl.runtime.gateway.passing import WRITE_SECONDS, NotBegunError, Passed, Passing, headers_to_worker, in_pieces
-from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.gateway.replies import DUE_SECONDS, Lost, event_of, whole
 from sgl.runtime.server import sse
@@ -115,7 +115,7 @@ class Programs:
         if request.method == "GET" and rest in (["timeline"], ["view"]):
             part = program.parts[0]
             path = f"/v1/programs/{part.remote}/{rest[0]}"
-            passed = Passed("GET", path, request.headers, b"", Ask(), only=part.worker)
+            passed = Passed("GET", path, request.headers, b"", Demand(), only=part.worker)
             return await self.passing.answer(request, passed)
         raise web.HTTPNotFound
 
@@ -304,7 +304,7 @@ class Part:
         if self._about.deadline is not None and is_begun:
             left = max(0.001, self._about.deadline - self._program.seconds_since_opened())
             body = await programs.reader.read(with_deadline, body, left)
-        passed = Passed("POST", "/v1/programs", self._program.headers, body, self._about.ask, is_begun=is_begun)
+        passed = Passed("POST", "/v1/programs", self._program.headers, body, self._about.demand, is_begun=is_begun)
         passed.tried = self._failures.tried
         pairing = programs.pairs.of(passed, "/v1/programs", "could", self._about.beginning)
         async with pairing, programs.passing.opened(passed) as (theirs, first, ticket):

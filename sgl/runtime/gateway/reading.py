@@ -25,7 +25,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._processes = BodyProcesses(
-            [f"sgl.runtime.gateway.{name}" for name in ("asks", "openings", "pairs", "replies")]
+            [f"sgl.runtime.gateway.{name}" for name in ("demands", "openings", "pairs", "replies")]
         )
         self.turns = asyncio.Semaphore(AT_ONCE)
         self.num_reading = 0

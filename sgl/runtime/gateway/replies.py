@@ -45,12 +45,10 @@ def why_not(answer: aiohttp.ClientResponse, method: str, first: bytes) -> str | 
     return None
 
 
-async def whole(
-    answer: aiohttp.ClientResponse, first: bytes = b"", *, most: int = MOST_BYTES, seconds: float | None = None
-) -> bytes:
+async def whole(answer: aiohttp.ClientResponse, first: bytes = b"", *, most: int = MOST_BYTES) -> bytes:
     """The rest of an answer after its first bytes. Raises ClientError and TimeoutError."""
     data = bytearray(first)
-    async with asyncio.timeout(READ_SECONDS if seconds is None else seconds):
+    async with asyncio.timeout(READ_SECONDS):
         while part := await answer.content.readany():
             data += part
             if len(data) > most:

@@ -13,7 +13,7 @@ import msgspec
 
 from sgl.errors import SglError
 from sgl.runtime.gateway.index import namespace_of
-from sgl.runtime.gateway.policy import Ask
+from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.server.placement import CHARACTERS, Future, future_of, future_of_prompts
 
 SESSION_HEADERS = ("x-session-id", "x-sgl-session", "x-smg-routing-key")  # the last is slime's and bench_serving's
@@ -35,7 +35,7 @@ _DEEPEST = 4  # a part in the result of a tool in a message
 class Facts:
     """What a gateway needs to know of a body."""
 
-    ask: Ask
+    demand: Demand
     timeout: float | None = None  # seconds, unchecked
     previous: str | None = None
     """The stored response that it goes on from."""
@@ -59,7 +59,7 @@ def facts_of(
         return unread(data, session)
     timeout, previous = body.get("timeout"), body.get("previous_response_id")
     return Facts(
-        ask_of(path, body, session, adapters),
+        demand_of(path, body, session, adapters),
         timeout if isinstance(timeout, (int, float)) else None,
         previous if isinstance(previous, str) else None,
         _pages(path, body),
@@ -92,10 +92,12 @@ def _is_sent(items: Any, depth: int = 0) -> bool:
 
 def unread(data: bytes | bytearray, session: str | None) -> Facts:
     """Of a body that is not read: its length."""
-    return Facts(Ask(prompt=len(data) / CHARACTERS, session=session))
+    return Facts(Demand(prompt=len(data) / CHARACTERS, session=session))
 
 
-def ask_of(path: str, body: dict[str, Any], session: str | None, adapters: Collection[str] = frozenset()) -> Ask:
+def demand_of(
+    path: str, body: dict[str, Any], session: str | None, adapters: Collection[str] = frozenset()
+) -> Demand:
     """Of a request to that path, with this JSON."""
     try:
         future = _future(path, body, adapters)
@@ -110,9 +112,9 @@ def ask_of(path: str, body: dict[str, Any], session: str | None, adapters: Colle
         future = None
     session = session or _name(body.get("previous_response_id")) or _name(body.get("conversation"))
     if future is None:
-        return Ask(session=session)
+        return Demand(session=session)
     requests = _requests(body)
-    return Ask(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)
+    return Demand(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)
 
 
 def _requests(body: Mapping[str, Any]) -> int:
