@@ -38,7 +38,6 @@ _DIGITS: Final = re.compile("[0-9a-fA-F]+")
 _OCTAL: Final = re.compile("[0-7]{1,3}")
 _CHARS: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\n": "", "/": "/"}
 """By what stands behind a backslash. The last is JSON's."""
-_MAX_KEY: Final = 256
 _BLANKS: Final = " \t\r\n"
 
 Step = Callable[[str], int]
@@ -86,9 +85,9 @@ class LiteralReader(ArgumentReader):
             self._begin()
             return self._open_string(quote, self._assign)
         end = text.find(self._assigns)
-        if end < 0 and len(text) <= _MAX_KEY:
+        if end < 0:
             raise NeedMore
-        if end <= 0:
+        if end == 0:
             raise Malformed("a parameter has a name")
         self._begin()
         self._written += json.dumps(text[:end].rstrip(_BLANKS), ensure_ascii=False)

@@ -25,7 +25,7 @@ def _regex(pattern: str) -> Expr:
     return compile_regex(pattern, dialect="python", search=False)
 
 
-_BARE_KEY = _regex(r"""[^\s=:,(){}\[\]<>"'\\]{1,256}""")
+_BARE_KEY = _regex(r"""[^\s=:,(){}\[\]<>"'\\]+""")
 _WORDS = ((b"true", b"True"), (b"false", b"False"), (b"null", b"None"))
 
 

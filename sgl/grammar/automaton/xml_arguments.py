@@ -105,8 +105,8 @@ STYLES = {
         "</｜DSML｜parameter>",
     ),
 }
-_KEY = _regex(r"[^\s<>]{1,256}")
-_QUOTED_KEY = _regex(r'[^\s<>"]{1,256}')
+_KEY = _regex(r"[^\s<>]+")
+_QUOTED_KEY = _regex(r'[^\s<>"]+')
 _BLANK = _regex(r"[ \t\r\n]*")
 _LINE_BREAK = literal(b"\n")
 _MAY_BREAK = _regex("\n?")
