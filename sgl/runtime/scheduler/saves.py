@@ -154,7 +154,7 @@ class Saves:
         copy, tree = self._host.tree.match(key[: TOKEN_BYTES * length], namespace).node, self._host.tree
         if copy.length == length:
             tree.lock(copy)
-            held = windows.save(node, length, copy)
+            held = windows.save(node, copy)
             if held is None:
                 tree.unlock(copy)
             else:

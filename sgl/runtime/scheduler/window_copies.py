@@ -54,10 +54,9 @@ class WindowCopies:
         """The end of what can be taken over up to a node of copies."""
         return self._tree.cut(node, self._copies.usable_length(node))
 
-    def save(self, node: Node, length: int, copy: Node) -> Int32Array | None:
-        """Copy what the token behind the first `length` tokens sees of a device node's prefix, which can be taken over
-        there, beside the locked `copy` of so many tokens. Returns held copies, for `saved`; None if there is nothing to
-        do, or no room."""
+    def save(self, node: Node, copy: Node) -> Int32Array | None:
+        """Copy what the token behind the locked `copy` sees of a device node's prefix, which can be taken over there.
+        Returns held copies, for `saved`; None if there is nothing to do, or no room."""
         first, ours = self._copies.seen_behind(copy)
         is_missing = ours == 0
         if not is_missing.any():

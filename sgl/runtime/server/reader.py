@@ -35,7 +35,7 @@ class BodyReader:
         self._slots = {is_large: asyncio.Semaphore(number) for is_large, number in _AT_ONCE.items()}
         self._held = 0  # bytes of bodies that are not small
 
-    async def read(self, request: web.Request, model: type[Body], context_length: int | None = None) -> Body:
+    async def read(self, request: web.Request, model: type[Body], context_length: int | None) -> Body:
         """Read and parse the JSON body. Raises InvalidRequest, BodyTooLong, RequestTimeout if it arrives late,
         QueueFull where long bodies fill the memory, ContextTooLong for too many ids."""
         data = bytearray()

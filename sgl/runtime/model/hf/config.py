@@ -87,7 +87,7 @@ class TransformersConfig:
         folder = checkpoint_folder(path)
         data = read_json(folder / "config.json")
         architecture = _architecture(str(folder), data)
-        _check(str(folder), architecture, data)
+        _check(str(folder), data)
         with _refusing(str(folder), architecture):
             config = plain_config(folder)
             if config.is_encoder_decoder:
@@ -187,7 +187,7 @@ def _architecture(path: str, data: Mapping[str, Any]) -> str:
     raise UnsupportedModel(f"{path}: {message}", architecture=name, supported=tuple(FAMILIES), path=path)
 
 
-def _check(path: str, architecture: str, data: Mapping[str, Any]) -> None:
+def _check(path: str, data: Mapping[str, Any]) -> None:
     """Refuse what shows before anything is built."""
     text = data.get("text_config")
     for fields in (data, text if isinstance(text, Mapping) else {}):
