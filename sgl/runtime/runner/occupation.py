@@ -92,12 +92,17 @@ class Occupation:
         self.released.pop("cuda_graph", None)
 
     def end(self) -> None:
-        """Give all back for good, after the last step, without a wait for the device."""
+        """Give all back for good, after the last step, without a wait for other ranks."""
         for graphs in self._graphs:
             graphs.drop()
         self._kv.release()
         if "weights" in self.parts() and self._weights is None:
             Occupied(self._model.weights.tensors(), keeps=False).release()
+        if (
+            self.device.type == "cuda" and self._model.collectives is None
+        ):  # it waits for the device: not for a rank
+            with self._current:
+                torch.cuda.empty_cache()  # the next engine's streams are others
 
     def _free_bytes(self) -> int:
         """Of the device, once torch keeps none of what it does not use."""
