@@ -20,7 +20,6 @@ from benchmarks.gpu.workloads import cut_tokenizer
 from sgl.kernels.collectives import Collectives, Folder, Links
 from sgl.kernels.exchange import Exchange
 from sgl.kernels.peer_sums import PeerSums
-from sgl.runtime import deterministic
 from sgl.runtime.config import EMBEDDED
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.config import ModelConfig
@@ -246,11 +245,8 @@ def test_every_family_runs_on_two_gpus(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [{"tp_size": 2}, {"pp_size": 2}], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe", "gemma2", "olmo2"])
-def test_no_bits_depend_on_others(
-    family: str, ranks: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 200 prompts in every cell, with the mode that is refused until this has passed."""
-    monkeypatch.setattr(deterministic, "RANKS_ON_GPUS", True)
+def test_no_bits_depend_on_others(family: str, ranks: dict[str, int], tmp_path: Path) -> None:
+    """Of 200 prompts in every cell."""
     folder = tiny_checkpoint(tmp_path / family, family, vocab_size=1000, max_position_embeddings=2048)
     cut_tokenizer(EMBEDDED, 1000, folder)
     options = {"load_format": "auto", "dtype": "bfloat16", "device": "cuda", "deterministic": True, **ranks}

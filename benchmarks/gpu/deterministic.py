@@ -41,7 +41,6 @@ from benchmarks.gpu import deterministic_peers
 from benchmarks.gpu.peers import PEERS
 from benchmarks.gpu.workloads import Workloads, cut_tokenizer
 from sgl import Engine
-from sgl.runtime import deterministic as mode_options
 from sgl.runtime.config import EMBEDDED, EngineConfig, parse_options
 from tests.bits import CELLS, Bits, Requests, differing
 
@@ -195,7 +194,6 @@ def main() -> None:
     options = parse_options(EngineConfig, dict(option.split("=", 1) for option in arguments.option))
     options |= {"tp_size": arguments.tp, "pp_size": arguments.pp}
     is_cut = arguments.tp * arguments.pp > 1
-    mode_options.RANKS_ON_GPUS |= is_cut
     wrong = 0
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:

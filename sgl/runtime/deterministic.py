@@ -12,12 +12,6 @@ from sgl.runtime.model.base import Config
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
 
-RANKS_ON_GPUS = False
-"""Whether ranks on GPUs may be deterministic. All is there for it: what they sum is gathered by NCCL and added in their
-order, and norms have the same warps for any rows. But no GPU has shown it: `tests/test_gpu_ranks.py -k bits` and
-`python -m benchmarks.gpu.deterministic --tp 2` set it and compare bits. It becomes True once they find none that
-differ."""
-
 
 def check_deterministic(config: EngineConfig, model_config: Config, device: torch.device) -> None:
     """Raise ConfigError for a model, an option or a device whose sums depend on others. On rank 0, for all."""
@@ -51,8 +45,6 @@ def _of_device(config: EngineConfig, model_config: Config, device: torch.device)
         return (
             "products with quantised matrices depend on the number of rows on a GPU: take a checkpoint in 16 bits"
         )
-    if config.num_ranks > 1 and not RANKS_ON_GPUS:
-        return f"on GPUs not with tp_size={config.tp_size} and pp_size={config.pp_size} yet: dp_size serves copies"
     if config.attention_backend == "flashinfer":
         return "attention_backend='flashinfer' cuts keys by what a step holds: leave it out, or take 'triton'"
     return None
