@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -162,8 +163,16 @@ def test_the_benchmark_trains_what_is_missing_and_measures_every_mode(
 
 
 def test_outputs_that_part_at_a_near_tie_are_counted_apart() -> None:
+    def result(ids: list[int], *tops: dict[int, float]) -> dict[str, Any]:
+        listed = [[[logprob, token] for token, logprob in top.items()] for top in tops]
+        return {"output_ids": ids, "meta_info": {"output_top_logprobs": listed}}
+
     answers = drafts.Answers()
-    tops = [[[-0.1, 1], [-3.0, 2]], [[-0.7, 3], [-0.72, 4]]]
-    answers.keep("gsm8k", [[1, 3], [1, 3], [1, 3], [1, 3]], [{"meta_info": {"output_top_logprobs": tops}}] * 4)
-    assert answers.compare("gsm8k", [[1, 3]] * 4, 0.1) == (1.0, 1.0)
-    assert answers.compare("gsm8k", [[1, 3], [1, 4], [2, 3], [1, 3]], 0.1) == (0.5, 0.5)
+    alone = result([1, 3], {1: -0.1, 2: -3.0}, {3: -0.7, 4: -0.72})
+    moved = result([1, 4], {1: -0.11, 2: -3.0}, {3: -0.72, 4: -0.71})
+    elsewhere = result([2, 3], {1: -0.1, 2: -3.0}, {3: -9.0, 4: -0.7})  # of another text
+    answers.keep("gsm8k", [[1, 3]] * 4, [alone] * 4, [alone, moved, elsewhere, alone])
+    assert answers.rounding == pytest.approx(0.02)
+    assert answers.compare("gsm8k", [[1, 3]] * 4) == (1.0, 1.0)
+    assert answers.compare("gsm8k", [[1, 3], [1, 4], [2, 3], [1, 3]]) == (0.5, 0.5)
+    assert answers.compare("gsm8k", [[1, 3], [1, 5], [1], [1, 3]]) == (0.5, 0.0)

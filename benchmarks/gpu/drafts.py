@@ -7,7 +7,8 @@
 MODEL, DATA and FOLDER are those of benchmarks/draft_training.py, which FOLDER's drafts come from; it is run first where
 they are missing. Each mode has an engine of its own, one after another. Prompts are answered --rows at a time, those of
 bfcl and json under their schemas, with jump-forward in every mode. `equal`: outputs that are plain's, token for token;
-`tie`: of the others, those whose first other token is between two whose logits plain had within --near of each other.
+`tie`: of the others, those that part between two tokens whose logprobs in plain decoding are no farther apart than
+twice what a token's moves when other requests are in the step, at most, which is printed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
 
 MODES = "plain", "lookup", "draft", "eagle3"
+LIKELIEST = 20  # tokens of a position
 _COLUMNS = {"tok/s": 8, "x": 6, "tok/step": 9, "accepted": 9, "drafted": 8, "equal": 6, "tie": 6}
 HEADER = f"{'suite':8} {'mode':8} " + " ".join(f"{name:>{width}}" for name, width in _COLUMNS.items())
 
@@ -54,29 +56,47 @@ class Row:
 
 
 class Answers:
-    """Plain decoding's outputs, and how clear each of their tokens was."""
+    """Plain decoding's outputs, and how likely other tokens were."""
 
     def __init__(self) -> None:
-        self.ids: dict[str, list[list[int]]] = {}
-        self.margins: dict[str, list[list[float]]] = {}
+        self.rounding = 0.0
+        """The farthest that a token's logprob is from its own among other requests: of the kernels for other rows."""
+        self._ids: dict[str, list[list[int]]] = {}
+        self._likeliest: dict[str, list[list[dict[int, float]]]] = {}
 
-    def keep(self, suite: str, ids: list[list[int]], scored: Sequence[Any]) -> None:
-        """scored: the same once more, with the two likeliest tokens of each position."""
-        self.ids[suite] = ids
-        self.margins[suite] = [
-            [top[0][0] - top[1][0] for top in result["meta_info"]["output_top_logprobs"]] for result in scored
-        ]
+    def keep(
+        self, suite: str, ids: list[list[int]], alone: Sequence[dict[str, Any]], together: Sequence[dict[str, Any]]
+    ) -> None:
+        """alone, together: results of the same prompts again, with the likeliest tokens of each position, as many at
+        once as the ids and all at once."""
+        self._ids[suite] = ids
+        self._likeliest[suite] = [_likeliest(result, own) for result, own in zip(alone, ids, strict=True)]
+        for kept, result, own in zip(self._likeliest[suite], together, ids, strict=True):
+            for one, other in zip(kept, _likeliest(result, own), strict=False):
+                moved = [abs(one[token] - other[token]) for token in one.keys() & other.keys()]
+                self.rounding = max(self.rounding, *moved)
 
-    def compare(self, suite: str, ids: list[list[int]], near: float) -> tuple[float, float]:
-        """Shares: of outputs that are equal, and of the others that part at a near tie."""
+    def compare(self, suite: str, ids: list[list[int]]) -> tuple[float, float]:
+        """Shares: of outputs that are equal, and of the others that part between two tokens whose logprobs rounding
+        may turn round."""
         others = ties = 0
-        for own, theirs, margins in zip(ids, self.ids[suite], self.margins[suite], strict=True):
+        for own, theirs, likeliest in zip(ids, self._ids[suite], self._likeliest[suite], strict=True):
             if own != theirs:
                 others += 1
                 pairs = enumerate(zip(own, theirs, strict=False))
-                at = next((at for at, (a, b) in pairs if a != b), min(len(own), len(theirs)))
-                ties += at < len(margins) and margins[at] <= near
+                at, one, other = next(((at, a, b) for at, (a, b) in pairs if a != b), (len(likeliest), 0, 0))
+                if at < len(likeliest) and {one, other} <= likeliest[at].keys():
+                    ties += abs(likeliest[at][one] - likeliest[at][other]) <= 2 * self.rounding
         return 1 - others / len(ids), ties / others if others else 1.0
+
+
+def _likeliest(result: dict[str, Any], ids: list[int]) -> list[dict[int, float]]:
+    """Logprobs by token, of the positions whose tokens before are those ids."""
+    same = 0
+    while same < min(len(ids), len(result["output_ids"])) and result["output_ids"][same] == ids[same]:
+        same += 1
+    tops = result["meta_info"]["output_top_logprobs"][: same + 1]
+    return [{token: logprob for logprob, token, *_ in top} for top in tops]
 
 
 def options_of(mode: str, drafts: Path) -> dict[str, Any]:
@@ -113,7 +133,8 @@ def measure(
         seconds = time.perf_counter() - began
         counted = {name: its - before[name] for name, its in _counters(engine).items()}
         if mode == "plain":
-            plain.keep(suite, outputs, _answers(engine, ids, params, len(ids), top_logprobs_num=2))
+            scored = [_answers(engine, ids, params, rows, LIKELIEST) for rows in (arguments.rows, len(ids))]
+            plain.keep(suite, outputs, *scored)
         num_tokens = sum(map(len, outputs))
         steps = max(1, counted["steps"]) * arguments.rows
         drafted = counted["drafted_tokens"]
@@ -124,7 +145,7 @@ def measure(
             num_tokens / steps,
             counted["verified_tokens"] / max(1, drafted),
             drafted,
-            *plain.compare(suite, outputs, arguments.near),
+            *plain.compare(suite, outputs),
         )
         found.append(row)
     return found
@@ -139,7 +160,9 @@ def _answers(
     engine: Engine, ids: list[list[int]], params: list[dict[str, Any]], rows: int, top_logprobs_num: int = 0
 ) -> list[dict[str, Any]]:
     """So many at a time."""
-    more: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 2} if top_logprobs_num else {}
+    more: dict[str, Any] = (
+        {"return_logprob": True, "top_logprobs_num": top_logprobs_num} if top_logprobs_num else {}
+    )
     results: list[dict[str, Any]] = []
     for start in range(0, len(ids), rows):
         part = slice(start, start + rows)
@@ -159,7 +182,6 @@ def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--near", type=float, default=0.1)
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="options of the training, at the end")
     parser.add_argument("--option", action="append", default=[])
     parser.add_argument("--json", type=Path)
@@ -194,6 +216,8 @@ def main(given: list[str] | None = None) -> None:
             if row.mode == mode:
                 print(row.line(speeds[row.suite]), flush=True)
         print(f"({mode}: started in {started:.0f} s, {time.perf_counter() - began:.0f} s in all)", flush=True)
+        if mode == "plain":
+            print(f"(a logprob moves by up to {plain.rounding:.3g} among other requests)", flush=True)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
 
