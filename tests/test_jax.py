@@ -234,3 +234,13 @@ def test_a_mesh_of_two_devices_answers_as_one(llama: Path, tmp_path: Path) -> No
         command, env=environment, capture_output=True, text=True, timeout=PATIENCE * 2, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_keys_are_padded_by_a_quarter_at_most_above_512() -> None:
+    from sgl.runtime.jax.attention import _rounded_keys
+
+    sizes = [_rounded_keys(number) for number in range(1, 20_000)]
+    assert sizes == sorted(sizes)
+    assert all(number <= size <= max(64, 2 * number - 1) for number, size in enumerate(sizes, 1))
+    assert all(size <= 1.25 * number for number, size in enumerate(sizes, 1) if number > 512)
+    assert len(set(sizes)) <= 4 + 4 * 6

@@ -44,6 +44,14 @@ def rounded(number: int, least: int = 8) -> int:
     return max(least, 1 << (number - 1).bit_length()) if number else least
 
 
+def _rounded_keys(number: int) -> int:
+    """Up to a power of two, above 512 to one of four sizes between two of them: all of it is copied and attended to."""
+    if number <= _FINEST:
+        return rounded(number, _LEAST_KEYS)
+    step = 1 << (number - 1).bit_length() - 3
+    return -(-number // step) * step
+
+
 def blocks_of(step: AttentionStep, num_tokens: int, page_size: int, max_pages: int) -> Blocks:
     """The blocks of a step that is padded to num_tokens. max_pages: of a row."""
     q_lens = step.q_lens.astype(np.int64)
@@ -55,7 +63,7 @@ def blocks_of(step: AttentionStep, num_tokens: int, page_size: int, max_pages: i
     begins = (np.arange(len(rows)) - firsts[rows]) * size
     starts = np.cumsum(q_lens) - q_lens
     inside = np.minimum(begins[:, None] + np.arange(size), q_lens[rows][:, None] - 1)
-    num_pages = min(-(-rounded(int(step.kv_lens.max()), _LEAST_KEYS) // page_size), max_pages)
+    num_pages = min(-(-_rounded_keys(int(step.kv_lens.max())) // page_size), max_pages)
     pages = np.zeros((number, num_pages), np.int32)
     its = step.page_table[rows, :num_pages]
     pages[: len(rows), : its.shape[1]] = its
