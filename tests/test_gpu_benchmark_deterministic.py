@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +169,35 @@ class LLM:
         made = N(token_ids=[7] * params.max_tokens, logprobs=[of] * params.max_tokens)
         return [N(outputs=[made]) for _ in asked]
 """
+
+
+def test_the_peers_throughput_is_that_in_their_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kit is a shell script here, which writes what it was told."""
+    (tmp_path / "config.json").write_text(json.dumps({**deterministic.SHAPES["llama"], "num_hidden_layers": 1}))
+    row = '{\\"engine\\": \\"$1\\", \\"w\\": \\"W1\\", \\"out_tok_s\\": $RATE}'
+    told = f'mkdir -p $OUT; echo "$* [$VLLM_BATCH_INVARIANT]" >> {tmp_path}/told; echo "{row}" > $OUT/$1.jsonl\n'
+    (tmp_path / "on_gpu.sh").write_text(told)
+    for peer, rate, options in (
+        ("sglang", "7000", "--opt enable_deterministic_inference=true --opt attention_backend=fa3 []"),
+        ("vllm", "6000.5", "[1]"),
+    ):
+        monkeypatch.setenv("RATE", rate)
+        line = deterministic.cost_of_peer("llama", peer, tmp_path, tmp_path, tmp_path)
+        assert line.split() == [
+            "llama",
+            "W1",
+            "output",
+            f"{float(rate):.0f}",
+            "tok/s",
+            "of",
+            peer,
+            "in",
+            "its",
+            "mode",
+        ]
+        said = (tmp_path / "told").read_text().splitlines()[-1]
+        assert said.endswith(options)
+        assert "--only W1" in said
 
 
 def test_the_peers_modes_are_counted_by_their_kit(

@@ -1,7 +1,7 @@
 """Deterministic mode on one GPU: log-probabilities of many prompts bit for bit, whatever else the engine does.
 
     python -m benchmarks.gpu.deterministic [MODEL …] [--layers 2] [--prompts 200] [--without] [--only CELL,…] [--tp 2]
-    python -m benchmarks.gpu.deterministic [MODEL …] --cost [--layers N] [--reps 3]
+    python -m benchmarks.gpu.deterministic [MODEL …] --cost [--layers N] [--reps 3] [--peers KIT PARTS]
     python -m benchmarks.gpu.deterministic [MODEL …] --peers KIT PARTS [--engine sglang vllm] [--without]
 
 MODEL is a folder with a config.json, or one of llama, qwen3, moe: the shapes of Llama-3.1-8B, Qwen3-8B and
@@ -10,12 +10,13 @@ without cache and without CUDA graphs; then, in an engine for each cell and in s
 line says how many prompts, and how many numbers, are not the same to the last bit, and how much the engine had to do
 with the cell's name. A quarter of the prompts have a regular expression to follow, half are sampled. Ends with status 1
 if any differ. --without: then the same without the mode. --only: parts of cells' names. --tp, --pp: engines of several
-GPUs, which are refused elsewhere until they have shown here that nothing differs; a draft model is left out.
+GPUs, without a draft model.
 
 --peers: SGLang's and vLLM's own modes over the same prompts, all greedy, by the kit of benchmarks.gpu.peers: alone,
 among others, cold and warm. Nothing of theirs is an error.
 
---cost: W1's output tokens a second with the mode and without, with all layers unless --layers says otherwise.
+--cost: W1's output tokens a second with the mode and without, with all layers unless --layers says otherwise; with
+--peers, then those of SGLang and vLLM in their modes.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
-from benchmarks.gpu import deterministic_peers
+from benchmarks.gpu import deterministic_peers, peers
 from benchmarks.gpu.peers import PEERS
 from benchmarks.gpu.workloads import Workloads, cut_tokenizer
 from sgl import Engine
@@ -51,6 +53,10 @@ TOKENS = 12
 LAYERS = 2
 REGEX = r"(yes|no|perhaps), as was said before: [a-z ]{1,40}"
 ADAPTERS = {"sglang": "SGLang", "vllm": "VLLM"}  # of deterministic_peers
+MODES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {  # options and environment, as there
+    "sglang": (("enable_deterministic_inference=true", "attention_backend=fa3"), {}),
+    "vllm": ((), {"VLLM_BATCH_INVARIANT": "1"}),
+}
 GROUPS, SAMPLES = 50, 4  # of the cell "forked"
 PAUSES, PAUSE_SECONDS = 8, 0.05
 _COMMON = {
@@ -200,6 +206,8 @@ def main() -> None:
             if arguments.cost:
                 made(name, arguments.layers, Path(folder))
                 print(cost(name, Path(folder), arguments.reps, options), flush=True)
+                for peer in arguments.engine if arguments.peers else ():
+                    print(cost_of_peer(name, peer, *arguments.peers, Path(folder)), flush=True)
                 continue
             made(name, arguments.layers or LAYERS, Path(folder))
             sizes = Sizes(arguments.prompts, arguments.longest, TOKENS, arguments.at_once, options.get("device"))
@@ -396,6 +404,16 @@ def cost(name: str, folder: Path, reps: int, options: dict[str, Any]) -> str:
     return (
         f"{name:8} W1 output {without:9.0f} tok/s without, {with_mode:9.0f} with: {with_mode / without:.3f}{below}"
     )
+
+
+def cost_of_peer(name: str, peer: str, kit: Path, parts: Path, folder: Path) -> str:
+    """A line of W1's throughput in its mode."""
+    options, environment = MODES[peer]
+    with tempfile.TemporaryDirectory() as beside, mock.patch.dict(os.environ, environment):
+        rows = Path(beside) / "rows.jsonl"
+        peers.run(kit, parts, folder, None, "W1", (peer,), rows, options=options)
+        figures = peers.of_rows(json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines())
+    return f"{name:8} W1 output {figures['W1 output']:9.0f} tok/s of {peer} in its mode"
 
 
 if __name__ == "__main__":

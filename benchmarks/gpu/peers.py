@@ -107,9 +107,10 @@ def run(
     engines: Iterable[str],
     rows: Path,
     size: int = 1,
+    options: Iterable[str] = (),
 ) -> None:
     """These engines, one after another, each tensor parallel on `size` GPUs; what they measure is added to the file
-    `rows` as it comes."""
+    `rows` as it comes. options: NAME=VALUE, of theirs."""
     from sgl.runtime.model.choice import read_config  # versions.py imports this file beside older engines
 
     config = read_config(str(model), "sgl")
@@ -121,7 +122,7 @@ def run(
             out, cut = Path(folder) / "out", Path(folder) / "tokenizer"
             command = ["bash", str(kit / "on_gpu.sh"), peer, str(parts)]
             command += ["--model", str(model.resolve()), "--only", only]
-            for option in PARALLEL[peer] if size > 1 else ():
+            for option in (*options, *(PARALLEL[peer] if size > 1 else ())):
                 command += ["--opt", option.format(size)]
             if tokenizer:
                 cut.mkdir()
