@@ -94,6 +94,16 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()  # Triton's extension warns of what is left when the interpreter ends
 
 
+@pytest.fixture(autouse=True)
+def same_default_backend() -> Iterator[None]:
+    """No test leaves a default backend to the next, which may come from another module and outlive its server."""
+    from sgl.lang.config import global_config
+
+    before = global_config.default_backend
+    yield
+    global_config.default_backend = before
+
+
 @pytest.fixture(scope="module")
 def own_garbage() -> None:
     """The module's tests ask for many collections of garbage: those pass by what tests before them have left."""

@@ -30,28 +30,33 @@ class FakeServer:
         self.disconnects = 0
         self.url = ""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._ready, self._stop = threading.Event(), asyncio.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> FakeServer:
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(PATIENCE)
+        assert self._ready.wait(PATIENCE)
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(PATIENCE)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE)
-        self._loop.close()
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # which ends what is left, and the loop
+            runner.run(self._serve())
 
-    async def _start(self) -> None:
+    def __exit__(self, *exc_info: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(PATIENCE)
+
+    async def _serve(self) -> None:
         app = web.Application()
         app.router.add_get("/{path:.*}", self._get)
         app.router.add_post("/{path:.*}", self._post)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self._ready.set()
+        await self._stop.wait()
+        await runner.cleanup()
 
     async def _get(self, request: web.Request) -> web.Response:
         self.headers.append(request.headers)

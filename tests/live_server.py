@@ -133,6 +133,10 @@ class LiveServer:
         async with serving(self.service, listen("127.0.0.1", 0), rpc) as self.url:
             self._ready.set()
             await self._stop.wait()
+        left = asyncio.all_tasks() - {asyncio.current_task()}  # or they would end as garbage, without a loop
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     def close(self) -> None:
         """Stop listening; the engine stays."""

@@ -36,7 +36,6 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(adapter: Path) -> Iterator[sgl.Engine]:
     with sgl.Engine(device="cpu", max_total_tokens=16384, lora_paths={"sql": adapter}) as engine:
         yield engine
-    sgl.set_default_backend(None)
 
 
 @pytest.fixture(scope="module")

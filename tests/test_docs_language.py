@@ -20,7 +20,6 @@ PAGE = (DOCS / "language.md").read_text(encoding="utf-8")
 def engine(folder: Path) -> Iterator[sgl.Engine]:
     with sgl.Engine(model_path=str(folder), device="cpu", max_total_tokens=8192) as engine:
         yield engine
-    sgl.set_default_backend(None)
 
 
 def test_every_block_runs(engine: sgl.Engine) -> None:

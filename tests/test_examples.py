@@ -63,8 +63,8 @@ def server(engine: sgl.Engine) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(autouse=True)
-def _no_other_engine(engine: sgl.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No example loads a model of its own, and the default backend is nobody's afterwards."""
+def _no_other_engine(engine: sgl.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No example loads a model of its own."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a second engine is loaded")
@@ -72,8 +72,6 @@ def _no_other_engine(engine: sgl.Engine, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(sgl.Engine, "__init__", refuse)
     monkeypatch.setattr(sys, "path", sys.path.copy())
     monkeypatch.setattr(sys, "argv", sys.argv)
-    yield
-    sgl.set_default_backend(None)
 
 
 def command(arguments: list[str]) -> None:

@@ -77,9 +77,13 @@ class Setup:
         self.url = ""
         self._ready = threading.Event()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self.loop.run_until_complete, args=(self._serve(),))
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
         assert self._ready.wait(PATIENCE)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:  # which ends what is left, and the loop
+            runner.run(self._serve())
 
     async def _serve(self) -> None:
         workers = [MockWorker(flaky.answer) for flaky in self.flaky]

@@ -6,7 +6,6 @@ import inspect
 
 import pytest
 
-import sgl
 from sgl.compat import test_programs
 from sgl.errors import SglError
 
@@ -15,11 +14,6 @@ PROGRAMS = [
     for name, function in vars(test_programs).items()
     if name.startswith("test_") and not inspect.signature(function).parameters and name != "test_image_qa"
 ]
-
-
-@pytest.fixture(autouse=True)
-def _no_default_backend() -> None:
-    sgl.set_default_backend(None)  # others may have left one
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
