@@ -578,7 +578,7 @@ def test_a_process_that_got_a_killed_clusters_number_is_not_taken_for_it() -> No
 def test_a_port_that_another_socket_listens_on_by_now_is_refused() -> None:
     with listen("127.0.0.1", 0) as one, listen("127.0.0.1", one.getsockname()[1]) as other:
         one.listen()
-        with pytest.raises(ConfigError, match=r"cannot listen on .*: give --port another, or 0"):
+        with pytest.raises(ConfigError, match=r"cannot listen on .*: give another port, or 0"):
             RouterProcess(other, {})
 
 

@@ -46,7 +46,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def cannot_listen(address: tuple[Any, ...], error: OSError) -> ConfigError:
     """Two sockets can be bound to a port, until one of them listens: so this may show up later, too."""
-    hint = ": give --port another, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
+    hint = ": give another port, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
     return ConfigError(f"cannot listen on {address[0]}:{address[1]}: {error}{hint}", option="port")
 
 
