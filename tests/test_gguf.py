@@ -217,11 +217,9 @@ def test_without_the_package_gguf_the_extra_is_named(tmp_path: Path, monkeypatch
         ModelConfig.from_pretrained(file)
 
 
-def refused(
-    tmp_path: Path, change: Callable[[GGUFWriter], None], architecture: str = "llama", **overrides: Any
-) -> ModelError:
+def refused(tmp_path: Path, change: Callable[[GGUFWriter], None], **overrides: Any) -> ModelError:
     """The error of loading a file with that changed."""
-    file, _ = tiny_gguf(tmp_path, architecture, change=change, **overrides)
+    file, _ = tiny_gguf(tmp_path, "llama", change=change, **overrides)
     with pytest.raises(ModelError) as caught:
         load_decoder(ModelConfig.from_pretrained(file))
     assert str(file) in str(caught.value)

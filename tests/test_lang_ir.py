@@ -128,9 +128,9 @@ def text(content: str = "t", stream: int = 0) -> dict[str, Any]:
     return {"st": stream, "op": "text", "text": content}
 
 
-def gen(stream: int = 0, **fields: Any) -> dict[str, Any]:
+def gen(**fields: Any) -> dict[str, Any]:
     """A gen node."""
-    return {"st": stream, "op": "gen", "name": "x", **fields}
+    return {"st": 0, "op": "gen", "name": "x", **fields}
 
 
 FORK = {"st": 0, "op": "fork", "children": [1, 2]}

@@ -36,11 +36,11 @@ def rows_with(slots: list[int], device: str = "cpu") -> AdapterRows:
     return replace(rows_of(slots, 16 if device == "cuda" else None, None, device), slots=given)
 
 
-def adapters_of(slots: list[int], dtype: torch.dtype = torch.float32, device: str = "cpu") -> ExpertAdapters:
+def adapters_of(slots: list[int], device: str = "cpu") -> ExpertAdapters:
     """Random ones in three slots, with room between these."""
 
     def stacked(rows: int, width: int, seed: int) -> torch.Tensor:
-        buffer = draw(3, NUM_EXPERTS * rows * width + 70, seed=seed).to(device, dtype) * width**-0.5
+        buffer = draw(3, NUM_EXPERTS * rows * width + 70, seed=seed).to(device) * width**-0.5
         return buffer[:, 70:].unflatten(1, (NUM_EXPERTS, rows, width))
 
     return ExpertAdapters(

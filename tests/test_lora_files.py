@@ -28,10 +28,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("files") / "model", num_hidden_layers=2)
 
 
-def slots_for(model: Path, shard: Shard = WHOLE, rank: int = 8) -> LoraSlots:
+def slots_for(model: Path, shard: Shard = WHOLE) -> LoraSlots:
     config = ModelConfig.from_pretrained(model)
     known, layers = decoder_modules(config), decoder_products(config, shard)
-    return LoraSlots(known, layers, num_slots=1, rank=rank, targets=ALL, dtype=torch.float32, device=CPU)
+    return LoraSlots(known, layers, num_slots=1, rank=8, targets=ALL, dtype=torch.float32, device=CPU)
 
 
 def refused(model: Path, folder: Path, words: str) -> AdapterError:

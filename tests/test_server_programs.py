@@ -36,8 +36,8 @@ def text(content: str, stream: int = 0) -> dict[str, Any]:
     return {"st": stream, "op": "text", "text": content}
 
 
-def gen(name: str, max_tokens: int = 5, stream: int = 0, **params: Any) -> dict[str, Any]:
-    return {"st": stream, "op": "gen", "name": name, "params": {"max_tokens": max_tokens, **params}}
+def gen(name: str, max_tokens: int = 5, **params: Any) -> dict[str, Any]:
+    return {"st": 0, "op": "gen", "name": name, "params": {"max_tokens": max_tokens, **params}}
 
 
 def tokens(engine: Engine, content: str) -> list[int]:

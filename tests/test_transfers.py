@@ -43,8 +43,8 @@ class Pair:
         request.stop_ids = frozenset()
         return request
 
-    def pull(self, params: dict[str, Any], prompt: list[int], max_new: int = 3, **fields: Any) -> Request:
-        request = self.request(prompt, max_new, transfer=TransferParams.read(params, SECRET), **fields)
+    def pull(self, params: dict[str, Any], prompt: list[int], **fields: Any) -> Request:
+        request = self.request(prompt, 3, transfer=TransferParams.read(params, SECRET), **fields)
         self.decode.scheduler.add(request)
         return request
 
