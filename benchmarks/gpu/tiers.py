@@ -1,6 +1,7 @@
 """Host memory beside one GPU's: agents that come back, with their copies and without, and what copies cost others.
 
     python -m benchmarks.gpu.tiers MODEL [--agents 24] [--turns 8] [--traces FOLDER] [--requests 40] [--only off,on]
+                                         [--peers KIT PARTS]
 
 MODEL is a folder with a config.json; weights are random. The agents take turns, so that all others have come before one
 comes back; together they have three times the tokens that the device's pages hold. A turn adds an observation, whose
@@ -11,6 +12,9 @@ the same options but for `enable_hierarchical_cache`, each in a process of its o
     agents   time to the first token from the second turn on; the bar is 0.35x
     W1       output tokens a second with more pages than are used; the bar is 0.98x
     traces   time to the first token, and seconds in all; the bar is 1x of either
+
+--peers: the same agents with SGLang's and vLLM's copies, by the kit of benchmarks.gpu.peers; ours must be 1.1 times as
+fast as the better.
 """
 
 from __future__ import annotations
@@ -18,10 +22,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +39,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu import tier_peers
+from benchmarks.gpu.deterministic import ADAPTERS
+from benchmarks.gpu.peers import PEERS
 from benchmarks.gpu.workloads import Workloads
 from sgl import Engine
 from sgl.runtime.batch import PageMoves
@@ -40,11 +50,7 @@ _POOL_TOKENS = 360_000
 _HOST_GB = 32
 _BLOCK = 512  # tokens of a trace's block
 _LONGEST = 8192  # tokens of a trace's prompts
-_FIRST, _ANSWER = 4096, 64  # tokens of an agent's first prompt, and of its answers
-_GENERATED = 8  # of these; the others are drawn, since decoding alone takes longer than what is measured
 _CLIENTS = 4  # of traces
-_OBSERVED = (41, 64, 88, 103, 117, 131, 148, 170, 205, 262, 390, 610)
-"""Tokens of ReAct agents' observations on HotpotQA, by twelfths."""
 
 
 def main() -> None:
@@ -58,6 +64,7 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=_POOL_TOKENS, help="tokens of KV, for W1")
     parser.add_argument("--only", default="off,on")
     parser.add_argument("--host-gb", type=int, default=_HOST_GB)
+    parser.add_argument("--peers", nargs=2, type=Path, metavar=("KIT", "PARTS"))
     parser.add_argument("--part", choices=("off", "on"), help="one of the engines, in this process")
     arguments = parser.parse_args()
     if arguments.part is not None:
@@ -71,12 +78,32 @@ def main() -> None:
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found[part] = json.loads(done.stdout.splitlines()[-1])
         print(f"{part}: {time.perf_counter() - began:.0f} s in all", flush=True)
+    for peer in PEERS if arguments.peers else ():
+        found[peer] = _of_peer(peer, *arguments.peers, arguments)
     names = list(dict.fromkeys(name for figures in found.values() for name in figures))
-    print(f"{'':34} {'off':>12} {'on':>12} {'on / off':>9}")
+    print(f"{'':34} {'off':>12} {'on':>12} {'on / off':>9} {'SGLang':>12} {'vLLM':>12}")
     for name in names:
-        off, on = (found.get(part, {}).get(name) for part in ("off", "on"))
-        ratio = f"{on / off:9.3f}" if on is not None and off else ""
-        print(f"{name:34} {_shown(off):>12} {_shown(on):>12} {ratio}")
+        off, on, *theirs = (found.get(part, {}).get(name) for part in ("off", "on", *PEERS))
+        ratio = f"{on / off:9.3f}" if on is not None and off else " " * 9
+        print(
+            f"{name:34} {_shown(off):>12} {_shown(on):>12} {ratio} {' '.join(f'{_shown(its):>12}' for its in theirs)}"
+        )
+
+
+def _of_peer(peer: str, kit: Path, parts: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    """Figures of its agents; none if it fails, which is said."""
+    with tempfile.TemporaryDirectory() as beside:
+        shutil.copy(tier_peers.__file__, beside)
+        command = ["bash", str(kit / "on_gpu.sh"), peer, str(parts), "--model", str(arguments.model.resolve())]
+        for name in ("agents", "turns", "host_gb"):
+            command += ["--opt", f"{name}={getattr(arguments, name)}"]
+        environment = {"PYTHONPATH": beside, "ADAPTER": f"tier_peers:{ADAPTERS[peer]}", "OUT": f"{beside}/out"}
+        done = subprocess.run(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
+    rows = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW ")]
+    if not rows:
+        print(f"{peer} ended with status {done.returncode}:\n{done.stdout}", flush=True)
+    found: dict[str, float] = rows[0] if rows else {}
+    return found
 
 
 def _shown(number: float | None) -> str:
@@ -103,9 +130,10 @@ def _figures(arguments: argparse.Namespace) -> Iterator[tuple[str, float]]:
             yield "compute, us a token", 1e6 * tiers.rates.compute.seconds
             yield "load, us a token", 1e6 * tiers.rates.load.seconds
         yield from ((figure.name, figure.value) for figure in workloads.run(["W1"]))
-        agent_tokens = _FIRST + arguments.turns * (_ANSWER + sum(_OBSERVED) // len(_OBSERVED))
-        with _FewerPages(engine, arguments.agents * agent_tokens // 3):
-            yield from _agents(engine, arguments)
+        with _FewerPages(engine, tier_peers.pool_tokens(arguments.agents, arguments.turns)):
+            yield from tier_peers.run_agents(
+                partial(_first_token, engine), arguments.agents, arguments.turns
+            ).items()
             yield from _traces(engine, arguments)
         if tiers is not None:
             yield from engine._loop.call(tiers.state).items()
@@ -172,23 +200,6 @@ def _first_token(engine: Engine, prompt: list[int], output: int) -> tuple[float,
     return first, ids
 
 
-def _agents(engine: Engine, arguments: argparse.Namespace) -> Iterator[tuple[str, float]]:
-    rng = random.Random(0)
-    texts = [[rng.randrange(10_000) for _ in range(_FIRST)] for _ in range(arguments.agents)]
-    seconds: list[float] = []
-    began = time.perf_counter()
-    for turn in range(arguments.turns):
-        for text in texts:
-            text += [rng.randrange(10_000) for _ in range(rng.choice(_OBSERVED))]
-            first, ids = _first_token(engine, text, _GENERATED)
-            text += ids + [rng.randrange(10_000) for _ in range(_ANSWER - len(ids))]
-            if turn:
-                seconds.append(first)
-    yield "agents: first token p50, ms", 1e3 * statistics.median(seconds)
-    yield "agents: first token p95, ms", 1e3 * statistics.quantiles(seconds, n=20)[-1]
-    yield "agents: all, s", time.perf_counter() - began
-
-
 def _traces(engine: Engine, arguments: argparse.Namespace) -> Iterator[tuple[str, float]]:
     for path in sorted(arguments.traces.rglob("*_trace.jsonl")) if arguments.traces else ():
         assert engine.flush_cache(), "nothing runs"
@@ -212,7 +223,7 @@ def _requests(path: Path, number: int) -> Iterator[tuple[list[int], int]]:
                 rng = random.Random(block)
                 ids += [rng.randrange(10_000) for _ in range(_BLOCK)]
             length = min(request["input_length"], _LONGEST)
-            yield ids[: max(length, 1)], max(1, min(request["output_length"] // 16, _ANSWER))
+            yield ids[: max(length, 1)], max(1, min(request["output_length"] // 16, tier_peers.ANSWER))
 
 
 if __name__ == "__main__":
