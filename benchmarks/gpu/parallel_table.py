@@ -49,7 +49,15 @@ BARS: dict[int, dict[tuple[str, str], list[Bar]]] = {
         ("server", "W1 output"): [Bar(1.95, "of one GPU", is_least=True)],
         ("server", "W2 cold cache"): [Bar(1.95, "of one GPU", is_least=True)],
         ("server", "W2 warm cache"): [Bar(1.95, "of one GPU", is_least=True)],
-    }
+    },
+    **{
+        size: {
+            ("engine", "W3 TPOT"): [Bar(0.90, "of the better peer")],
+            ("engine", "W1 output"): [Bar(1.05, "of the better peer", is_least=True)],
+            ("schemas", "W7 64 new"): [Bar(1.10)],
+        }
+        for size in (4, 8)
+    },
 }
 TITLES = {"engine": "", "schemas": "under schemas, ", "wide": "32B shape, ", "server": "over HTTP, "}
 
