@@ -27,6 +27,7 @@ class Machine(RuleBasedStateMachine):
         self.freed: set[int] = set()
         self.leaving: set[int] = set()
         self.waiting: list[int] = []
+        self.admitted: set[int] = set()  # ever: a pinned one then stays, though no step may have copied it yet
         self.running: dict[int, int] = {}  # adapter by row
         self.of_rows = np.full(ROWS, -1, np.int32)
         self.number = 0
@@ -52,7 +53,7 @@ class Machine(RuleBasedStateMachine):
     def admit(self, data: st.DataObject) -> None:
         adapter = data.draw(st.sampled_from(self.waiting))
         others = {its for its in self.running.values() if its} - {adapter}
-        held = others | {its for its in self.pinned & set(self.device.values()) if its != adapter}
+        held = others | ((self.pinned & self.admitted) - {adapter})
         if not self.slots.has_room(adapter):
             assert len(held) >= SLOTS
             return
@@ -60,6 +61,7 @@ class Machine(RuleBasedStateMachine):
         self.of_rows[row] = self.slots.take(adapter)
         self.waiting.remove(adapter)
         self.running[row] = adapter
+        self.admitted.add(adapter)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), retracts=st.booleans())
