@@ -123,6 +123,8 @@ class _Tensors(FakeTensorMode):
             return func(*args, **kwargs)
         if isinstance(kwargs.get("out"), FakeTensor):
             return kwargs["out"]
+        if func is torch.ops.aten.equal.default:
+            return False  # nobody knows: of products, that no library's agree, so that sgl's own are compiled
         args, kwargs = tree_map(self._faked, (args, kwargs))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
