@@ -107,3 +107,21 @@ def test_mistakes_are_told(server: LiveServer, path: str, body: Any, param: str,
     answer = server.post(path, body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_long_calls_are_read_whole(server: LiveServer, format: str) -> None:
+    """Longer than what readers are given at once."""
+    given = {"city": "Graz an der Mur " * 1000, "days": 2}
+    text = WRITERS[format]([("weather", given), ("weather", ARGUMENTS)])
+    parser = next(name for name, formats in PARSERS.items() if format in [each.name for each in formats])
+    found = read(server, "/parse_function_call", text=text, tools=TOOLS, tool_call_parser=parser)
+    assert [json.loads(call["parameters"]) for call in found["calls"]] == [given, ARGUMENTS]
+
+
+@pytest.mark.parametrize("parser", [None, *PARSERS])
+def test_what_is_nested_too_deep_is_a_text(server: LiveServer, parser: str | None) -> None:
+    """It was a 500."""
+    for text in ("[" * 100_000, '{"a":' * 20_000, "<tool_call>" * 5000):
+        found = read(server, "/parse_function_call", text=text, tools=TOOLS, tool_call_parser=parser)
+        assert found == {"normal_text": text, "calls": []}

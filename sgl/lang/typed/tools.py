@@ -148,7 +148,7 @@ def calls_of(text: str, meta: Mapping[str, Any]) -> list[ToolCall]:
         return []
     try:
         parsed = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     items = parsed if isinstance(parsed, list) else [parsed]
     return [_call(item, None) for item in items] if all(map(_is_call, items)) else []
@@ -215,7 +215,7 @@ def _call(data: Any, call_id: str | None) -> ToolCall:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

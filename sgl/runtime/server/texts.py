@@ -1,4 +1,4 @@
-"""How much text a request may have tokenized, and where that is done: it takes seconds of a thread."""
+"""How much text a request may have tokenized or read, and where that is done: it takes seconds of a thread."""
 
 from __future__ import annotations
 

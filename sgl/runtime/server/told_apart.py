@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from aiohttp import web
 from typing_extensions import TypedDict
@@ -15,8 +17,10 @@ from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.protocol import Tool
 from sgl.runtime.server.routes import Api, endpoint
-from sgl.runtime.server.texts import MAX_TOKENIZED, checked_size
+from sgl.runtime.server.texts import MAX_TOKENIZED, checked_size, pool_for
 from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, Reading, merged
+
+T = TypeVar("T")
 
 
 class CallsBody(Lenient):
@@ -75,11 +79,11 @@ class TextsApi(Api):
         def read() -> Piece:
             for format in reversed(formats):  # of one family, the later has more marks
                 splitter = AnswerSplitter(None, Reading(has_tools=True, format=format, schemas=schemas))
-                if (found := merged(splitter.feed(_checked(body.text), final=True))).calls:
+                if (found := merged(splitter.feed(body.text, final=True))).calls:
                     break
             return found
 
-        found = await self._service.aside(read)
+        found = await _read(body.text, read)
         functions = [call["function"] for call in found.calls]
         calls = [
             {"tool_index": i, "name": its["name"], "parameters": its["arguments"]}
@@ -97,14 +101,14 @@ class TextsApi(Api):
         """The reasoning in a text that is whole, and the rest."""
         with _named("reasoning_parser"):
             splitter = ReasoningSplitter(body.reasoning_parser, only_leading=True)
-        thought, said = await self._service.aside(lambda: splitter.feed(_checked(body.text), final=True))
+        thought, said = await _read(body.text, lambda: splitter.feed(body.text, final=True))
         return json_response({"reasoning_text": thought, "text": said})
 
 
-def _checked(text: str) -> str:
-    """It, if it is short enough to be read. Raises InvalidRequest."""
-    checked_size([text], MAX_TOKENIZED, "characters are to be read, {} more for each text", "text")
-    return text
+async def _read(text: str, function: Callable[[], T]) -> T:
+    """Call what reads a text, in a thread: a long one takes seconds. Raises InvalidRequest for one that is too long."""
+    size = checked_size([text], MAX_TOKENIZED, "characters are to be read, {} more for each text", "text")
+    return await asyncio.get_running_loop().run_in_executor(pool_for(size), function)
 
 
 @contextlib.contextmanager

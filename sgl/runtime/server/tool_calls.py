@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
 from time import thread_time
 from typing import Any
 
@@ -30,6 +31,7 @@ from sgl.time_limit import time_limit
 
 _BYTES = Vocabulary([bytes([byte]) for byte in range(256)] + [None], [256], 257)
 _MOST_SECONDS = 1.0  # of looking whether one tool's schema can be enforced
+_AT_ONCE = 4096  # characters: readers copy what is left of a text with each step
 _MOST_KEPT = 16 << 10  # characters of a schema whose answer is kept
 
 
@@ -252,12 +254,14 @@ class AnswerSplitter:
         if self._reader is None:
             return pieces
         text, self._held = self._held, ""
-        for event in self._reader.feed(text, final=final):
-            if isinstance(event, Thought):
-                self._think(event.text, pieces)
-            else:
-                self._end_thought(pieces)
-                self._add(event, pieces)
+        for start in range(0, max(1, len(text)), _AT_ONCE):
+            end = start + _AT_ONCE
+            for event in _joined(self._reader.feed(text[start:end], final=final and end >= len(text))):
+                if isinstance(event, Thought):
+                    self._think(event.text, pieces)
+                else:
+                    self._end_thought(pieces)
+                    self._add(event, pieces)
         if final or self._reading.streams_reasoning:
             self._end_thought(pieces)
         return pieces
@@ -307,6 +311,15 @@ class AnswerSplitter:
             self._num_calls = 1
         elif text:
             piece.calls.append({"index": 0, "custom": {"input": text}})
+
+
+def _joined(events: list[Event]) -> Iterator[Event]:
+    """The same, neighbours of one kind as one: a text of many small ones would be copied for each."""
+    for kind, those in groupby(events, type):
+        if kind is Begun:
+            yield from those
+        else:
+            yield kind("".join(event.text for event in those if not isinstance(event, Begun)))
 
 
 def _reader_for(text: str, reading: Reading, *, final: bool) -> AnswerReader | None:
