@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -340,3 +341,22 @@ def test_addresses_are_urls_with_and_without_brackets(
     group.entered()
     group.close()
     assert entered == [url]
+
+
+@pytest.mark.parametrize("trainer_is_there", [True, False])
+def test_nobody_waits_for_what_a_left_group_had_begun(trainer_is_there: bool) -> None:
+    """Gloo's destructor does, to the group's time limit: an engine stood still for minutes when a garbage collection on
+    its thread came to a group whose broadcast had not come."""
+    trainer = Trainer()
+    group = TrainerGroup("127.0.0.1", trainer.port, 1, 2, "g", "gloo", 100 * PATIENCE)
+    group.entered()
+    receiving = later(partial(group.receive, [torch.zeros(64)]))
+    wait_until(group._work.empty)
+    time.sleep(0.05)  # it waits for the broadcast
+    if not trainer_is_there:
+        trainer._entering.result(PATIENCE).abort()
+    group.close()
+    with pytest.raises(InvalidRequest, match="the trainer's broadcast did not arrive"):
+        receiving.result(PATIENCE)
+    del group, receiving
+    later(gc.collect).result(PATIENCE)

@@ -93,9 +93,10 @@ class TrainerGroup:
         """Let go of it, also while it is entered or receives. Waits for nobody. Idempotent."""
         with self._lock:
             self._left.set()
-            group, self._group = self._group, None
+            ended = [] if self._group is None else [self._group]
+            self._group = None
         self._work.put(None)
-        _end(group)
+        _end(ended)
 
     def _settle(self, future: Future[None], why_lost: WhyLost) -> None:
         """Wait for it; close the group if it fails. Raises what it raises, and TimeoutError."""
@@ -133,12 +134,12 @@ class TrainerGroup:
         return done
 
     def _enter(self, url: str, rank: int, size: int, name: str) -> None:
-        group = joined(url, rank, size, name, self.backend, self._seconds, self._left)
+        ended = [joined(url, rank, size, name, self.backend, self._seconds, self._left)]
         with self._lock:
             if not self.is_left:
-                self._group = group
+                self._group = ended.pop()
                 return
-        _end(group)
+        _end(ended)
         raise TimeoutError("the group was left")
 
     def _receive(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -148,15 +149,19 @@ class TrainerGroup:
         options = distributed.BroadcastOptions()
         options.rootRank = 0
         end = time.monotonic() + self._seconds
-        works = [group.broadcast([tensor], options) for tensor in tensors]
-        for work in works:
-            while not work.is_completed():
-                if time.monotonic() > end:
-                    raise TimeoutError(f"nothing for {self._seconds:g} s")
-                if self.is_left:
-                    raise TimeoutError("the group was left")
-                time.sleep(_POLL_SECONDS)
-            work.wait()
+        try:
+            for work in [group.broadcast([tensor], options) for tensor in tensors]:
+                while not work.is_completed():
+                    if time.monotonic() > end:
+                        raise TimeoutError(f"nothing for {self._seconds:g} s")
+                    if self.is_left:
+                        raise TimeoutError("the group was left")
+                    time.sleep(_POLL_SECONDS)
+                work.wait()
+        finally:
+            del (
+                group
+            )  # or the error's traceback has it, until a garbage collection ends it on any thread: see `_end`
 
 
 class TrainerGroups:
@@ -288,7 +293,14 @@ def joined(url: str, rank: int, size: int, name: str, backend: str, seconds: flo
     return c10d.ProcessGroupNCCL(store, rank, size, options)
 
 
-def _end(group: Any) -> None:
+def _end(groups: list[Any]) -> None:
+    """Empty the list, on a thread of its own: gloo's destructor waits for what was begun, to the group's time limit."""
+    if groups:
+        threading.Thread(target=_abort, args=(groups,), name="sgl-trainer-end", daemon=True).start()
+
+
+def _abort(groups: list[Any]) -> None:
+    group = groups.pop()
     abort = getattr(group, "abort", None)
     with contextlib.suppress(RuntimeError):  # a backend without it
         if abort is not None:
