@@ -59,24 +59,20 @@ def multiply(
     sizes: tuple[int, ...],
 ) -> torch.Tensor:
     """x [T, k] times the matrix [n, k], plus the bias [n], in calls of `sizes` rows: [T, n], in `out` if given."""
-    x = x.contiguous()
-    num_rows, start = len(x), 0
-    for rows in cover(num_rows, sizes):
-        end = start + rows
-        if end > num_rows:  # the last
+    x, calls, start = x.contiguous(), cover(len(x), sizes), 0
+    to = x.new_empty(sum(calls), len(matrix)) if out is None else out
+    for rows in calls:
+        part, end = x[start : start + rows], start + rows
+        if len(part) < rows:  # the last
             filled = x.new_empty(rows, x.shape[1])
-            filled[: num_rows - start] = x[start:]
-            dtype = x.dtype if out is None else out.dtype
-            product = _call(filled, matrix, bias, x.new_empty(rows, len(matrix), dtype=dtype))[: num_rows - start]
-            if start == 0 and out is None:
-                return product
-            out = x.new_empty(num_rows, len(matrix)) if out is None else out
-            out[start:] = product
+            filled[: len(part)] = part
+            part = filled
+        if end <= len(to):
+            _call(part, matrix, bias, to[start:end])
         else:
-            out = x.new_empty(num_rows, len(matrix)) if out is None else out
-            _call(x[start:end], matrix, bias, out[start:end])
+            to[start:] = _call(part, matrix, bias, to.new_empty(rows, len(matrix)))[: len(to) - start]
         start = end
-    return x.new_empty(num_rows, len(matrix)) if out is None else out
+    return to[: len(x)] if out is None else out
 
 
 def cover(num_rows: int, sizes: tuple[int, ...]) -> list[int]:

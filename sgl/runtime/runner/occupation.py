@@ -98,11 +98,9 @@ class Occupation:
         self._kv.release()
         if "weights" in self.parts() and self._weights is None:
             Occupied(self._model.weights.tensors(), keeps=False).release()
-        if (
-            self.device.type == "cuda" and self._model.collectives is None
-        ):  # it waits for the device: not for a rank
+        if self.device.type == "cuda" and self._model.collectives is None:  # else it may wait for a dead rank
             with self._current:
-                torch.cuda.empty_cache()  # the next engine's streams are others
+                torch.cuda.empty_cache()  # torch keeps memory by stream, and another engine has its own
 
     def _free_bytes(self) -> int:
         """Of the device, once torch keeps none of what it does not use."""
