@@ -15,6 +15,13 @@ from tests.patience import PATIENCE
 Body = dict[str, Any]
 
 
+async def listening(runner: web.AppRunner) -> str:
+    """The URL of an application, on a free port from now on."""
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
 class FakeServer:
     """Answers every POST with `answer(path, body)`, or with the status and body of a pair; use as a context manager.
     `failures`: what to do first, one per request: a status, "drop" (close the connection), "hang", or a number of
@@ -51,9 +58,7 @@ class FakeServer:
         app.router.add_get("/{path:.*}", self._get)
         app.router.add_post("/{path:.*}", self._post)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self.url = await listening(runner)
         self._ready.set()
         await self._stop.wait()
         await runner.cleanup()

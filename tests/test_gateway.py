@@ -22,6 +22,7 @@ from sgl.runtime.gateway import limits, passing
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.breaker import MOST_SECONDS, Breaker
 from sgl.runtime.gateway.config import GatewayConfig
+from tests.fake_servers import listening
 from tests.patience import PATIENCE
 
 ADMIN = "admin-secret"
@@ -109,10 +110,7 @@ async def gateway_of(
     )
     gateway = Gateway(config, admin_api_key=ADMIN, workers=[worker.url for worker in workers])
     runner = web.AppRunner(gateway.app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    url = await listening(runner)
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(PATIENCE)) as client:
         try:
             yield gateway, workers, client

@@ -24,6 +24,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.policy import Window
+from tests.fake_servers import listening
 from tests.house import REPOSITORY
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
 from tests.patience import PATIENCE
@@ -93,9 +94,7 @@ class Setup:
         config = GatewayConfig.from_options({"breaker_seconds": 0.01, "retry_pause": 0.01, "probe_seconds": 0.1})
         self.gateway = Gateway(config, workers=[worker.url for worker in workers])
         runner = web.AppRunner(self.gateway.app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self.url = await listening(runner)
         self._ready.set()
         await self._stop.wait()
         await runner.cleanup()
