@@ -16,7 +16,7 @@ from benchmarks.json_generation import BYTES
 from sgl.errors import InvalidRequest
 from sgl.formats.calls import FORMATS, PARSERS, CallFormat, formats_of
 from sgl.formats.constraint import behind_reasoning, calls_tag, loose
-from sgl.formats.parser import Argued, Begun, Event, Said, Thought
+from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from sgl.formats.reading import calls_in, reader_of
 from sgl.grammar import Grammar, compile
 from tests.call_writer import WRITERS, Call
@@ -123,13 +123,13 @@ def read(format: CallFormat, text: str, cuts: list[int], *, is_sure: bool) -> tu
     for start, end in itertools.pairwise(edges):
         events += reader.feed(text[start:end], final=not cuts)
     events += reader.feed("", final=True)
-    thought = "".join(event.text for event in events if isinstance(event, Thought))
-    said = "".join(event.text for event in events if isinstance(event, Said))
+    thought = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
+    said = "".join(event.text for event in events if isinstance(event, ContentDelta))
     calls: list[list[str]] = []
     for event in events:
-        if isinstance(event, Begun):
+        if isinstance(event, ToolCallStart):
             calls.append([event.name, ""])
-        elif isinstance(event, Argued):
+        elif isinstance(event, ArgumentsDelta):
             calls[-1][1] += event.text
     return thought, said, [(name, json.loads(arguments)) for name, arguments in calls]
 
@@ -477,8 +477,8 @@ def test_any_messages_in_channels_are_read_alike_in_any_pieces(
         reader, found = reader_of(BY_NAME["gpt-oss"], {}, is_sure=is_sure), list[tuple[str, str]]()
         for start, end in itertools.pairwise(edges):
             for event in reader.feed(text[start:end], final=end == len(text)):
-                kind, new = type(event).__name__, event.name if isinstance(event, Begun) else event.text
-                if found and found[-1][0] == kind != "Begun":
+                kind, new = type(event).__name__, event.name if isinstance(event, ToolCallStart) else event.text
+                if found and found[-1][0] == kind != "ToolCallStart":
                     found[-1] = kind, found[-1][1] + new
                 else:
                     found.append((kind, new))
@@ -531,8 +531,8 @@ def test_arguments_come_before_they_end(name: str) -> None:
     reader = reader_of(BY_NAME[name], SCHEMAS, is_sure=True)
     events = reader.feed(text[: text.index("a long") + 4])
     ids = {"kimi_k2": "functions.get_weather:0", "mistral_ids": "a1B2c3D40"}
-    assert events[0] == Begun("get_weather", ids.get(name))
-    assert "a lo" in "".join(event.text for event in events if isinstance(event, Argued))
+    assert events[0] == ToolCallStart("get_weather", ids.get(name))
+    assert "a lo" in "".join(event.text for event in events if isinstance(event, ArgumentsDelta))
     assert reader.is_calling
 
 

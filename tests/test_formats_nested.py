@@ -19,7 +19,7 @@ from benchmarks.json_generation import BYTES, random_text
 from sgl.errors import GrammarError
 from sgl.formats.calls import FORMATS, CallFormat
 from sgl.formats.constraint import calls_tag
-from sgl.formats.parser import Argued, Begun, Said
+from sgl.formats.parser import ArgumentsDelta, ContentDelta, ToolCallStart
 from sgl.formats.reading import reader_of
 from sgl.grammar import Grammar, compile
 from sgl.grammar.matching.matcher import Matcher
@@ -119,9 +119,9 @@ def read(format: CallFormat, schema: Any, text: str, cuts: list[int], *, is_sure
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     events = [event for low, high in itertools.pairwise(edges) for event in reader.feed(text[low:high])]
     events += reader.feed("", final=True)
-    assert not any(event.text.strip() for event in events if isinstance(event, Said)), text
-    assert [event.name for event in events if isinstance(event, Begun)] == ["f"]
-    return "".join(event.text for event in events if isinstance(event, Argued))
+    assert not any(event.text.strip() for event in events if isinstance(event, ContentDelta)), text
+    assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["f"]
+    return "".join(event.text for event in events if isinstance(event, ArgumentsDelta))
 
 
 @pytest.mark.parametrize("name", NESTING)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from sgl.formats.arguments import JsonReader
 from sgl.formats.calls import CallFormat
 from sgl.formats.marks import Malformed, half_mark
-from sgl.formats.parser import Argued, Begun, Event, Said, Thought
+from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 
 START: Final = "<|start|>assistant"
 MESSAGE: Final = "<|message|>"
@@ -85,7 +85,7 @@ class HarmonyParser:
         if recipient is not None and self._has_tools:
             self._name = recipient.group(1).removeprefix("functions.")
             if self._is_sure:
-                events.append(Begun(self._name))
+                events.append(ToolCallStart(self._name))
         self._is_within, self._body, self._arguments = True, "", JsonReader()
         self._held = self._held[length:]
         return length or (0 if not self._held else self._read_body(events, final=final))
@@ -123,18 +123,18 @@ class HarmonyParser:
         if not text:
             return
         if self._name is None:
-            events.append(Thought(text) if self._channel == "analysis" else Said(text))
+            events.append(ReasoningDelta(text) if self._channel == "analysis" else ContentDelta(text))
         elif self._is_sure:
-            events.append(Argued(text))
+            events.append(ArgumentsDelta(text))
 
     def _end(self, events: list[Event]) -> None:
         """A message ends."""
         if self._name is not None and not self._is_sure:
             try:
                 json.loads(self._body)
-                events += [Begun(self._name), Argued(self._body.strip())]
+                events += [ToolCallStart(self._name), ArgumentsDelta(self._body.strip())]
             except (ValueError, RecursionError):
-                events += [Said(self._body)] if self._body else []
+                events += [ContentDelta(self._body)] if self._body else []
         self._name, self._body = None, ""
 
 

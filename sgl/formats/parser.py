@@ -25,21 +25,21 @@ _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ContentDelta:
     """Text beside calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningDelta:
     """Reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ToolCallStart:
     """A call begins. `id`: its own, if the model writes one."""
 
     name: str
@@ -47,13 +47,13 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Argued:
+class ArgumentsDelta:
     """What is new of the arguments' JSON text, of the call that began last."""
 
     text: str
 
 
-Event: TypeAlias = Said | Thought | Begun | Argued
+Event: TypeAlias = ContentDelta | ReasoningDelta | ToolCallStart | ArgumentsDelta
 
 
 class CallParser:
@@ -151,9 +151,9 @@ class CallParser:
         if not name:
             raise Malformed("a call has a name")
         if self._format.writes_id and (found := _ID.fullmatch(name)) is not None:
-            self._waiting.append(Begun(found.group(1), name))
+            self._waiting.append(ToolCallStart(found.group(1), name))
         else:
-            self._waiting.append(Begun(name, own_id or None))
+            self._waiting.append(ToolCallStart(name, own_id or None))
         self._take(length)
         self._arguments = self._reader(name)
         self._step = self._argue
@@ -184,7 +184,7 @@ class CallParser:
         new, length = self._arguments.feed(self._held)
         self._take(length)
         if new:
-            self._waiting.append(Argued(new))
+            self._waiting.append(ArgumentsDelta(new))
         if self._is_sure:
             self._release()
         if not self._arguments.is_complete:
@@ -224,7 +224,7 @@ class CallParser:
 
     def _say(self, text: str) -> None:
         if text:
-            self._events.append(Said(text))
+            self._events.append(ContentDelta(text))
 
     def _read(self, mark: str) -> None:
         self._take(read_mark(mark, self._held))
@@ -240,7 +240,7 @@ class CallParser:
 
     def _check(self) -> None:
         """Raise Malformed where arguments are no JSON."""
-        written = "".join(event.text for event in self._waiting if isinstance(event, Argued))
+        written = "".join(event.text for event in self._waiting if isinstance(event, ArgumentsDelta))
         try:
             if written:
                 json.loads(written)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from sgl.formats.calls import CallFormat
 from sgl.formats.harmony import HarmonyParser
-from sgl.formats.parser import Argued, Begun, CallParser, Event
+from sgl.formats.parser import ArgumentsDelta, CallParser, Event, ToolCallStart
 
 
 class AnswerReader(Protocol):
@@ -36,8 +36,8 @@ def calls_in(
     """The calls in a whole text: {"id", "name", "arguments"}, the arguments as JSON text."""
     calls: list[dict[str, str | None]] = []
     for event in reader_of(format, schemas or {}).feed(text, final=True):
-        if isinstance(event, Begun):
+        if isinstance(event, ToolCallStart):
             calls.append({"id": event.id, "name": event.name, "arguments": ""})
-        elif isinstance(event, Argued):
+        elif isinstance(event, ArgumentsDelta):
             calls[-1]["arguments"] = f"{calls[-1]['arguments']}{event.text}"
     return calls

@@ -18,7 +18,7 @@ from sgl.formats.constraint import calls_tag, loose
 from sgl.formats.detect import CallStyle
 from sgl.formats.harmony import harmony_tag
 from sgl.formats.marks import half_mark
-from sgl.formats.parser import Argued, Begun, Event, Said, Thought
+from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from sgl.formats.reading import AnswerReader, reader_of
 from sgl.grammar.compiler import AdditionalProperties, compile
 from sgl.grammar.vocabulary.tokens import Vocabulary
@@ -257,7 +257,7 @@ class AnswerSplitter:
         for start in range(0, max(1, len(text)), _AT_ONCE):
             end = start + _AT_ONCE
             for event in _joined(self._reader.feed(text[start:end], final=final and end >= len(text))):
-                if isinstance(event, Thought):
+                if isinstance(event, ReasoningDelta):
                     self._think(event.text, pieces)
                 else:
                     self._end_thought(pieces)
@@ -270,7 +270,7 @@ class AnswerSplitter:
         if self._reading.separates_reasoning:
             self._thought += text
         else:
-            self._add(Said(text), pieces)
+            self._add(ContentDelta(text), pieces)
 
     def _end_thought(self, pieces: list[Piece]) -> None:
         """Tell what is thought."""
@@ -282,11 +282,11 @@ class AnswerSplitter:
 
     def _add(self, event: Event, pieces: list[Piece]) -> None:
         match event:
-            case Said(text):
+            case ContentDelta(text):
                 if pieces[-1].calls:
                     pieces.append(Piece())
                 pieces[-1].content += text
-            case Begun(name, call_id):
+            case ToolCallStart(name, call_id):
                 function = {"name": name, "arguments": ""}
                 call = {
                     "index": self._num_calls,
@@ -296,7 +296,7 @@ class AnswerSplitter:
                 }
                 pieces[-1].calls.append(call)
                 self._num_calls += 1
-            case Argued(text):
+            case ArgumentsDelta(text):
                 index, calls = self._num_calls - 1, pieces[-1].calls
                 if not calls or calls[-1]["index"] != index:
                     calls.append({"index": index, "function": {"arguments": ""}})
@@ -316,10 +316,10 @@ class AnswerSplitter:
 def _joined(events: list[Event]) -> Iterator[Event]:
     """The same, neighbours of one kind as one: a text of many small ones would be copied for each."""
     for kind, those in groupby(events, type):
-        if kind is Begun:
+        if kind is ToolCallStart:
             yield from those
         else:
-            yield kind("".join(event.text for event in those if not isinstance(event, Begun)))
+            yield kind("".join(event.text for event in those if not isinstance(event, ToolCallStart)))
 
 
 def _reader_for(text: str, reading: Reading, *, final: bool) -> AnswerReader | None:
@@ -355,7 +355,7 @@ class _AnyCalls:
         self._held += text
         before = self._free_text(final=final)
         self._held = self._held[len(before) :]
-        events: list[Event] = [Said(before)] if before else []
+        events: list[Event] = [ContentDelta(before)] if before else []
         if final and self._held:
             events += self._found()
             self._held = ""
@@ -384,11 +384,11 @@ class _AnyCalls:
         """Held text as calls if it is nothing else, otherwise as text."""
         found = calls_of(self._held, {})
         if any(call.error is not None for call in found) or not found:
-            return [Said(self._held)]
+            return [ContentDelta(self._held)]
         return [
             event
             for call in found
-            for event in (Begun(call.name), Argued(json.dumps(call.arguments, ensure_ascii=False)))
+            for event in (ToolCallStart(call.name), ArgumentsDelta(json.dumps(call.arguments, ensure_ascii=False)))
         ]
 
 
