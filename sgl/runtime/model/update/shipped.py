@@ -111,10 +111,10 @@ def _tensor(cls: Any, storage: Any, metadata: Any) -> torch.Tensor:
     if min((*size, *stride, offset), default=0) < 0 or len(size) != len(stride):
         raise ValueError("a tensor's size, strides and offset are not negative")
     last = 0 if 0 in size else offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1
-    dtype = storage.dtype
-    if last * dtype.itemsize > storage._untyped_storage.nbytes():
+    dtype, untyped = storage.dtype, storage._untyped_storage  # what else a typed one has warns of its end
+    if last * dtype.itemsize > untyped.nbytes():
         raise ValueError("a tensor reaches behind its storage")
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage._untyped_storage, offset, size, stride)
+    return torch.empty(0, dtype=dtype, device=untyped.device).set_(untyped, offset, size, stride)
 
 
 def _inline(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> torch.Tensor:
