@@ -97,27 +97,80 @@ def seed_oss(calls: Sequence[Call]) -> str:
     )
 
 
-def minimax_m2(calls: Sequence[Call]) -> str:
+def minimax_m2(calls: Sequence[Call], section: str = "minimax:tool_call") -> str:
     inner = _tagged(
         calls,
         '<invoke name="NAME">',
         lambda key, value: f'<parameter name="{key}">{_plain(value)}</parameter>',
         "</invoke>",
     )
-    return f"<minimax:tool_call>\n{inner}\n</minimax:tool_call>"
+    return f"<{section}>\n{inner}\n</{section}>"
 
 
-def deepseekv32(calls: Sequence[Call], section: str = "function_calls") -> str:
+def minicpm5(calls: Sequence[Call]) -> str:
+    """Texts that look like tags between marks, as the model is taught to."""
+
+    def value(each: Any) -> str:
+        text = _plain(each)
+        is_marked = isinstance(each, str) and any(mark in text for mark in "<>&")
+        return f"<![CDATA[{text}]]>" if is_marked else text
+
+    return "\n".join(
+        f'<function name="{name}">'
+        + "".join(f'<param name="{key}">{value(each)}</param>' for key, each in arguments.items())
+        + "</function>"
+        for name, arguments in calls
+    )
+
+
+def solar_open2(calls: Sequence[Call]) -> str:
+    return _tagged(
+        calls,
+        "<|tool_call:start|>NAME",
+        lambda key, value: f"<|tool_arg:start|>{key}<|tool_arg:value|>{_plain(value)}<|tool_arg:end|>",
+        "<|tool_call:end|>",
+    )
+
+
+def k2_horizon(calls: Sequence[Call]) -> str:
+    inner = _tagged(
+        calls,
+        "<ifm|tool_call>NAME",
+        lambda key, value: f"<ifm|arg_key>{key}</ifm|arg_key>\n<ifm|arg_value>{_plain(value)}</ifm|arg_value>",
+        "</ifm|tool_call>",
+    )
+    return f"<ifm|tool_calls>\n{inner}\n</ifm|tool_calls>"
+
+
+def _named(calls: Sequence[Call], begin: str, end: str = "", between: str = "") -> str:
+    return between.join(
+        f'{begin}{{"name": {_json(name)}, "arguments": {_json(arguments)}}}{end}' for name, arguments in calls
+    )
+
+
+def k2_horizon_json(calls: Sequence[Call]) -> str:
+    inner = _named(calls, "<ifm|tool_call>", "</ifm|tool_call>", "\n")
+    return f"<ifm|tool_calls>\n{inner}\n</ifm|tool_calls>"
+
+
+def apertus(calls: Sequence[Call]) -> str:
+    inner = ", ".join(f"{{{_json(name)}: {_json(arguments)}}}" for name, arguments in calls)
+    return f"<|tools_prefix|>[{inner}]<|tools_suffix|>"
+
+
+def deepseekv32(calls: Sequence[Call], section: str = "function_calls", language: str = "DSML") -> str:
+    mark = f"｜{language}｜"
+
     def parameter(key: str, value: Any) -> str:
         is_text = _json(isinstance(value, str))
-        return f'<｜DSML｜parameter name="{key}" string="{is_text}">{_plain(value)}</｜DSML｜parameter>'
+        return f'<{mark}parameter name="{key}" string="{is_text}">{_plain(value)}</{mark}parameter>'
 
-    inner = _tagged(calls, '<｜DSML｜invoke name="NAME">', parameter, "</｜DSML｜invoke>")
-    return f"<｜DSML｜{section}>\n{inner}\n</｜DSML｜{section}>"
+    inner = _tagged(calls, f'<{mark}invoke name="NAME">', parameter, f"</{mark}invoke>")
+    return f"<{mark}{section}>\n{inner}\n</{mark}{section}>"
 
 
-def deepseekv4(calls: Sequence[Call]) -> str:
-    return deepseekv32(calls, "tool_calls")
+def deepseekv4(calls: Sequence[Call], language: str = "DSML") -> str:
+    return deepseekv32(calls, "tool_calls", language)
 
 
 def step3(calls: Sequence[Call]) -> str:
@@ -267,4 +320,17 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "olmo3": lambda calls: "<function_calls>\n" + pythonic(calls, "\n") + "\n</function_calls>",
     "gemma4": gemma4,
     "functiongemma": functiongemma,
+    "minicpm3": lambda calls: (
+        "<|tool_call_start|>\n```python\n" + pythonic(calls, "\n") + "\n```\n<|tool_call_end|>"
+    ),
+    "minicpm5": minicpm5,
+    "apertus": apertus,
+    "dots": lambda calls: minimax_m2(calls, "dots_function_call"),
+    "gigachat3": lambda calls: _named(calls, "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
+    "gigachat31": lambda calls: _named(calls, "<|function_call|>"),
+    "gigachat35": lambda calls: deepseekv4(calls, "GCML"),
+    "granite-20b-fc": lambda calls: _named(calls, "<function_call> "),
+    "k2_horizon": k2_horizon,
+    "k2_horizon_json": k2_horizon_json,
+    "solar_open2": solar_open2,
 }

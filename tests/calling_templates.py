@@ -32,6 +32,14 @@ def _in_hy(suffix: str) -> tuple[str, str, str]:
     return f"<tool_calls{suffix}>\n", call, f"</tool_calls{suffix}>"
 
 
+def _in_language(name: str, section: str) -> tuple[str, str, str]:
+    mark = f"｜{name}｜"
+    begin = f'<{mark}parameter name="{{{{ k }}}}" string="{{{{ (v is string) | tojson }}}}">'
+    items = _ITEMS.replace("%s", f"{begin}{_VALUE}</{mark}parameter>\n")
+    call = f'<{mark}invoke name="{_NAME}">\n{items}</{mark}invoke>\n'
+    return f"\n\n<{mark}{section}>\n", call, f"</{mark}{section}>"
+
+
 def _quoted(key: str) -> str:
     return '{"name": "' + _NAME + f'", "{key}": ' + _JSON + "}"
 
@@ -89,21 +97,9 @@ _CALLS: Final = {
         + "</invoke>\n",
         "</minimax:tool_call>",
     ),
-    **{
-        name: (
-            f"\n\n<｜DSML｜{section}>\n",
-            f'<｜DSML｜invoke name="{_NAME}">\n'
-            + _ITEMS.replace(
-                "%s",
-                '<｜DSML｜parameter name="{{ k }}" string="{{ (v is string) | tojson }}">'
-                + _VALUE
-                + "</｜DSML｜parameter>\n",
-            )
-            + "</｜DSML｜invoke>\n",
-            f"</｜DSML｜{section}>",
-        )
-        for name, section in (("deepseekv32", "function_calls"), ("deepseekv4", "tool_calls"))
-    },
+    "deepseekv32": _in_language("DSML", "function_calls"),
+    "deepseekv4": _in_language("DSML", "tool_calls"),
+    "gigachat35": _in_language("GCML", "tool_calls"),
     "step3": (
         "<｜tool_calls_begin｜>\n",
         f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{_NAME}">\n'
@@ -135,6 +131,54 @@ _CALLS: Final = {
     ),
     "gemma4": _in_gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
     "functiongemma": _in_gemma("<start_function_call>", "<end_function_call>", "<escape>"),
+    "minicpm3": (
+        "<|tool_call_start|>\n```python\n",
+        _NAME + "(" + _assigned("=", ",", "{{ v | tojson }}") + ")\n",
+        "```\n<|tool_call_end|>",
+    ),
+    "minicpm5": (
+        "",
+        f'<function name="{_NAME}">'
+        + _ITEMS.replace("%s", '<param name="{{ k }}">' + _VALUE + "</param>")
+        + "</function>\n",
+        "",
+    ),
+    "apertus": ("<|tools_prefix|>[", '{"' + _NAME + '": ' + _JSON + "}" + _COMMA, "]<|tools_suffix|>"),
+    "dots": (
+        "<dots_function_call>\n",
+        f'<invoke name="{_NAME}">\n'
+        + _ITEMS.replace("%s", '<parameter name="{{ k }}">' + _VALUE + "</parameter>\n")
+        + "</invoke>\n",
+        "</dots_function_call>",
+    ),
+    "gigachat3": (
+        "",
+        "{% if loop.first %}<|message_sep|>\n\nfunction call<|role_sep|>\n"
+        + _quoted("arguments")
+        + "<|message_sep|>{% endif %}",
+        "",
+    ),
+    "gigachat31": ("", "{% if loop.first %}<|function_call|>" + _quoted("arguments") + "{% endif %}", ""),
+    "granite-20b-fc": ("", "<function_call> " + _quoted("arguments"), ""),
+    "k2_horizon": (
+        "<ifm|tool_calls>\n",
+        f"<ifm|tool_call>{_NAME}\n"
+        + _ITEMS.replace("%s", f"<ifm|arg_key>{{{{ k }}}}</ifm|arg_key>\n<ifm|arg_value>{_VALUE}</ifm|arg_value>\n")
+        + "</ifm|tool_call>\n",
+        "</ifm|tool_calls>",
+    ),
+    "k2_horizon_json": (
+        "<ifm|tool_calls>\n",
+        "<ifm|tool_call>" + _quoted("arguments") + "</ifm|tool_call>\n",
+        "</ifm|tool_calls>",
+    ),
+    "solar_open2": (
+        "",
+        f"<|tool_call:start|>{_NAME}\n"
+        + _ITEMS.replace("%s", f"<|tool_arg:start|>{{{{ k }}}}<|tool_arg:value|>{_VALUE}<|tool_arg:end|>\n")
+        + "<|tool_call:end|>\n",
+        "",
+    ),
     "gpt-oss": (
         "",
         f" to=functions.{_NAME}<|channel|>commentary json<|message|>{_JSON}<|call|>",
@@ -212,6 +256,15 @@ LATER: Final = [
 ]
 """More of the special ones: the ids of those above stay, and with them what the random model says."""
 LATER_OTHER: Final = ["<function_calls>", "[order("]
+LATEST: Final = [
+    *("<|tools_prefix|>", "<|tools_suffix|>", "<|message_sep|>", "<|role_sep|>", "<|function_call|>"),
+    *("<｜GCML｜tool_calls>", "<function_call>", "<ifm|tool_calls>", "<ifm|tool_call>", "<|tool_call:start|>"),
+    *("<function name=", "<dots_function_call>", "<|tool_call:end|>", "</ifm|arg_value>"),
+    *("<|inner_prefix|>", "<|inner_suffix|>", "<mm:think>", "</mm:think>", "<|thought_start|>", "<|thought_end|>"),
+    *("<|think:start|>", "<|think:end|>"),
+]
+"""Special ones of later families."""
+_VOCABULARY: Final = 480
 
 
 def template_of(name: str) -> str:
@@ -234,13 +287,14 @@ def template_of(name: str) -> str:
 
 def every_format_checkpoint(path: Path) -> Path:
     """A tiny random model; its tokenizer has no chat template."""
-    tiny_checkpoint(path, vocab_size=448, max_position_embeddings=2048)
+    tiny_checkpoint(path, vocab_size=_VOCABULARY, max_position_embeddings=2048)
     tokenizer = byte_tokenizer(384)
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
     tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in OTHER])
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in LATER])
     tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in LATER_OTHER])
-    assert len(tokenizer) <= 448
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=False) for name in LATEST])
+    assert len(tokenizer) <= _VOCABULARY
     tokenizer.save_pretrained(path)
     ends = tokenizer.convert_tokens_to_ids(["</s>", "<|return|>", "<|call|>"])
     edit_json(path / "generation_config.json", eos_token_id=ends)

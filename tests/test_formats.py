@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from benchmarks.json_generation import BYTES
 from sgl.errors import InvalidRequest
-from sgl.formats.calls import FORMATS, PARSERS, CallFormat, formats_of
+from sgl.formats.call_format import CallFormat
+from sgl.formats.calls import FORMATS, PARSERS, formats_of
 from sgl.formats.constraint import behind_reasoning, calls_tag, loose
 from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from sgl.formats.reading import calls_in, reader_of
@@ -59,6 +60,9 @@ MARKS = (
     "\n",
     "{}",
     "<|call|>",
+    "<![CDATA[",
+    "]]>",
+    "</param>",
 )
 
 
@@ -68,12 +72,19 @@ ENDS = (
     "</arg_value:opensource>",
     "</｜DSML｜parameter>",
     "</steptml:parameter>",
+    "</ifm|arg_value>",
+    "<|tool_arg:end|>",
+    "</｜GCML｜parameter>",
+    "]]></param>",
     '<|"|>',
     "<escape>",
 )
 
 
-UNMARKED = ("qwen_xml", "glm_xml", "hy_xml", "minimax_xml", "step_xml")
+UNMARKED = (
+    *("qwen_xml", "glm_xml", "hy_xml", "minimax_xml", "step_xml"),
+    *("ifm_xml", "solar_xml", "minicpm_xml"),
+)
 """Which do not mark strings."""
 
 
@@ -421,6 +432,75 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
         "functiongemma",
         "<start_function_call>call:get_weather{city:<escape>Paris<escape>,exact:true}<end_function_call>",
         ("", "", [("get_weather", {"city": "Paris", "exact": True})]),
+    ),
+    (
+        "minicpm3",
+        "<|tool_call_start|>\n```python\nget_weather(city='Paris',days=2)\nstop()\n```\n<|tool_call_end|>\n",
+        ("", "", [("get_weather", {"city": "Paris", "days": 2}), ("stop", {})]),
+    ),
+    (
+        "minicpm5",
+        'I look. <function name="get_weather"><param name="city"><![CDATA[a<b>\nc]]></param>'
+        '<param name="days">2</param></function>\n<function name="stop"></function>',
+        ("", "I look. ", [("get_weather", {"city": "a<b>\nc", "days": 2}), ("stop", {})]),
+    ),
+    (
+        "minicpm5",
+        '<function name="get_weather"><param name="city">Paris</param><param name="note"><![CDATA[null]]></param>'
+        '<param name="days"><![CDATA[2]]></param></function>',
+        ("", "", [("get_weather", {"city": "Paris", "note": "null", "days": 2})]),
+    ),
+    (
+        "apertus",
+        'Now.<|tools_prefix|>[{"get_weather": {"city": "Paris"}}, {"stop": {}}]<|tools_suffix|>',
+        ("", "Now.", [("get_weather", {"city": "Paris"}), ("stop", {})]),
+    ),
+    (
+        "dots",
+        '<dots_function_call>\n<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        "</invoke>\n</dots_function_call>",
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "gigachat3",
+        'I look.<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "get_weather", "arguments": {"city": "Paris"}}',
+        ("", "I look.", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "gigachat31",
+        'I look.<|function_call|>{"name": "get_weather", "arguments": {"city": "Paris"}}',
+        ("", "I look.", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "gigachat35",
+        '\n\n<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get_weather">\n'
+        '<｜GCML｜parameter name="city" string="true">Paris</｜GCML｜parameter>\n'
+        "</｜GCML｜invoke>\n</｜GCML｜tool_calls>",
+        ("", "\n\n", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "granite-20b-fc",
+        '<function_call> {"name": "get_weather", "arguments": {"city": "Paris"}}<function_call> '
+        '{"name": "stop", "arguments": {}}',
+        ("", "", [("get_weather", {"city": "Paris"}), ("stop", {})]),
+    ),
+    (
+        "k2_horizon",
+        "Now.<ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_value>Paris"
+        "</ifm|arg_value></ifm|tool_call></ifm|tool_calls>",
+        ("", "Now.", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "k2_horizon_json",
+        '<ifm|tool_calls>\n<ifm|tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</ifm|tool_call>\n'
+        "</ifm|tool_calls>",
+        ("", "", [("get_weather", {"city": "Paris"})]),
+    ),
+    (
+        "solar_open2",
+        "<|tool_call:start|>get_weather\n<|tool_arg:start|>city<|tool_arg:value|>Paris<|tool_arg:end|>\n"
+        "<|tool_call:end|>",
+        ("", "", [("get_weather", {"city": "Paris"})]),
     ),
     (
         "gpt-oss",

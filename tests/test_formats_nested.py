@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from benchmarks.json_generation import BYTES, random_text
 from sgl.errors import GrammarError
-from sgl.formats.calls import FORMATS, CallFormat
+from sgl.formats.call_format import CallFormat
+from sgl.formats.calls import FORMATS
 from sgl.formats.constraint import calls_tag
 from sgl.formats.parser import ArgumentsDelta, ContentDelta, ToolCallStart
 from sgl.formats.reading import reader_of

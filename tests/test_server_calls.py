@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import sgl
 from sgl.errors import InvalidRequest
-from sgl.formats.calls import ARRAY, HERMES, MISTRAL, CallFormat
+from sgl.formats.call_format import CallFormat
+from sgl.formats.calls import ARRAY, HERMES, MISTRAL
 from sgl.formats.detect import CallStyle, call_style
 from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.engine import Engine

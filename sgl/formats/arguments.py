@@ -63,6 +63,8 @@ class XmlStyle(NamedTuple):
     """A value stands in lines of its own."""
     string_middle: str = ""
     """What stands before a string instead, where the middle tells."""
+    has_cdata: bool = False
+    """A text may stand between <![CDATA[ and ]]>."""
 
 
 XML_STYLES = {
@@ -71,12 +73,22 @@ XML_STYLES = {
     "hy_xml": XmlStyle(
         "<arg_key:opensource>", "</arg_key:opensource>\n<arg_value:opensource>", "</arg_value:opensource>"
     ),
+    "ifm_xml": XmlStyle("<ifm|arg_key>", "</ifm|arg_key>\n<ifm|arg_value>", "</ifm|arg_value>"),
+    "solar_xml": XmlStyle("<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"),
+    "minicpm_xml": XmlStyle('<param name="', '">', "</param>", has_cdata=True),
     "minimax_xml": XmlStyle('<parameter name="', '">', "</parameter>"),
     "step_xml": XmlStyle('<steptml:parameter name="', '">', "</steptml:parameter>"),
     "deepseek_xml": XmlStyle(
         '<｜DSML｜parameter name="', '" string="false">', "</｜DSML｜parameter>", string_middle='" string="true">'
     ),
+    "gcml_xml": XmlStyle(
+        '<｜GCML｜parameter name="', '" string="false">', "</｜GCML｜parameter>", string_middle='" string="true">'
+    ),
 }
+
+
+_TEXT = frozenset({"string"})
+_CDATA = "<![CDATA["
 
 
 class XmlReader(ArgumentReader):
@@ -92,6 +104,7 @@ class XmlReader(ArgumentReader):
         self._types: frozenset[str] | None = None
         """Of the value that is read; None between values."""
         self._has_begun = False  # a text
+        self._value_end = style.end
         self._num_keys = 0
 
     def feed(self, text: str) -> tuple[str, int]:
@@ -121,7 +134,15 @@ class XmlReader(ArgumentReader):
         index, length = read_one(middles, text[end:])
         length += end
         key = text[begun:end].strip()
-        self._types = types_of(self._parameters, key) if index == 0 else frozenset({"string"})
+        types = types_of(self._parameters, key) if index == 0 else _TEXT
+        end_mark = style.end
+        if style.has_cdata and text.startswith(_CDATA, length):
+            length += len(_CDATA)
+            end_mark = "]]>" + style.end
+            types = _TEXT if "string" in types else types
+        elif style.has_cdata and _CDATA.startswith(text[length:]):
+            raise NeedMore
+        self._types, self._value_end = types, end_mark
         self._has_begun = False
         self._num_keys += 1
         opened = "{" if self._num_keys == 1 else ", "
@@ -131,13 +152,13 @@ class XmlReader(ArgumentReader):
         """What is new of a value. Only a string alone need not wait for its end."""
         style, types = self._style, self._types
         assert types is not None
-        value, end, _ = text.partition(style.end)
-        if types != {"string"}:
-            value = text[: _end_of_value(text, style.end, types)]
+        value, end, _ = text.partition(self._value_end)
+        if types != _TEXT:
+            value = text[: _end_of_value(text, self._value_end, types)]
             self._types = None
-            return json_of(self._unpadded(value), types), len(value) + len(style.end)
+            return json_of(self._unpadded(value), types), len(value) + len(self._value_end)
         if not end:  # what may be the end, or the line break before it, waits
-            value = text[: len(text) - half_mark(text, style.end)]
+            value = text[: len(text) - half_mark(text, self._value_end)]
             if style.is_padded and (len(value) > 1 or self._has_begun):
                 value = value.removesuffix("\n")
             if not value or (value == "\n" and not self._has_begun):

@@ -1,84 +1,12 @@
-"""How model families write calls of tools: one description each, from which the constraint, the parser and the stream
-parser all follow.
-
-A call is `begin`, the tool's name, `middle`, the arguments, `end`. Several stand between `opening` and `closing`, with
-`separator` between them. White space in these texts, and around JSON's punctuation, is what models are held to; what
-is read may have any.
-"""
+"""The formats of calls, by family and by the names of parsers."""
 
 from __future__ import annotations
 
-import json
-import re
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import replace
+from typing import Final
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.formats.arguments import XML_STYLES
-from sgl.formats.literals import LITERAL_STYLES
-
-Arguments = Literal[
-    "json",
-    "qwen_xml",
-    "glm_xml",
-    "minimax_xml",
-    "step_xml",
-    "deepseek_xml",
-    "hy_xml",
-    "pythonic",
-    "gemma4",
-    "functiongemma",
-]
-_NAME = re.compile(r"[\w./-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class CallFormat:
-    """The calls of one family."""
-
-    name: str
-    begin: str
-    middle: str
-    end: str
-    arguments: Arguments = "json"
-    opening: str = ""
-    separator: str = ""
-    closing: str = ""
-    trigger: str = ""
-    """What free text is interrupted by. Without one, calls are the whole answer or none of it: they begin as a text
-    might."""
-    prefix: str = ""
-    """May stand before an answer that is calls."""
-    id_mark: str = ""
-    """Stands behind the name, before the call's id: nine letters and digits."""
-    writes_id: bool = False
-    """The name is written as the call's id: functions.NAME:NUMBER."""
-    has_channels: bool = False
-    """All of an answer is in channels, which `harmony.py` knows."""
-
-    @property
-    def quotes_name(self) -> bool:
-        """Whether a name is a JSON string."""
-        return self.arguments == "json" and self.middle.startswith('"')
-
-    def written_name(self, name: str) -> str:
-        """A tool's name as calls have it. Raises InvalidRequest where it would be read as something else."""
-        if self.quotes_name:
-            return json.dumps(name, ensure_ascii=False)[1:-1]
-        if not _NAME.fullmatch(name):
-            message = f"the name of the tool {name!r:.80} cannot be written in calls as the model writes them"
-            raise InvalidRequest(f"{message}: letters, digits, '_', '-', '.' and '/' can", param="tools")
-        return name
-
-    def marks(self) -> tuple[str, ...]:
-        """Everything written around names and arguments."""
-        around = (self.prefix, self.opening, self.begin, self.id_mark, self.middle, self.end, self.separator)
-        inside: tuple[str, ...] = ()
-        if (xml := XML_STYLES.get(self.arguments)) is not None:
-            inside = (xml.begin, xml.middle, xml.string_middle, xml.end)
-        elif (literal := LITERAL_STYLES.get(self.arguments)) is not None:
-            inside = literal.quotes
-        return (*around, self.closing, *inside)
+from sgl.formats.call_format import CallFormat
 
 
 def _tagged(name: str, tag: str) -> CallFormat:
@@ -192,6 +120,23 @@ DEEPSEEK_V4: Final = replace(
     closing="\n</｜DSML｜tool_calls>",
     trigger="<｜DSML｜tool_calls>",
 )
+GIGACHAT35: Final = replace(
+    DEEPSEEK_V32,
+    name="gigachat35",
+    begin='<｜GCML｜invoke name="',
+    end="\n</｜GCML｜invoke>",
+    arguments="gcml_xml",
+    opening="<｜GCML｜tool_calls>\n",
+    closing="\n</｜GCML｜tool_calls>",
+    trigger="<｜GCML｜tool_calls>",
+)
+DOTS: Final = replace(
+    MINIMAX_M2,
+    name="dots",
+    opening="<dots_function_call>\n",
+    closing="\n</dots_function_call>",
+    trigger="<dots_function_call>",
+)
 HY_V3: Final = CallFormat(
     "hy_v3",
     "<tool_call>",
@@ -215,6 +160,42 @@ HY_V3_OPEN: Final = replace(
     trigger="<tool_calls:opensource>",
 )
 """As the published models' tokens are called."""
+K2_HORIZON: Final = replace(
+    HY_V3,
+    name="k2_horizon",
+    begin="<ifm|tool_call>",
+    middle="",
+    end="\n</ifm|tool_call>",
+    arguments="ifm_xml",
+    opening="<ifm|tool_calls>\n",
+    closing="\n</ifm|tool_calls>",
+    trigger="<ifm|tool_calls>",
+)
+K2_HORIZON_JSON: Final = replace(
+    K2_HORIZON,
+    name="k2_horizon_json",
+    begin='<ifm|tool_call>{"name": "',
+    middle='", "arguments": ',
+    end="}</ifm|tool_call>",
+    arguments="json",
+)
+SOLAR_OPEN2: Final = replace(
+    GLM45,
+    name="solar_open2",
+    begin="<|tool_call:start|>",
+    end="\n<|tool_call:end|>",
+    arguments="solar_xml",
+    trigger="<|tool_call:start|>",
+)
+MINICPM5: Final = CallFormat(
+    "minicpm5",
+    '<function name="',
+    '">',
+    "</function>",
+    arguments="minicpm_xml",
+    separator="\n",
+    trigger="<function name=",
+)
 STEP3: Final = CallFormat(
     "step3",
     '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
@@ -229,6 +210,31 @@ STEP3: Final = CallFormat(
 TOOLCALL: Final = _array("nemotron_json", "<TOOLCALL>", "]</TOOLCALL>")
 TOOL_CALLS: Final = _array("apriel", "<tool_calls>", "]</tool_calls>")
 GRANITE: Final = _array("granite", "<|tool_call|>")
+GRANITE_20B: Final = CallFormat(
+    "granite-20b-fc", '<function_call> {"name": "', '", "arguments": ', "}", trigger="<function_call>"
+)
+APERTUS: Final = CallFormat(
+    "apertus",
+    '{"',
+    '": ',
+    "}",
+    opening="<|tools_prefix|>[",
+    separator=", ",
+    closing="]<|tools_suffix|>",
+    trigger="<|tools_prefix|>",
+)
+"""The tools' names are keys."""
+GIGACHAT3: Final = CallFormat(
+    "gigachat3",
+    '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "',
+    '", "arguments": ',
+    "}",
+    trigger="<|message_sep|>",
+)
+"""A message of its own, behind the end of the answer's text."""
+GIGACHAT31: Final = replace(
+    GIGACHAT3, name="gigachat31", begin='<|function_call|>{"name": "', trigger="<|function_call|>"
+)
 FUNCTOOLS: Final = replace(_array("phi4_mini_json", "functools["), opening="functools[")
 LONGCAT: Final = _tagged("longcat", "longcat_tool_call")
 XLAM: Final = _array("xlam", "")
@@ -257,6 +263,13 @@ LFM2: Final = replace(
     closing="]<|tool_call_end|>",
     trigger="<|tool_call_start|>",
     prefix="",
+)
+MINICPM3: Final = replace(
+    LFM2,
+    name="minicpm3",
+    opening="<|tool_call_start|>\n```python\n",
+    separator="\n",
+    closing="\n```\n<|tool_call_end|>",
 )
 OLMO3: Final = replace(
     LFM2,
@@ -298,90 +311,50 @@ ARRAY: Final = CallFormat(
 OBJECT: Final = CallFormat("object", '{"name":"', '","arguments":', "}")
 """One call, likewise."""
 
-FORMATS: Final = (
-    HERMES,
-    QWEN3_CODER,
-    GLM45,
-    MISTRAL,
-    MISTRAL_ARGS,
-    MISTRAL_IDS,
-    DEEPSEEK_V3,
-    DEEPSEEK_V31,
-    KIMI_K2,
-    SEED_OSS,
-    MINIMAX_M2,
-    DEEPSEEK_V32,
-    DEEPSEEK_V4,
-    STEP3,
-    TOOLCALL,
-    TOOL_CALLS,
-    GRANITE,
-    FUNCTOOLS,
-    INTERNLM,
-    LONGCAT,
-    GPT_OSS,
-    LFM2,
-    OLMO3,
-    GEMMA4,
-    FUNCTIONGEMMA,
-    HY_V3,
-    HY_V3_OPEN,
-    LLAMA3,  # these last: others' calls may hold what looks like theirs
-    LLAMA4,
-    XLAM,
-    PYTHONIC,
+_NAMES: Final[tuple[tuple[str, tuple[CallFormat, ...]], ...]] = (
+    ("hermes qwen qwen25 granite4 ernie45 trinity", (HERMES,)),
+    ("qwen3_coder qwen3_xml mimo step3p5", (QWEN3_CODER,)),
+    ("glm glm45 glm47 poolside_v1 ling3 spark25", (GLM45,)),
+    ("llama3 llama3_json", (LLAMA3,)),
+    ("llama4_json", (LLAMA4,)),
+    ("mistral", (MISTRAL, MISTRAL_ARGS, MISTRAL_IDS)),
+    ("deepseekv3 deepseek_v3", (DEEPSEEK_V3,)),
+    ("deepseekv31 deepseek_v31", (DEEPSEEK_V31,)),
+    ("deepseekv32 deepseek_v32", (DEEPSEEK_V32,)),
+    ("deepseekv4 deepseek_v4", (DEEPSEEK_V4,)),
+    ("kimi_k2", (KIMI_K2,)),
+    ("seed_oss", (SEED_OSS,)),
+    ("minimax-m2 minimax_m2", (MINIMAX_M2,)),
+    ("step3", (STEP3,)),
+    ("gpt-oss openai", (GPT_OSS,)),
+    ("nemotron_json", (TOOLCALL,)),
+    ("apriel hunyuan_a13b jamba", (TOOL_CALLS,)),
+    ("granite", (GRANITE,)),
+    ("phi4_mini_json", (FUNCTOOLS,)),
+    ("internlm interns1", (INTERNLM,)),
+    ("longcat", (LONGCAT,)),
+    ("xlam", (XLAM,)),
+    ("pythonic llama4_pythonic", (PYTHONIC,)),
+    ("lfm2", (LFM2,)),
+    ("minicpm3", (MINICPM3,)),
+    ("minicpm5", (MINICPM5,)),
+    ("apertus apertus2509", (APERTUS,)),
+    ("dots", (DOTS,)),
+    ("gigachat3", (GIGACHAT3, GIGACHAT31)),
+    ("gigachat35", (GIGACHAT35,)),
+    ("granite-20b-fc", (GRANITE_20B,)),
+    ("k2_horizon", (K2_HORIZON, K2_HORIZON_JSON)),
+    ("solar_open2", (SOLAR_OPEN2,)),
+    ("olmo3", (OLMO3,)),
+    ("gemma4", (GEMMA4,)),
+    ("functiongemma", (FUNCTIONGEMMA,)),
+    ("hunyuan hy_v3", (HY_V3_OPEN, HY_V3)),
 )
-PARSERS: Final[dict[str, tuple[CallFormat, ...]]] = {
-    "hermes": (HERMES,),
-    "qwen": (HERMES,),
-    "qwen25": (HERMES,),
-    "granite4": (HERMES,),
-    "qwen3_coder": (QWEN3_CODER,),
-    "qwen3_xml": (QWEN3_CODER,),
-    "mimo": (QWEN3_CODER,),
-    "step3p5": (QWEN3_CODER,),
-    "glm": (GLM45,),
-    "glm45": (GLM45,),
-    "glm47": (GLM45,),
-    "llama3": (LLAMA3,),
-    "llama3_json": (LLAMA3,),
-    "llama4_json": (LLAMA4,),
-    "mistral": (MISTRAL, MISTRAL_ARGS, MISTRAL_IDS),
-    "deepseekv3": (DEEPSEEK_V3,),
-    "deepseek_v3": (DEEPSEEK_V3,),
-    "deepseekv31": (DEEPSEEK_V31,),
-    "deepseek_v31": (DEEPSEEK_V31,),
-    "deepseekv32": (DEEPSEEK_V32,),
-    "deepseek_v32": (DEEPSEEK_V32,),
-    "deepseekv4": (DEEPSEEK_V4,),
-    "deepseek_v4": (DEEPSEEK_V4,),
-    "kimi_k2": (KIMI_K2,),
-    "seed_oss": (SEED_OSS,),
-    "minimax-m2": (MINIMAX_M2,),
-    "minimax_m2": (MINIMAX_M2,),
-    "step3": (STEP3,),
-    "gpt-oss": (GPT_OSS,),
-    "openai": (GPT_OSS,),
-    "nemotron_json": (TOOLCALL,),
-    "apriel": (TOOL_CALLS,),
-    "hunyuan_a13b": (TOOL_CALLS,),
-    "jamba": (TOOL_CALLS,),
-    "granite": (GRANITE,),
-    "phi4_mini_json": (FUNCTOOLS,),
-    "internlm": (INTERNLM,),
-    "interns1": (INTERNLM,),
-    "longcat": (LONGCAT,),
-    "xlam": (XLAM,),
-    "pythonic": (PYTHONIC,),
-    "llama4_pythonic": (PYTHONIC,),
-    "lfm2": (LFM2,),
-    "olmo3": (OLMO3,),
-    "gemma4": (GEMMA4,),
-    "functiongemma": (FUNCTIONGEMMA,),
-    "ernie45": (HERMES,),
-    "hunyuan": (HY_V3_OPEN, HY_V3),
-    "hy_v3": (HY_V3_OPEN, HY_V3),
-}
+FORMATS: Final = tuple(
+    sorted(dict.fromkeys(format for _, formats in _NAMES for format in formats), key=lambda each: not each.trigger)
+)
+"""Those without a trigger last: others' calls may hold what looks like theirs."""
+PARSERS: Final = {name: formats for names, formats in _NAMES for name in names.split()}
 """By --tool-call-parser, as SGLang and vLLM name it: the formats among which the chat template decides, the first one
 where it does not."""
 

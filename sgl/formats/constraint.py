@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from sgl.formats.arguments import XML_STYLES
-from sgl.formats.calls import CallFormat
+from sgl.formats.call_format import CallFormat
 from sgl.formats.harmony import harmony_tag
 from sgl.formats.marks import parts_of
 from sgl.formats.value_types import types_of

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from sgl.errors import InvalidRequest
 from sgl.formats.arguments import XML_STYLES
-from sgl.formats.calls import FORMATS, CallFormat
+from sgl.formats.call_format import CallFormat
+from sgl.formats.calls import FORMATS
 from sgl.formats.literals import LITERAL_STYLES
 from sgl.formats.marks import parts_of
 from sgl.formats.reading import calls_in

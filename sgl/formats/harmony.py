@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sgl.formats.arguments import JsonReader
-from sgl.formats.calls import CallFormat
+from sgl.formats.call_format import CallFormat
 from sgl.formats.marks import Malformed, half_mark
 from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 

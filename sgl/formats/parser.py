@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sgl.formats.arguments import XML_STYLES, ArgumentReader, JsonReader, XmlReader
-from sgl.formats.calls import CallFormat
+from sgl.formats.call_format import CallFormat
 from sgl.formats.literals import LITERAL_STYLES, LiteralReader
 from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, parts_of, read_mark, read_one
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from sgl.formats.calls import CallFormat
+from sgl.formats.call_format import CallFormat
 from sgl.formats.harmony import HarmonyParser
 from sgl.formats.parser import ArgumentsDelta, CallParser, Event, ToolCallStart
 

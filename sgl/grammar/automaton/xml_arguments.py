@@ -52,6 +52,8 @@ class XmlStyle(NamedTuple):
     end: str
     may_be_padded: bool = False
     """A value may stand in lines of its own; another one begins and ends with no line break."""
+    has_cdata: bool = False
+    """A text may stand between <![CDATA[ and ]]>, and begins in no other way so."""
     spelling: Spelling = Spelling()
 
     @property
@@ -81,9 +83,14 @@ class XmlStyle(NamedTuple):
         """Where a key begins, with its value behind it, and `then` behind that."""
         ways = []
         for middle, kinds in self.middles:
-            value = builder.one(XmlValue, builder, schema, self, kinds, then)
-            if value.threads():
-                ways.append(builder.after(concat(key, self.bytes_of(middle)), value))
+            forms = [(middle, self, kinds)]
+            if self.has_cdata:
+                inside = self._replace(end=f"]]>{self.end}", has_cdata=False)
+                forms.append((middle + _CDATA, inside, kinds & _STRING))
+            for before, style, allowed in forms:
+                value = builder.one(XmlValue, builder, schema, style, allowed, then)
+                if value.threads():
+                    ways.append(builder.after(concat(key, self.bytes_of(before)), value))
         return ways[0] if len(ways) == 1 else builder.one(Tags, tuple(ways))
 
 
@@ -96,6 +103,9 @@ def _marked(suffix: str = "") -> XmlStyle:
 STYLES = {
     "qwen_xml": XmlStyle("<parameter=", ((">", _ALL),), "</parameter>", may_be_padded=True),
     "glm_xml": _marked(),
+    "ifm_xml": XmlStyle("<ifm|arg_key>", (("</ifm|arg_key>\n<ifm|arg_value>", _ALL),), "</ifm|arg_value>"),
+    "solar_xml": XmlStyle("<|tool_arg:start|>", (("<|tool_arg:value|>", _ALL),), "<|tool_arg:end|>"),
+    "minicpm_xml": XmlStyle('<param name="', (('">', _ALL),), "</param>", has_cdata=True),
     "hy_xml": _marked(":opensource"),
     "minimax_xml": XmlStyle('<parameter name="', (('">', _ALL),), "</parameter>"),
     "step_xml": XmlStyle('<steptml:parameter name="', (('">', _ALL),), "</steptml:parameter>"),
@@ -104,12 +114,18 @@ STYLES = {
         (('" string="true">', _STRING), ('" string="false">', _OTHERS)),
         "</｜DSML｜parameter>",
     ),
+    "gcml_xml": XmlStyle(
+        '<｜GCML｜parameter name="',
+        (('" string="true">', _STRING), ('" string="false">', _OTHERS)),
+        "</｜GCML｜parameter>",
+    ),
 }
 _KEY = _regex(r"[^\s<>]+")
 _QUOTED_KEY = _regex(r'[^\s<>"]+')
 _BLANK = _regex(r"[ \t\r\n]*")
 _LINE_BREAK = literal(b"\n")
 _MAY_BREAK = _regex("\n?")
+_CDATA = "<![CDATA["
 
 
 class XmlValue(Node):
@@ -127,6 +143,8 @@ class XmlValue(Node):
     def _find_threads(self) -> tuple[Thread, ...]:
         builder, end = self.builder, self.style.bytes_of(self.style.end)
         texts = bare_texts(self.schema, self.style.end.encode(), self.kinds)
+        if self.style.has_cdata:
+            texts = difference(texts, concat(literal(_CDATA.encode()), ANYTHING))
         behind = builder.after(end, self.then)
         if not self.style.may_be_padded:
             return self._values(texts, behind)

@@ -18,7 +18,12 @@ class ReasoningFormat:
 
 _MAY_THINK = ReasoningFormat("<think>", "</think>")
 _THINKS = ReasoningFormat("<think>", "</think>", starts_inside=True)
+_INNER = ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>")
+_MM_THINK = ReasoningFormat("<mm:think>", "</mm:think>")
+_HARMONY = ReasoningFormat("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>")
 FORMATS = {
+    "apertus": _INNER,
+    "apertus2509": _INNER,
     "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", starts_inside=True),
     "deepseek-r1": _THINKS,
     "deepseek-v3": _MAY_THINK,
@@ -29,25 +34,35 @@ FORMATS = {
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
     "glm45": _MAY_THINK,
     "glm47": _MAY_THINK,
-    "gpt-oss": ReasoningFormat(
-        "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
-    ),
+    "gigachat35": _MAY_THINK,
+    "gpt-oss": _HARMONY,
     "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+    "holo2": _MAY_THINK,
+    "hunyuan": _MAY_THINK,
+    "hy_v3": _MAY_THINK,
     "interns1": _MAY_THINK,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "kimi_k2": _MAY_THINK,
+    "ling3": _MAY_THINK,
     "mimo": _MAY_THINK,
+    "minicpm3": ReasoningFormat("<|thought_start|>", "<|thought_end|>"),
     "minimax": _THINKS,
+    "minimax-m3": _MM_THINK,
     "minimax_m2": _THINKS,
+    "minimax_m3": _MM_THINK,
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "nemotron_3": _THINKS,
     "nemotron_v3": _THINKS,
     "olmo3": _THINKS,
+    "openai_gptoss": _HARMONY,
+    "poolside_v1": _MAY_THINK,
     "qwen3": _MAY_THINK,
     "qwen3-thinking": _THINKS,
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
+    "solar_open2": ReasoningFormat("<|think:start|>", "<|think:end|>"),
     "step3": _THINKS,
     "step3p5": _THINKS,
+    "telechat4": _MAY_THINK,
 }
 """By the names of SGLang and vLLM."""
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.formats.calls import CallFormat
+from sgl.formats.call_format import CallFormat
 from sgl.formats.constraint import calls_tag
 from sgl.formats.reading import calls_in
 from sgl.lang.ir import nodes as ir

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sgl.formats.calls import CallFormat
+from sgl.formats.call_format import CallFormat
 from sgl.formats.detect import call_style
 from sgl.lang.ir.chat_template import ChatTemplate, RenderedTemplate
 from sgl.lang.ir.interpreter import Piece

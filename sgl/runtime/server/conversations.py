@@ -125,7 +125,7 @@ class Conversations:
         tokenizer, template = self._service.tokenizer, self._service.chat_template
         own: dict[str, Any] = {} if template is None else {"chat_template": template}
         parser = self._service.config.tool_call_parser
-        if parser is None and self._service.config.reasoning_parser == GPT_OSS.name:
+        if parser is None and self._service.config.reasoning_parser in (GPT_OSS.name, "openai_gptoss"):
             parser = GPT_OSS.name
         formats = FORMATS if parser is None else formats_of(parser)
         found = call_style(partial(tokenizer.apply_chat_template, **own), formats)

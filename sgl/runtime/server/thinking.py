@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sgl.formats.calls import CallFormat
+from sgl.formats.call_format import CallFormat
 from sgl.formats.constraint import behind_reasoning, in_channels
 from sgl.lang.ir.reasoning import ReasoningFormat, ReasoningSplitter, is_begun, reasoning_format
 from sgl.runtime.sampling_params import CONSTRAINTS

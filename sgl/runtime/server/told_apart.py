@@ -11,7 +11,8 @@ from aiohttp import web
 from typing_extensions import TypedDict
 
 from sgl.errors import InvalidRequest
-from sgl.formats.calls import CallFormat, formats_of
+from sgl.formats.call_format import CallFormat
+from sgl.formats.calls import formats_of
 from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.fields import Lenient

@@ -13,7 +13,8 @@ from time import thread_time
 from typing import Any
 
 from sgl.errors import GrammarError, InvalidRequest, nearest_name
-from sgl.formats.calls import ARRAY, OBJECT, CallFormat
+from sgl.formats.call_format import CallFormat
+from sgl.formats.calls import ARRAY, OBJECT
 from sgl.formats.constraint import calls_tag, loose
 from sgl.formats.detect import CallStyle
 from sgl.formats.harmony import harmony_tag
