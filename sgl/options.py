@@ -58,7 +58,7 @@ class EngineOptions(TypedDict, total=False):
     disaggregation_mode: Literal["null", "prefill", "decode"] | None
     disaggregation_host: str
     disaggregation_port: int
-    disaggregation_transport: Literal["tcp", "nixl"]
+    disaggregation_transport: Literal["tcp", "nixl", "cuda_ipc"]
     disaggregation_key_file: str | None
     disaggregation_lease: float
     disaggregation_buffer_mb: int | None

@@ -11,7 +11,9 @@ MODEL and TOKENIZER are those of benchmarks.gpu.constrained. Two GPUs serve one 
 
 Either gets short chats, `--chats` a second, alone; and then beside prompts of `--words` made-up words, `--prompts` a
 second, each from a client in a process of its own (`sgl bench serving`). Printed: the chats' time between two tokens,
-that beside the prompts over that without, and the prompts' time to their first token.
+that beside the prompts over that without, and the prompts' time to their first token; of `apart` also the rate at which
+the decode engine pulled pages (bytes over seconds of its reads), beside that of one plain copy of 4 GB from one GPU to
+the other, which is measured first. `--option disaggregation_transport=cuda_ipc --buffer-mb 8000` goes that way.
 """
 
 from __future__ import annotations
@@ -34,6 +36,19 @@ import requests
 from benchmarks.gpu.served import served
 
 BAR = 1.15  # times p99 without the prompts
+RATE_BAR = 0.70  # of a plain copy's rate
+_COPY = """
+import time, torch
+if torch.cuda.device_count() > 1:
+    one, two = (torch.empty(4 * 10**9, dtype=torch.uint8, device=f"cuda:{each}") for each in (0, 1))
+    for _ in range(4):
+        began = time.perf_counter()
+        two.copy_(one)
+        for each in (0, 1):
+            torch.cuda.synchronize(each)
+        took = time.perf_counter() - began
+    print(len(one) / took / 1e9)
+"""
 PATIENCE = 600.0  # seconds
 
 
@@ -53,9 +68,10 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], help="of the engines, NAME=VALUE")
     arguments = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
+    copied = subprocess.run([sys.executable, "-c", _COPY], capture_output=True, text=True, check=True).stdout
     for part in arguments.parts.split(","):
-        with {"apart": apart, "together": together}[part](arguments) as url:
-            found[part] = measured(url, arguments)
+        with {"apart": apart, "together": together}[part](arguments) as (url, decode):
+            found[part] = measured(url, arguments, decode)
         its = found[part]
         print(
             f"{part:8} {its['tokens']:.0f} tokens a prompt; between tokens p50 {its['idle p50']:.2f} -> "
@@ -66,21 +82,28 @@ def main() -> None:
     if "apart" in found:
         ratio = found["apart"]["loaded p99"] / found["apart"]["idle p99"]
         print(f"apart: p99 {ratio:.2f}x of without prompts (bar {BAR}) {'ok' if ratio <= BAR else 'MISSED'}")
+        rate = found["apart"]["pulled"] / 1e9 / found["apart"]["reading"]
+        print(f"apart: pulled {found['apart']['pulled'] / 1e9:.2f} GB at {rate:.1f} GB/s", end="")
+        if copied:
+            ratio = rate / float(copied)
+            verdict = "ok" if ratio >= RATE_BAR else "MISSED"
+            print(f", {ratio:.2f} of a plain copy's {float(copied):.1f} (bar {RATE_BAR:.2f}) {verdict}", end="")
+        print()
     if arguments.json:
         arguments.json.write_text(json.dumps(found))
 
 
 @contextlib.contextmanager
-def together(arguments: argparse.Namespace) -> Iterator[str]:
+def together(arguments: argparse.Namespace) -> Iterator[tuple[str, None]]:
     """One server, two engines."""
     options = [f"context_length={arguments.context_length}", "dp_size=2", *arguments.option]
     with served(arguments.model, arguments.tokenizer, options) as url:
-        yield url
+        yield url, None
 
 
 @contextlib.contextmanager
-def apart(arguments: argparse.Namespace) -> Iterator[str]:
-    """Two servers behind a gateway, each on a GPU of its own."""
+def apart(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Two servers behind a gateway, each on a GPU of its own. Also the URL of the one that decodes."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     with contextlib.ExitStack() as stack:
         urls = []
@@ -93,7 +116,7 @@ def apart(arguments: argparse.Namespace) -> Iterator[str]:
         finally:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(given)
         workers = [argument for url in urls for argument in ("--worker", url)]
-        yield stack.enter_context(gateway(workers))
+        yield stack.enter_context(gateway(workers)), urls[1]
 
 
 @contextlib.contextmanager
@@ -118,8 +141,16 @@ def gateway(workers: list[str]) -> Iterator[str]:
             process.terminate()
 
 
-def measured(url: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds, and the prompts' tokens."""
+def pulls(decode: str | None) -> tuple[float, float]:
+    """Bytes that were pulled so far, and seconds of the reads."""
+    if decode is None:
+        return 0.0, 0.0
+    [state] = requests.get(f"{decode}/get_server_info", timeout=60).json()["internal_states"]
+    return state["transfer_pulled_bytes"], state["transfer_pull_seconds"]
+
+
+def measured(url: str, arguments: argparse.Namespace, decode: str | None) -> dict[str, float]:
+    """Milliseconds, and the prompts' tokens; of engines apart also the bytes that were pulled, and the seconds."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
 
@@ -134,10 +165,12 @@ def measured(url: str, arguments: argparse.Namespace) -> dict[str, float]:
             load.report()
         idle = chats(arguments.seconds, 3).report()
         number = max(1, round(arguments.prompts * arguments.seconds))
-        beside = prompts(number, 4)
+        before, beside = pulls(decode), prompts(number, 4)
         loaded = chats(arguments.seconds, 5).report()
         of_prompts = beside.report()
+    pulled, reading = (after - its for after, its in zip(pulls(decode), before, strict=True))
     return {
+        **({} if decode is None else {"pulled": pulled, "reading": reading}),
         "idle p50": idle["itl_ms"]["median"],
         "idle p99": idle["itl_ms"]["p99"],
         "loaded p50": loaded["itl_ms"]["median"],

@@ -9,11 +9,12 @@ its next part while another still reads. Imported only where Triton is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from sgl.kernels.peer_sums_triton import Rows, sum_rows
+from sgl.kernels.shared_memory import handle_of, opened
 
 _AHEAD = 1 << 30  # of any meeting
 
@@ -40,12 +41,11 @@ class PeerSums:
         self._slices = torch.zeros(2, slices, shape[1], dtype=dtype, device=device)
         self._flags = torch.zeros(size, self._num_blocks, dtype=torch.int32, device=device)
         self._num_sums = self._num_meetings = 0
-        torch.cuda.synchronize(device)
         own = [self._parts, self._slices, self._flags]
         told = exchange(_handles(own))
         if problems := [each for each in told if isinstance(each, str)]:
             raise RuntimeError(problems[0])
-        self._opened = [_opened(each, device) for of_rank in told if of_rank is not told[rank] for each in of_rank]
+        self._opened = [opened(each, device) for of_rank in told if of_rank is not told[rank] for each in of_rank]
         addresses = [
             [each.data_ptr() for each in (own if of_rank is told[rank] else self._others(number))]
             for number, of_rank in enumerate(told)
@@ -148,13 +148,6 @@ def _wrapped(count: int) -> int:
 def _handles(tensors: list[torch.Tensor]) -> list[Any] | str:
     """What another process needs to open the memory of each, or why it cannot."""
     try:
-        return [list(cast(Any, each.untyped_storage())._share_cuda_()[1:]) for each in tensors]
+        return [handle_of(each) for each in tensors]
     except RuntimeError as error:
         return str(error)
-
-
-def _opened(handle: list[Any], device: torch.device) -> torch.UntypedStorage:
-    """Another process's memory as this device sees it."""
-    unshared: Any = torch.UntypedStorage._new_shared_cuda
-    storage: torch.UntypedStorage = unshared(device.index, *handle)
-    return storage

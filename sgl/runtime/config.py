@@ -177,16 +177,17 @@ class EngineConfig:
     """The address of a prefill engine that decode engines connect to, and where it listens."""
     disaggregation_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Its port; with dp_size, the first engine's, which those of the others follow. 0: any free one."""
-    disaggregation_transport: Literal["tcp", "nixl"] = "tcp"
-    """How decode engines read pages: sent over TCP, or by NIXL (RDMA, shared memory, TCP), of which both sides have the
-    same."""
+    disaggregation_transport: Literal["tcp", "nixl", "cuda_ipc"] = "tcp"
+    """How decode engines read pages: sent over TCP, by NIXL (RDMA, shared memory, TCP), or on one host from GPU to GPU
+    (cuda_ipc; tp_size and pp_size 1). Both sides have the same."""
     disaggregation_key_file: str | None = None
     """A file whose contents sign kv_transfer_params: the same for all these engines, random, at least 16 bytes. None:
     one in ~/.cache/sgl, which is made at need, so that the engines of one user and machine go together."""
     disaggregation_lease: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = 30.0
     """Seconds for which a prefill engine keeps a prompt's pages for a decode engine."""
     disaggregation_buffer_mb: PositiveInt | None = None
-    """MB of host memory that pages go through, and wait in. None: half of the KV pages' memory, 4096 at most."""
+    """MB that pages go through, and wait in: of host memory, with cuda_ipc of the GPU's. None: half of the KV pages'
+    memory, with cuda_ipc a tenth; 4096 at most."""
     disable_overlap_schedule: bool | None = None
     """Handle each step's result before launching the next. None: True on a CPU, where the step itself needs
     the cores that scheduling would overlap with."""

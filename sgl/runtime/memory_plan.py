@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 _STATES_FRACTION = 0.5  # of what weights leave, for recurrent states
 _CHECKPOINTS_A_ROW = 2
 _MIN_TOKENS_A_ROW = 64  # by default fewer rows, rather than less KV for each
+_MB = 10**6
+_BUFFER_SHARE = 0.5  # of the KV pages' memory
+_MAPPED_SHARE = 0.1  # likewise, where it is the same memory
+_MOST_BUFFER = 4096 * _MB
 _WINDOWS_FRACTION = 0.5  # of KV, for the windows of as many requests as may run, however short
 
 
@@ -61,7 +65,10 @@ class KVPlan:
     num_host_window_pages: int = 0
     """Of host memory for copies of the second pool's pages."""
     num_transfer_pages: int = 0
-    """Of host memory that pages to and from other engines go through, with an unused one, behind those."""
+    """Of memory that pages to and from other engines go through, with an unused one, numbered behind
+    num_host_pages."""
+    has_mapped_transfers: bool = False
+    """Those lie in the device's memory; else with the host pages."""
 
     def windowed(self, model: SizedModel) -> WindowedLayers | None:
         """The layers of this rank that have the second pool."""
@@ -189,6 +196,7 @@ def plan_memory(
     left = checked(platform, platform.memory_left, device, fits=lambda its: its is None or isinstance(its, int))
     if left is not None:
         available = min(available, left)
+    available -= _mapped_bytes(config, available)
     num_bytes = model.state_bytes if isinstance(model, RecurrentModel) else 0
     if num_bytes:
         rows, checkpoints = _plan_states(config, rows, available / num_bytes)
@@ -248,6 +256,35 @@ def plan_memory(
     )
     _log_plan(resolved, model, plan, weight_bytes, num_bytes)
     return resolved, plan
+
+
+def has_mapped_transfers(config: EngineConfig) -> bool:
+    """Whether pages to and from other engines go through the device's memory."""
+    is_apart = config.disaggregation_mode not in (None, "null")
+    return is_apart and config.disaggregation_transport == "cuda_ipc"
+
+
+def transfer_bytes(config: EngineConfig, kv_bytes: float) -> int:
+    """What pages to and from other engines go through, beside so much KV."""
+    if config.disaggregation_buffer_mb is not None:
+        return config.disaggregation_buffer_mb * _MB
+    share = _MAPPED_SHARE if has_mapped_transfers(config) else _BUFFER_SHARE
+    return min(int(share * kv_bytes), _MOST_BUFFER)
+
+
+def _mapped_bytes(config: EngineConfig, available: float) -> int:
+    """Of the device's memory, where so much is left for that and for KV pages. Raises ConfigError."""
+    if not has_mapped_transfers(config):
+        return 0
+    num_bytes = transfer_bytes(config, available / (1 + _MAPPED_SHARE))
+    if config.disaggregation_buffer_mb is not None and num_bytes >= available > 0:
+        raise ConfigError(
+            f"disaggregation_buffer_mb={config.disaggregation_buffer_mb} leaves nothing for KV pages of the "
+            f"{gib(available)} that mem_fraction_static allows beside the weights: with "
+            "disaggregation_transport='cuda_ipc' it is of the same memory",
+            option="disaggregation_buffer_mb",
+        )
+    return num_bytes
 
 
 def _log_plan(config: EngineConfig, model: SizedModel, plan: KVPlan, weight_bytes: float, state_bytes: int) -> None:

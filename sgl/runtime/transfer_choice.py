@@ -18,7 +18,7 @@ from sgl.native_code import private_folder
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.devices import kv_dtype
-from sgl.runtime.memory_plan import KVPlan, gib
+from sgl.runtime.memory_plan import KVPlan, gib, has_mapped_transfers, transfer_bytes
 from sgl.runtime.model.base import Config, Model, RecurrentModel
 from sgl.runtime.model.weight_files import weight_files
 from sgl.runtime.parallel.tcp import secret_of
@@ -28,17 +28,15 @@ from sgl.runtime.scheduler.imports import Imports
 from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.shared_choice import fragment_bytes, page_shape
 from sgl.runtime.tier_choice import identity, weights_hash
+from sgl.runtime.transfer.mapped import MappedReader, MappedRemote
 from sgl.runtime.transfer.nixl import NixlReader, NixlRemote
 from sgl.runtime.transfer.offers import Offers
 from sgl.runtime.transfer.params import PageLayout, TransferParams
-from sgl.runtime.transfer.reader import TcpReader
-from sgl.runtime.transfer.server import TransferServer
+from sgl.runtime.transfer.reader import Reader, TcpReader
+from sgl.runtime.transfer.server import Remote, TransferServer
 
 logger = logging.getLogger(__name__)
 
-_MB = 10**6
-_BUFFER_SHARE = 0.5  # of the KV pages' memory
-_MOST_BUFFER = 4096 * _MB
 _HASHED_BYTES = 1 << 26  # of a weight file, at once and on the model's device
 _KEY = "disaggregation.key"
 _LAST_PORT = 65535
@@ -69,6 +67,13 @@ def check_transfers(config: EngineConfig) -> None:
             "speculative_draft_model_path",
             f"with disaggregation_mode={mode!r}: the draft model's pages are not sent; look-ups (NGRAM) are fine",
         )
+    if config.disaggregation_transport == "cuda_ipc" and config.num_ranks > 1:
+        raise _wrong(
+            config,
+            "tp_size" if config.tp_size > 1 else "pp_size",
+            "with disaggregation_transport='cuda_ipc', by which one GPU's pages are read: 'tcp' and 'nixl' gather "
+            "those of several ranks",
+        )
     if config.disaggregation_port and config.disaggregation_port + config.dp_size - 1 > _LAST_PORT:
         raise _wrong(
             config, "disaggregation_port", f"leaves no port for each of {config.dp_size} engines, from there on"
@@ -82,7 +87,7 @@ def check_transfers(config: EngineConfig) -> None:
 
 
 def plan_transfers(config: EngineConfig, model_config: Config, model: Model, plan: KVPlan) -> KVPlan:
-    """The plan with pages of host memory that transfers go through, if there are to be any. Raises ConfigError."""
+    """The plan with pages of memory that transfers go through, if there are to be any. Raises ConfigError."""
     mode = config.disaggregation_mode
     if mode in (None, "null"):
         return plan
@@ -98,17 +103,15 @@ def plan_transfers(config: EngineConfig, model_config: Config, model: Model, pla
     shape = page_shape(config, model_config, model, plan)
     page_bytes = config.tp_size * shape.stages(1)[-1] * fragment_bytes(config, model, shape)
     limit = memory_limit()
-    if config.disaggregation_buffer_mb is None:
-        num_bytes = min(int(_BUFFER_SHARE * plan.num_pages * page_bytes), _MOST_BUFFER)
-    else:
-        num_bytes = config.disaggregation_buffer_mb * _MB
-        if num_bytes * config.dp_size > limit.num_bytes:
+    num_bytes, is_mapped = transfer_bytes(config, plan.num_pages * page_bytes), has_mapped_transfers(config)
+    if config.disaggregation_buffer_mb is not None:
+        if not is_mapped and num_bytes * config.dp_size > limit.num_bytes:
             raise _wrong(config, "disaggregation_buffer_mb", f"is more than {gib(limit.num_bytes)} ({limit.what})")
         if num_bytes < page_bytes:
             raise _wrong(config, "disaggregation_buffer_mb", f"holds no page, of which one takes {gib(page_bytes)}")
     pages = max(1, min(num_bytes // page_bytes, plan.num_pages))
     logger.info("transfers of KV pages go through %s, %d tokens", gib(pages * page_bytes), pages * shape.num_tokens)
-    return replace(plan, num_transfer_pages=pages + 1)
+    return replace(plan, num_transfer_pages=pages + 1, has_mapped_transfers=is_mapped)
 
 
 def open_transfers(
@@ -142,11 +145,17 @@ def open_transfers(
         def fit(row: int, params: TransferParams) -> None:
             shape.fit(rows[row], params.tp_size, params.pp_size)
 
-        reader = NixlReader(memory, fit, name) if by_nixl else TcpReader(memory, fit)
+        reader: Reader
+        if host.mapped is not None:
+            reader = MappedReader(host.mapped)
+        else:
+            reader = NixlReader(memory, fit, name) if by_nixl else TcpReader(memory, fit)
         imports = Imports(reader, layout, pool, first, time.monotonic)
         return Transfers(pool, layout, secret, imports=imports)
     offers = Offers()
-    remote = NixlRemote(memory, name) if by_nixl else None
+    remote: Remote | None = NixlRemote(memory, name) if by_nixl else None
+    if host.mapped is not None:
+        remote = MappedRemote(host.mapped)
     port = config.disaggregation_port and config.disaggregation_port + (config.dp_rank or 0)
     server = TransferServer(memory, offers, config.disaggregation_host, port, remote)
     address = EngineAddress(name, server.host, server.port)

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,8 @@ import torch
 from sgl.errors import ConfigError
 from sgl.kernels.pages import gather, scatter
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import Int32Array, PageMoves
+from sgl.runtime.batch import Int32Array, PageMoves, PendingMoves
+from sgl.runtime.runner.mapped_rows import DoneMoves, MappedRows, runs
 from sgl.runtime.runner.shared_rows import SharedRows
 
 _BUFFER_BYTES = 256 << 20
@@ -34,22 +34,6 @@ _MEASURED_PAGES = 64
 _MEASUREMENTS = 3
 
 Memory = npt.NDArray[np.uint8]
-
-
-@dataclass(slots=True, eq=False)
-class DoneMoves:
-    """Copies that ended before the call did, on a CPU."""
-
-    number: int
-    load_seconds: float
-
-    def is_loaded(self) -> bool:
-        """Yes."""
-        return True
-
-    def is_saved(self) -> bool:
-        """Yes."""
-        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -92,10 +76,15 @@ class HostPages:
     so much."""
 
     def __init__(
-        self, cache: torch.Tensor, num_pages: int, device: torch.device, shared: SharedRows | None = None
+        self,
+        cache: torch.Tensor,
+        num_pages: int,
+        device: torch.device,
+        shared: SharedRows | None = None,
+        num_mapped: int = 0,
     ) -> None:
         """cache: [F, pages, bytes], see `KVCache.fragments`. shared: has this rank's pages, and is told what is
-        done."""
+        done. num_mapped: pages of the device's memory behind those."""
         self._cache = cache
         page_bytes = self._cache.shape[0] * self._cache.shape[2]
         self.shared = shared
@@ -109,7 +98,8 @@ class HostPages:
         self._number = 0
         self._current: AbstractContextManager[Any] = nullcontext()
         self._streams: _Streams | None = None
-        if device.type == "cuda":
+        self.mapped = MappedRows(cache, num_pages, num_mapped, device) if num_mapped else None
+        if device.type == "cuda" and num_pages:
             self._current = torch.cuda.device(device)
             _pin(self.memory if shared is None else shared.mapped)
             done = None if shared is None else torch.from_numpy(shared.done)
@@ -126,9 +116,11 @@ class HostPages:
             self.shared.fill(page)
 
     @torch.inference_mode()
-    def move(self, moves: PageMoves) -> DoneMoves | DeviceMoves:
+    def move(self, moves: PageMoves) -> PendingMoves:
         """See `batch.Mover`."""
         self._number += 1
+        if self.mapped is not None and self.mapped.has(moves):
+            return self.mapped.move(self._number, moves)
         if self._streams is not None:
             with self._current:
                 return self._streams.move(self._number, moves)
@@ -267,11 +259,11 @@ class _Streams:
     def _runs(self, pages: Int32Array) -> Iterator[tuple[int, int, int]]:
         """What one copy takes: its first index, how many pages, and the first page."""
         if self._host.is_contiguous():
-            return _runs(pages)
+            return runs(pages)
         return ((index, 1, page) for index, page in enumerate(pages.tolist()))
 
 
-def _wait(moved: DoneMoves | DeviceMoves) -> None:
+def _wait(moved: PendingMoves) -> None:
     while not (moved.is_loaded() and moved.is_saved()):
         time.sleep(1e-5)
 
@@ -279,13 +271,6 @@ def _wait(moved: DoneMoves | DeviceMoves) -> None:
 def _parts(pairs: Int32Array, size: int) -> Iterator[Int32Array]:
     for start in range(0, len(pairs), size):
         yield pairs[start : start + size]
-
-
-def _runs(pages: Int32Array) -> Iterator[tuple[int, int, int]]:
-    """Neighbours among pages: the first's index, how many, and the first page."""
-    bounds = [0, *(np.flatnonzero(np.diff(pages) != 1) + 1).tolist(), len(pages)]
-    for first, end in pairwise(bounds):
-        yield first, end - first, int(pages[first])
 
 
 def _pin(memory: Memory) -> None:

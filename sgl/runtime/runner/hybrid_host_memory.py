@@ -8,7 +8,7 @@ import torch
 
 from sgl.runtime.batch import PageMoves, PendingMoves
 from sgl.runtime.model.kv_cache import KVCache
-from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages
+from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.shared_rows import SharedRows
 from sgl.runtime.runner.states import RowStates
 
@@ -18,7 +18,7 @@ class JoinedMoves:
     """Copies of pages, and of recurrent states or windowed pages beside them."""
 
     pages: PendingMoves
-    others: list[DoneMoves | DeviceMoves]
+    others: list[PendingMoves]
     number: int
 
     @property

@@ -93,6 +93,7 @@ class ModelRunner:
         lora: LoraSlots | None = None,
         num_checkpoints: int = 0,
         host_pages: int = 0,
+        mapped_rows: int = 0,
         host_states: int = 0,
         host_window_pages: int = 0,
         shared: SharedHost | None = None,
@@ -100,8 +101,8 @@ class ModelRunner:
         deterministic: bool = False,
     ) -> None:
         """num_checkpoints: of a RecurrentModel's states. host_pages, host_states, host_window_pages: of host memory for
-        copies, which ranks may have `shared`. observer: one with layers is for a Decoder. deterministic: rows do
-        not depend on others."""
+        copies, which ranks may have `shared`. mapped_rows: see `HostPages`. observer: one with layers is for a Decoder.
+        deterministic: rows do not depend on others."""
         self._model, self._observer, self._multiple = model, observer, TILE if deterministic else 1
         if observer is not None and observer.layers:
             assert isinstance(model, Decoder), "startup refuses others"
@@ -116,7 +117,9 @@ class ModelRunner:
             self._states = RowStates(model, max_rows, num_checkpoints, host_states, rows)
         self._kv = kv
         pages, windowed = (None, None) if shared is None else (shared.pages, shared.windowed)
-        self.host = HostPages(kv.fragments(), host_pages, device, pages) if host_pages else None
+        self.host: HostPages | None = None
+        if host_pages or mapped_rows:
+            self.host = HostPages(kv.fragments(), host_pages, device, pages, mapped_rows)
         self.hybrid_host = HybridHostMemory(self._states, kv, host_window_pages, device, windowed)
         """Host memory for what a prefix has beside pages of all layers."""
         self._attention = attention

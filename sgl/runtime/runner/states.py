@@ -9,10 +9,10 @@ import torch
 
 from sgl.kernels.gdn.rows import Rows
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import EMPTY_STATE, Batch, Int64Array, PageMoves
+from sgl.runtime.batch import EMPTY_STATE, Batch, Int64Array, PageMoves, PendingMoves
 from sgl.runtime.model.base import RecurrentModel
 from sgl.runtime.model.gdn.states import StateStep
-from sgl.runtime.runner.host_pages import DeviceMoves, DoneMoves, HostPages
+from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.shared_rows import SharedRows
 
 _MEASURED_STATES = 4
@@ -61,7 +61,7 @@ class RowStates:
         if saves is not None and len(saves):
             self._copy(saves[:, 0].astype(np.int64), saves[:, 1].astype(np.int64) + self._first)
 
-    def move(self, moves: PageMoves) -> list[DoneMoves | DeviceMoves]:
+    def move(self, moves: PageMoves) -> list[PendingMoves]:
         """Copy checkpoints between the device and host memory; see `batch.Mover`."""
         offsets = np.array([self._first, 0], np.int32)
         its = PageMoves(moves.state_saves + offsets, moves.state_loads + offsets[::-1])

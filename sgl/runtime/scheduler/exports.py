@@ -25,6 +25,7 @@ from sgl.runtime.transfer.params import VERSION, PageLayout, TransferParams, pro
 
 MOST_OFFERS = 4096
 POLL_SECONDS = 0.02  # between looks at leases
+COPYING_POLL_SECONDS = 3e-4  # likewise at copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Exports:
         first_row: int,
         lease_seconds: float,
     ) -> None:
-        """pool: of the buffer's pages, whose rows of host memory follow first_row."""
+        """pool: of the buffer's pages, whose rows follow first_row."""
         self.offers = offers
         self.address = address
         self.num_offered = 0
@@ -145,6 +146,8 @@ class Exports:
     @property
     def poll_seconds(self) -> float | None:
         """How soon `poll` wants to be called again; None: there is nothing under way."""
+        if self._copying:
+            return COPYING_POLL_SECONDS  # a reader waits
         return POLL_SECONDS if self._pool.num_free < self._pool.num_pages - 1 else None
 
     def poll(self) -> None:
@@ -157,7 +160,7 @@ class Exports:
         self._free_ended()
 
     def take(self) -> list[Int32Array]:
-        """The (device page, row of host memory) pairs of the next move."""
+        """The (device page, row) pairs of the next move."""
         pairs, self._pairs = self._pairs, []
         return pairs
 

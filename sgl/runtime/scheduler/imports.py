@@ -71,7 +71,7 @@ class Imports:
         first_row: int,
         clock: Callable[[], float],
     ) -> None:
-        """pool: of the buffer's pages, whose rows of host memory follow first_row."""
+        """pool: of the buffer's pages, whose rows follow first_row."""
         self.counts = Pulled()
         self._reader = reader
         self._layout = layout
@@ -152,7 +152,7 @@ class Imports:
             self._leases.release(self._held.pop(uid)[0])
 
     def take(self) -> list[Int32Array]:
-        """The (row of host memory, device page) pairs of the next move."""
+        """The (row, device page) pairs of the next move."""
         pairs, self._pairs = self._pairs, []
         return pairs
 

@@ -1,4 +1,4 @@
-"""Prefill apart from decode: what one engine offers, or pulls, and the buffer in host memory that it goes through."""
+"""Prefill apart from decode: what one engine offers, or pulls, and the buffer that it goes through."""
 
 from __future__ import annotations
 

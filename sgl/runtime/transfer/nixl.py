@@ -24,12 +24,11 @@ import numpy.typing as npt
 from sgl.errors import ConfigError, is_installed, needs_extra
 from sgl.runtime.transfer.params import TransferParams
 from sgl.runtime.transfer.reader import Read, TcpReader
-from sgl.runtime.transfer.wire import LENGTH, REMOTE, DeadlineSocket
+from sgl.runtime.transfer.wire import REMOTE, DeadlineSocket, description
 
 Memory = npt.NDArray[np.uint8]
 _OPTION: Final = "disaggregation_transport"
 _PACKAGES: Final = ("nixl_cu13", "nixl_cu12", "nixl")
-_MOST_BYTES: Final = 8 << 20  # of a description
 _SILENT_SECONDS: Final = 5.0
 _SLOWEST: Final = 50e6  # bytes a second, below which a read is given up
 _POLL_SECONDS: Final = 2e-4
@@ -83,6 +82,7 @@ class NixlRemote:
     def __init__(self, memory: Memory, name: str) -> None:
         """Raises MissingExtra and ConfigError. name: unlike other engines'."""
         self._agent = _Agent(memory, name)
+        self.kind = REMOTE
         self._metadata: bytes = self._agent.nixl.get_agent_metadata()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name="sgl-nixl", daemon=True)
@@ -91,6 +91,10 @@ class NixlRemote:
     def describe(self, pages: list[int], checksums: list[int]) -> bytes:
         """See `Remote`."""
         return msgspec.msgpack.encode(_Described(self._metadata, self._agent.addresses(pages), checksums))
+
+    def introduce(self) -> bytes:
+        """See `Remote`: who is described a page is told all."""
+        return b""
 
     def go_on(self) -> None:
         """See `Remote`."""
@@ -142,13 +146,7 @@ class NixlReader(TcpReader):
         self._agent.close()
 
     def _receive(self, read: Read, peer: DeadlineSocket) -> None:
-        (size,) = LENGTH.unpack(peer.receive(LENGTH.size))
-        if size > _MOST_BYTES:
-            raise ValueError(f"a description of {size} bytes is too long")
-        try:
-            told = msgspec.msgpack.decode(peer.receive(size), type=_Described)
-        except msgspec.MsgspecError as error:
-            raise ValueError(f"where the pages lie cannot be read: {error}") from error
+        told = description(peer, _Described)
         if not len(told.addresses) == len(told.checksums) == len(read.pages):
             raise ValueError("other pages are described than were asked for")
         if read.pages:

@@ -21,7 +21,7 @@ from sgl.runtime.transfer.params import TransferParams
 from sgl.runtime.transfer.wire import ANSWER, ASK, CHECKSUM, DONE, MAGIC, OK, PAGES, DeadlineSocket
 
 Memory = npt.NDArray[np.uint8]
-_CONNECT_SECONDS = 3.0
+CONNECT_SECONDS = 3.0
 _SILENT_SECONDS = 5.0
 MOST_READS = 16
 """At once; others wait, and their time runs."""
@@ -38,7 +38,7 @@ class Read:
     pages: list[int]  # rows of the own buffer
     end: float  # on time.monotonic
     num_good: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # from the server's answer on
     error: str | None = None
     is_done: bool = False
     is_quiet: bool = False
@@ -65,15 +65,13 @@ class Reader(Protocol):
         """Cut all reads, and wait until they are quiet. Idempotent."""
 
 
-class TcpReader:
-    """Has the pages sent over TCP to rows of `memory`, uint8 [rows, page_bytes]."""
+class LeaseReader:
+    """Names the lease over TCP, by threads for several reads at once. See `Reader`."""
 
-    kind = PAGES
+    kind: bytes
 
-    def __init__(self, memory: Memory, fit: Callable[[int, TransferParams], None]) -> None:
-        """fit: turns what arrived in a row, from an engine of such sizes, into the own engine's page."""
-        self.memory = memory
-        self._fit = fit
+    def __init__(self, page_bytes: int) -> None:
+        self.page_bytes = page_bytes
         self._threads = ThreadPoolExecutor(MOST_READS, thread_name_prefix="sgl-read")
         self._reads: set[Read] = set()
         self._lock = threading.Lock()
@@ -100,20 +98,18 @@ class TcpReader:
         self._threads.shutdown()
 
     def _run(self, read: Read) -> None:
-        began = time.monotonic()
         try:
             self._connect(read)
         except (OSError, EOFError, ValueError) as error:
             read.error = read.error or f"{type(error).__name__}: {error}"
         finally:
-            read.seconds = time.monotonic() - began
             read.is_done = True
             self._settle(read)
             with self._lock:
                 self._reads.discard(read)
 
     def _connect(self, read: Read) -> None:
-        limit = min(_CONNECT_SECONDS, read.end - time.monotonic())
+        limit = min(CONNECT_SECONDS, read.end - time.monotonic())
         if read.is_cut or limit <= 0:
             raise TimeoutError("it was cut, or its time was up, before it began")
         with socket.create_connection((read.params.host, read.params.port), timeout=limit) as sock:
@@ -129,10 +125,38 @@ class TcpReader:
                 raise ValueError(
                     "the lease has ended" if status == 1 else "the other engine does not send pages so"
                 )
-            if page_bytes != self.memory.shape[1]:
-                raise ValueError(f"its pages have {page_bytes} bytes, and this engine's {self.memory.shape[1]}")
-            self._receive(read, peer)
-            peer.send(DONE)
+            if page_bytes != self.page_bytes:
+                raise ValueError(f"its pages have {page_bytes} bytes, and this engine's {self.page_bytes}")
+            began = time.monotonic()
+            try:
+                self._receive(read, peer)
+                peer.send(DONE)
+                self._confirm(read, peer)
+            finally:
+                read.seconds = time.monotonic() - began
+
+    def _receive(self, read: Read, peer: DeadlineSocket) -> None:
+        """Fill the pages, and count the good ones. Raises OSError, EOFError and ValueError."""
+        raise NotImplementedError
+
+    def _confirm(self, read: Read, peer: DeadlineSocket) -> None:
+        """The lease has been ended. Raises OSError and EOFError."""
+
+    def _settle(self, read: Read) -> None:
+        """Nothing writes to the pages any more."""
+        read.is_quiet = True
+
+
+class TcpReader(LeaseReader):
+    """Has the pages sent over TCP to rows of `memory`, uint8 [rows, page_bytes]."""
+
+    kind = PAGES
+
+    def __init__(self, memory: Memory, fit: Callable[[int, TransferParams], None]) -> None:
+        """fit: turns what arrived in a row, from an engine of such sizes, into the own engine's page."""
+        super().__init__(memory.shape[1])
+        self.memory = memory
+        self._fit = fit
 
     def _take(self, read: Read, page: int, checksum: int) -> None:
         """A page is there. Raises ValueError."""
@@ -142,12 +166,7 @@ class TcpReader:
         read.num_good += 1
 
     def _receive(self, read: Read, peer: DeadlineSocket) -> None:
-        """Fill the pages, and count the good ones. Raises OSError, EOFError and ValueError."""
         for page in read.pages:
             (checksum,) = CHECKSUM.unpack(peer.receive(CHECKSUM.size))
             peer.receive_into(memoryview(self.memory[page]))
             self._take(read, page, checksum)
-
-    def _settle(self, read: Read) -> None:
-        """Nothing writes to the pages any more: recv_into has returned."""
-        read.is_quiet = True

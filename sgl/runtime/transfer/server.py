@@ -22,8 +22,10 @@ from sgl.runtime.transfer.wire import (
     CHECKSUM,
     DONE,
     GONE,
+    HELD,
     LENGTH,
     MAGIC,
+    MAPPED,
     NOT_SERVED,
     OK,
     PAGES,
@@ -43,8 +45,15 @@ _GO_ON_MS = 1
 class Remote(Protocol):
     """Lets other engines read the buffer themselves."""
 
+    kind: bytes
+    """REMOTE; or MAPPED, and then the pages are not in the server's memory."""
+
     def describe(self, pages: list[int], checksums: list[int]) -> bytes:
-        """What a reader needs to know for it."""
+        """What a reader needs to know for it. checksums: of kind REMOTE."""
+        ...
+
+    def introduce(self) -> bytes:
+        """What a reader of kind MAPPED needs to know once."""
         ...
 
     def go_on(self) -> None:
@@ -122,7 +131,14 @@ class TransferServer:
 
     def _answer(self, peer: DeadlineSocket) -> None:
         magic, kind, lease, prompt, first, count = ASK.unpack(peer.receive(ASK.size))
-        if magic != MAGIC or kind not in (PAGES, REMOTE):
+        if magic != MAGIC or kind not in (PAGES, REMOTE, MAPPED, HELD):
+            return
+        remote = self._remote
+        if kind == HELD and remote is not None and remote.kind == MAPPED:
+            self._tell(peer, remote.introduce())
+            ended = select.poll()
+            ended.register(peer.sock, select.POLLIN)
+            ended.poll()  # until either side ends
             return
         cut = peer.cut
         offer = self._offers.begin_read(lease, prompt, cut)
@@ -137,20 +153,22 @@ class TransferServer:
             peer = DeadlineSocket(peer.sock, offer.end, _SILENT_SECONDS)
             if count and not offer.is_copied.wait(max(0.0, offer.end - time.monotonic())):
                 return
-            if kind == PAGES:
+            if kind == PAGES and (remote is None or remote.kind != MAPPED):
                 self._send(peer, offer, first, count)
-            elif self._remote is None:
+            elif remote is None or remote.kind != kind:
                 peer.send(ANSWER.pack(NOT_SERVED, 0))
                 return
             else:
                 left = offer.end - time.monotonic()
                 peer = DeadlineSocket(peer.sock, offer.end, left)  # which is silent while the reader reads
-                self._describe(peer, self._remote, offer, first, count)
+                self._describe(peer, remote, offer, first, count)
                 readable = select.poll()
                 readable.register(peer.sock, select.POLLIN)
-                while not readable.poll(_GO_ON_MS) and time.monotonic() < offer.end:
-                    self._remote.go_on()
+                while kind == REMOTE and not readable.poll(_GO_ON_MS) and time.monotonic() < offer.end:
+                    remote.go_on()
             is_last = peer.receive(1) == DONE
+            if is_last and kind == MAPPED:
+                peer.send(DONE)  # fails if the lease has been cut: the pages are this read's until it ends
             num_sent = count if is_last else 0
         finally:
             self._offers.end_read(offer, cut, num_sent, is_last=is_last)
@@ -163,8 +181,10 @@ class TransferServer:
             peer.send(content)
 
     def _describe(self, peer: DeadlineSocket, remote: Remote, offer: Offer, first: int, count: int) -> None:
-        if offer.checksums is None:
+        if offer.checksums is None and remote.kind == REMOTE:
             offer.checksums = [zlib.crc32(memoryview(self._memory[page])) for page in offer.pages]
         part = slice(first, first + count)
-        described = remote.describe(offer.pages[part], offer.checksums[part])
+        self._tell(peer, remote.describe(offer.pages[part], (offer.checksums or [])[part]))
+
+    def _tell(self, peer: DeadlineSocket, described: bytes) -> None:
         peer.send(ANSWER.pack(OK, self._memory.shape[1]) + LENGTH.pack(len(described)) + described)

@@ -4,7 +4,11 @@
     server    ANSWER: a status, bytes of a page
               kind PAGES:  each page's CHECKSUM and content
               kind REMOTE: a length, then MessagePack by which the reader reads the buffer itself (see nixl.py)
+              kind MAPPED: likewise (see mapped.py)
     reader    DONE, once it has what it wants: the lease ends
+    server    of kind MAPPED: DONE, if the pages were on offer until then
+
+Of kind HELD no lease is named: told is how to open the buffer, and that it is there while the connection is.
 
 A connection that ends early ends the read, and nothing else. Nothing is encrypted.
 """
@@ -15,17 +19,22 @@ import contextlib
 import socket
 import struct
 import time
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 MAGIC: Final = b"sglpage1"
 ASK: Final = struct.Struct("<8sc16s32sII")
 ANSWER: Final = struct.Struct("<BI")
 CHECKSUM: Final = struct.Struct("<I")
 LENGTH: Final = struct.Struct("<I")
-PAGES, REMOTE = b"P", b"R"
+PAGES, REMOTE, MAPPED, HELD = b"P", b"R", b"M", b"H"
 DONE: Final = b"D"
 OK, GONE, NOT_SERVED = 0, 1, 2
 """Statuses: the pages follow; no such lease, or not of this prompt or these pages; not by this kind."""
+
+_MOST_BYTES: Final = 8 << 20  # of a description
+Told = TypeVar("Told")
 
 
 class DeadlineSocket:
@@ -70,3 +79,14 @@ class DeadlineSocket:
         if left <= 0:
             raise TimeoutError("the time for this transfer is up")
         self.sock.settimeout(min(left, self._silence))
+
+
+def description(peer: DeadlineSocket, kind: type[Told]) -> Told:
+    """What a server tells in MessagePack. Raises OSError, EOFError and ValueError."""
+    (size,) = LENGTH.unpack(peer.receive(LENGTH.size))
+    if size > _MOST_BYTES:
+        raise ValueError(f"a description of {size} bytes is too long")
+    try:
+        return msgspec.msgpack.decode(peer.receive(size), type=kind)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"where the pages lie cannot be read: {error}") from error

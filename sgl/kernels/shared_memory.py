@@ -1,0 +1,71 @@
+"""Memory of one process that others of its host open: of a GPU by CUDA's handles, of a CPU as a file without a name.
+
+Whatever becomes of a process, no memory is left behind. What another process has opened stays until that closes it,
+also when its owner is gone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from typing import Any, cast
+
+import torch
+
+
+class SharedMemory:
+    """`memory`, uint8 [num_bytes], which others open by its `handle`: numbers and bytes."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        """Raises OSError where processes cannot share memory, or there is not so much."""
+        self._file: int | None = None
+        if device.type == "cuda":
+            self.memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+            try:
+                self.handle = handle_of(self.memory)
+            except RuntimeError as error:
+                raise OSError(str(error)) from error
+            return
+        if device.type != "cpu" or not hasattr(os, "memfd_create"):
+            raise OSError("there is no memory here that other processes could open")
+        self._file = os.memfd_create("sgl")
+        os.truncate(self._file, num_bytes)
+        self.memory = torch.frombuffer(mmap.mmap(self._file, num_bytes), dtype=torch.uint8)
+        self.handle = [os.getpid(), self._file, num_bytes]
+
+    def close(self) -> None:
+        """Nobody opens it any more. Idempotent."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        elif self.handle and self.memory.is_cuda:  # torch would keep the memory for whoever never came
+            released: Any = torch.UntypedStorage._release_ipc_counter_cuda
+            released(*self.handle[3:5])
+        self.handle = []
+
+
+def handle_of(tensor: torch.Tensor) -> list[Any]:
+    """What another process needs to open the memory of a GPU's tensor, which nothing may be writing to. Raises
+    RuntimeError."""
+    torch.cuda.synchronize(tensor.device)
+    *handle, _ = cast(Any, tensor.untyped_storage())._share_cuda_()[1:]
+    return [*handle, False]  # no event to wait for: it is of a GPU that the other process may not see
+
+
+def opened(handle: list[Any], device: torch.device) -> torch.UntypedStorage:
+    """Another process's memory as this device sees it. Raises OSError, RuntimeError, TypeError and ValueError."""
+    if device.type == "cuda":
+        unshared: Any = torch.UntypedStorage._new_shared_cuda
+        index = torch.cuda.current_device() if device.index is None else device.index
+        storage: torch.UntypedStorage = unshared(index, *handle)
+        return storage
+    owner, number, num_bytes = handle
+    file = os.open(f"/proc/{owner:d}/fd/{number:d}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError("it is no memory")
+        mapped = mmap.mmap(file, num_bytes)
+    finally:
+        os.close(file)
+    return torch.frombuffer(mapped, dtype=torch.uint8).untyped_storage()

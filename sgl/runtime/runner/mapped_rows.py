@@ -1,0 +1,233 @@
+"""Pages of a device's memory that engines of one host read from each other, without host memory between.
+
+A row has a page with all its layers. A save gathers pages into rows in the order of the steps, a load scatters rows on
+a stream of its own, and a read copies rows of another engine's memory, which this process has opened, to own ones: on a
+GPU by its copy engines, over NVLink where there is one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from sgl.errors import ConfigError
+from sgl.kernels.pages import gather, scatter
+from sgl.kernels.shared_memory import SharedMemory, opened
+from sgl.kernels.staging import Uploader
+from sgl.runtime.batch import Int32Array, PageMoves
+
+_MARK_BYTES = 16
+
+
+@dataclass(slots=True, eq=False)
+class DoneMoves:
+    """Copies that ended before the call did, on a CPU."""
+
+    number: int
+    load_seconds: float
+
+    def is_loaded(self) -> bool:
+        """Yes."""
+        return True
+
+    def is_saved(self) -> bool:
+        """Yes."""
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class MappedMoves:
+    """Copies that streams work off."""
+
+    number: int
+    began: torch.cuda.Event
+    loaded: torch.cuda.Event
+    saved: torch.cuda.Event
+
+    def is_loaded(self) -> bool:
+        """See `batch.PendingMoves`."""
+        return bool(self.loaded.query())  # type: ignore[no-untyped-call]
+
+    def is_saved(self) -> bool:
+        """See `batch.PendingMoves`."""
+        return bool(self.saved.query())  # type: ignore[no-untyped-call]
+
+    @property
+    def load_seconds(self) -> float:
+        """See `batch.PendingMoves`."""
+        return float(self.began.elapsed_time(self.loaded)) / 1e3
+
+
+@dataclass(slots=True, eq=False)
+class OpenedRows:
+    """Another engine's rows, uint8 [n, bytes of a page], until they are closed."""
+
+    rows: torch.Tensor | None
+
+
+class MappedRows:
+    """`num_rows` rows beside a KV cache, with numbers from `first` on; the first one is not used for pages. Raises
+    ConfigError where processes cannot share memory."""
+
+    def __init__(self, cache: torch.Tensor, first: int, num_rows: int, device: torch.device) -> None:
+        """cache: [F, pages, bytes], see `KVCache.fragments`."""
+        self.page_bytes = cache.shape[0] * cache.shape[2]
+        try:
+            self._memory = SharedMemory(num_rows * self.page_bytes, device)
+        except OSError as error:
+            option = "disaggregation_transport"
+            raise ConfigError(
+                f"{option}='cuda_ipc': {device.type} memory cannot be shared with other processes here ({error}): "
+                "'tcp' and 'nixl' go through host memory",
+                option=option,
+            ) from error
+        self.mark = secrets.token_bytes(min(_MARK_BYTES, self.page_bytes))
+        """What the first row begins with, by which whoever opens the memory knows that it is this."""
+        self._cache, self._first, self._device = cache, first, device
+        self._rows = self._memory.memory.view(num_rows, self.page_bytes)
+        self._uploader = Uploader(device)
+        self._loading: torch.cuda.Stream | None = None
+        self._reading: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._loading, self._reading = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            pages = torch.zeros(2, dtype=torch.int64, device=device)
+            for which in (0, 1):  # compile for either alignment
+                self._gather(pages[which : which + 1], np.zeros(1, np.int32))
+                self._scatter(pages[which : which + 1], np.zeros(1, np.int32))
+        self._rows[0, : len(self.mark)] = self._as_tensor(self.mark)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    @property
+    def handle(self) -> list[Any]:
+        """By which other processes open the rows."""
+        return self._memory.handle
+
+    def close(self) -> None:
+        """Nobody opens the rows any more. Idempotent."""
+        self._memory.close()
+
+    # ── between the KV cache and the rows: the thread of the steps ──────────────────────────────────────────────
+
+    def has(self, moves: PageMoves) -> bool:
+        """Whether moves are of these rows, all or none."""
+        return any(len(rows) and rows[0] >= self._first for rows in (moves.saves[:, 1], moves.loads[:, 0]))
+
+    def move(self, number: int, moves: PageMoves) -> DoneMoves | MappedMoves:
+        """See `batch.Mover`."""
+        saved, loaded = moves.saves[:, 1] - self._first, moves.loads[:, 0] - self._first
+        if self._loading is None:
+            start = time.perf_counter()
+            self._gather(torch.from_numpy(moves.saves[:, 0].astype(np.int64)), saved)
+            self._scatter(torch.from_numpy(moves.loads[:, 1].astype(np.int64)), loaded)
+            return DoneMoves(number, time.perf_counter() - start)
+        with torch.cuda.device(self._device):
+            began, after, before = (torch.cuda.Event(enable_timing=timed) for timed in (True, True, False))  # type: ignore[no-untyped-call]
+            pages = self._uploader.upload(moves.saves[:, 0].astype(np.int64), moves.loads[:, 1].astype(np.int64))
+            self._gather(pages[0], saved)
+            before.record()
+            pages[1].record_stream(self._loading)
+            self._loading.wait_event(before)  # steps so far may use the pages
+            with torch.cuda.stream(self._loading):
+                began.record()
+                self._scatter(pages[1], loaded)
+                after.record()
+            return MappedMoves(number, began, after, before)
+
+    def _gather(self, pages: torch.Tensor, rows: Int32Array) -> None:
+        for at, count, row in runs(rows):
+            gather(self._cache, pages[at : at + count], self._as_pages(row, count))
+
+    def _scatter(self, pages: torch.Tensor, rows: Int32Array) -> None:
+        for at, count, row in runs(rows):
+            scatter(self._cache, pages[at : at + count], self._as_pages(row, count))
+
+    def _as_pages(self, row: int, count: int) -> torch.Tensor:
+        return self._rows[row : row + count].view(count, self._cache.shape[0], self._cache.shape[2])
+
+    # ── between engines: the threads of the reads ───────────────────────────────────────────────────────────────
+
+    def number(self, pages: list[int]) -> list[int]:
+        """Rows as others count them."""
+        return [page - self._first for page in pages]
+
+    def open(self, handle: list[Any], mark: bytes) -> OpenedRows:
+        """Another engine's rows. Raises ConnectionError."""
+        try:
+            with self._apart():
+                storage = opened(handle, self._device)
+                whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+                rows = whole[: len(whole) // self.page_bytes * self.page_bytes].view(-1, self.page_bytes)
+                if not torch.equal(rows[0, : len(mark)].cpu(), self._as_tensor(mark)):
+                    raise ConnectionError("its memory is not on this host")
+                return OpenedRows(rows)
+        except (OSError, RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ConnectionError(f"its memory cannot be opened: {type(error).__name__}: {error}") from error
+
+    def forget(self, theirs: OpenedRows) -> None:
+        """Close them, when nothing reads them any more."""
+        with self._apart():  # torch waits for the present stream, which should not be that of the steps
+            theirs.rows = None
+
+    @torch.inference_mode()
+    def read(self, theirs: OpenedRows, rows: list[int], own: list[int]) -> Callable[[], bool]:
+        """Start to copy their rows to own ones. Returns what tells whether it has ended. Both raise ConnectionError."""
+        assert theirs.rows is not None, "they are open"
+        source, target = np.array(rows, np.int32), np.array(own, np.int32) - self._first
+        if source.min() < 1 or source.max() >= len(theirs.rows):
+            raise ConnectionError("it has no such rows")
+        try:
+            with self._apart():
+                for at, count, row in runs(source, target):
+                    first = int(target[at])
+                    copied = theirs.rows[row : row + count]
+                    self._rows[first : first + count].copy_(copied, non_blocking=True)
+                if self._reading is None:
+                    return lambda: True
+                event = self._reading.record_event()
+        except RuntimeError as error:
+            if self._reading is not None:
+                with suppress(RuntimeError):
+                    self._reading.synchronize()  # what was begun
+            raise _lost(error) from error
+
+        def has_ended() -> bool:
+            try:
+                return bool(event.query())
+            except RuntimeError as error:
+                raise _lost(error) from error
+
+        return has_ended
+
+    def _apart(self) -> AbstractContextManager[Any]:
+        if self._reading is None:
+            return nullcontext()
+        stack = ExitStack()
+        stack.enter_context(torch.cuda.device(self._device))
+        stack.enter_context(torch.cuda.stream(self._reading))
+        return stack
+
+    def _as_tensor(self, mark: bytes) -> torch.Tensor:
+        return torch.frombuffer(bytearray(mark), dtype=torch.uint8)
+
+
+def _lost(error: RuntimeError) -> ConnectionError:
+    return ConnectionError(f"its memory cannot be read: {error}")
+
+
+def runs(rows: Int32Array, beside: Int32Array | None = None) -> Iterator[tuple[int, int, int]]:
+    """Neighbours among rows, which are neighbours beside, too: the first one's index, how many, and the first row."""
+    breaks = np.diff(rows) != 1
+    if beside is not None:
+        breaks |= np.diff(beside) != 1
+    if len(rows):
+        for at, end in pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(rows)]):
+            yield at, end - at, int(rows[at])

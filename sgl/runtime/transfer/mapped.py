@@ -1,0 +1,233 @@
+"""Pages that a decode engine copies itself, from memory of the prefill engine that it has opened: from GPU to GPU.
+
+The connection of `wire` stays: by it the lease is named, and told in which rows the pages lie. How to open the memory
+is told once, over a connection of kind HELD, which lasts as long as the mapping: when either engine ends, however it
+does, the other one notices, and memory of an engine that is gone is not kept.
+
+There are no checksums. What was copied counts if the server says afterwards that the lease held all the time; until it
+has said so, it gives the rows to nobody else. A copy that is given up goes on for some milliseconds: it is quiet when
+it has ended, and the pages wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from sgl.runtime.transfer.reader import CONNECT_SECONDS, LeaseReader, Read
+from sgl.runtime.transfer.wire import ANSWER, ASK, DONE, HELD, MAGIC, MAPPED, OK, DeadlineSocket, description
+
+_SILENT_SECONDS: Final = 5.0
+_SLOWEST: Final = 1e9  # bytes a second, below which a read is given up
+_POLL_SECONDS: Final = 1e-4
+_PATIENT_SECONDS: Final = 2e-3  # between looks at what was given up
+_ENDING_SECONDS: Final = 2.0
+_WATCH_SECONDS: Final = 0.2
+
+
+class Rows(Protocol):
+    """Memory of which other processes read rows. `mark` tells it from any other."""
+
+    page_bytes: int
+    mark: bytes
+
+    @property
+    def handle(self) -> list[Any]:
+        """By which others open it."""
+        ...
+
+    def number(self, pages: list[int]) -> list[int]:
+        """Rows as others count them."""
+        ...
+
+    def open(self, handle: list[Any], mark: bytes) -> Any:
+        """Another engine's. Raises ConnectionError."""
+        ...
+
+    def forget(self, theirs: Any) -> None:
+        """Close it, when nothing reads it any more."""
+
+    def read(self, theirs: Any, rows: list[int], own: list[int]) -> Callable[[], bool]:
+        """Start to copy. Returns what tells whether it has ended. Both raise ConnectionError."""
+        ...
+
+    def close(self) -> None:
+        """Nobody opens it any more. Idempotent."""
+
+
+class _Introduction(msgspec.Struct, frozen=True):
+    """How to open an engine's memory."""
+
+    mark: bytes
+    handle: list[Any]
+
+
+class _Described(msgspec.Struct, frozen=True):
+    """Which rows to copy."""
+
+    mark: bytes
+    rows: list[int]
+
+
+class MappedRemote:
+    """A prefill engine's end, see `server.Remote`. Whoever may read a page can read all of the buffer."""
+
+    kind = MAPPED
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def describe(self, pages: list[int], checksums: list[int]) -> bytes:
+        """See `Remote`."""
+        return msgspec.msgpack.encode(_Described(self._rows.mark, self._rows.number(pages)))
+
+    def introduce(self) -> bytes:
+        """See `Remote`."""
+        return msgspec.msgpack.encode(_Introduction(self._rows.mark, self._rows.handle))
+
+    def go_on(self) -> None:
+        """See `Remote`: there is nothing to do."""
+
+    def close(self) -> None:
+        """See `Remote`."""
+        self._rows.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """An engine whose memory is open."""
+
+    rows: Any
+    held: socket.socket  # readable when the other engine has ended
+    reads: int = 0
+
+    @property
+    def is_gone(self) -> bool:
+        ended = select.poll()
+        ended.register(self.held, select.POLLIN)
+        return bool(ended.poll(0))
+
+
+class MappedReader(LeaseReader):
+    """A decode engine's end, see `Reader`."""
+
+    kind = MAPPED
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__(rows.page_bytes)
+        self._rows = rows
+        self._peers: dict[bytes, _Peer] = {}  # by their marks
+        self._copies: dict[Read, tuple[_Peer, Callable[[], bool] | None]] = {}
+        self._meeting = threading.Lock()
+        self._watching = threading.Thread(target=self._watch, name="sgl-mapped", daemon=True)
+        self._ending = threading.Event()
+        self._watching.start()
+
+    def close(self) -> None:
+        """See `Reader`."""
+        super().close()
+        self._ending.set()
+        self._watching.join()
+        with self._lock:
+            for mark in list(self._peers):
+                self._forget(mark)
+        self._rows.close()
+
+    def _receive(self, read: Read, peer: DeadlineSocket) -> None:
+        told = description(peer, _Described)
+        if len(told.rows) != len(read.pages):
+            raise ValueError("other pages are described than were asked for")
+        if not read.pages:
+            return
+        its = self._begin(read, told.mark)
+        if its is None:
+            with self._meeting:
+                its = self._begin(read, told.mark) or self._meet(read, told.mark)
+        has_ended = self._rows.read(its.rows, told.rows, read.pages)
+        self._copies[read] = its, has_ended
+        end = min(read.end, time.monotonic() + _SILENT_SECONDS + len(read.pages) * self.page_bytes / _SLOWEST)
+        while not has_ended():
+            if read.is_cut or time.monotonic() > end:
+                raise TimeoutError("it was cut, or took too long")
+            time.sleep(_POLL_SECONDS)
+
+    def _confirm(self, read: Read, peer: DeadlineSocket) -> None:
+        if peer.receive(1) != DONE:
+            raise ConnectionError("the other engine does not say that the lease held")
+        read.num_good = len(read.pages)
+
+    def _settle(self, read: Read) -> None:
+        """Wait until nothing is written any more."""
+        its, has_ended = self._copies.get(read, (None, None))
+        ending: float | None = None
+        while has_ended is not None and not _has_ended(has_ended):
+            ending = ending or (time.monotonic() if self._is_closed else None)
+            if ending is not None and time.monotonic() - ending > _ENDING_SECONDS:
+                break
+            time.sleep(_PATIENT_SECONDS)
+        if its is not None:
+            with self._lock:
+                del self._copies[read]
+                its.reads -= 1
+        read.is_quiet = True
+
+    def _begin(self, read: Read, mark: bytes) -> _Peer | None:
+        """The engine, which is not forgotten before the read is quiet; None: its memory is not open. Raises
+        ConnectionError."""
+        with self._lock:
+            its = self._peers.get(mark)
+            if its is not None:
+                if its.is_gone:
+                    raise ConnectionError("the other engine has ended")
+                its.reads += 1
+                self._copies[read] = its, None
+            return its
+
+    def _meet(self, read: Read, mark: bytes) -> _Peer:
+        """Open an engine's memory, and begin. Raises OSError, EOFError and ValueError."""
+        limit = min(CONNECT_SECONDS, read.end - time.monotonic())
+        if limit <= 0:
+            raise TimeoutError("its time was up")
+        held = socket.create_connection((read.params.host, read.params.port), timeout=limit)
+        try:
+            peer = DeadlineSocket(held, read.end, _SILENT_SECONDS)
+            peer.send(ASK.pack(MAGIC, HELD, bytes(16), bytes(32), 0, 0))
+            if ANSWER.unpack(peer.receive(ANSWER.size))[0] != OK:
+                raise ConnectionError("the other engine does not let its memory be opened")
+            told = description(peer, _Introduction)
+            if told.mark != mark:
+                raise ConnectionError("another engine answers there")
+            its = _Peer(self._rows.open(told.handle, mark), held, reads=1)
+        except BaseException:
+            held.close()
+            raise
+        with self._lock:
+            self._peers[mark], self._copies[read] = its, (its, None)
+        return its
+
+    def _watch(self) -> None:
+        """Forget engines that have ended."""
+        while not self._ending.wait(_WATCH_SECONDS):
+            with self._lock:
+                for mark in [mark for mark, its in self._peers.items() if its.is_gone and not its.reads]:
+                    self._forget(mark)
+
+    def _forget(self, mark: bytes) -> None:
+        its = self._peers.pop(mark)
+        its.held.close()
+        if not its.reads:  # else a copy does not end, and the memory stays until the process does
+            self._rows.forget(its.rows)
+
+
+def _has_ended(has_ended: Callable[[], bool]) -> bool:
+    with contextlib.suppress(ConnectionError):  # it writes nothing more
+        return has_ended()
+    return True
