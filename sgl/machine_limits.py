@@ -40,11 +40,25 @@ def address_space_left(root: Path = Path("/")) -> int | None:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return None
+    return max(0, int(soft) - address_space(root))
+
+
+def limit_address_space(more: int) -> int:
+    """Let this process map so many more bytes, and no more ever. Returns the limit, also of what is mapped already:
+    gigabytes, for threads' stacks alone, where there are many processors."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = address_space() + more
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    return most
+
+
+def address_space(root: Path = Path("/")) -> int:
+    """Bytes that this process has mapped; 0 if unknown."""
     try:
-        mapped = int((root / "proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        return int((root / "proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
-        mapped = 0
-    return max(0, int(soft) - mapped)
+        return 0
 
 
 def num_processors(root: Path = Path("/")) -> int:

@@ -218,7 +218,7 @@ MOST_LINES = {
     "platforms": 275,
     "compat": 490,
     "formats": 1_860,  # of every family that writes calls in its own way
-    "": 850,
+    "": 860,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""
 

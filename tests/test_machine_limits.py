@@ -155,3 +155,21 @@ except sgl.errors.ConfigError as error:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert "typed" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("hard", [None, 10 << 30])
+def test_a_limit_of_what_is_to_come_begins_at_what_is_mapped(hard: int | None) -> None:
+    """Also under `ulimit -v`, and where the threads of many processors map more than all that is to come."""
+    code = f"""
+import mmap, resource
+from sgl.machine_limits import limit_address_space
+mapped = mmap.mmap(-1, 9 << 30, flags=mmap.MAP_PRIVATE)
+if {hard}: resource.setrlimit(resource.RLIMIT_AS, ({hard}, {hard}))
+limit = limit_address_space(2 << 30)
+assert resource.getrlimit(resource.RLIMIT_AS) == (limit, limit) and 9 << 30 < limit <= {hard or 12 << 30}
+small = mmap.mmap(-1, 1 << 28, flags=mmap.MAP_PRIVATE)
+try: mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE)
+except (OSError, MemoryError): print("bounded")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout == "bounded\n", done.stderr

@@ -23,6 +23,7 @@ from sgl.errors import InvalidRequest
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import bodies
 from sgl.runtime.server.bodies import MAX_DEPTH, MAX_KEYS, MAX_OBJECTS, MAX_VALUES, load_json, parse
+from sgl.runtime.server.body_process import BodyProcesses
 from sgl.runtime.server.native import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
 from sgl.runtime.server.programs import ProgramBody, SegmentBody
 from sgl.runtime.server.protocol import ChatBody, CompletionBody
@@ -217,6 +218,23 @@ def test_the_process_that_reads_may_die(server: LiveServer) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait(PATIENCE)
     assert server.post("/generate", body).status_code == 200
+
+
+def test_what_imports_map_is_not_a_bodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of libraries do, where there are many processors."""
+    (tmp_path / "large_import.py").write_text(
+        "import mmap\nmapped = mmap.mmap(-1, 5 << 30, flags=mmap.MAP_PRIVATE)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    processes = BodyProcesses(("large_import",))
+
+    async def read() -> int:
+        return await processes.run(asyncio.Semaphore(1), len, bytes(300 << 20))
+
+    try:
+        assert asyncio.run(read()) == 300 << 20
+    finally:
+        processes.close()
 
 
 def test_small_bodies_pass_large_ones(server: LiveServer) -> None:

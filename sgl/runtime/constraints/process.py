@@ -9,7 +9,6 @@ import contextlib
 import gc
 import math
 import os
-import resource
 import select
 import selectors
 import socket
@@ -30,10 +29,10 @@ from sgl.grammar.automaton.missing_bytes import does_without
 from sgl.grammar.compiler import Constraint, Grammar, build
 from sgl.grammar.matching.budget import FAR
 from sgl.grammar.vocabulary.tokens import Vocabulary
+from sgl.machine_limits import address_space, limit_address_space
 from sgl.runtime.framing import Frames, packed
 from sgl.time_limit import OutOfTime, time_limit
 
-_WORKER_BYTES = 8 << 30
 _MORE_BYTES = 768 << 20
 """Address space beyond what the process has with its vocabulary. What compiled here is compiled again in the
 engine."""
@@ -220,7 +219,6 @@ def _found(received: Callable[[], Any], deadline: float) -> FinishedAutomaton | 
 def serve(descriptor: int, nicer: int, more_bytes: int) -> None:
     """The process's main function: reports readiness, then answers constraints as `GrammarProcess.answer`
     describes, until its parent ends."""
-    resource.setrlimit(resource.RLIMIT_AS, (_WORKER_BYTES, _WORKER_BYTES))
     os.nice(nicer)
     serve_channel(Channel(socket.socket(fileno=descriptor)), _Memory(more_bytes))
 
@@ -234,28 +232,15 @@ class _Memory:
         self._enough: float = math.inf
 
     def bound(self) -> None:
-        used = _used_bytes()
-        if used is None or self._more_bytes is None:
-            return
-        limit = min(used + self._more_bytes, _WORKER_BYTES)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, _WORKER_BYTES))
-        self._enough = (used + limit) / 2
+        if self._more_bytes is not None and (used := address_space()):
+            self._enough = (used + limit_address_space(self._more_bytes)) / 2
 
     def is_short(self) -> bool:
         """Whether earlier constraints left too little memory for the next."""
-        if (_used_bytes() or 0) <= self._enough:
+        if address_space() <= self._enough:
             return False
         gc.collect()
-        return (_used_bytes() or 0) > self._enough
-
-
-def _used_bytes() -> int | None:
-    """Address space of this process; None if unknown."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except (OSError, ValueError):
-        return None
+        return address_space() > self._enough
 
 
 def serve_channel(channel: Channel, memory: _Memory | None = None) -> None:

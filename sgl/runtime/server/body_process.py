@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 
 from sgl.child import command
 from sgl.errors import InvalidRequest
+from sgl.machine_limits import limit_address_space
 
 logger = logging.getLogger(__name__)
 
-_BYTES = 2 << 30  # address space; imports take half of it
+_MORE_BYTES = 3 << 29  # of address space, beside what imports map
 _CPU_SECONDS = 10  # the largest body takes one
 _NICER = 5  # yields to the engine
 _IMPORTED = tuple(f"sgl.runtime.server.{module}" for module in ("native", "protocol", "programs"))
@@ -137,7 +138,7 @@ def serve(descriptor: int, imported: Sequence[str]) -> None:
 def _answer(end: socket.socket) -> Any:
     """What the function gives, or its error."""
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (_BYTES, _BYTES))
+    limit_address_space(_MORE_BYTES)
     try:
         with end.makefile("rb") as file:
             function, arguments = pickle.load(file)
