@@ -57,17 +57,18 @@ class LiteralReader(ArgumentReader):
         self._written = "{"
         self._step: Step = self._item
         self._quote = ""
-        """Of the string that is read."""
+        """Of the string that is read; none outside of one."""
         self._behind_string: Step = self._behind
 
     def feed(self, text: str) -> tuple[str, int]:
         at = 0
         try:
             while not self.is_complete:
-                blanks = 0 if self._step == self._string else len(text) - at - len(text[at:].lstrip(_BLANKS))
-                if at + blanks == len(text):
+                if not self._quote and text[at : at + 1] in _BLANKS:
+                    at = len(text) - len(text[at:].lstrip(_BLANKS))
+                if at == len(text):
                     break
-                at += blanks + self._step(text[at + blanks :])
+                at += self._step(text[at:])
         except NeedMore:
             pass
         written, self._written = self._written, ""
@@ -80,7 +81,7 @@ class LiteralReader(ArgumentReader):
         if self._closers[-1] == "]":
             self._begin()
             self._step = self._value
-            return 0
+            return self._value(text)
         if quote := self._quote_of(text):
             self._begin()
             return self._open_string(quote, self._assign)
@@ -133,7 +134,7 @@ class LiteralReader(ArgumentReader):
         quote = self._quote
         if text.startswith(quote):
             self._written += '"'
-            self._step = self._behind_string
+            self._step, self._quote = self._behind_string, ""
             return len(quote)
         if quote.startswith(text):
             raise NeedMore

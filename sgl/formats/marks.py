@@ -9,8 +9,9 @@ from functools import lru_cache
 _PART = re.compile(r'<[^<>\s]*>|\[[A-Z_]+\]|"[a-z]+"|[{}\[\]:,"]|[^\s{}\[\]:,"<]+|<[^<>\s]*')
 
 
-_ALSO = {'"arguments"': '"parameters"', '"parameters"': '"arguments"'}
+_SAME = ('"arguments"', '"parameters"')
 """What models write for each other."""
+_WAYS = dict.fromkeys(_SAME, _SAME)
 
 
 class Malformed(Exception):
@@ -31,14 +32,16 @@ def read_mark(mark: str, text: str) -> int:
     """How many characters of a text its mark takes. Raises Malformed, and NeedMore where the text ends before it."""
     at = 0
     for part in parts_of(mark):
-        at += len(text) - at - len(text[at:].lstrip())
-        ways = (part, _ALSO.get(part, part))
-        found = next((way for way in ways if text.startswith(way, at)), None)
-        if found is not None:
-            at += len(found)
-        elif any(way.startswith(text[at:]) for way in ways):
-            raise NeedMore
+        if text[at : at + 1].isspace():
+            at = len(text) - len(text[at:].lstrip())
+        ways = _WAYS.get(part, (part,))
+        for way in ways:
+            if text.startswith(way, at):
+                at += len(way)
+                break
         else:
+            if any(way.startswith(text[at:]) for way in ways):
+                raise NeedMore
             raise Malformed(f"{part!r} is expected")
     return at
 

@@ -72,6 +72,12 @@ class CallParser:
         self._arguments: ArgumentReader = JsonReader()
         self._step: Callable[[], None] = self._text if format.trigger else self._start
         self._is_behind_call = False
+        self._ways_between = [format.closing] if format.closing else []
+        """What may stand behind a call among several."""
+        if format.begin:
+            self._ways_between += [format.separator + format.begin, format.begin]
+        else:
+            self._ways_between.append(format.separator)
 
     @property
     def is_calling(self) -> bool:
@@ -210,12 +216,9 @@ class CallParser:
         """Behind a call among several."""
         if not self._held.strip():
             raise NeedMore
-        begin, closing = self._format.begin, self._format.closing
-        ways = [closing] if closing else []
-        ways += [self._format.separator + begin, begin] if begin else [self._format.separator]
-        index, length = read_one(ways, self._held)
+        index, length = read_one(self._ways_between, self._held)
         self._take(length)
-        is_closing = bool(closing) and index == 0
+        is_closing = bool(self._format.closing) and index == 0
         self._raw = "" if is_closing else self._raw
         self._is_behind_call = is_closing
         self._step = self._name if not is_closing else self._text if self._format.trigger else self._rest

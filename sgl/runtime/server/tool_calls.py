@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import uuid
+import secrets
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -394,4 +394,4 @@ class _AnyCalls:
 
 
 def _new_id() -> str:
-    return f"call_{uuid.uuid4().hex[:24]}"
+    return f"call_{secrets.token_hex(12)}"
