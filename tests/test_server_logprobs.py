@@ -16,7 +16,7 @@ import pytest
 import sgl
 from sgl.errors import InvalidRequest, ProgramError
 from sgl.runtime.engine import Engine
-from sgl.runtime.requests import aside
+from sgl.runtime.requests import threads
 from sgl.runtime.requests.arguments import GenerateRequest
 from sgl.runtime.requests.builder import MAX_TOKEN_IDS_LOGPROB, MAX_TOP_LOGPROBS
 from sgl.runtime.requests.results import NativeResult
@@ -198,7 +198,7 @@ def test_large_answers_are_made_beside_the_event_loop(
     assert answer.json()
     for names in threads.values():
         assert names
-        assert all(name.startswith("sgl-aside") for name in names), names
+        assert all(name.startswith("sgl-results") for name in names), names
 
 
 def test_answers_of_many_results_are_made_beside_the_event_loop(
@@ -223,7 +223,7 @@ def test_answers_of_many_results_are_made_beside_the_event_loop(
     body = {"text": ["a"] * 50, "sampling_params": {"max_new_tokens": 1, "n": 10, "temperature": 0}}
     assert len(server.post("/generate", body).json()) == 500
     assert threads
-    assert all(name.startswith("sgl-aside") for name in threads)
+    assert all(name.startswith("sgl-results") for name in threads)
     number, noticed = turns
     assert number == 500
     assert noticed < 100, "what came up after the first waited for all of them"
@@ -240,7 +240,7 @@ def test_large_answers_are_what_small_ones_would_be(
     server.post(path, body)  # what is cached then, is cached for both
     large = comparable(server.post(path, body).json())
     monkeypatch.setattr(encoding, "FEW", 10**9)
-    monkeypatch.setattr(aside, "FEW", 10**9)
+    monkeypatch.setattr(threads, "FEW", 10**9)
     assert comparable(server.post(path, body).json()) == large
 
 
@@ -369,7 +369,7 @@ def test_long_texts_and_lists_are_read_as_short_ones(server: LiveServer, engine:
     ids = engine.tokenizer.encode(text).tolist()
     answer = server.post("/tokenize", {"text": [text, "", *["a b"] * 700]}).json()
     assert answer["tokens"][0] == ids
-    assert answer["count"][0] == len(ids) > aside.FEW
+    assert answer["count"][0] == len(ids) > threads.FEW
     assert answer["tokens"][2:] == [engine.tokenizer.encode("a b").tolist()] * 700
     text = engine.tokenizer.decode(ids, skip_special_tokens=skip)
     answer = server.post("/detokenize", {"tokens": ids, "skip_special_tokens": skip}).json()

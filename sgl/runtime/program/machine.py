@@ -21,7 +21,7 @@ from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.submission import Output, Submission
 from sgl.runtime.loop.timers import Timer
 from sgl.runtime.program.order import ProgramOrder
-from sgl.runtime.program.source import source
+from sgl.runtime.program.sender import current_sender
 from sgl.runtime.program.stream import NodeRequests, Stream
 from sgl.runtime.program.tokens import Encoder
 from sgl.runtime.requests.builder import RequestBuilder
@@ -61,10 +61,10 @@ class Machine(Turns[Stream]):
         super().__init__(sink)
         self._services = services
         self._program = program
-        asks = source.get()
-        self._call = asks.batch or object()  # its requests share one place in the waiting queue
-        self.tenant = asks.tenant
-        self.quota = Quota(services.quota, asks.tenant)
+        sender = current_sender.get()
+        self._call = sender.batch or object()  # its requests share one place in the waiting queue
+        self.tenant = sender.tenant
+        self.quota = Quota(services.quota, sender.tenant)
         self._leasing: set[Stream] = set()
         self._submissions: list[Submission] = []  # of this turn
         self._calls: dict[int, NodeRequests] = {}  # by uid

@@ -29,15 +29,15 @@ from sgl.runtime.media.item import MediaItem
 from sgl.runtime.media.layout import Layout
 from sgl.runtime.media.read import from_base64
 from sgl.runtime.program.machine import Machine, Services
-from sgl.runtime.program.source import source
+from sgl.runtime.program.sender import current_sender
 from sgl.runtime.program.stream import NodeRequests, Stream
 from sgl.runtime.program.tokens import NO_TOKENS, StreamTokens, merged
 from sgl.runtime.program.trie import CandidateTrie
 from sgl.runtime.requests.arguments import GenerateRequest
-from sgl.runtime.requests.aside import FEW
 from sgl.runtime.requests.builder import check_num_logprobs, no_images, num_logprobs
 from sgl.runtime.requests.images import THREADS
 from sgl.runtime.requests.results import NativeResult
+from sgl.runtime.requests.threads import FEW
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.programs import MOST_GENERATED
 
@@ -70,7 +70,7 @@ class ProgramSession(Interpreter[Stream]):
         )
         self._checker = Checker(self._program, Limits(requests=services.builder.max_requests))
         self._services = services
-        self._tenant = source.get().tenant
+        self._tenant = current_sender.get().tenant
 
     def cancel(self) -> None:
         """Abort the program and release its resources. Never blocks."""
@@ -123,21 +123,21 @@ class ProgramSession(Interpreter[Stream]):
     def _gen(self, stream: Stream, node: ir.Gen) -> Steps[None]:
         is_wide = self._samples(node) > _FEW_SAMPLES
         if is_wide:
-            asks = yield from self._machine.elsewhere(stream, partial(self._asks, stream, node))
+            arguments = yield from self._machine.elsewhere(stream, partial(self._arguments, stream, node))
         else:
-            asks = self._asks(stream, node)
+            arguments = self._arguments(stream, node)
 
         def prepare() -> tuple[StreamTokens, Layout | None, Pairs]:
             tokens = self._services.encoder.extend(stream.tokens, [*stream.unencoded, (stream.thought, True)])
             layout = self._services.builder.lay_out(tokens.ids, stream.items)
-            pairs = self._submissions(tokens.ids, asks, layout)
+            pairs = self._submissions(tokens.ids, arguments, layout)
             check_num_logprobs(sum(num_logprobs(submission.request) for submission, _ in pairs), _MAX_LOGPROBS)
             return tokens, layout, pairs
 
         is_heavy = is_wide or ir.constraint_of(node) is not None or bool(node.tools) or bool(stream.items)
         tokens, layout, pairs = yield from self._prepared(stream, prepare, is_heavy=is_heavy)
         self._count_tokens(stream, tokens)
-        listener = self._listener(self._emitter(stream, node)) if asks[0]["stream"] else None
+        listener = self._listener(self._emitter(stream, node)) if arguments[0]["stream"] else None
         call = NodeRequests(stream, pairs, listener)
         yield from self._machine.call(call)
         results = yield from self._results(stream, call)
@@ -189,7 +189,7 @@ class ProgramSession(Interpreter[Stream]):
     def _samples(self, node: ir.Gen) -> int:
         return int(node.params.get("n", self._program.defaults.get("n", 1)))
 
-    def _asks(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
+    def _arguments(self, stream: Stream, node: ir.Gen) -> list[dict[str, Any]]:
         given, seeds = self._params_and_seeds(stream, node)
         constraint, tag = ir.constraint_of(node), None
         if constraint is None and node.tools and (format := self._call_format(stream)) is not None:
@@ -213,9 +213,13 @@ class ProgramSession(Interpreter[Stream]):
         is_own = self._template is not None and self._template is self._services.template
         return self._services.encoder.call_format if is_own and stream.role is not None else None
 
-    def _submissions(self, ids: Any, asks: Sequence[dict[str, Any]], layout: Layout | None = None) -> Pairs:
+    def _submissions(self, ids: Any, arguments: Sequence[dict[str, Any]], layout: Layout | None = None) -> Pairs:
         submissions = self._services.builder.submissions
-        return [pair for ask in asks for pair in submissions(GenerateRequest(input_ids=ids, layout=layout, **ask))]
+        return [
+            pair
+            for each in arguments
+            for pair in submissions(GenerateRequest(input_ids=ids, layout=layout, **each))
+        ]
 
     def _prepared(self, stream: Stream, prepare: Callable[[], T], *, is_heavy: bool) -> Steps[T]:
         if is_heavy or sum(len(text) for text, _ in stream.unencoded) > INLINE_CHARACTERS:

@@ -16,7 +16,7 @@ from sgl.errors import EngineDead, GrammarError, InvalidRequest, QueueFull, Requ
 from sgl.runtime.batch import Int32Array, Logprobs
 from sgl.runtime.loop.submission import Detail, Output, Submission
 from sgl.runtime.requests.arguments import GenerateRequest
-from sgl.runtime.requests.aside import FIELDS, aside
+from sgl.runtime.requests.threads import FIELDS, in_thread
 from sgl.runtime.requests.waiting import check
 from sgl.runtime.scheduler.request import FinishReason
 
@@ -198,11 +198,11 @@ class CallResults:
 
     async def async_event(self, uid: int) -> dict[str, Any]:
         """`event`, without blocking the event loop. Add nothing meanwhile."""
-        return await aside(lambda: self.event(uid), self.results[uid].num_logprobs(of_event=True))
+        return await in_thread(lambda: self.event(uid), self.results[uid].num_logprobs(of_event=True))
 
     async def async_result(self) -> Any:
         """`result`, without blocking the event loop."""
-        return await aside(self.result, sum(FIELDS + result.num_logprobs() for result in self.results.values()))
+        return await in_thread(self.result, sum(FIELDS + result.num_logprobs() for result in self.results.values()))
 
 
 @dataclass(eq=False)

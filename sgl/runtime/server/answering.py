@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sgl.runtime.server.history import Note, note
-from sgl.runtime.server.identity import caller, new_identity, request_id
+from sgl.runtime.server.identity import current_caller, new_identity, request_id
 
 if TYPE_CHECKING:
     from sgl.runtime.server.service import Service
@@ -65,8 +65,8 @@ def answering(service: Service, arrived: Arrived) -> Iterator[Answered]:
             seconds = time.monotonic() - began
             fields = {"method": method, "path": path, "status": status}
             fields |= {"seconds": round(seconds, 6), "client": arrived.client}
-            if caller.get().name is not None:
-                fields["key"] = caller.get().name
+            if current_caller.get().name is not None:
+                fields["key"] = current_caller.get().name
             if tracer is not None and span is not None:
                 fields["trace_id"] = tracer.answered(span, status)
             level = logging.DEBUG if status == 200 and arrived.is_probe else logging.INFO

@@ -20,7 +20,7 @@ from sgl.runtime.server.deadline import DEADLINE_HEADER, Deadline, deadline
 from sgl.runtime.server.embeddings.api import EmbeddingsApi
 from sgl.runtime.server.errors import NotThere, Shape, error_response
 from sgl.runtime.server.history import note
-from sgl.runtime.server.identity import Caller, caller, new_identity, request_id
+from sgl.runtime.server.identity import Caller, current_caller, new_identity, request_id
 from sgl.runtime.server.keys import Keys
 from sgl.runtime.server.messages.api import MessagesApi
 from sgl.runtime.server.messages.replies import error_shape as messages_error
@@ -30,12 +30,12 @@ from sgl.runtime.server.ollama.replies import error_shape as ollama_error
 from sgl.runtime.server.openai import OpenAIApi
 from sgl.runtime.server.operation import OperationApi
 from sgl.runtime.server.origins import Origins
+from sgl.runtime.server.parsing import TextsApi
 from sgl.runtime.server.probe import PROBE
 from sgl.runtime.server.programs import ProgramsApi
 from sgl.runtime.server.responses.api import ResponsesApi
 from sgl.runtime.server.routes import Handler, Route
 from sgl.runtime.server.service import Service
-from sgl.runtime.server.told_apart import TextsApi
 from sgl.runtime.server.training import TrainingApi
 
 logger = logging.getLogger(__name__)
@@ -140,10 +140,10 @@ class _Guard:
             self._origins.check(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return web.Response(status=204, headers=_CORS)
-            asks = self._caller(request)
-            caller.set(asks)
+            caller = self._caller(request)
+            current_caller.set(caller)
             if (current := note.get()) is not None:
-                current.owner = asks.name
+                current.owner = caller.name
             async with due.enforced():
                 if (left := request.headers.get(DEADLINE_HEADER)) is not None:
                     due.bound(left)

@@ -46,11 +46,11 @@ class Conversations:
         images = images_of(body)
         if images and not await service.takes_images():
             raise InvalidRequest("this model takes texts only, no images", param="messages")
-        style = None if ids is not None else await service.aside(lambda: self._style)
+        style = None if ids is not None else await service.in_thread(lambda: self._style)
         if ids is None:
-            ids = await service.aside(prompt_ids, tokenizer, service.chat_template, body, context, style)
+            ids = await service.in_thread(prompt_ids, tokenizer, service.chat_template, body, context, style)
             if body.tools:
-                await service.aside(lambda: service.shows_tools)
+                await service.in_thread(lambda: service.shows_tools)
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         if limit is None:  # what fits into the context and an answer
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
@@ -115,8 +115,8 @@ class Conversations:
                 "tokens of images are counted by generating only: see usage there", param="messages"
             )
         service = self._service
-        style = await service.aside(lambda: self._style)
-        return len(await service.aside(prompt_ids, service.tokenizer, service.chat_template, body, None, style))
+        style = await service.in_thread(lambda: self._style)
+        return len(await service.in_thread(prompt_ids, service.tokenizer, service.chat_template, body, None, style))
 
     @cached_property
     def _style(self) -> CallStyle | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from sgl.runtime.requests.aside import FEW, FIELDS, aside
+from sgl.runtime.requests.threads import FEW, FIELDS, in_thread
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=str, allow_nan=False)
 _CHARACTERS = 16  # count as one value
@@ -30,7 +30,7 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
 
 async def answer(build: Callable[[], Any], size: int) -> web.Response:
     """A response built of about `size` values."""
-    data = await aside(lambda: json_bytes(build()), size)
+    data = await in_thread(lambda: json_bytes(build()), size)
     return web.Response(body=data, content_type="application/json")
 
 

@@ -27,7 +27,7 @@ from sgl.runtime.forks import Fork, fork_from_here, forker
 from sgl.runtime.loop.submission import Detail, Output
 from sgl.runtime.lora_options import LoraPath
 from sgl.runtime.model.checkpoint import find_checkpoint
-from sgl.runtime.program.source import source
+from sgl.runtime.program.sender import current_sender
 from sgl.runtime.requests.results import CallResults, Header, NativeResult
 from sgl.runtime.server.channel import LoopChannel, Message
 from sgl.runtime.server.identity import request_id, working_for
@@ -122,7 +122,7 @@ class EngineProcess:
         channel = self._up()
         call_id = next(self._ids)
         self._waiting[call_id] = waiter = _ProgramWaiter(sink, lambda: self._waiting.pop(call_id, None))
-        channel.send(("program", call_id, waiter.identity, tuple(source.get()), program))
+        channel.send(("program", call_id, waiter.identity, tuple(current_sender.get()), program))
         return RemoteSession(channel, call_id)
 
     async def call(self, method: Method, *arguments: Any) -> Any:

@@ -96,10 +96,10 @@ class History:
             current.seconds, current.status = time.time() - current.started, status
             self._ended[current.owner].append(current)
 
-    def requests(self, asks: Caller) -> list[dict[str, Any]]:
+    def requests(self, caller: Caller) -> list[dict[str, Any]]:
         """The caller's, those that go on first, then the latest; each kind is bounded."""
-        going = [each for each in self._open.values() if asks.may_reach(each.owner)][:_SHOWN_OPEN]
-        ended = [each for owner, its in self._ended.items() if asks.may_reach(owner) for each in its]
+        going = [each for each in self._open.values() if caller.may_reach(each.owner)][:_SHOWN_OPEN]
+        ended = [each for owner, its in self._ended.items() if caller.may_reach(owner) for each in its]
         ended.sort(key=lambda each: each.started + (each.seconds or 0.0), reverse=True)
         return [each.shown() for each in [*going, *ended[:ENDED]]]
 

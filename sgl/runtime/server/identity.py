@@ -35,7 +35,7 @@ class Caller:
 
 
 _NOBODY = Caller()
-caller: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)
+current_caller: ContextVar[Caller] = ContextVar("caller", default=_NOBODY)
 """Of the current task's request."""
 
 

@@ -13,15 +13,15 @@ from pydantic import create_model
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.requests.arguments import body_fields
-from sgl.runtime.requests.aside import FEW, aside, in_turns
 from sgl.runtime.requests.builder import MAX_LOGPROBS
 from sgl.runtime.requests.results import failure_of
+from sgl.runtime.requests.threads import FEW, in_thread, in_turns
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.bodies import Bounded
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import described
 from sgl.runtime.server.fields import Anything, ForeignArguments, Lenient, Off, UntilStopped, also_takes
-from sgl.runtime.server.identity import caller
+from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.images import all_located
 from sgl.runtime.server.origins import check_no_browser
 from sgl.runtime.server.replies import Done, Ended, ModelInfo, Profile, Result, ServerInfo, Texts, Tokens, Version
@@ -126,7 +126,7 @@ class NativeApi(Api):
                     event["text"], event["output_ids"] = text[num_chars:], ids[num_ids:]
                 elif config.parity_logprobs:
                     _add_earlier(event, logprobs)
-                yield await aside(partial(sse.event, event), encoding.size_of_result(event))
+                yield await in_thread(partial(sse.event, event), encoding.size_of_result(event))
 
     def _finish_logprobs(self, result: dict[str, Any]) -> None:
         """Drop the leading null of prompt logprobs that start after the first token, as the original client expects."""
@@ -210,7 +210,7 @@ class NativeApi(Api):
         """Abort requests by rid and wait for their end. Callers reach only their own."""
         if body.rid is None and not body.abort_all:
             raise InvalidRequest("rid or abort_all is needed", param="rid")
-        await self._service.abort(None if body.abort_all else body.rid, caller.get())
+        await self._service.abort(None if body.abort_all else body.rid, current_caller.get())
         return json_response({"status": "ok"})
 
     @endpoint("POST /end_kv_transfer", body=TransferBody, example={"kv_transfer_params": []}, answer=Ended)

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from sgl.errors import InvalidRequest, SglError
 from sgl.runtime.lora_options import LoraPath
-from sgl.runtime.requests.aside import aside
 from sgl.runtime.requests.builder import MAX_TOP_LOGPROBS
 from sgl.runtime.requests.results import failure_of
+from sgl.runtime.requests.threads import in_thread
 from sgl.runtime.server import encoding, replies, sse
 from sgl.runtime.server.adapters import adapter_options, check_model, shown_model
 from sgl.runtime.server.answers import Answers, Choice, Completion, Result, usage
@@ -111,7 +111,7 @@ class OpenAIApi(Api):
                     continue
                 if usage_in_each:
                     more = {"usage": usage([event], 1)}
-                for chunk in await aside(
+                for chunk in await in_thread(
                     partial(_written, answers.choice(index), event, {**head, **more}, first),
                     encoding.size_of_result(event),
                 ):
@@ -170,7 +170,7 @@ class OpenAIApi(Api):
             add_special_tokens=body.add_special_tokens is not False,
             limit=self._service.engine.config.context_length,
         )
-        ids = await self._service.aside(
+        ids = await self._service.in_thread(
             lambda: [encode(each).tolist() if isinstance(each, str) else each for each in prompts]
         )
         max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from sgl.errors import InvalidRequest
 from sgl.runtime.metrics import Histogram, Scrape
 from sgl.runtime.server.encoding import json_response
-from sgl.runtime.server.identity import caller
+from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.loads import Loads
 from sgl.runtime.server.openapi import openapi
 from sgl.runtime.server.pages import page
@@ -81,7 +81,7 @@ class OperationApi(Api):
     @endpoint("GET /v1/requests", answer=list[NotedRequest])
     async def requests(self, request: web.Request) -> web.Response:
         """The caller's requests that generate, those that go on first, and the latest of those that ended."""
-        return json_response(self._service.history.requests(caller.get()))
+        return json_response(self._service.history.requests(current_caller.get()))
 
     @endpoint("GET /openapi.json", is_open=True)
     async def openapi(self, request: web.Request) -> web.Response:

@@ -61,7 +61,7 @@ class Pages:
             template = self._template if chosen is None else as_template(chosen)
             return [first_prompt_of(program, segment, template, self._encoder) for program in programs[:MOST_ROWS]]
 
-        return await self._service.aside(read)
+        return await self._service.in_thread(read)
 
     async def _computed(
         self, beginnings: Sequence[FirstPrompt], program: ir.Program, **options: Any

@@ -28,13 +28,13 @@ from sgl.lang.ir.chat_template import registry
 from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.lang.ir.pool import Pool
 from sgl.lang.view.html import page_part
-from sgl.runtime.program.source import Source, source
+from sgl.runtime.program.sender import Sender, current_sender
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.engine_process import RemoteSession
 from sgl.runtime.server.errors import NotThere, error_body
 from sgl.runtime.server.history import note
-from sgl.runtime.server.identity import Caller, caller
+from sgl.runtime.server.identity import Caller, current_caller
 from sgl.runtime.server.program_bodies import EXAMPLE, ProgramBody, Row, SegmentBody
 from sgl.runtime.server.program_pages import Pages
 from sgl.runtime.server.reader import is_small
@@ -128,13 +128,13 @@ class ProgramsApi(Api):
 
     async def _checked(self, check: Callable[[Any], T], data: Any) -> T:
         """Check part of a body; in a thread if the body is large."""
-        return check(data) if is_small.get() else await self._service.aside(check, data)
+        return check(data) if is_small.get() else await self._service.in_thread(check, data)
 
     @endpoint("GET /v1/programs", answer=list[ProgramSummary])
     async def recent(self, request: web.Request) -> web.Response:
         """The caller's recent programs, latest first."""
-        asks = caller.get()
-        return json_response([each.summary() for each in reversed(self._recent) if asks.may_reach(each.owner)])
+        caller = current_caller.get()
+        return json_response([each.summary() for each in reversed(self._recent) if caller.may_reach(each.owner)])
 
     @endpoint("GET /v1/programs/{id}/timeline", answer=Timeline)
     async def timeline(self, request: web.Request) -> web.Response:
@@ -143,7 +143,7 @@ class ProgramsApi(Api):
 
     def _recent_one(self, request: web.Request) -> _Program:
         for opened in self._recent:
-            if opened.id == request.match_info["id"] and caller.get().may_reach(opened.owner):
+            if opened.id == request.match_info["id"] and current_caller.get().may_reach(opened.owner):
                 return opened
         raise NotThere("there is no such program, or others have followed since", param="id")
 
@@ -151,7 +151,7 @@ class ProgramsApi(Api):
     async def view(self, request: web.Request) -> web.Response:
         """A recent program's text in spans beside lanes of when they came about, as part of a page."""
         timeline = self._recent_one(request).timeline()
-        return web.Response(text=await self._service.aside(page_part, timeline), content_type="text/html")
+        return web.Response(text=await self._service.in_thread(page_part, timeline), content_type="text/html")
 
     @endpoint("POST /v1/programs/{id}/segments", body=SegmentBody, answer=ProgramId)
     async def segment(self, request: web.Request, body: SegmentBody) -> web.Response:
@@ -182,17 +182,15 @@ class ProgramsApi(Api):
         opened.end()
         return json_response({"id": opened.id})
 
-    def abort_all(self, asks: Caller) -> None:
+    def abort_all(self, caller: Caller) -> None:
         """Fail a caller's programs."""
         for opened in list(self._programs.values()):
-            if asks.name == opened.owner:
+            if caller.name == opened.owner:
                 opened.abort()
 
     def _find(self, request: web.Request) -> _Program:
         opened = self._programs.get(request.match_info["id"])
-        if opened is None or not caller.get().may_reach(
-            opened.owner
-        ):  # same answer: guessing an id reveals nothing
+        if opened is None or not current_caller.get().may_reach(opened.owner):  # guessing an id reveals nothing
             raise NotThere("there is no such program: it ended, or nobody listened to it for too long", param="id")
         return opened
 
@@ -217,19 +215,19 @@ class _OpenPrograms(dict[str, "_Program"]):
 
     def check_number(self) -> None:
         """Raise QueueFull if no further program may open."""
-        asks = caller.get().tenant
-        if self.programs.room(MAX_PROGRAMS, asks) < 1:
+        tenant = current_caller.get().tenant
+        if self.programs.room(MAX_PROGRAMS, tenant) < 1:
             what = f"{MAX_PROGRAMS} programs are open"
-            if asks is not None:
-                what = f"{self.programs.of(asks)} programs of this key are open, as many as it leaves of {MAX_PROGRAMS}"
+            if tenant is not None:
+                what = f"{self.programs.of(tenant)} programs of this key are open, as many as it leaves of {MAX_PROGRAMS}"
             raise QueueFull(what, limit=MAX_PROGRAMS)
 
     def check_room(self) -> None:
         """Raise QueueFull if nodes have no room left. Events of accepted nodes still arrive."""
-        asks = caller.get().tenant
-        if self.held.room(MAX_HELD, asks) < 0:
+        tenant = current_caller.get().tenant
+        if self.held.room(MAX_HELD, tenant) < 0:
             what = f"the programs that are open hold more than {MAX_HELD} characters together"
-            if asks is not None:
+            if tenant is not None:
                 what = f"the programs of this key hold more than they leave of {MAX_HELD} characters"
             raise QueueFull(f"{what}; try again later", limit=MAX_HELD)
 
@@ -242,11 +240,11 @@ class _Program(sse.EventLog):
     ) -> None:
         """`others`: the open programs, which it leaves at its end. `num_rows`: of a batch."""
         super().__init__(service.config.reconnect_grace)
-        self.owner = caller.get().name
-        self.tenant = caller.get().tenant
+        self.owner = current_caller.get().name
+        self.tenant = current_caller.get().tenant
         self._context = contextvars.copy_context()  # of the opening request
         self._request = note.get()
-        self._context.run(source.set, Source(self.tenant, self.id))
+        self._context.run(current_sender.set, Sender(self.tenant, self.id))
         limits = Limits(requests=service.engine.config.max_requests_per_call)
         self.checker = Checker(program, limits, rows=num_rows or 1)
         self.num_segments = 0  # beside the opening one

@@ -23,14 +23,14 @@ from sgl.runtime.config import ServerConfig
 from sgl.runtime.lora_options import LoraPath
 from sgl.runtime.metrics import ServerMetrics
 from sgl.runtime.requests.arguments import has_list_of_prompts
-from sgl.runtime.requests.aside import in_turns
 from sgl.runtime.requests.results import failure_of
+from sgl.runtime.requests.threads import in_turns
 from sgl.runtime.server.bodies import Body
 from sgl.runtime.server.deadline import Deadline, deadline
 from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.errors import Forbidden
 from sgl.runtime.server.history import History, note
-from sgl.runtime.server.identity import Caller, caller
+from sgl.runtime.server.identity import Caller, current_caller
 from sgl.runtime.server.reader import BodyReader, is_small
 from sgl.runtime.server.replicas import Replicas, added
 from sgl.runtime.text.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ class Service:
     is_draining: bool = False
     grpc_port: int | None = None
     _takes_images: bool | None = None  # not asked for yet
-    abort_programs: Callable[[Caller], None] = lambda asks: None
+    abort_programs: Callable[[Caller], None] = lambda caller: None
     """Fails a caller's programs."""
 
     @cached_property
@@ -119,9 +119,9 @@ class Service:
         if self.engine.silence() > heard_within:
             raise EngineDead(f"nothing was heard of the engine's process for {self.engine.silence():.0f} s")
 
-    def check_admin(self, asks: Caller) -> None:
+    def check_admin(self, caller: Caller) -> None:
         """Raise Forbidden if an admin key exists and the caller has another."""
-        if self.config.admin_api_key is not None and not asks.is_admin:
+        if self.config.admin_api_key is not None and not caller.is_admin:
             raise Forbidden("this is for the admin's key")
 
     async def body(self, request: web.Request, model: type[Body]) -> Body:
@@ -131,7 +131,7 @@ class Service:
             due.set(getattr(body, "timeout", None))
         return body
 
-    async def aside(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function in a thread; small requests have their own pool."""
         pool = self._threads[is_small.get()]
         call = partial(contextvars.copy_context().run, function, *arguments)
@@ -194,7 +194,7 @@ class Service:
 
     async def _looser(self, arguments: dict[str, Any], left: _Ways, error: GrammarError) -> dict[str, Any]:
         """Arguments with the next looser constraint. Raises the error if there is none."""
-        found = await self.aside(next, left, None)
+        found = await self.in_thread(next, left, None)
         if found is None:
             raise error
         names, params = found
@@ -247,12 +247,12 @@ class Service:
             self._takes_images = bool(info["has_image_understanding"])
         return self._takes_images
 
-    async def abort(self, rid: str | None, asks: Caller) -> None:
+    async def abort(self, rid: str | None, caller: Caller) -> None:
         """Abort a rid's requests, or with None all of the caller's. Raises Forbidden; see `check_admin`."""
-        if rid is None and not asks.is_admin:
-            self.check_admin(asks)
-            self.abort_programs(asks)
-        await self.engine.call("abort", rid, None if asks.is_admin else asks.owner)
+        if rid is None and not caller.is_admin:
+            self.check_admin(caller)
+            self.abort_programs(caller)
+        await self.engine.call("abort", rid, None if caller.is_admin else caller.owner)
 
     def finished(self, meta: dict[str, Any], *, name: str = "generate", parent: Any = None) -> None:
         """Count and trace a finished generation; see Tracer.generation."""
@@ -266,7 +266,7 @@ class Service:
 
 def _of_client(arguments: dict[str, Any]) -> dict[str, Any]:
     """Add owner and time left to a call's arguments. Raises RequestTimeout."""
-    arguments = {**arguments, "owner": caller.get().owner}
+    arguments = {**arguments, "owner": current_caller.get().owner}
     due = deadline.get()
     left = None if due is None else due.left(is_list=has_list_of_prompts(arguments))
     return arguments if left is None else {**arguments, "timeout": left}

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.requests.aside import FEW
+from sgl.runtime.requests.threads import FEW
 
 MAX_TOKENIZED = 1 << 20
 """Characters a request: seconds of one thread, up to 400 MB."""

@@ -3,11 +3,11 @@
     ("generate", id, for, arguments) → ("accepted", id, is_list, headers), outputs …, or ("raised", id, error)
     ("abort", id)                    nothing more of that call is answered
     ("call", id, for, method, arguments) → ("returned", id, value) or ("raised", id, error)
-    ("program", id, for, source, program) → ("event", id, event) …, or ("raised", id, error)
+    ("program", id, for, sender, program) → ("event", id, event) …, or ("raised", id, error)
     ("segment", id, segment), ("cancel", id)
     ("stop",)                        ends the process
 
-`for` is the X-Request-Id for the log; `source` names the program's opener. Unasked: ("ready", config) or ("failed",
+`for` is the X-Request-Id for the log; `sender` names the program's opener. Unasked: ("ready", config) or ("failed",
 error) once; ("beat", age) twice a second; ("outputs", [(id, output …) …]) after each step."""
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.forks import fork_from_here, set_process_name
 from sgl.runtime.loop.submission import Output
 from sgl.runtime.parallel.group import FOLLOWER
+from sgl.runtime.program.sender import Sender, current_sender
 from sgl.runtime.program.session import ProgramSession
-from sgl.runtime.program.source import Source, source
 from sgl.runtime.requests.arguments import has_list_of_prompts
 from sgl.runtime.requests.builder import check_num_logprobs, num_logprobs
 from sgl.runtime.requests.images import has_images, pool_for
@@ -202,7 +202,7 @@ class _Worker:
         else:
             self._controls.submit(call)
 
-    def _on_program(self, call_id: int, identity: str, asks: tuple[Any, ...], program: ir.Program) -> None:
+    def _on_program(self, call_id: int, identity: str, sender: tuple[Any, ...], program: ir.Program) -> None:
         def sink(event: ir.Event) -> None:
             if isinstance(event, ir.Done):
                 self._programs.pop(call_id, None)
@@ -215,7 +215,7 @@ class _Worker:
             self._channel.send(("event", call_id, event))
 
         with working_for(identity), self._answering(call_id):
-            source.set(Source(*asks))  # this thread opens nothing else
+            current_sender.set(Sender(*sender))  # this thread opens nothing else
             self._programs[call_id] = self._engine.open_program(program, sink)
 
     def _on_segment(self, call_id: int, segment: ir.Segment) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 from aiohttp import web
 
-from sgl.runtime.requests.aside import aside
+from sgl.runtime.requests.threads import in_thread
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.adapters import shown_model
 from sgl.runtime.server.answers import Answers, Result, Turn, transfer_of
@@ -50,7 +50,7 @@ class MessagesApi(Api):
         """Answer in a conversation, in Anthropic's form."""
         if body.thread is not None:
             raise NoThreads("no conversations are kept here: send all messages, without thread", param="thread")
-        answers = await self._conversations.answers(await self._service.aside(chat_of, body))
+        answers = await self._conversations.answers(await self._service.in_thread(chat_of, body))
         writer = MessageWriter(shown_model(self._service, answers.arguments), body.max_tokens)
         if body.stream:
             events = self._events(answers, writer)
@@ -58,7 +58,7 @@ class MessagesApi(Api):
             return await sse.send_events(request, events, timeout, done=b"", failure=_failure)
         [result] = await whole(self._service, answers)
         size = encoding.size_of_result(result)
-        await aside(lambda: list(_written(answers.choice(0), writer, result)), size)
+        await in_thread(lambda: list(_written(answers.choice(0), writer, result)), size)
         return await encoding.answer(lambda: writer.message | transfer_of(result), size)
 
     @endpoint(
@@ -70,7 +70,7 @@ class MessagesApi(Api):
     )
     async def count(self, request: web.Request, body: CountBody) -> web.Response:
         """How many tokens the prompt of a message would have."""
-        chat = await self._service.aside(chat_of, body)
+        chat = await self._service.in_thread(chat_of, body)
         return json_response({"input_tokens": await self._conversations.num_tokens(chat)})
 
     async def _events(self, answers: Answers[Turn], writer: MessageWriter) -> AsyncGenerator[bytes, None]:
@@ -81,7 +81,7 @@ class MessagesApi(Api):
                     begun = sse.named(writer.begin(event))
                     yield begun
                 written = _written(answers.choice(0), writer, event)
-                if data := await aside(partial(sse.named, written), encoding.size_of_result(event)):
+                if data := await in_thread(partial(sse.named, written), encoding.size_of_result(event)):
                     yield data
 
 

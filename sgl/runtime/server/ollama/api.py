@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.requests.aside import aside
+from sgl.runtime.requests.threads import in_thread
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.adapters import check_model
 from sgl.runtime.server.answers import Answers, Turn
@@ -87,7 +87,7 @@ class OllamaApi(Api):
             has_template = self._service.chat_template is not None or tokenizer.has_chat_template
             if body.raw or not has_template:
                 limit = self._service.engine.config.context_length
-                ids = await self._service.aside(partial(tokenizer.encode, body.prompt, limit=limit))
+                ids = await self._service.in_thread(partial(tokenizer.encode, body.prompt, limit=limit))
                 answers = await self._conversations.answers(body.raw_chat(), ids.tolist())
             else:
                 self._check_thinking(body.think)
@@ -127,7 +127,7 @@ class OllamaApi(Api):
                 def written(event: dict[str, Any] = event, meta: dict[str, Any] = meta) -> list[bytes]:
                     return [line(each) for delta in turn.deltas(event) for each in writer.lines(delta, meta)]
 
-                for data in await aside(written, encoding.size_of_result(event)):
+                for data in await in_thread(written, encoding.size_of_result(event)):
                     yield data
 
     @endpoint(
@@ -145,7 +145,7 @@ class OllamaApi(Api):
         if body.truncate is not False and texts:
             limit = self._service.engine.config.context_length
             encode = self._service.tokenizer.encode_all
-            texts = [ids[:limit] for ids in await self._service.aside(encode, texts)]
+            texts = [ids[:limit] for ids in await self._service.in_thread(encode, texts)]
         found = await self._embedder.embed(texts, param="input", dimensions=body.dimensions, adapter=adapter)
         head = {"model": body.model or self._service.model_name, "load_duration": 0}
         count, taken = found.usage["prompt_tokens"], round(1e9 * (time.monotonic() - began))
@@ -194,7 +194,7 @@ class OllamaApi(Api):
         template = service.chat_template
         if template is None and service.engine.tokenizer is not None:
             template = service.engine.tokenizer.chat_template
-        has_tools = bool(template) and await service.aside(lambda: service.shows_tools)
+        has_tools = bool(template) and await service.in_thread(lambda: service.shows_tools)
         abilities = ["completion", *(["tools"] if has_tools else []), "embedding"]
         abilities += ["thinking"] if service.config.reasoning_parser is not None else []
         abilities += ["vision"] if await service.takes_images() else []

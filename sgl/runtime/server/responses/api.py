@@ -14,14 +14,14 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from sgl.errors import EngineDead, InvalidRequest
-from sgl.runtime.requests.aside import aside
+from sgl.runtime.requests.threads import in_thread
 from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.adapters import check_model
 from sgl.runtime.server.answers import Answers, Result, Turn, transfer_of
 from sgl.runtime.server.conversations import Conversations, streamed, whole
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import NotThere, error_body
-from sgl.runtime.server.identity import caller
+from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.server.reader import is_small
 from sgl.runtime.server.responses import replies
@@ -69,7 +69,7 @@ class ResponsesApi(Api):
         with self._while_running(run):
             [result] = await whole(self._service, run.answers)
             size = encoding.size_of_result(result)
-            await aside(lambda: list(self._written(run, result)), size)
+            await in_thread(lambda: list(self._written(run, result)), size)
             await self._keep(run, result)
             return await encoding.answer(lambda: run.writer.response | transfer_of(result), size)
 
@@ -89,22 +89,22 @@ class ResponsesApi(Api):
             raise InvalidRequest("a stored response is not streamed again: leave stream out", param="stream")
         identity = request.match_info["id"]
         run = self._running.get(identity)
-        if run is not None and run.is_stored and caller.get().may_reach(run.owner):
+        if run is not None and run.is_stored and current_caller.get().may_reach(run.owner):
             return json_response(run.writer.response)
-        stored = self._store.find(identity, caller.get())
-        return json_response(await self._service.aside(stored.response))
+        stored = self._store.find(identity, current_caller.get())
+        return json_response(await self._service.in_thread(stored.response))
 
     @endpoint(f"GET {_ONE}/input_items", answer=replies.Items)
     async def input_items(self, request: web.Request) -> web.Response:
         """The items that a stored response answered, the latest first."""
-        stored = self._store.find(request.match_info["id"], caller.get())
-        return json_response(_page(await self._service.aside(stored.inputs), request))
+        stored = self._store.find(request.match_info["id"], current_caller.get())
+        return json_response(_page(await self._service.in_thread(stored.inputs), request))
 
     @endpoint(f"DELETE {_ONE}", answer=replies.Deleted)
     async def delete(self, request: web.Request) -> web.Response:
         """Forget a stored response."""
         identity = request.match_info["id"]
-        self._store.delete(identity, caller.get())
+        self._store.delete(identity, current_caller.get())
         self._tell("release_prefix", identity)
         return json_response({"id": identity, "object": "response", "deleted": True})
 
@@ -113,8 +113,8 @@ class ResponsesApi(Api):
         """End a response that is being answered."""
         identity = request.match_info["id"]
         run = self._running.get(identity)
-        if run is None or not caller.get().may_reach(run.owner):
-            self._store.find(identity, caller.get())
+        if run is None or not current_caller.get().may_reach(run.owner):
+            self._store.find(identity, current_caller.get())
             raise InvalidRequest(f"the response {identity!r} has ended: it cannot be cancelled", param="id")
         await self._service.engine.call("abort", run.answers.arguments["rid"], run.owner or "")
         return json_response({**run.writer.response, "status": "cancelled"})
@@ -137,16 +137,16 @@ class ResponsesApi(Api):
         earlier = None
         if body.previous_response_id is not None:
             try:
-                earlier = self._store.find(body.previous_response_id, caller.get())
+                earlier = self._store.find(body.previous_response_id, current_caller.get())
             except NotThere as error:
                 raise PreviousMissing(str(error), param="previous_response_id") from None
         given: list[Any] = body.input if isinstance(body.input, list) else []
         holders = {
-            item.id: self._store.with_item(item.id, caller.get())
+            item.id: self._store.with_item(item.id, current_caller.get())
             for item in given
             if isinstance(item, ReferenceItem)
         }
-        return await self._service.aside(self._assembled, body, earlier, holders)
+        return await self._service.in_thread(self._assembled, body, earlier, holders)
 
     def _assembled(
         self, body: InputBody, earlier: Stored | None, holders: dict[str, Stored]
@@ -221,7 +221,7 @@ class ResponsesApi(Api):
                 begun = sse.named(run.writer.begin())
                 async for event in events:
                     size = encoding.size_of_result(event)
-                    data = await aside(partial(sse.named, self._written(run, event)), size)
+                    data = await in_thread(partial(sse.named, self._written(run, event)), size)
                     if event["meta_info"]["finish_reason"] is not None:
                         await self._keep(run, event)
                     if begun or data:  # errors before the first have their HTTP status
@@ -241,8 +241,8 @@ class ResponsesApi(Api):
         """Store a response, and lease what the engine knows of it."""
         if not run.is_stored:
             return
-        about = (run.writer.response, run.input, run.earlier, caller.get())
-        self._store.add(Stored(*about) if is_small.get() else await self._service.aside(Stored, *about))
+        about = (run.writer.response, run.input, run.earlier, current_caller.get())
+        self._store.add(Stored(*about) if is_small.get() else await self._service.in_thread(Stored, *about))
         ids = [*run.answers.arguments["input_ids"], *result["output_ids"]]
         arguments = run.answers.arguments
         self._tell("hold_prefix", run.id, ids, arguments.get("extra_key"), arguments.get("lora_path"))
@@ -266,7 +266,7 @@ class _Run:
         self.answers = answers
         self.writer = writer
         self.id: str = writer.response["id"]
-        self.owner = caller.get().name
+        self.owner = current_caller.get().name
         self.is_stored: bool = writer.response["store"]
         self.input: list[dict[str, Any]] = []
         self.earlier: Stored | None = None

@@ -89,20 +89,20 @@ class ResponseStore:
         own[stored.id] = self._responses[stored.id] = stored
         self._with.update(dict.fromkeys(stored.outputs, stored))
 
-    def find(self, identity: str, asks: Caller) -> Stored:
+    def find(self, identity: str, caller: Caller) -> Stored:
         """The caller's response. Raises NotThere."""
-        return self._reachable(self._responses.get(identity), "response", identity, asks)
+        return self._reachable(self._responses.get(identity), "response", identity, caller)
 
-    def with_item(self, identity: str, asks: Caller) -> Stored:
+    def with_item(self, identity: str, caller: Caller) -> Stored:
         """The caller's response that answered an item. Raises NotThere."""
-        return self._reachable(self._with.get(identity), "item", identity, asks)
+        return self._reachable(self._with.get(identity), "item", identity, caller)
 
-    def delete(self, identity: str, asks: Caller) -> None:
+    def delete(self, identity: str, caller: Caller) -> None:
         """Forget the caller's response; those that go on from it stay. Raises NotThere."""
-        self._forget(self.find(identity, asks).id)
+        self._forget(self.find(identity, caller).id)
 
-    def _reachable(self, stored: Stored | None, what: str, identity: str, asks: Caller) -> Stored:
-        if stored is None or not asks.may_reach(stored.owner.name):
+    def _reachable(self, stored: Stored | None, what: str, identity: str, caller: Caller) -> Stored:
+        if stored is None or not caller.may_reach(stored.owner.name):
             message = f"there is no {what} {identity!r:.80}: it was not stored, or it was forgotten since"
             raise NotThere(message, param="id")
         if stored.id in self._responses:

@@ -21,7 +21,7 @@ from sgl.runtime.server.answering import Arrived, answering
 from sgl.runtime.server.deadline import Deadline, deadline
 from sgl.runtime.server.errors import error_body
 from sgl.runtime.server.history import note
-from sgl.runtime.server.identity import caller
+from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.keys import Keys
 from sgl.runtime.server.service import Service
 
@@ -119,12 +119,12 @@ class RpcHandlers:
     def _enter(self, function: Any, headers: CIMultiDict[str]) -> None:
         if function.is_open:
             return
-        asks = self._keys.caller_of(headers)
-        caller.set(asks)
+        caller = self._keys.caller_of(headers)
+        current_caller.set(caller)
         if (current := note.get()) is not None:
-            current.owner = asks.name
+            current.owner = caller.name
         if function.for_admin:
-            self._service.check_admin(asks)
+            self._service.check_admin(caller)
 
     async def _write(self, context: Any, message: Any) -> None:
         """Send a message. Raises RequestTimeout to a client that does not read."""

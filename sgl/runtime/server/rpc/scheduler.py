@@ -11,11 +11,11 @@ from smg_grpc_proto import sglang_scheduler_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
 from sgl.errors import EngineDead, InvalidRequest
-from sgl.runtime.requests.aside import aside
+from sgl.runtime.requests.threads import in_thread
 from sgl.runtime.server.embeddings.api import Embedder
 from sgl.runtime.server.encoding import size_of_result
 from sgl.runtime.server.errors import NotServed
-from sgl.runtime.server.identity import caller
+from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.native import SILENT_SECONDS, UNRESPONSIVE_SECONDS
 from sgl.runtime.server.rpc.about import About
 from sgl.runtime.server.rpc.adapters import AdapterIds
@@ -59,13 +59,13 @@ class Scheduler:
             results = await self._service.generate(**arguments)
             several = results if isinstance(results, list) else [results]
             build = partial(completions, request.request_id, several)
-            for message in await aside(build, sum(map(size_of_result, several))):
+            for message in await in_thread(build, sum(map(size_of_result, several))):
                 await write(message)
             return
         stream = Stream(request.request_id, stream_interval(request))
         async with contextlib.aclosing(self._service.stream(**arguments)) as events:
             async for event in events:
-                for message in await aside(partial(stream.messages, event), size_of_result(event)):
+                for message in await in_thread(partial(stream.messages, event), size_of_result(event)):
                     await write(message)
 
     @rpc()
@@ -98,7 +98,7 @@ class Scheduler:
         """End a request of the caller's; unknown ones are ignored."""
         if not request.request_id:
             raise InvalidRequest("request_id is needed", param="request_id")
-        await self._service.abort(request.request_id, caller.get())
+        await self._service.abort(request.request_id, current_caller.get())
         return pb.AbortResponse(success=True, message="it has ended")
 
     @rpc(is_probe=True)

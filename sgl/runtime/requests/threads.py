@@ -15,10 +15,10 @@ FEW = 4096
 FIELDS = 16
 """Values of a result beside its tokens and logprobs, roughly."""
 _IN_TURN = 64
-_THREADS = ThreadPoolExecutor(2, thread_name_prefix="sgl-aside")  # starts threads on first use
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="sgl-results")  # starts threads on first use
 
 
-async def aside(work: Callable[[], T], size: int) -> T:
+async def in_thread(work: Callable[[], T], size: int) -> T:
     """Run `work`, which handles `size` values in small steps without locks."""
     if size <= FEW:
         return work()

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 
-class Source(NamedTuple):
+class Sender(NamedTuple):
     """Who sent a program, and with what."""
 
     tenant: str | None = None
@@ -16,6 +16,6 @@ class Source(NamedTuple):
     """Programs of one batch share one place in the waiting queue; None: a place of its own."""
 
 
-_UNKNOWN = Source()
-source: ContextVar[Source] = ContextVar("source", default=_UNKNOWN)
+_UNKNOWN = Sender()
+current_sender: ContextVar[Sender] = ContextVar("sender", default=_UNKNOWN)
 """Of the program about to be opened."""
