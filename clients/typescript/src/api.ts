@@ -1539,38 +1539,6 @@ export interface components {
             id?: string | null;
         };
         /**
-         * Called
-         * @description The called function; arguments as JSON text.
-         */
-        Called: {
-            /** Name */
-            name: string;
-            /** Arguments */
-            arguments: string;
-        };
-        /**
-         * CalledCustom
-         * @description A custom tool called earlier.
-         */
-        CalledCustom: {
-            /** Name */
-            name: string;
-            /** Input */
-            input: string;
-        };
-        /**
-         * CalledFunction
-         * @description A function called earlier; arguments as JSON text or parsed.
-         */
-        CalledFunction: {
-            /** Name */
-            name: string;
-            /** Arguments */
-            arguments?: string | {
-                [key: string]: unknown;
-            } | null;
-        };
-        /**
          * CallsBody
          * @description A text, the tools that it may call, and the format of calls; null: the server's, or any that can be told.
          */
@@ -1581,20 +1549,6 @@ export interface components {
             tools?: components["schemas"]["Tool"][] | null;
             /** Tool Call Parser */
             tool_call_parser?: string | null;
-        };
-        /**
-         * Changed
-         * @description Whether weights, or a group that they come from, were changed.
-         */
-        Changed: {
-            /** Success */
-            success: boolean;
-            /** Message */
-            message: string;
-            /** Num Paused Requests */
-            num_paused_requests: number;
-            /** New Version */
-            new_version?: string;
         };
         /**
          * ChatBody
@@ -1846,7 +1800,7 @@ export interface components {
              * @constant
              */
             type: "function";
-            function: components["schemas"]["Called"];
+            function: components["schemas"]["FunctionCall"];
         };
         /**
          * ChosenCustom
@@ -2244,6 +2198,16 @@ export interface components {
             id?: string | null;
         };
         /**
+         * CustomCallParam
+         * @description A custom tool called earlier.
+         */
+        CustomCallParam: {
+            /** Name */
+            name: string;
+            /** Input */
+            input: string;
+        };
+        /**
          * CustomFormat
          * @description The form of a custom tool's input.
          */
@@ -2284,7 +2248,7 @@ export interface components {
              * @constant
              */
             type: "custom";
-            custom: components["schemas"]["CalledCustom"];
+            custom: components["schemas"]["CustomCallParam"];
         };
         /**
          * Deleted
@@ -2378,17 +2342,6 @@ export interface components {
             text: string;
         };
         /**
-         * Done
-         * @description It is done, or all is well.
-         */
-        Done: {
-            /**
-             * Status
-             * @constant
-             */
-            status: "ok";
-        };
-        /**
          * Embedding
          * @description One text's.
          */
@@ -2468,10 +2421,10 @@ export interface components {
             meta_info: components["schemas"]["MetaInfo"];
         };
         /**
-         * Ended
+         * EndedTransfers
          * @description How many of the leases named went on.
          */
-        Ended: {
+        EndedTransfers: {
             /** Ended */
             ended: number;
         };
@@ -2590,6 +2543,28 @@ export interface components {
             } | null;
             /** Strict */
             strict?: boolean | null;
+        };
+        /**
+         * FunctionCall
+         * @description The called function; arguments as JSON text.
+         */
+        FunctionCall: {
+            /** Name */
+            name: string;
+            /** Arguments */
+            arguments: string;
+        };
+        /**
+         * FunctionCallParam
+         * @description A function called earlier; arguments as JSON text or parsed.
+         */
+        FunctionCallParam: {
+            /** Name */
+            name: string;
+            /** Arguments */
+            arguments?: string | {
+                [key: string]: unknown;
+            } | null;
         };
         /**
          * FunctionTool
@@ -2995,7 +2970,7 @@ export interface components {
             reasoning?: string | null;
             /** Tool Calls */
             tool_calls?: (components["schemas"]["ToolCall"] | components["schemas"]["CustomToolCall"])[] | null;
-            function_call?: components["schemas"]["CalledFunction"] | null;
+            function_call?: components["schemas"]["FunctionCallParam"] | null;
             /** Tool Call Id */
             tool_call_id?: string | null;
         };
@@ -3332,28 +3307,15 @@ export interface components {
             strict?: boolean | null;
         };
         /**
-         * NotedRequest
-         * @description A request that generates. Its tokens are those of its finished outputs; `status` is null while it goes on.
+         * Ok
+         * @description It is done, or all is well.
          */
-        NotedRequest: {
-            /** Id */
-            id: string;
-            /** Path */
-            path: string;
-            /** Started */
-            started: number;
-            /** Seconds */
-            seconds: number;
-            /** Status */
-            status: number | null;
-            /** Prompt Tokens */
-            prompt_tokens: number;
-            /** Cached Tokens */
-            cached_tokens: number;
-            /** Completion Tokens */
-            completion_tokens: number;
-            /** Outputs */
-            outputs: number;
+        Ok: {
+            /**
+             * Status
+             * @constant
+             */
+            status: "ok";
         };
         /**
          * OllamaCall
@@ -3363,18 +3325,6 @@ export interface components {
             /** Id */
             id?: string | null;
             function: components["schemas"]["OllamaFunction"];
-        };
-        /**
-         * OllamaCalled
-         * @description The called function.
-         */
-        OllamaCalled: {
-            /** Name */
-            name: string;
-            /** Arguments */
-            arguments: {
-                [key: string]: unknown;
-            };
         };
         /**
          * OllamaChat
@@ -3515,6 +3465,18 @@ export interface components {
          * @description A function called earlier.
          */
         OllamaFunction: {
+            /** Name */
+            name: string;
+            /** Arguments */
+            arguments: {
+                [key: string]: unknown;
+            };
+        };
+        /**
+         * OllamaFunctionCall
+         * @description The called function.
+         */
+        OllamaFunctionCall: {
             /** Name */
             name: string;
             /** Arguments */
@@ -3705,7 +3667,7 @@ export interface components {
         OllamaToolCall: {
             /** Id */
             id: string;
-            function: components["schemas"]["OllamaCalled"];
+            function: components["schemas"]["OllamaFunctionCall"];
         };
         /**
          * OllamaTurn
@@ -4013,10 +3975,10 @@ export interface components {
             id: string;
         };
         /**
-         * Released
+         * ReleasedMemory
          * @description Memory was given back: bytes by tag.
          */
-        Released: {
+        ReleasedMemory: {
             /** Message */
             message: string;
             /** Status */
@@ -4025,6 +3987,30 @@ export interface components {
             released: {
                 [key: string]: number;
             };
+        };
+        /**
+         * RequestRecord
+         * @description A request that generates. Its tokens are those of its finished outputs; `status` is null while it goes on.
+         */
+        RequestRecord: {
+            /** Id */
+            id: string;
+            /** Path */
+            path: string;
+            /** Started */
+            started: number;
+            /** Seconds */
+            seconds: number;
+            /** Status */
+            status: number | null;
+            /** Prompt Tokens */
+            prompt_tokens: number;
+            /** Cached Tokens */
+            cached_tokens: number;
+            /** Completion Tokens */
+            completion_tokens: number;
+            /** Outputs */
+            outputs: number;
         };
         /**
          * RerankBody
@@ -4285,16 +4271,6 @@ export interface components {
             seed?: number | null;
         };
         /**
-         * Said
-         * @description A change was made.
-         */
-        Said: {
-            /** Message */
-            message: string;
-            /** Status */
-            status: string;
-        };
-        /**
          * Sample
          * @description The engine's counts at a time, in seconds since the epoch; null while it did not serve.
          */
@@ -4426,6 +4402,16 @@ export interface components {
             };
             /** Responses */
             responses: (string | number)[][];
+        };
+        /**
+         * StatusMessage
+         * @description A change was made.
+         */
+        StatusMessage: {
+            /** Message */
+            message: string;
+            /** Status */
+            status: string;
         };
         /**
          * StructuredOutputs
@@ -4655,7 +4641,7 @@ export interface components {
              * @constant
              */
             type?: "function";
-            function: components["schemas"]["CalledFunction"];
+            function: components["schemas"]["FunctionCallParam"];
         };
         /**
          * ToolChoice
@@ -4787,6 +4773,20 @@ export interface components {
              * @description Default: 100.
              */
             truncate_size?: number;
+        };
+        /**
+         * WeightUpdate
+         * @description Whether weights, or a group that they come from, were changed.
+         */
+        WeightUpdate: {
+            /** Success */
+            success: boolean;
+            /** Message */
+            message: string;
+            /** Num Paused Requests */
+            num_paused_requests: number;
+            /** New Version */
+            new_version?: string;
         };
         /**
          * WeightVersion
@@ -5999,7 +5999,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Done"];
+                    "application/json": components["schemas"]["Ok"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -6145,7 +6145,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Done"];
+                    "application/json": components["schemas"]["Ok"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -6291,7 +6291,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Done"];
+                    "application/json": components["schemas"]["Ok"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -6437,7 +6437,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Done"];
+                    "application/json": components["schemas"]["Ok"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -7030,7 +7030,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Done"];
+                    "application/json": components["schemas"]["Ok"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -7185,7 +7185,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Ended"];
+                    "application/json": components["schemas"]["EndedTransfers"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -7331,7 +7331,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Done"];
+                    "application/json": components["schemas"]["Ok"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -14272,7 +14272,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Said"];
+                    "application/json": components["schemas"]["StatusMessage"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -14418,7 +14418,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Said"];
+                    "application/json": components["schemas"]["StatusMessage"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -14575,7 +14575,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Released"];
+                    "application/json": components["schemas"]["ReleasedMemory"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -14726,7 +14726,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Said"];
+                    "application/json": components["schemas"]["StatusMessage"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -14881,7 +14881,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Changed"];
+                    "application/json": components["schemas"]["WeightUpdate"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -15038,7 +15038,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Changed"];
+                    "application/json": components["schemas"]["WeightUpdate"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -15203,7 +15203,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Changed"];
+                    "application/json": components["schemas"]["WeightUpdate"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -15361,7 +15361,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Changed"];
+                    "application/json": components["schemas"]["WeightUpdate"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -15512,7 +15512,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Changed"];
+                    "application/json": components["schemas"]["WeightUpdate"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -15663,7 +15663,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Changed"];
+                    "application/json": components["schemas"]["WeightUpdate"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -15814,7 +15814,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Changed"];
+                    "application/json": components["schemas"]["WeightUpdate"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -15965,7 +15965,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Changed"];
+                    "application/json": components["schemas"]["WeightUpdate"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -16276,7 +16276,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Changed"];
+                    "application/json": components["schemas"]["WeightUpdate"];
                 };
             };
             /** @description The request cannot be served as it stands */
@@ -17610,7 +17610,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["NotedRequest"][];
+                    "application/json": components["schemas"]["RequestRecord"][];
                 };
             };
             /** @description The request cannot be served as it stands */

@@ -16,7 +16,7 @@ from sgl.formats.detect import CallStyle
 from sgl.runtime.server.bodies import load_json
 from sgl.runtime.server.custom_tools import arguments_of, function_of
 from sgl.runtime.server.images import image_of
-from sgl.runtime.server.protocol import CalledFunction, ChatBody, CustomToolCall, Message, Part, ToolCall
+from sgl.runtime.server.protocol import ChatBody, CustomToolCall, FunctionCallParam, Message, Part, ToolCall
 from sgl.runtime.text.tokenizer import Tokenizer
 
 _ROLES = {"developer": "system", "function": "tool"}  # old or new names of roles
@@ -164,13 +164,13 @@ def _text_part(part: Part) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def _called(call: ToolCall | CustomToolCall) -> CalledFunction:
+def _called(call: ToolCall | CustomToolCall) -> FunctionCallParam:
     if isinstance(call, ToolCall):
         return call.function
-    return CalledFunction(name=call.custom.name, arguments=arguments_of(call.custom.input))
+    return FunctionCallParam(name=call.custom.name, arguments=arguments_of(call.custom.input))
 
 
-def _arguments(called: CalledFunction, *, as_text: bool) -> Any:
+def _arguments(called: FunctionCallParam, *, as_text: bool) -> Any:
     """A call's arguments. Those of a call that was cut off, which agents send back, end where they were cut."""
     given = called.arguments or {}
     if not isinstance(given, str):

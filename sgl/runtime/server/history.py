@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sgl.errors import SglError
 from sgl.runtime.server.identity import Caller
-from sgl.runtime.server.replies import NotedRequest
+from sgl.runtime.server.replies import RequestRecord
 
 SECONDS: Final = 2.0
 """Between two samples."""
@@ -67,7 +67,7 @@ class Note:
     def shown(self) -> dict[str, Any]:
         """As JSON."""
         seconds = time.time() - self.started if self.seconds is None else self.seconds
-        return {name: getattr(self, name) for name in NotedRequest.__annotations__} | {"seconds": seconds}
+        return {name: getattr(self, name) for name in RequestRecord.__annotations__} | {"seconds": seconds}
 
 
 note: ContextVar[Note | None] = ContextVar("note", default=None)

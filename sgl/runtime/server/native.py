@@ -24,7 +24,17 @@ from sgl.runtime.server.fields import Anything, ForeignArguments, Lenient, Off, 
 from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.images import all_located
 from sgl.runtime.server.origins import check_no_browser
-from sgl.runtime.server.replies import Done, Ended, ModelInfo, Profile, Result, ServerInfo, Texts, Tokens, Version
+from sgl.runtime.server.replies import (
+    EndedTransfers,
+    ModelInfo,
+    Ok,
+    Profile,
+    Result,
+    ServerInfo,
+    Texts,
+    Tokens,
+    Version,
+)
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import VERSION
 from sgl.runtime.server.texts import MAX_DETOKENIZED, MAX_TOKENIZED, checked_size, in_batches, pool_for
@@ -183,7 +193,7 @@ class NativeApi(Api):
             }
         )
 
-    @endpoint("GET /health", "GET /health_generate", "GET /ready", "GET /ping", answer=Done, is_open=True)
+    @endpoint("GET /health", "GET /health_generate", "GET /ready", "GET /ping", answer=Ok, is_open=True)
     async def health(self, request: web.Request) -> web.Response:
         """200 while the engine's loop moves, else 503. Reads the heartbeat only."""
         self._service.check_is_up(within=UNRESPONSIVE_SECONDS, heard_within=SILENT_SECONDS)
@@ -205,7 +215,7 @@ class NativeApi(Api):
         message = "running requests hold some cached prefixes; the others were forgotten"
         return json_response(described(message, 400, "busy"), 400)
 
-    @endpoint("POST /abort_request", body=AbortBody, example={"rid": "mine"}, answer=Done)
+    @endpoint("POST /abort_request", body=AbortBody, example={"rid": "mine"}, answer=Ok)
     async def abort(self, request: web.Request, body: AbortBody) -> web.Response:
         """Abort requests by rid and wait for their end. Callers reach only their own."""
         if body.rid is None and not body.abort_all:
@@ -213,13 +223,13 @@ class NativeApi(Api):
         await self._service.abort(None if body.abort_all else body.rid, current_caller.get())
         return json_response({"status": "ok"})
 
-    @endpoint("POST /end_kv_transfer", body=TransferBody, example={"kv_transfer_params": []}, answer=Ended)
+    @endpoint("POST /end_kv_transfer", body=TransferBody, example={"kv_transfer_params": []}, answer=EndedTransfers)
     async def end_kv_transfer(self, request: web.Request, body: TransferBody) -> web.Response:
         """Offer a prompt's pages no longer: no decode engine will pull them."""
         ended = await self._service.engine.call("end_kv_transfer", body.kv_transfer_params)
         return json_response({"ended": ended})
 
-    @endpoint("POST /start_profile", answer=Done, for_admin=True)
+    @endpoint("POST /start_profile", answer=Ok, for_admin=True)
     async def start_profile(self, request: web.Request) -> web.Response:
         """Start recording a profile of steps. 400 if one is running."""
         if request.can_read_body:

@@ -17,7 +17,7 @@ from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.loads import Loads
 from sgl.runtime.server.openapi import openapi
 from sgl.runtime.server.pages import page
-from sgl.runtime.server.replies import EngineLoads, NotedRequest, Samples, Status
+from sgl.runtime.server.replies import EngineLoads, RequestRecord, Samples, Status
 from sgl.runtime.server.routes import Api, Route, endpoint
 from sgl.runtime.server.service import Service
 
@@ -78,7 +78,7 @@ class OperationApi(Api):
         """The engine's counts of the last ten minutes, every two seconds."""
         return json_response({"samples": self._service.history.samples()})
 
-    @endpoint("GET /v1/requests", answer=list[NotedRequest])
+    @endpoint("GET /v1/requests", answer=list[RequestRecord])
     async def requests(self, request: web.Request) -> web.Response:
         """The caller's requests that generate, those that go on first, and the latest of those that ended."""
         return json_response(self._service.history.requests(current_caller.get()))

@@ -219,7 +219,9 @@ class _OpenPrograms(dict[str, "_Program"]):
         if self.programs.room(MAX_PROGRAMS, tenant) < 1:
             what = f"{MAX_PROGRAMS} programs are open"
             if tenant is not None:
-                what = f"{self.programs.of(tenant)} programs of this key are open, as many as it leaves of {MAX_PROGRAMS}"
+                what = (
+                    f"{self.programs.of(tenant)} programs of this key are open: it leaves no more of {MAX_PROGRAMS}"
+                )
             raise QueueFull(what, limit=MAX_PROGRAMS)
 
     def check_room(self) -> None:

@@ -158,7 +158,7 @@ class Part(Lenient):
     """transformers' image_url."""
 
 
-class CalledFunction(Lenient):
+class FunctionCallParam(Lenient):
     """A function called earlier; arguments as JSON text or parsed."""
 
     name: str
@@ -170,10 +170,10 @@ class ToolCall(Lenient):
 
     id: str | None = None
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: FunctionCallParam
 
 
-class CalledCustom(Lenient):
+class CustomCallParam(Lenient):
     """A custom tool called earlier."""
 
     name: str
@@ -185,7 +185,7 @@ class CustomToolCall(Lenient):
 
     id: str | None = None
     type: Literal["custom"]
-    custom: CalledCustom
+    custom: CustomCallParam
 
 
 AnyCall = Annotated[
@@ -204,7 +204,7 @@ class Message(Lenient):
     reasoning: str | None = None
     """vLLM's reasoning_content."""
     tool_calls: list[AnyCall] | None = None
-    function_call: CalledFunction | None = None
+    function_call: FunctionCallParam | None = None
     tool_call_id: str | None = None
 
 

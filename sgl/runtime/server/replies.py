@@ -26,7 +26,7 @@ class Error(TypedDict):
     error: ErrorDetail
 
 
-class Done(TypedDict):
+class Ok(TypedDict):
     """It is done, or all is well."""
 
     status: Literal["ok"]
@@ -117,26 +117,26 @@ class ServerInfo(TypedDict):
     internal_states: list[dict[str, Any]]
 
 
-class Ended(TypedDict):
+class EndedTransfers(TypedDict):
     """How many of the leases named went on."""
 
     ended: int
 
 
-class Said(TypedDict):
+class StatusMessage(TypedDict):
     """A change was made."""
 
     message: str
     status: str
 
 
-class Released(Said):
+class ReleasedMemory(StatusMessage):
     """Memory was given back: bytes by tag."""
 
     released: dict[str, int]
 
 
-class Changed(TypedDict):
+class WeightUpdate(TypedDict):
     """Whether weights, or a group that they come from, were changed."""
 
     success: bool
@@ -284,7 +284,7 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class Called(TypedDict):
+class FunctionCall(TypedDict):
     """The called function; arguments as JSON text."""
 
     name: str
@@ -296,7 +296,7 @@ class ChatToolCall(TypedDict):
 
     id: str
     type: Literal["function"]
-    function: Called
+    function: FunctionCall
 
 
 class ChatMessage(TypedDict):
@@ -415,7 +415,7 @@ class Samples(TypedDict):
     samples: list[Sample]
 
 
-class NotedRequest(TypedDict):
+class RequestRecord(TypedDict):
     """A request that generates. Its tokens are those of its finished outputs; `status` is null while it goes on."""
 
     id: str

@@ -12,7 +12,7 @@ from sgl.errors import InvalidRequest, ModelError
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import error_body
 from sgl.runtime.server.fields import Lenient, OneGroup
-from sgl.runtime.server.replies import Changed, Released, Said, WeightVersion
+from sgl.runtime.server.replies import ReleasedMemory, StatusMessage, WeightUpdate, WeightVersion
 from sgl.runtime.server.routes import Api, endpoint
 
 
@@ -109,13 +109,15 @@ class WeightBody(Lenient):
 class TrainingApi(Api):
     """The endpoints that verl, slime, miles and AReaL call."""
 
-    @endpoint("POST /pause_generation", body=PauseBody, example={"mode": "retract"}, answer=Said, for_admin=True)
+    @endpoint(
+        "POST /pause_generation", body=PauseBody, example={"mode": "retract"}, answer=StatusMessage, for_admin=True
+    )
     async def pause(self, request: web.Request, body: PauseBody) -> web.Response:
         """Begin no further step, and answer when none is under way. New requests wait."""
         await self._service.engine.call("pause_generation", body.mode)
         return json_response({"message": "Generation paused successfully.", "status": "ok"})
 
-    @endpoint("POST /continue_generation", answer=Said, for_admin=True)
+    @endpoint("POST /continue_generation", answer=StatusMessage, for_admin=True)
     async def go_on(self, request: web.Request) -> web.Response:
         """Go on after a pause; while memory is released, once all of it is resumed."""
         goes_on = await self._service.engine.call("continue_generation")
@@ -128,7 +130,7 @@ class TrainingApi(Api):
         "POST /release_memory_occupation",
         body=MemoryBody,
         example={"tags": ["kv_cache"]},
-        answer=Released,
+        answer=ReleasedMemory,
         for_admin=True,
     )
     async def release(self, request: web.Request, body: MemoryBody) -> web.Response:
@@ -137,7 +139,7 @@ class TrainingApi(Api):
         released = await asyncio.shield(self._service.engine.call("release_memory_occupation", body.tags))
         return json_response({"message": "Memory released.", "status": "ok", "released": released})
 
-    @endpoint("POST /resume_memory_occupation", body=MemoryBody, example={}, answer=Said, for_admin=True)
+    @endpoint("POST /resume_memory_occupation", body=MemoryBody, example={}, answer=StatusMessage, for_admin=True)
     async def resume(self, request: web.Request, body: MemoryBody) -> web.Response:
         """Take memory again that was released, and go on once all is there."""
         await asyncio.shield(self._service.engine.call("resume_memory_occupation", body.tags))
@@ -147,7 +149,7 @@ class TrainingApi(Api):
         "POST /update_weights_from_disk",
         body=DiskBody,
         example={"model_path": "path/to/checkpoint"},
-        answer=Changed,
+        answer=WeightUpdate,
         for_admin=True,
     )
     async def from_disk(self, request: web.Request, body: DiskBody) -> web.Response:
@@ -163,7 +165,7 @@ class TrainingApi(Api):
         "POST /update_weights_from_tensor",
         body=TensorBody,
         example={"serialized_named_tensors": ["gASVLg…"]},
-        answer=Changed,
+        answer=WeightUpdate,
         for_admin=True,
     )
     async def from_tensor(self, request: web.Request, body: TensorBody) -> web.Response:
@@ -175,7 +177,7 @@ class TrainingApi(Api):
         "POST /update_weights_from_distributed",
         body=DistributedBody,
         example={"names": ["model.norm.weight"], "dtypes": ["bfloat16"], "shapes": [[4096]]},
-        answer=Changed,
+        answer=WeightUpdate,
         for_admin=True,
     )
     async def from_distributed(self, request: web.Request, body: DistributedBody) -> web.Response:
@@ -188,7 +190,7 @@ class TrainingApi(Api):
         "POST /init_weights_update_group",
         body=GroupBody,
         example={"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 2},
-        answer=Changed,
+        answer=WeightUpdate,
         for_admin=True,
     )
     async def enter_group(self, request: web.Request, body: GroupBody) -> web.Response:
@@ -196,7 +198,9 @@ class TrainingApi(Api):
         place = body.master_address, body.master_port, body.rank_offset, body.world_size
         return await self._changed(None, "init_weights_update_group", *place, body.group_name, body.backend, {})
 
-    @endpoint("POST /destroy_weights_update_group", body=GroupNameBody, example={}, answer=Changed, for_admin=True)
+    @endpoint(
+        "POST /destroy_weights_update_group", body=GroupNameBody, example={}, answer=WeightUpdate, for_admin=True
+    )
     async def leave_group(self, request: web.Request, body: GroupNameBody) -> web.Response:
         """Leave a trainer's group. 400 if there is none."""
         return await self._changed(None, "destroy_weights_update_group", body.group_name, {})
@@ -207,7 +211,7 @@ class TrainingApi(Api):
         "POST /post_process_weights",
         body=SeriesBody,
         example={},
-        answer=Changed,
+        answer=WeightUpdate,
         for_admin=True,
     )
     async def series(self, request: web.Request, body: SeriesBody) -> web.Response:
@@ -235,7 +239,7 @@ class TrainingApi(Api):
         "POST /update_weight_version",
         body=VersionBody,
         example={"new_version": "step-2"},
-        answer=Changed,
+        answer=WeightUpdate,
         for_admin=True,
     )
     async def rename(self, request: web.Request, body: VersionBody) -> web.Response:
@@ -264,12 +268,10 @@ class TrainingApi(Api):
         try:
             found = await asyncio.shield(change())
         except (InvalidRequest, ModelError) as error:
-            refused = (
-                error if isinstance(error, InvalidRequest) else InvalidRequest(str(error))
-            )  # the caller's checkpoint
-            return json_response(
-                {**error_body(refused), "success": False, "message": str(refused)}, refused.http_status
-            )
+            # a ModelError is of the caller's checkpoint
+            refused = error if isinstance(error, InvalidRequest) else InvalidRequest(str(error))
+            told = {**error_body(refused), "success": False, "message": str(refused)}
+            return json_response(told, refused.http_status)
         said, also = found[1] if found else "Succeeded.", {}
         if isinstance(body, VersionBody):
             said, also = f"Weight version updated to {body.new_version}", {"new_version": body.new_version}

@@ -209,9 +209,8 @@ class _Worker:
                 with working_for(identity):
                     logger.debug("program %s is done", program.name)
             elif isinstance(event, ir.NodeFailed) and not isinstance(event.error, SglError):
-                event.error = RuntimeError(
-                    f"{type(event.error).__name__}: {event.error}"
-                )  # other errors cannot be pickled
+                # other errors cannot be pickled
+                event.error = RuntimeError(f"{type(event.error).__name__}: {event.error}")
             self._channel.send(("event", call_id, event))
 
         with working_for(identity), self._answering(call_id):

@@ -23,11 +23,11 @@ from sgl.runtime.server.messages.body import (
 )
 from sgl.runtime.server.protocol import (
     AnyCall,
-    CalledFunction,
     ChatBody,
     ChosenName,
     ChosenTool,
     Function,
+    FunctionCallParam,
     Message,
     Part,
     Tool,
@@ -86,7 +86,7 @@ def _messages(turn: Turn) -> Iterator[Message]:
         elif isinstance(block, ThinkingBlock):
             reasoning.append(block.thinking)
         elif isinstance(block, ToolUseBlock):
-            calls.append(ToolCall(id=block.id, function=CalledFunction(name=block.name, arguments=block.input)))
+            calls.append(ToolCall(id=block.id, function=FunctionCallParam(name=block.name, arguments=block.input)))
     if parts or reasoning or calls or not turn.content:
         yield Message(
             role=turn.role,

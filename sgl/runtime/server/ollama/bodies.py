@@ -23,7 +23,7 @@ from sgl.runtime.server.fields import (
     Zero,
     also_takes,
 )
-from sgl.runtime.server.protocol import AnyCall, AnyTool, CalledFunction, ChatBody, Message, Part, Tool, ToolCall
+from sgl.runtime.server.protocol import AnyCall, AnyTool, ChatBody, FunctionCallParam, Message, Part, Tool, ToolCall
 
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0}
 """As Ollama has them, whatever the model's authors recommend."""
@@ -154,7 +154,7 @@ class OllamaMessage(Lenient):
     def message(self) -> Message:
         """A chat's message."""
         calls: list[AnyCall] = [
-            ToolCall(id=call.id, function=CalledFunction(**call.function.model_dump()))
+            ToolCall(id=call.id, function=FunctionCallParam(**call.function.model_dump()))
             for call in self.tool_calls or ()
         ]
         return Message(

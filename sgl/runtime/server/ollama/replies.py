@@ -18,7 +18,7 @@ class OllamaError(TypedDict):
     error: str
 
 
-class OllamaCalled(TypedDict):
+class OllamaFunctionCall(TypedDict):
     """The called function."""
 
     name: str
@@ -29,7 +29,7 @@ class OllamaToolCall(TypedDict):
     """A call."""
 
     id: str
-    function: OllamaCalled
+    function: OllamaFunctionCall
 
 
 class OllamaTurn(TypedDict):

@@ -12,14 +12,14 @@ from sgl.runtime.server.images import content_of
 from sgl.runtime.server.protocol import (
     AllowedToolChoice,
     AllowedTools,
-    CalledCustom,
-    CalledFunction,
     ChatBody,
     ChosenCustom,
     ChosenName,
     ChosenTool,
+    CustomCallParam,
     CustomToolCall,
     Function,
+    FunctionCallParam,
     Message,
     Part,
     Tool,
@@ -151,8 +151,8 @@ def _content(content: Content, param: str) -> str | list[Part]:
 
 def _call(item: CallItem | CustomCallItem) -> ToolCall | CustomToolCall:
     if isinstance(item, CallItem):
-        return ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
-    return CustomToolCall(id=item.call_id, type="custom", custom=CalledCustom(name=item.name, input=item.input))
+        return ToolCall(id=item.call_id, function=FunctionCallParam(name=item.name, arguments=item.arguments))
+    return CustomToolCall(id=item.call_id, type="custom", custom=CustomCallParam(name=item.name, input=item.input))
 
 
 def _tool(tool: FunctionTool | CustomTool) -> Tool | ChatCustomTool:
