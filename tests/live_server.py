@@ -161,5 +161,5 @@ def served(engine: Engine, **options: Any) -> Iterator[LiveServer]:
         yield server
     finally:
         server.close()
-    wait_until(lambda: not engine._rids)
+    wait_until(lambda: not engine._calls.rids)
     assert engine.check_ledger() == []

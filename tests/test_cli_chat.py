@@ -155,10 +155,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: LiveServer, tmp_path: 
         chat.until(READY)
         with slow_steps(server.engine, 0.05):
             chat.type("hello" + ENTER)
-            wait_until(lambda: server.engine._rids)
+            wait_until(lambda: server.engine._calls.rids)
             chat.type(CTRL_C)
             chat.until("(stopped)")
-            wait_until(lambda: not server.engine._rids, "the server still answers")
+            wait_until(lambda: not server.engine._calls.rids, "the server still answers")
         chat.until(READY)
         chat.type(CTRL_C)
         chat.until("Ctrl-D or /quit ends the chat.")

@@ -61,7 +61,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
             assert time.monotonic() < deadline, "a request goes on for nobody"
             time.sleep(0.01)
         assert engine.check_ledger() == []
-        assert not engine._rids
+        assert not engine._calls.rids
         assert not engine._router._sinks
 
 
@@ -113,7 +113,7 @@ def test_a_long_list_is_queued_at_once_or_not_at_all(folder: Path, overlap: bool
         with pytest.raises(InvalidRequest, match="rid 'r0' is given to two requests"):
             engine.generate(input_ids=prompts, sampling_params=params, rid=[f"r{i % 149}" for i in range(150)])
         assert sizes == []
-        assert not engine._rids
+        assert not engine._calls.rids
 
 
 def test_samples_are_grouped_by_prompt_and_differ(engine: Engine) -> None:

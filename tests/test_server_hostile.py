@@ -34,7 +34,7 @@ def server(engine: Engine, request: pytest.FixtureRequest) -> Iterator[LiveServe
     assert answer.status_code == 200
     server.close()
     assert engine.check_ledger() == []
-    assert not engine._rids
+    assert not engine._calls.rids
 
 
 def request(body: bytes, path: str = "/generate", length: int | None = None) -> bytes:

@@ -43,7 +43,7 @@ def nothing_leaks(engine: Engine) -> Iterator[None]:
     """After every test no request runs."""
     yield
     wait_until_running(engine, 0)
-    assert not engine._rids
+    assert not engine._calls.rids
 
 
 def wait_until_running(engine: Engine, count: int) -> None:

@@ -30,7 +30,7 @@ def nothing_leaks(engine: Engine) -> Iterator[None]:
     yield
     wait_until_idle(engine)
     assert engine.check_ledger() == []
-    assert not engine._rids
+    assert not engine._calls.rids
     assert not engine._router._sinks
 
 

@@ -42,7 +42,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def server(engine: Engine) -> Iterator[LiveServer]:
     with served(engine) as server:
         yield server
-    assert not engine._rids
+    assert not engine._calls.rids
 
 
 def families_of(server: LiveServer) -> dict[str, Metric]:

@@ -260,16 +260,16 @@ def test_whose_time_is_over_ends_and_says_so(engine: Engine, client: Client) -> 
     with slow_steps(engine, 0.05), pytest.raises(grpc.RpcError) as raised:
         list(client.generate(request({"max_new_tokens": 400}, stream=True), timeout=0.5))
     assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    wait_until(lambda: not engine._rids)
+    wait_until(lambda: not engine._calls.rids)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_ends_its_request(engine: Engine, client: Client, stream: bool) -> None:
     with slow_steps(engine):
         call = client.generate(request({"max_new_tokens": 400}, request_id="left", stream=stream))
-        wait_until(lambda: bool(engine._rids))
+        wait_until(lambda: bool(engine._calls.rids))
         call.cancel()
-        wait_until(lambda: not engine._rids)
+        wait_until(lambda: not engine._calls.rids)
 
 
 def test_an_aborted_request_ends_with_what_there_was(engine: Engine, client: Client) -> None:
@@ -304,7 +304,7 @@ def test_keys_are_those_of_http(engine: Engine) -> None:
             call = me.generate(request({"max_new_tokens": 400}, request_id="mine", stream=True))
             next(call)
             assert you.stub.Abort(pb.AbortRequest(request_id="mine"), metadata=you.metadata).success
-            assert engine._rids, "it is another's"
+            assert engine._calls.rids, "it is another's"
             assert me.stub.Abort(pb.AbortRequest(request_id="mine"), metadata=me.metadata).success
             assert list(call)[-1].complete.finish_reason == "abort"
 

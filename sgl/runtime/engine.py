@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import gc
 import os
-import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Sequence
@@ -26,7 +24,6 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.loop.copies import drain
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.loop.owner_process import OwnerProcess
-from sgl.runtime.loop.submission import Submission
 from sgl.runtime.loop.thread import EngineThread
 from sgl.runtime.model.choice import media_of
 from sgl.runtime.occupation import MemoryOccupation
@@ -37,11 +34,12 @@ from sgl.runtime.program.tokens import Encoder, model_template
 from sgl.runtime.requests.adapters import Adapters, LoraUpdate
 from sgl.runtime.requests.arguments import GenerateOptions, Params, check_options, has_list_of_prompts
 from sgl.runtime.requests.builder import RequestBuilder
+from sgl.runtime.requests.calls import Calls
 from sgl.runtime.requests.candidates import CandidateScore, candidate_ids
 from sgl.runtime.requests.embeddings import check_dimensions, embedding_arguments, embeddings
 from sgl.runtime.requests.events import Events
 from sgl.runtime.requests.images import pool_for
-from sgl.runtime.requests.results import PreparedCall, Rid, check_all
+from sgl.runtime.requests.results import PreparedCall, check_all
 from sgl.runtime.requests.router import AsyncSink, OutputRouter, Sink, ThreadSink
 from sgl.runtime.requests.transfers import end
 from sgl.runtime.requests.waiting import check, settled
@@ -110,9 +108,8 @@ class Engine(Trainable):
                 self._builder.close()
                 raise
         is_frozen, self._profiler = startup.freeze(started), StepProfiler()
-        self._rids: dict[Rid, list[Submission]] = {}
-        self._rids_lock = threading.RLock()  # reentrant: garbage collection may abandon a dropped stream anywhere
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sgl-tokenize")
+        self._calls = Calls(self._loop, self._router)
         self._loop.start()
         if started.group is not None:
             started.group.on_failure(self._loop.fail)
@@ -239,15 +236,7 @@ class Engine(Trainable):
         On return, their pages are free and no token follows. Callers get what there was with finish_reason "abort"; a
         gen of a program fails with RequestAborted."""
         self._process.check()
-        with self._rids_lock:
-            known = self._rids.items()
-            found = [its for (whose, name), its in known if rid in (None, name) and owner in (None, whose)]
-        chosen = {its.request.uid: its for each in found for its in each}
-        for submission in chosen.values():
-            submission.is_aborted = True  # the loop may not have it yet
-        is_all = rid is None and owner is None
-        if chosen or is_all:
-            self._loop.abort_and_wait(None if is_all else list(chosen))
+        self._calls.abort(rid, owner)
 
     def open_program(self, program: ir.Program, sink: ir.Sink) -> ProgramSession:
         """Start a program next to the scheduler: segments in, events out (`sgl.lang.ir.nodes`). The sink runs on
@@ -390,30 +379,11 @@ class Engine(Trainable):
 
     def submit(self, call: PreparedCall, sink: Sink) -> None:
         """Queue requests; outputs go to the sink. Always `abandon` it in the end. Raises InvalidRequest, EngineDead."""
-        with self._rids_lock:
-            for _, rid in self._rids.keys() & call.rids.keys():
-                raise InvalidRequest(f"rid {rid!r} is in use by another unfinished request", param="rid")
-            self._rids.update(call.rids)
-        self._router.expect(call.uids, sink)
-        try:
-            self._loop.submit(call.submissions)
-        except EngineDead:
-            self.abandon(call)
-            raise
+        self._calls.submit(call, sink)
 
     def abandon(self, call: PreparedCall) -> None:
         """Forget a call and abort its unfinished requests."""
-        if self._process.was_forked:
-            return
-        with self._rids_lock:
-            for rid, its in call.rids.items():
-                if self._rids.get(rid) == its:
-                    del self._rids[rid]
-        self._router.forget(call.uids)
-        unfinished = [uid for uid, result in call.results.items() if result.finish_reason is None]
-        if unfinished:
-            with contextlib.suppress(EngineDead):
-                self._loop.abort(unfinished)
+        self._calls.abandon(call)
 
     def _collected(self, call: PreparedCall) -> Any:
         sink = ThreadSink(self._loop)
