@@ -8,8 +8,9 @@ import pytest
 
 from sgl.runtime.cache.keys import key_of
 from sgl.runtime.cache.ledger import check
+from sgl.runtime.cache.node import Inserted, Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Inserted, Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 
 
 def new_cache(num_pages: int = 40, page_size: int = 1) -> RadixCache:

@@ -13,8 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.keys import key_of
 from sgl.runtime.cache.ledger import check
+from sgl.runtime.cache.node import Match, Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Match, Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 
 Pages = tuple[int, ...]  # a prefix, as the numbers with which its pages are filled
 NUM_PAGES, PAGE_SIZE = 16, 2

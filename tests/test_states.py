@@ -5,8 +5,9 @@ from __future__ import annotations
 from sgl.runtime.batch import EMPTY_STATE
 from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.keys import key_of
+from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.scheduler.request import Phase, Request
 from tests.mock_runner import expected_output
 from tests.scheduler_driver import STOPS, Driver, Setting, assert_right, make_request

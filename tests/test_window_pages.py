@@ -12,8 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.ledger import check, check_windows
+from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.window_pages import WindowPages
 from tests.test_radix_windows import PAGE_SIZE, Pages, key, prompts, which
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from sgl.runtime.cache.radix import Node
+from sgl.runtime.cache.node import Node
 
 
 class Checkpoints:

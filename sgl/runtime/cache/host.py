@@ -13,8 +13,9 @@ import numpy as np
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
+from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.window_pages import WindowPages
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.keys import TOKEN_BYTES
+from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.pages import DUMMY, FREE, INCOMING, OWNER_NAMES, PRIVATE, TREE, PagePool
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.window_pages import WindowPages
 
 Holder: TypeAlias = Node | tuple[Node, Node | None]

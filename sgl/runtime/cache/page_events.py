@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.keys import Namespace
-from sgl.runtime.cache.radix import Edge, Node, RadixCache, Watcher
+from sgl.runtime.cache.node import Edge, Node, Watcher
+from sgl.runtime.cache.radix import RadixCache
 
 MOST = 100_000
 """Events that wait to be read."""

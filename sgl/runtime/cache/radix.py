@@ -23,106 +23,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace, common_prefix
+from sgl.runtime.cache.node import NO_PAGES, Edge, EndWatcher, Inserted, Match, Node, PageWatcher, Watcher
 from sgl.runtime.cache.pages import PagePool
-
-Edge = bytes | tuple[Namespace, bytes]
-"""The child's first page of tokens; below the root with the namespace."""
-
-_NO_PAGES: Final[Int32Array] = np.empty(0, np.int32)
-
-
-class Node:
-    """Whole pages in the tree. Only the cache writes it.
-
-    `parent` leads to shorter prefixes (None: the root, a removed node or the first of detached ones). `id` is unique,
-    ascending and stable.
-    """
-
-    __slots__ = ("children", "edge", "id", "is_attached", "key", "length", "lock_ref", "pages", "parent")
-
-    def __init__(self, node_id: int, parent: Node | None, edge: Edge, key: bytes, pages: Int32Array, length: int):
-        self.id = node_id
-        self.parent = parent
-        self.edge = edge
-        self.key = key  # the node's own tokens
-        self.pages = pages  # int32 [len(key) / 4 / page_size]
-        self.length = length  # tokens from the root to the node's end; 0 for the root and for removed nodes
-        self.lock_ref = 0
-        self.is_attached = True  # to the root
-        self.children: dict[Edge, Node] = {}
-
-    def __repr__(self) -> str:
-        return f"<node {self.id}: {self.length} tokens, {len(self.pages)} pages, lock_ref {self.lock_ref}>"
-
-    def pages_from(self, start: int = 0) -> Int32Array:
-        """The pages of tokens `start` to `length` - 1, a fresh int32 array. `start` must be the length of an
-        ancestor."""
-        parts = []
-        node: Node | None = self
-        at = self.length
-        while node is not None and at > start:
-            parts.append(node.pages)
-            at -= len(node.key) // TOKEN_BYTES
-            node = node.parent
-        assert at == start, f"{start} tokens is not where one of the nodes above {self} ends"
-        return np.concatenate(parts[::-1]) if parts else _NO_PAGES
-
-
-class Match(NamedTuple):
-    """The longest stored prefix of a key at the time of the look-up."""
-
-    node: Node  # lock it before anything may evict
-    length: int  # tokens, a multiple of the page size
-    namespace: Namespace
-    next_edge: Edge | None  # a child under this edge would lengthen the match; None: the key has no further page
-
-    @property
-    def pages(self) -> Int32Array:
-        """The prefix's pages, int32 [length / page_size]. Safe only while the node is locked."""
-        assert self.node.length == self.length, f"{self.node} has lost some of the {self.length} tokens matched"
-        return self.node.pages_from(0)
-
-
-class Inserted(NamedTuple):
-    """The result of an insertion: `pages` replaces the caller's first pages, the tree has taken the rest."""
-
-    node: Node  # the end of the inserted key
-    num_matched_tokens: int  # of the inserted key, stored before
-    pages: Int32Array  # [num_matched_tokens / page_size] the tree's pages for these
-    duplicates: Int32Array  # the caller's pages for these, still PRIVATE: the caller frees them
-
-
-class Watcher(Protocol):
-    """Learns which kept matches may have grown."""
-
-    def grown(self, node: Node, edge: Edge) -> None:
-        """`node` has a new child under this edge."""
-
-    def split(self, node: Node, upper: Node) -> None:
-        """`upper` is new, above `node`."""
-
-
-class EndWatcher(Protocol):
-    """Learns which nodes lose their end."""
-
-    def cut(self, node: Node) -> None:
-        """`node` is removed or shortened."""
-
-
-class PageWatcher(Protocol):
-    """Other pages of the same tokens; learns how nodes change."""
-
-    def cut(self, node: Node, num_pages: int) -> None:
-        """`node` will keep only so many of its pages, the first ones; none: it is removed."""
-
-    def split(self, node: Node, upper: Node) -> None:
-        """`upper` is new, above `node`, and has the beginning of its pages."""
 
 
 class RadixCache:
@@ -134,7 +41,7 @@ class RadixCache:
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
-        self.root = Node(0, None, b"", b"", _NO_PAGES, 0)
+        self.root = Node(0, None, b"", b"", NO_PAGES, 0)
         self.lru: OrderedDict[Node, None] = OrderedDict()
         self.num_nodes = 0  # without the root
         self.evictable_pages = 0
@@ -207,7 +114,7 @@ class RadixCache:
         node = self._walk(base, key, 0, namespace)
         matched_len = node.length - base.length
         num_matched = matched_len // self.pool.page_size
-        canonical = duplicates = _NO_PAGES
+        canonical = duplicates = NO_PAGES
         if num_matched:
             canonical = node.pages_from(base.length)
             duplicates = pages[:num_matched]
@@ -346,7 +253,7 @@ class RadixCache:
 
     def evict(self, num_pages: int) -> int:
         """Free that many pages, or all unlocked ones: oldest leaves first, each from its end. How many."""
-        missing = wanted = min(num_pages, self.evictable_pages)
+        missing = min(num_pages, self.evictable_pages)
         freed: list[Int32Array] = []
         while missing > 0:
             leaf = next(iter(self.lru))
@@ -362,14 +269,7 @@ class RadixCache:
                 self._shorten(leaf, kept)
             else:
                 self._remove(leaf)
-        if freed:
-            if self.on_removed is not None:
-                self.on_removed(freed)
-            self.pool.release(np.concatenate(freed[::-1]))  # parents first, as they were handed out
-            self.evictable_pages -= wanted
-            self.evicted_pages += wanted
-            self.version += 1
-        return wanted
+        return self._free(freed)
 
     def reset(self, *, detach: bool = False) -> int:
         """Evict what nobody holds; detach: nothing finds the rest again. Returns how many pages remain locked."""
@@ -398,11 +298,15 @@ class RadixCache:
                     self.page_watcher.cut(node, 0)
                 self._detach_children(node)
                 self._remove(node)
-        if not freed:
+        return self._free(freed[::-1])
+
+    def _free(self, evicted: list[Int32Array]) -> int:
+        """Give pages back that the tree had, children first. Returns how many."""
+        if not evicted:
             return 0
         if self.on_removed is not None:
-            self.on_removed(freed)
-        pages = np.concatenate(freed)
+            self.on_removed(evicted)
+        pages = np.concatenate(evicted[::-1])  # parents first, as they were handed out
         self.pool.release(pages)
         self.evictable_pages -= len(pages)
         self.evicted_pages += len(pages)

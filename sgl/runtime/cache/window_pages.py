@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.runtime.batch import Int32Array
+from sgl.runtime.cache.node import Match, Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Match, Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.windows import first_seen_page, usable_pages
 
 Mask = npt.NDArray[np.bool_]

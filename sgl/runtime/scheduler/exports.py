@@ -17,8 +17,9 @@ import numpy as np
 from sgl.errors import QueueFull
 from sgl.runtime.batch import Int32Array, PendingMoves
 from sgl.runtime.cache.keys import TOKEN_BYTES
+from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.transfer.offers import Offer, Offers
 from sgl.runtime.transfer.params import VERSION, PageLayout, TransferParams, prompt_hash

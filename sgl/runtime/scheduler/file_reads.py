@@ -20,7 +20,7 @@ from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.files import Item, Kind, PageFiles, Transfer
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
-from sgl.runtime.cache.radix import Match, Node
+from sgl.runtime.cache.node import Match, Node
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.cache.windows import first_seen_page, usable_pages
 from sgl.runtime.scheduler.request import Request

@@ -18,8 +18,9 @@ import numpy as np
 from sgl.runtime.batch import Int32Array, PendingMoves
 from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
+from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.scheduler.leases import Lease, Leases
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.transfer.params import PageLayout, prompt_hash

@@ -11,7 +11,8 @@ from typing import Literal, Protocol
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.keys import Namespace
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.node import Node
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.window_pages import WindowPages
 
 

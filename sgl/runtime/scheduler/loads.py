@@ -20,7 +20,8 @@ from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
 from sgl.runtime.cache.ledger import check_states
-from sgl.runtime.cache.radix import Match, Node, RadixCache
+from sgl.runtime.cache.node import Match, Node
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.scheduler.file_reads import FileReads, Read, Stored
 from sgl.runtime.scheduler.leases import Lease, Leases

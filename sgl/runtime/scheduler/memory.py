@@ -19,8 +19,9 @@ import numpy as np
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.ledger import check, check_states
+from sgl.runtime.cache.node import Match, Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Match, Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.windows import give_back_unit, pages_in_window
 from sgl.runtime.scheduler.leases import Leases
 from sgl.runtime.scheduler.request import Request

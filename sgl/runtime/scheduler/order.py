@@ -11,7 +11,7 @@ from collections import deque
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 
-from sgl.runtime.cache.radix import Edge, Match, Node
+from sgl.runtime.cache.node import Edge, Match, Node
 from sgl.runtime.config import SchedulePolicy
 from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.programs import rank_of

@@ -12,7 +12,7 @@ import numpy as np
 
 from sgl.runtime.batch import Float32Array, Int32Array, Logprobs
 from sgl.runtime.cache.keys import Namespace
-from sgl.runtime.cache.radix import Match, Node
+from sgl.runtime.cache.node import Match, Node
 from sgl.runtime.media.layout import Layout
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.transfer.params import TransferParams

@@ -17,7 +17,8 @@ from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.files import Item, Kind, PageFiles, Transfer
 from sgl.runtime.cache.host import HostCache, cool, path_of
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.node import Node
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.scheduler.leases import Lease
 from sgl.runtime.scheduler.window_copies import WindowCopies

@@ -15,7 +15,7 @@ import numpy as np
 
 from sgl.runtime.batch import EMPTY_STATE, Int32Array
 from sgl.runtime.cache.checkpoints import Checkpoints
-from sgl.runtime.cache.radix import Match, Node
+from sgl.runtime.cache.node import Match, Node
 from sgl.runtime.scheduler.packing import Chunk
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.rows import RowTable

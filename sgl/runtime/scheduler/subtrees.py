@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TypeAlias
 
-from sgl.runtime.cache.radix import Edge, Node
+from sgl.runtime.cache.node import Edge, Node
 
 _MUCH_GARBAGE = 64
 

@@ -9,8 +9,9 @@ import numpy as np
 from sgl.runtime.batch import Int32Array, Mover, PageMoves
 from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.ledger import check
+from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.scheduler.exports import Exports
 from sgl.runtime.scheduler.imports import POLL_SECONDS, Imports
 from sgl.runtime.scheduler.leases import Leases

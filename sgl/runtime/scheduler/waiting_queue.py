@@ -15,7 +15,7 @@ from contextlib import closing
 from heapq import heappop, heappush
 from itertools import count
 
-from sgl.runtime.cache.radix import Edge, Node
+from sgl.runtime.cache.node import Edge, Node
 from sgl.runtime.config import SchedulePolicy
 from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.order import Order

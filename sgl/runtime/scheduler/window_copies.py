@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.ledger import check_windows
-from sgl.runtime.cache.radix import Node
+from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.window_pages import Mask, WindowPages
 from sgl.runtime.cache.windows import first_seen_page
 

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.ledger import check_windows
+from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.pages import PagePool
-from sgl.runtime.cache.radix import Node, RadixCache
+from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.window_pages import Mask, WindowPages
 from sgl.runtime.cache.windows import first_seen_page, give_back_unit, pages_in_window
 from sgl.runtime.scheduler.leases import Leases
