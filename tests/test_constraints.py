@@ -380,7 +380,7 @@ def test_tokens_are_the_same_however_steps_overlap_and_runs_are_appended(
     outputs, forced = [], []
     for overlap, jump_cost in ((False, 0.0), (True, 0.0), (True, 1.2), (True, 100.0), (False, 100.0)):
         with Engine(folder, disable_overlap_schedule=not overlap, **options) as engine:
-            engine._loop._jump_cost = jump_cost
+            engine._loop.jumps.cost = jump_cost
             results = engine.generate(prompt=prompts, sampling_params=params)
             assert engine.check_ledger() == []
         outputs.append([result["output_ids"] for result in results])

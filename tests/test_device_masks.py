@@ -394,8 +394,8 @@ def test_constrained_rows_on_a_gpu_match_and_never_make_the_host_wait(
         end = time.monotonic() + PATIENCE
         while run(others)[2] > 0:
             assert time.monotonic() < end, "their automata are finished some time"
-        for jump_cost in (engine._loop._jump_cost, 0.0, 100.0):
-            engine._loop._jump_cost = jump_cost
+        for jump_cost in (engine._loop.jumps.cost, 0.0, 100.0):
+            engine._loop.jumps.cost = jump_cost
             for chosen in (others, nested):
                 torch.cuda.synchronize()
                 torch.cuda.set_sync_debug_mode("error")

@@ -8,12 +8,12 @@ front, a bounded repeat of any size costs nothing to build, and intersection and
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Final
 
 from sgl.grammar.regular.arcs import beyond, bytes_of_arcs, grouped, merged
 from sgl.grammar.regular.byteset import ALL_BYTES
+from sgl.grammar.regular.emptiness import is_empty
 from sgl.grammar.regular.expr_leaves import (
     EMPTY,
     ENDLESS,
@@ -27,11 +27,20 @@ from sgl.grammar.regular.expr_leaves import (
     literal,
     words,
 )
-from sgl.time_limit import check_size, check_time
+from sgl.time_limit import check_time
 
-__all__ = ["EMPTY", "EPSILON", "Arcs", "ByteSet", "Expr", "Words", "byte_set", "literal", "words"]  # handed on
-EXPLORE_LIMIT: Final = 20_000
-"""How many derivatives a search may look at before it gives up with GrammarTooLarge."""
+__all__ = [
+    "EMPTY",
+    "EPSILON",
+    "Arcs",
+    "ByteSet",
+    "Expr",
+    "Words",
+    "byte_set",
+    "is_empty",
+    "literal",
+    "words",
+]  # handed on
 _FEW_WORDS: Final = 1_000
 
 
@@ -72,6 +81,9 @@ class Concat(Compound):
         self.head = head
         self.tail = tail
 
+    def parts_are_empty(self) -> bool:
+        return is_empty(self.head) or is_empty(self.tail)
+
     def _derive(self) -> Arcs:
         head, tail = self.head, self.tail
         if isinstance(head, Intersection) and (found := head.arcs_before(tail)) is not None:
@@ -99,6 +111,9 @@ class Union(Compound):
         )
         self.members = members
 
+    def parts_are_empty(self) -> bool:
+        return all(map(is_empty, self.members))
+
     def _derive(self) -> Arcs:
         return merged((member.arcs() for member in self.members), union)
 
@@ -117,6 +132,9 @@ class Repeat(Compound):
         self.body = body
         self.low = low
         self.high = high
+
+    def parts_are_empty(self) -> bool:
+        return self.low > 0 and is_empty(self.body)
 
     def _derive(self) -> Arcs:
         rest = repeat(self.body, max(self.low - 1, 0), None if self.high is None else self.high - 1)
@@ -390,45 +408,6 @@ def matches(expr: Expr, text: bytes) -> bool:
         else:
             return False
     return expr.nullable
-
-
-def is_empty(expr: Expr) -> bool:
-    """Whether nothing is in the language; exact. Raises GrammarTooLarge past EXPLORE_LIMIT derivatives."""
-    if expr.known_empty is None:
-        expr.known_empty = _explore_empty(expr)
-    return expr.known_empty
-
-
-def _explore_empty(start: Expr) -> bool:
-    if isinstance(start, Concat):
-        return is_empty(start.head) or is_empty(start.tail)
-    if isinstance(start, Union):
-        return all(is_empty(member) for member in start.members)
-    if isinstance(start, Repeat):
-        return start.low > 0 and is_empty(start.body)
-    if start.nullable:
-        return False
-    parents: dict[Expr, Expr | None] = {start: None}
-    # What may be nearest to its end comes first: products with bounds on lengths are large, most of their ways long.
-    heap = [(start.least, 0, start)]
-    while heap:
-        check_size(len(parents), EXPLORE_LIMIT, "an intersection or complement has more than {} derivatives")
-        check_time()
-        expr = heappop(heap)[2]
-        for _, target in expr.raw_arcs():
-            if target.nullable or target.known_empty is False:
-                step: Expr | None = expr
-                target.known_empty = False
-                while step is not None:
-                    step.known_empty = False
-                    step = parents[step]
-                return False
-            if target not in parents and not target.known_empty:
-                parents[target] = expr
-                heappush(heap, (target.least, -len(parents), target))
-    for expr in parents:
-        expr.known_empty = True
-    return True
 
 
 def _only_excludes_words(members: tuple[Expr, ...]) -> bool:

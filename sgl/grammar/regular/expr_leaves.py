@@ -69,6 +69,10 @@ class Expr:
         """The arcs, computed."""
         raise NotImplementedError  # no ABC: asking isinstance of one takes three times as long
 
+    def parts_are_empty(self) -> bool | None:
+        """Whether it is empty, as far as its parts tell; None: that takes a search."""
+        return False if self.nullable else None
+
     def step(self, byte: int) -> Expr:
         """What is left after `byte`: EMPTY if nothing in the language starts with it."""
         for mask, target in self.arcs():

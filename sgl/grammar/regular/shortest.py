@@ -7,9 +7,9 @@ from functools import reduce
 from heapq import heappop, heappush
 
 from sgl.grammar.regular.byteset import lowest
+from sgl.grammar.regular.emptiness import EXPLORE_LIMIT, is_empty
 from sgl.grammar.regular.expr import (
     EMPTY,
-    EXPLORE_LIMIT,
     ByteSet,
     Compound,
     Concat,
@@ -17,7 +17,6 @@ from sgl.grammar.regular.expr import (
     Repeat,
     Union,
     Words,
-    is_empty,
 )
 from sgl.grammar.regular.rope import Rope, rope, shorter, times
 from sgl.time_limit import check_size, check_time

@@ -25,10 +25,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestAborted, RequestTimeout, SglError
-from sgl.grammar.matching.jump import ForcedText, Jump, cut
+from sgl.grammar.matching.jump import ForcedText
 from sgl.runtime.batch import PendingStep, Runner
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.loop.copies import Copies
+from sgl.runtime.loop.jumps import Jumps
 from sgl.runtime.loop.masks import collect_masks
 from sgl.runtime.loop.owner_process import OwnerProcess
 from sgl.runtime.loop.submission import Output, Spending, Submission
@@ -80,10 +81,11 @@ class EngineLoop:
         self.copies = Copies(scheduler.memory, runner)
         self._deliver = deliver
         self._run_ahead = run_ahead
-        self._jump_forward, self._pins, self._jump_cost = jump_forward, pins, jump_cost
         self._stream_interval, self._check_ledger = stream_interval, check_ledger
         self._speculator, self._spending = speculator or Speculator(scheduler), spending
-        self._hinted: list[Request] = []  # whose constraint tells what is likely
+        self.jumps = Jumps(
+            scheduler, self._speculator, run_ahead=run_ahead, is_on=jump_forward, pins=pins, cost=jump_cost
+        )
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Submission] = {}
         self._outputs: list[Output] = []
@@ -226,8 +228,8 @@ class EngineLoop:
             self._in_flight = None
             self._handle(*latest)
         if self._in_flight is None and not self.scheduler.is_paused:
-            self._speculator.draft(self._hinted)
-        self._hinted.clear()
+            self._speculator.draft(self.jumps.hinted)
+        self.jumps.hinted.clear()
         step = self.copies.schedule(self.scheduler)
         if step is not None:
             self._note_first_step(step)
@@ -271,31 +273,19 @@ class EngineLoop:
     def _advance(self, requests: list[Request]) -> None:
         """Read each request's latest token and what certainly follows. Forced texts are tokenised in one call on all
         cores: one by one they would take longer."""
-        jumping: list[tuple[Submission, RequestMatcher, ForcedText]] = []
+        jumping: list[tuple[Submission, ForcedText]] = []
         for request in requests:
             submission: Submission = request.owner
             try:
                 reason = submission.advance()
-                if reason is None and submission.matcher is not None and (self._pins or self._may_jump(request)):
-                    ahead = submission.matcher.forced_text(request.output_ids)
-                    if ahead is not None:
-                        jumping.append((submission, submission.matcher, ahead))
-                        continue
+                if reason is None and (ahead := self.jumps.forced_text(submission)) is not None:
+                    jumping.append((submission, ahead))
+                    continue
             except SglError as error:  # this request's alone: a stop regex that runs away
                 reason = FinishReason("abort", error=error)
             if reason is not None or submission.stream:
                 self._end_or_emit(submission, reason)
-        if jumping:
-            self._jump_all(jumping)
-
-    def _jump_all(self, jumping: list[tuple[Submission, RequestMatcher, ForcedText]]) -> None:
-        cuts = cut([ahead for _, _, ahead in jumping], jumping[0][1].encode)
-        for (submission, matcher, ahead), ids in zip(jumping, cuts, strict=True):
-            try:
-                room = submission.request.max_new_tokens - len(submission.request.output_ids)
-                reason = self._jump(submission, matcher, matcher.forced(ahead, ids, room))
-            except SglError as error:  # this request's alone: a grammar that grew too large
-                reason = FinishReason("abort", error=error)
+        for submission, reason in self.jumps.take(jumping):
             self._end_or_emit(submission, reason)
 
     def _end_or_emit(self, submission: Submission, reason: FinishReason | None) -> None:
@@ -306,42 +296,6 @@ class EngineLoop:
         num_new = len(submission.request.output_ids) - submission.emitted
         if submission.stream and num_new >= self._stream_interval:
             self._outputs.append(submission.take(None, self.weight_version))
-
-    def _may_jump(self, request: Request) -> bool:
-        """Not if the sampler must score or count every token."""
-        return self._jump_forward and request.top_logprobs < 0 and not request.params.has_penalties
-
-    def _jump(self, submission: Submission, matcher: RequestMatcher, jump: Jump) -> FinishReason | None:
-        """Append forced tokens and try a draft, if that pays; returns the reason if they end the request."""
-        request = submission.request
-        forced = jump.token_ids[: (room := request.max_new_tokens - len(request.output_ids))]
-        # With run-ahead, a row with a draft would miss the very step that it may save. No state goes back behind one.
-        may_draft = not (self._run_ahead or self.scheduler.memory.states) or self._speculator.wants_results
-        draft = jump.draft if may_draft and len(forced) + 2 <= room else None
-        # Each token saves a step, except the one that the step in flight samples.
-        saved = len(forced) + (draft is not None)
-        waits = self._run_ahead and not self._speculator.wants_results
-        pays = saved > waits + self._jump_cost * self.scheduler.num_running or request.num_ahead
-        if not (pays and self._may_jump(request)):
-            matcher.pin(forced)
-            return None
-        reason = None
-        if submission.is_incremental or not request.stop_ids.isdisjoint(forced):
-            for num_read, token in enumerate(forced, 1):
-                reason = submission.read(token)
-                if reason is not None:
-                    forced = forced[:num_read]
-                    break
-        else:
-            matcher.accept_all(forced)
-        if forced:
-            self.scheduler.append(request, forced)
-        if draft is not None:
-            matcher.likely = draft
-            self._hinted.append(request)
-        if reason is None and matcher.is_complete():
-            reason = FinishReason("stop")
-        return reason or (FinishReason("length") if len(forced) == room else None)
 
     def _end(self, submission: Submission, reason: FinishReason) -> None:
         request = submission.request

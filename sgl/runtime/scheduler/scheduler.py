@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
 from operator import neg, sub
 
 import numpy as np
@@ -22,12 +21,13 @@ from sgl.runtime.scheduler.counters import Counters
 from sgl.runtime.scheduler.deadlines import MAX_EXPIRED, Deadlines
 from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.packing import Chunk, assemble, share_of
-from sgl.runtime.scheduler.programs import Programs, last_of
+from sgl.runtime.scheduler.programs import Programs
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
+from sgl.runtime.scheduler.retraction import in_the_way, youngest
 from sgl.runtime.scheduler.step import Limits, Step
 from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.scheduler.transfers import Transfers
-from sgl.runtime.scheduler.verification import may_draft, verified
+from sgl.runtime.scheduler.verification import groups, may_draft, verified
 from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
 _MAX_BYPASSED = 16  # requests found not to fit before a round ends
@@ -196,8 +196,9 @@ class Scheduler:
                 self.counters.steps += 1
                 return self._commit(decodes, decode_rows, chunks, setups)
             is_pending = self._depth > 1 and self._in_flight  # results may free what is missing
-            if is_pending or not self._break_deadlock():
+            if is_pending or (other := in_the_way(self._running.values(), self.queue)) is None:
                 return None
+            self.retract(other)
 
     def after_launch(self, step: Step) -> None:
         """From the next step on, this batch's prompt pages may be shared."""
@@ -244,7 +245,7 @@ class Scheduler:
                     request.output_ids.append(tokens[b])
                 advanced.append(request)
         self.counters.generated_tokens += len(advanced)
-        return _groups(advanced, verified)
+        return groups(advanced, verified)
 
     def _verified(self, request: Request, sampled: list[int], logprobs: list[Logprobs]) -> Iterator[Request]:
         yield from verified(request, sampled, logprobs, self._rows, self.counters)
@@ -270,9 +271,8 @@ class Scheduler:
                 self.memory.give_back(self._running[row])
             if not len(full) or self.memory.grow(full):
                 return decodes, rows
-            youngest = self._youngest()
-            if youngest is not None:
-                self.retract(youngest)
+            if (latest := youngest(self._running.values(), self.limits.schedule_policy)) is not None:
+                self.retract(latest)
                 continue
             # The only one left waits for pages of requests whose last result is pending.
             writable = [request for request, waits in zip(decodes, is_full, strict=True) if not waits]
@@ -402,21 +402,6 @@ class Scheduler:
             self._programs.left(request)
         self._decodes = None
 
-    def _break_deadlock(self) -> bool:
-        """Nothing can be computed: retract a request whose pages others need. False where none would help: all wait
-        for their grammars, or one for the result of a step."""
-        stuck = [request for request in self._running.values() if request.phase is Phase.PREFILL]
-        waiting = [request for request in stuck if request.waits_for_grammar]
-        if waiting:  # they only hold pages, until they are compiled
-            if len(waiting) == len(stuck) and self.queue.num_waiting_for_grammar == len(self.queue):
-                return False
-            self.retract(waiting[-1])
-        elif len(stuck) > 1:  # prompts that wait for each other's pages
-            self.retract(stuck[-1])
-        else:
-            return False
-        return True
-
     def retract(self, request: Request) -> None:
         """Take a running request's row and pages. It returns to its old place in the queue; pages still in the tree
         will be a hit."""
@@ -427,24 +412,3 @@ class Scheduler:
         self.counters.retractions += 1
         self._lengths.retracted()
         self.queue.add(request)
-
-    def _youngest(self) -> Request | None:
-        """The request to retract first: lowest priority, then one that still compiles (it only holds pages), then
-        the latest. Never the only one."""
-        under_way = Phase.DRAINING, Phase.VERIFY
-        candidates = [request for request in self._running.values() if request.phase not in under_way]
-        if len(candidates) < 2:
-            return None
-        if self.limits.schedule_policy == "priority":
-            lowest = min(request.priority for request in candidates)
-            candidates = [request for request in candidates if request.priority == lowest]
-        waiting = [request for request in candidates if request.waits_for_grammar]
-        return (waiting or candidates)[-1] if self._programs is None else last_of(waiting or candidates)
-
-
-def _groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:
-    """All advanced requests and the first of each verified one, then the next of each."""
-    group = advanced + [request for each in verified for request in islice(each, 1)]
-    while group:
-        yield group
-        group = [request for each in verified for request in islice(each, 1)]

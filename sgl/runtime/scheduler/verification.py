@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from sgl.runtime.batch import Logprobs
 from sgl.runtime.scheduler.counters import Counters
@@ -63,3 +64,11 @@ def verified(
         elif phase is not Phase.DECODE:  # it has ended
             break
     request.num_ahead = 0
+
+
+def groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:
+    """All advanced requests and the first of each verified one, then the next of each."""
+    group = advanced + [request for each in verified for request in islice(each, 1)]
+    while group:
+        yield group
+        group = [request for each in verified for request in islice(each, 1)]
