@@ -17,29 +17,12 @@ import numpy.typing as npt
 
 from sgl.errors import GrammarError
 from sgl.grammar.automaton.arrays import ArrayPlan
-from sgl.grammar.automaton.nfa import (
-    Builder,
-    Node,
-    Pop,
-    Push,
-    Stay,
-    Thread,
-    UniqueText,
-)
+from sgl.grammar.automaton.nfa import Builder, Node, Pop, Push, Stay, Thread, UniqueText
 from sgl.grammar.automaton.objects import ObjectPlan
 from sgl.grammar.automaton.plain import ENDLESS, NOT_PLAIN
 from sgl.grammar.automaton.subsets import make_subsets
 from sgl.grammar.automaton.subsets_reference import Member, Ways
-from sgl.grammar.automaton.tables import (
-    COUNT_SHIFT,
-    DEAD,
-    LIMIT,
-    POP_BIT,
-    PUSH_BIT,
-    TARGET_MASK,
-    UNKNOWN,
-    Tables,
-)
+from sgl.grammar.automaton.tables import COUNT_SHIFT, DEAD, LIMIT, POP_BIT, PUSH_BIT, TARGET_MASK, UNKNOWN, Tables
 from sgl.grammar.shape import Array, Object, Schema
 from sgl.time_limit import check_time
 

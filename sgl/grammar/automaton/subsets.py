@@ -18,18 +18,7 @@ from typing import Final
 import numpy as np
 
 from sgl import native_code
-from sgl.grammar.automaton.nfa import (
-    PLAIN,
-    POP,
-    Builder,
-    Finished,
-    Move,
-    Node,
-    Opening,
-    Push,
-    Stay,
-    Thread,
-)
+from sgl.grammar.automaton.nfa import PLAIN, POP, Builder, Finished, Move, Node, Opening, Push, Stay, Thread
 from sgl.grammar.automaton.plain import plain_kind
 from sgl.grammar.automaton.subset_numbers import NONE, Numbers
 from sgl.grammar.automaton.subsets_reference import (

@@ -8,16 +8,7 @@ from heapq import heappop, heappush
 
 from sgl.grammar.regular.byteset import lowest
 from sgl.grammar.regular.emptiness import EXPLORE_LIMIT, is_empty
-from sgl.grammar.regular.expr import (
-    EMPTY,
-    ByteSet,
-    Compound,
-    Concat,
-    Expr,
-    Repeat,
-    Union,
-    Words,
-)
+from sgl.grammar.regular.expr import EMPTY, ByteSet, Compound, Concat, Expr, Repeat, Union, Words
 from sgl.grammar.regular.rope import Rope, rope, shorter, times
 from sgl.time_limit import check_size, check_time
 

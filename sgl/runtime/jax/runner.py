@@ -22,13 +22,7 @@ from sgl.runtime.jax.weights import JaxWeights
 from sgl.runtime.runner.idle import idle_batch
 from sgl.runtime.runner.own import PlainRunner
 from sgl.runtime.runner.pack import pack
-from sgl.runtime.runner.results import (
-    SCORE_BYTES,
-    DeviceLogprobs,
-    pooled_spans,
-    scored_positions,
-    step_result,
-)
+from sgl.runtime.runner.results import SCORE_BYTES, DeviceLogprobs, pooled_spans, scored_positions, step_result
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,7 @@ from sgl.runtime.model.gdn import weights
 from sgl.runtime.model.gdn.config import HybridConfig
 from sgl.runtime.model.gdn.parts import check_parts, local
 from sgl.runtime.model.gdn.states import StateCache, StateStep
-from sgl.runtime.model.gdn.weights import (
-    AttentionWeights,
-    DeltaWeights,
-    DenseWeights,
-    HybridWeights,
-)
+from sgl.runtime.model.gdn.weights import AttentionWeights, DeltaWeights, DenseWeights, HybridWeights
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import LoadFormat, resolve_dtype
 from sgl.runtime.model.lora import LoraStep, fed, gated
