@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,21 +91,27 @@ def test_one_client_measures_a_server_of_its_own_and_a_peers_at_each_rate(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("transport", [None, "cuda_ipc"])
 def test_chats_are_timed_with_prefill_apart_and_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    transport: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = tmp_path / "report.json"
     command = ["disaggregated", str(EMBEDDED), str(EMBEDDED), "--chats", "2", "--prompts", "1", "--seconds", "3"]
     command += ["--words", "90", "--context-length", "512", "--buffer-mb", "64", "--json", str(report)]
+    command += ["--min-prefill-tokens", "64"]
+    command += ["--parts", "apart", "--option", f"disaggregation_transport={transport}"] if transport else []
     monkeypatch.setattr("sys.argv", command)
     disaggregated.main()
     found = json.loads(report.read_text())
-    assert list(found) == ["apart", "together"]
+    assert list(found) == ["apart", "together"][: 1 if transport else 2]
+    assert found["apart"]["pulled"] > 0
     for its in found.values():
         assert 90 <= its["tokens"] < 400
         assert min(its.values()) > 0
         assert its["idle p50"] <= its["idle p99"]
-    assert "(bar 1.15)" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "(bar 1.15)" in printed
+    assert re.search(r"apart: pulled \d+\.\d\d GB at \d+\.\d GB/s", printed)
 
 
 def test_bars_hold_at_their_edges_and_recorded_figures_fill_the_same_columns() -> None:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.disaggregated MODEL TOKENIZER [--chats 8] [--prompts 0.3] [--seconds 30] [--words 20000]
                                            [--parts apart,together] [--context-length 65536] [--buffer-mb 24000]
-                                           [--json FILE] [--option NAME=VALUE …]
+                                           [--min-prefill-tokens 512] [--json FILE] [--option NAME=VALUE …]
 
 MODEL and TOKENIZER are those of benchmarks.gpu.constrained. Two GPUs serve one model in two ways:
 
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--parts", default="apart,together")
     parser.add_argument("--context-length", type=int, default=65_536)
     parser.add_argument("--buffer-mb", type=int, default=24_000, help="128 KB a token of 8 billion weights")
+    parser.add_argument("--min-prefill-tokens", type=int, default=512, help="of the gateway")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--option", action="append", default=[], help="of the engines, NAME=VALUE")
     arguments = parser.parse_args()
@@ -82,6 +83,8 @@ def main() -> None:
     if "apart" in found:
         ratio = found["apart"]["loaded p99"] / found["apart"]["idle p99"]
         print(f"apart: p99 {ratio:.2f}x of without prompts (bar {BAR}) {'ok' if ratio <= BAR else 'MISSED'}")
+        if not found["apart"]["pulled"]:
+            raise SystemExit("apart: no page was pulled: the servers' logs may say why")
         rate = found["apart"]["pulled"] / 1e9 / found["apart"]["reading"]
         print(f"apart: pulled {found['apart']['pulled'] / 1e9:.2f} GB at {rate:.1f} GB/s", end="")
         if copied:
@@ -116,6 +119,7 @@ def apart(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
         finally:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(given)
         workers = [argument for url in urls for argument in ("--worker", url)]
+        workers.append(f"--min-prefill-tokens={arguments.min_prefill_tokens}")
         yield stack.enter_context(gateway(workers)), urls[1]
 
 
