@@ -24,7 +24,8 @@ NAMES = [field.name for field in dataclasses.fields(SamplingParams)]
 REFUSED: list[tuple[str, Any, str]] = [
     ("max_new_tokens", -1, "from 0"),
     ("max_new_tokens", "5", "an integer, not '5' (str)"),
-    ("max_new_tokens", 5.0, "an integer, not 5.0 (float)"),
+    ("max_new_tokens", 5.5, "an integer, not 5.5 (float)"),
+    ("max_new_tokens", math.inf, "an integer, not inf"),
     ("max_new_tokens", True, "an integer, not True (bool)"),
     ("max_new_tokens", 2**31, "from 0 to 2147483647"),
     ("max_new_tokens", 10**5000, "from 0 to 2147483647"),
@@ -52,7 +53,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("top_p", 1.01, "above 0 and at most 1"),
     ("top_p", math.nan, "got nan"),
     ("top_k", -2, "from -1"),
-    ("top_k", 1.0, "an integer"),
+    ("top_k", 1.5, "an integer"),
     ("min_p", -0.1, "from 0 to 1"),
     ("min_p", 1.1, "from 0 to 1"),
     ("frequency_penalty", 2.1, "from -2 to 2"),

@@ -247,6 +247,8 @@ def test_forced_tool_calls_keep_to_the_schema(client: Any, tool_choice: Any, str
         ),
         ({"messages": HELLO, "n": 0}, "n must be"),
         ({"messages": HELLO, "max_tokens": -1}, "max_tokens: "),
+        ({"messages": HELLO, "max_tokens": 4.5}, "max_tokens: "),
+        ({"messages": HELLO, "max_tokens": "4"}, "max_tokens: "),
         ({"messages": HELLO, "max_completion_tokens": 2**31}, "max_completion_tokens: "),
         ({"messages": HELLO, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "code"),
         ({"messages": HELLO, "choices": []}, "choices"),
@@ -263,6 +265,25 @@ def test_bad_chats_are_refused_in_openais_shape(server: LiveServer, body: Any, w
     assert words in error["message"]
     assert error["type"] == "invalid_request_error"
     assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_whole_numbers_may_be_written_with_a_point(server: LiveServer) -> None:
+    chat = {"messages": HELLO, "max_tokens": 4.0, "n": 1.0, "seed": 7.0, "top_k": 3.0, "ignore_eos": True}
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", {"prompt": "hello", "max_tokens": 4.0, "min_tokens": 4.0, "logprobs": 1.0}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 4.0}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 4.0}),
+        (
+            "/generate",
+            {"text": "hello", "sampling_params": {"max_new_tokens": 4.0, "n": 1.0}, "top_logprobs_num": 1.0},
+        ),
+    ):
+        with_points, without = (
+            server.post(path, each) for each in (body, json.loads(json.dumps(body).replace(".0", "")))
+        )
+        assert (with_points.status_code, without.status_code) == (200, 200), with_points.text
+        assert with_points.json().get("usage") == without.json().get("usage")
 
 
 def test_errors_become_the_packages_exceptions(client: Any) -> None:

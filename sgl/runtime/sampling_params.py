@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.lang.ir.sampling import MAX_SECONDS, shown
@@ -216,11 +216,12 @@ _JSON_CONSTRAINTS = ("json_schema", "structural_tag")
 
 
 def integer(param: str, value: object, lowest: int, highest: int, *, what: str = "") -> int:
-    """Check a whole number. Raises InvalidRequest; `what`: its name in the message."""
+    """Check a whole number, which may be written as 4.0. Raises InvalidRequest; `what`: its name in the message."""
     if type(value) is not int:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        is_whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not is_whole:
             raise InvalidRequest(f"{what or param} must be an integer, not {_kind(value)}", param=param)
-        value = int(value)
+        value = int(cast(float, value))
     if not lowest <= value <= highest:
         raise InvalidRequest(
             f"{what or param} must be an integer from {lowest} to {highest}, got {shown(value)}", param=param

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, from_json
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from sgl.errors import ContextTooLong, InvalidRequest
 from sgl.runtime.server.errors import as_invalid_request
@@ -32,16 +33,28 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _PLACE = re.compile(r" at line 1 column (\d+)$")
 
 
+def _as_integer(value: Any) -> Any:
+    """4.0 is the integer 4, as in JSON Schema."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _bounded(schema: Any) -> Any:
     if isinstance(schema, list):
         return [_bounded(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
+    function = schema.get("function")
+    if isinstance(function, dict) and function.get("function") is _as_integer:  # of a model within this one
+        return schema
+    if schema.get("type") == "int":
+        return no_info_before_validator_function(_as_integer, cast(CoreSchema, schema))
+    if schema.get("type") == "list" and schema.get("items_schema", {}).get("type") == "int":  # ids: as they are
+        return {**schema, "fail_fast": True, "max_length": schema.get("max_length", MAX_VALUES)}
     changed = {name: _bounded(item) for name, item in schema.items()}
     if schema.get("type") != "list":
         return changed
     items = schema.get("items_schema", {}).get("type")
-    most = MAX_VALUES if items == "int" else MAX_TEXTS if items in ("str", "list", "any") else MAX_OBJECTS
+    most = MAX_TEXTS if items in ("str", "list", "any") else MAX_OBJECTS
     return {**changed, "fail_fast": True, "max_length": schema.get("max_length", most)}
 
 
@@ -50,7 +63,7 @@ class Bounded(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Pydantic's, with those bounds."""
+        """Pydantic's, with those bounds, and integers also as 4.0."""
         schema: CoreSchema = _bounded(handler(source))
         return schema
 

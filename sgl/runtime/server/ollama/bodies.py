@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from sgl.errors import InvalidRequest
@@ -36,12 +36,6 @@ def _duration(given: Any) -> Any:
     return given
 
 
-def _whole(given: Any) -> Any:
-    """Go reads every number of `options` as a float, so clients write 8.0, too."""
-    return int(given) if isinstance(given, float) and given.is_integer() else given
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
 KeepAlive = Annotated[float | str | None, AfterValidator(_duration)]
 """Taken, and without effect: the model stays."""
 
@@ -57,17 +51,17 @@ KeepAlive = Annotated[float | str | None, AfterValidator(_duration)]
 class OllamaOptions(Strict):
     """Sampling. What loads a model (num_ctx, num_gpu, …) has no effect: it is loaded."""
 
-    num_predict: Annotated[Whole, Field(le=MAX_TOKENS)] | None = None
+    num_predict: Annotated[int, Field(le=MAX_TOKENS)] | None = None
     """0 or less: as many as the context holds."""
     temperature: float | None = None
-    top_k: Whole | None = None
+    top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
-    seed: Whole | None = None
+    seed: int | None = None
     """-1: a random one."""
     stop: str | list[str] | None = None
     repeat_penalty: float | None = None
-    repeat_last_n: Whole | None = None
+    repeat_last_n: int | None = None
     """Only 0, for no penalty, or -1: it looks at the whole prompt and output."""
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
