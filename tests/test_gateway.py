@@ -305,7 +305,7 @@ def test_without_a_worker_requests_wait_for_one_and_health_says_so() -> None:
             assert denied.status == 401
             admin = {"Authorization": f"Bearer {ADMIN}"}
             added = await client.post("/workers", json={"url": worker.url, "id": "w"}, headers=admin)
-            assert [each["id"] for each in await added.json()] == ["w"]
+            assert [each["id"] for each in (await added.json())["workers"]] == ["w"]
             assert (await asked).status == 200
             async with client.get("/health") as answer:
                 assert answer.status == 200

@@ -508,7 +508,7 @@ def test_what_a_worker_says_of_itself_counts_if_it_can_be_read(said: object) -> 
             workers[0].info = INFO
             worker = next(iter(gateway.fleet.workers))
             await until(lambda: (worker.others, worker.kv_usage) == (12, 0.75))
-            about = (await (await client.get("/workers")).json())[0]
+            about = (await (await client.get("/workers")).json())["workers"][0]
             assert (about["others"], about["kv_usage"]) == (12, 0.75)
             workers[0].info = said
             await until(lambda: (worker.others, worker.kv_usage) == (0, 0.0))

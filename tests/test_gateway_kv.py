@@ -74,7 +74,9 @@ def test_a_gateway_knows_what_a_worker_has_computed_for_others_and_dropped(serve
                 text = await answer.text()
             assert f'sgl_gateway_worker_kv_gaps{{worker="{server.url}"}} 0.0' in text
             assert f'sgl_gateway_worker_kv_blocks{{worker="{server.url}"}}' in text
-            about = {each["id"]: each["kv_events"] for each in await (await client.get("/workers")).json()}
+            about = {
+                each["id"]: each["kv_events"] for each in (await (await client.get("/workers")).json())["workers"]
+            }
             assert about == {server.url: True, workers[0].url: False}
             await direct.post("/flush_cache")
             await until(lambda: not any(found(ids) for ids in prompts))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from sgl.errors import QueueFull
 from sgl.runtime.gateway import index
@@ -16,7 +18,7 @@ from sgl.runtime.gateway.index import PrefixIndex
 from sgl.runtime.gateway.limits import Limits
 from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.server.training import TrainingApi
-from tests.test_gateway import ADMIN, MockWorker, gateway_of, run, until, value
+from tests.test_gateway import ADMIN, MockWorker, echo, gateway_of, run, until, value
 
 
 def test_a_worker_that_is_added_again_keeps_what_runs_there_and_drains_no_longer() -> None:
@@ -37,10 +39,12 @@ def test_a_worker_that_is_added_again_keeps_what_runs_there_and_drains_no_longer
             assert await answer.content.readline() == b"data: 1\n"
             for _ in range(2):
                 added = await client.post("/workers", json={"url": f"{worker.url}/"}, headers=headers)
-                assert [each["in_flight"] for each in await added.json()] == [1]
+                assert [each["in_flight"] for each in (await added.json())["workers"]] == [1]
             await client.delete("/workers", params={"id": worker.url}, headers=headers)
             assert gateway.servers.ready() == []
-            [known] = await (await client.post("/workers", json={"url": worker.url}, headers=headers)).json()
+            [known] = (await (await client.post("/workers", json={"url": worker.url}, headers=headers)).json())[
+                "workers"
+            ]
             assert (known["is_draining"], known["in_flight"]) == (False, 1)
             assert gateway.servers.ready() == [worker.url]
             goes_on.set()
@@ -155,3 +159,31 @@ def test_a_worker_that_claims_endless_room_is_remembered_within_bounds(monkeypat
     for first in range(0, 1000, 50):
         known.sent("w", range(first, first + 50))
     assert len(known._sent["w"]) == len(known._guessed) == 100
+
+
+def test_workers_are_listed_as_clients_of_sglangs_router_read_them() -> None:
+    async def test() -> None:
+        async with gateway_of(echo, echo) as (gateway, workers, client):
+            urls = [worker.url for worker in workers]
+            found = await (await client.get("/workers")).json()
+            assert [worker["url"] for worker in found["workers"]] == urls
+            assert (found["total"], found["stats"]) == (
+                2,
+                {"regular_count": 2, "prefill_count": 0, "decode_count": 0},
+            )
+            assert all(each["is_healthy"] and each["worker_type"] == "regular" for each in found["workers"])
+            assert await (await client.get("/list_workers")).json() == {"urls": urls}
+            path = f"/workers/{quote(urls[0], safe='')}"
+            async with client.get(URL(path, encoded=True)) as answer:
+                assert (await answer.json())["url"] == urls[0]
+            async with client.get("/workers/http://nobody") as answer:
+                assert answer.status == 400
+                assert "there is no worker 'http://nobody'" in await answer.text()
+            async with client.delete(URL(path, encoded=True)) as answer:
+                assert answer.status == 401
+            admin = {"Authorization": f"Bearer {ADMIN}"}
+            async with client.delete(URL(path, encoded=True), headers=admin) as answer:
+                assert [its["is_draining"] for its in (await answer.json())["workers"]] == [True, False]
+            assert gateway.servers.ready() == urls[1:]
+
+    run(test)

@@ -133,7 +133,7 @@ def gateway(workers: list[str]) -> Iterator[str]:
             said = re.search(r"http://\S+", process.stdout.readline())
             assert said is not None, "it says where it is"
             end = time.monotonic() + PATIENCE
-            while {its["mode"] for its in requests.get(f"{said[0]}/workers", timeout=60).json()} != {
+            while {its["mode"] for its in requests.get(f"{said[0]}/workers", timeout=60).json()["workers"]} != {
                 "prefill",
                 "decode",
             }:

@@ -43,7 +43,7 @@ with (
     started("serve", model, "--disaggregation-mode", "decode") as decode,
     started("gateway", "--worker", prefill, "--worker", decode, "--min-prefill-tokens", "16") as url,
 ):
-    while {worker["mode"] for worker in requests.get(f"{url}/workers", timeout=60).json()} != {"prefill", "decode"}:
+    while requests.get(f"{url}/workers", timeout=60).json()["stats"]["regular_count"]:
         time.sleep(0.1)  # the gateway looks at its workers every second
     prompt = "The committee met on Monday and talked about the new bridge over the river. " * 4
     body = {"prompt": prompt, "max_tokens": 12, "temperature": 0}

@@ -12,7 +12,7 @@ import logging
 import re
 import socket
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -58,7 +58,17 @@ _TRAINERS |= {f"/{verb}_weights_update_group" for verb in ("init", "destroy")}
 _TRAINERS |= {f"/update_weights_from_{where}" for where in ("disk", "tensor", "distributed")}
 """Of one engine, or of a group that counts them."""
 _HEALTH = ("/health", "/health_generate", "/ready", "/ping")
-_LABELS = {*_TO_ALL, *_HEALTH, "/cluster", "/metrics", "/workers", "/generate", "/encode", "/tokenize"}
+_LABELS = {
+    *_TO_ALL,
+    *_HEALTH,
+    "/cluster",
+    "/metrics",
+    "/workers",
+    "/list_workers",
+    "/generate",
+    "/encode",
+    "/tokenize",
+}
 _LABELS |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "tags", "show")}
 _LABELS |= {f"/v1/{name}" for name in ("chat", "completions", "embeddings", "messages", "models")}
 _LABELS |= {f"/v1/{name}" for name in ("programs", "responses", "tokenize")}
@@ -108,6 +118,8 @@ class Gateway:
         self.app.router.add_get("/cluster", self._page)
         self.app.router.add_get("/cluster/status", self._status)
         self.app.router.add_route("*", "/workers", self._workers)
+        self.app.router.add_route("*", "/workers/{id:.+}", self._workers)
+        self.app.router.add_get("/list_workers", self._urls)
         self.app.router.add_route("*", "/{path:.*}", self._pass)
 
     async def add_worker(self, url: str, worker_id: str | None = None) -> None:
@@ -310,9 +322,9 @@ class Gateway:
         )
 
     async def _workers(self, request: web.Request) -> web.Response:
-        """List them, add one, or let one go."""
+        """List them, add one, or let one go: as SGLang's router does, whose clients read the answers."""
         if request.method == "GET":
-            return json_response(self.servers.about())
+            return json_response(self._listed(request.match_info.get("id")))
         _, _, given = request.headers.get("Authorization", "").partition(" ")
         if self._admin_api_key is None or not hmac.compare_digest(
             given.encode("utf-8", "surrogateescape"), self._admin_api_key.encode()
@@ -322,14 +334,30 @@ class Gateway:
             url, worker_id = _worker(await request.read())
             await self.add_worker(url, worker_id)
         elif request.method == "DELETE":
-            worker = request.query.get("id", "")
+            worker = request.match_info.get("id") or request.query.get("id", "")
             worker = worker if worker in self.servers else worker.rstrip("/")
             if worker not in self.servers:
                 raise InvalidRequest(f"there is no worker {worker!r}", param="id")
             await (self.remove_worker if request.query.get("now") == "true" else self.drain_worker)(worker)
         else:
             raise web.HTTPMethodNotAllowed(request.method, ["GET", "POST", "DELETE"])
-        return json_response(self.servers.about())
+        return json_response(self._listed())
+
+    def _listed(self, worker: str | None = None) -> dict[str, Any]:
+        """All workers, or one. Raises InvalidRequest."""
+        found = self.servers.about()
+        if worker is not None:
+            named = [its for its in found if worker.rstrip("/") in (its["id"], its["url"])]
+            if not named:
+                raise InvalidRequest(f"there is no worker {worker!r}: /workers lists them", param="id")
+            return named[0]
+        kinds = Counter(its["worker_type"] for its in found)
+        stats = {f"{kind}_count": kinds[kind] for kind in ("regular", "prefill", "decode")}
+        return {"workers": found, "total": len(found), "stats": stats}
+
+    async def _urls(self, request: web.Request) -> web.Response:
+        """As SGLang's older routers list them."""
+        return json_response({"urls": [its["url"] for its in self.servers.about()]})
 
 
 def _due(request: web.Request, timeout: float | None, arrived: float) -> float | None:

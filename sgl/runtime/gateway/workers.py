@@ -373,6 +373,8 @@ class Servers:
                 "id": its.id,
                 "url": its.url,
                 "mode": its.mode,
+                "worker_type": its.mode or "regular",
+                "is_healthy": its.is_up and not its.breaker.is_open,
                 "is_up": its.is_up,
                 "breaker": "open" if its.breaker.is_open else "closed",
                 "is_draining": known[its.id].is_draining,
