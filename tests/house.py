@@ -199,8 +199,8 @@ MOST_LINES = {
     "kernels.moe": 1_850,
     "lang": 9_900,  # with reasoning's tags, what transformers adds to Jinja, and how turns begin on models that think
     "runtime": 27_800,  # without the server and what follows; with rows of GPUs that other engines read
-    "runtime.cluster": 2_010,  # with a placement for each kind
-    "runtime.gateway": 3_800,  # with who has failed a program
+    "runtime.cluster": 2_060,  # with a placement for each kind, and who is starting
+    "runtime.gateway": 3_850,  # with who has failed a program
     "runtime.jax": 1_120,
     "runtime.media": 780,
     "runtime.model.eagle": 470,

@@ -36,7 +36,7 @@ from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
 from sgl.runtime.cluster.router import RouterProcess
-from sgl.runtime.cluster.running import Running, began, found, sweep, uninterrupted
+from sgl.runtime.cluster.running import Running, began, found, starting, sweep, uninterrupted
 from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.gateway.reports import Load
@@ -605,6 +605,25 @@ def test_a_running_cluster_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch,
     assert {file.stat().st_mode & 0o777 for file in [*files, files[0].parent]} == {0o600, 0o700}
     one.forget()
     assert found(None) == other
+
+
+def test_a_cluster_that_is_starting_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with starting(30000):
+        for port in (None, 30000):
+            with pytest.raises(EngineDead, match=f"port 30000 is starting, in process {os.getpid()}: ask again"):
+                status(SimpleNamespace(port=port, json=False))
+        with pytest.raises(ConfigError, match="no cluster runs on this machine on port 30001"):
+            found(30001)
+        known = Running(os.getpid(), 30000, "http://x", "http://y", "secret", None, "sgl", None)
+        known.write()
+        assert found(None) == known
+        known.forget()
+    [file] = tmp_path.iterdir()
+    assert not list(file.iterdir())
+    (file / "30000.starting").write_text(f"{2**30} 5")  # it was killed
+    with pytest.raises(ConfigError, match="no cluster runs on this machine"):
+        found(None)
 
 
 def test_a_full_disk_is_said_and_leaves_no_cluster_that_nobody_can_read(

@@ -19,7 +19,7 @@ from sgl.cli.logs import announce, configure_logging
 from sgl.cli.options import options_of_file, ray_address
 from sgl.errors import ConfigError, EngineDead, ServerUnreachable, needs_extra
 from sgl.runtime.cluster.config import Options
-from sgl.runtime.cluster.running import Running, found, running, sweep, uninterrupted
+from sgl.runtime.cluster.running import Running, found, running, starting, sweep, uninterrupted
 from sgl.runtime.server.serve import listen
 
 _POLL_SECONDS = 0.1
@@ -52,11 +52,12 @@ def up(options: SimpleNamespace) -> int:
         await cluster.run(on_ready)
 
     try:
-        ray = RayCluster(given.cluster.ray_address or ray_address())
-        try:
-            asyncio.run(run(ray))
-        finally:
-            ray.close()
+        with starting(bound.getsockname()[1]):  # until it says more itself
+            ray = RayCluster(given.cluster.ray_address or ray_address())
+            try:
+                asyncio.run(run(ray))
+            finally:
+                ray.close()
     except KeyboardInterrupt:
         sys.stderr.flush()
         os._exit(130)  # Ray's C++ code, interrupted within its start, ends in a segfault where Python ends in order

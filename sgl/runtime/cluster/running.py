@@ -14,7 +14,7 @@ from types import FrameType
 
 import msgspec
 
-from sgl.errors import ConfigError
+from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.cluster.link import Link
 
 
@@ -38,13 +38,9 @@ class Running:
 
     def is_alive(self) -> bool:
         """Whether its process is there."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:  # another user's process has its number
-            return False
-        return self.began is None or began(self.pid) in (self.began, None)  # else it has another's number
+        return _exists(self.pid) and (
+            self.began is None or began(self.pid) in (self.began, None)
+        )  # or it has another's number
 
     def write(self) -> None:
         """Have it found. Raises ConfigError."""
@@ -67,6 +63,30 @@ class Running:
         (_folder() / f"{self.port}.json").unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def starting(port: int) -> Iterator[None]:
+    """Have it said within the context that a cluster on that port starts here. Where that cannot be written, nothing
+    is said: what comes behind says it."""
+    path = _folder() / f"{port}.starting"
+    with contextlib.suppress(OSError):
+        path.write_text(f"{os.getpid()} {began(os.getpid()) or 0}")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _starting() -> dict[int, int]:
+    """The processes that start a cluster, by their ports."""
+    there = {}
+    for path in _folder().glob("*.starting"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, ticks = map(int, path.read_text().split())
+            if began(pid) in (ticks, None) and _exists(pid):
+                there[int(path.stem)] = pid
+    return there
+
+
 def began(pid: int) -> int | None:
     """When a process began, in ticks since the machine did; None where Linux does not say."""
     try:
@@ -76,7 +96,8 @@ def began(pid: int) -> int | None:
 
 
 def found(port: int | None) -> Running:
-    """The one that listens on a port; None: the only one. Raises ConfigError."""
+    """The one that listens on a port; None: the only one. Raises ConfigError, and EngineDead where it is only
+    starting."""
     there = running()
     if port is not None:
         there = [each for each in there if each.port == port]
@@ -85,6 +106,10 @@ def found(port: int | None) -> Running:
     ports = ", ".join(str(each.port) for each in there)
     if there:
         raise ConfigError(f"several clusters run here: give --port, one of {ports}", option="port")
+    for its, pid in _starting().items():
+        if port in (None, its):
+            message = f"the cluster on port {its} is starting, in process {pid}: ask again in some seconds"
+            raise EngineDead(message)
     where = "" if port is None else f" on port {port}"
     raise ConfigError(f"no cluster runs on this machine{where}: `sgl cluster up FILE` starts one", option="port")
 
@@ -121,6 +146,15 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt
+
+
+def _exists(pid: int) -> bool:
+    """Whether a process of this user's has the number."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):  # it has ended, or another user's has its number
+        return False
+    return True
 
 
 def running() -> list[Running]:
