@@ -85,10 +85,8 @@ class IoLoop:
         if loop is not None and selector is not None:
             loop.set_exception_handler(lambda loop, context: None)  # unfinished work is the parent's
             nothing = os.open(os.devnull, os.O_RDWR)
-            copies = [
-                selector,
-                *(selector.get_map() or ()),
-            ]  # the selector first: changing it would change the parent's
+            # the selector first: changing it would change the parent's
+            copies = [selector, *(selector.get_map() or ())]
             for copy in copies:  # the numbers stay taken: someone may still close them
                 os.dup2(nothing, copy if isinstance(copy, int) else copy.fileno(), inheritable=False)
             os.close(nothing)

@@ -50,9 +50,8 @@ def choose_adapters(config: EngineConfig, model_config: Config) -> EngineConfig:
             f"lora_target_modules has {unknown[0]!r}, and {model_config.architecture} has {', '.join(known.parts)}",
             option="lora_target_modules",
         )
-    every = [
-        name for name in known.parts if asked or name != LORA_EXPERTS
-    ]  # which take most, and few adapters have
+    # those of experts take most, and few adapters have them
+    every = [name for name in known.parts if asked or name != LORA_EXPERTS]
     targets = tuple(name for name in every if name in asked or not asked or ALL_LINEAR in asked)
     for lora in found:
         check_room(lora, known, rank, targets)

@@ -178,9 +178,7 @@ class StepResult:
     """The results of one step, on the host."""
 
     next_tokens: Int32Array  # [B]; -1 in rows that do not sample
-    checks: dict[int, Int32Array] = field(
-        default_factory=dict
-    )  # by b of drafts: the tokens sampled in their places
+    checks: dict[int, Int32Array] = field(default_factory=dict)  # by b: tokens sampled in drafts' places
     output_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = 1 + its drafts
     input_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = len(score_targets[b])
     pooled: dict[int, Float32Array] = field(default_factory=dict)  # by b of pool_from: the sum, [hidden_size]

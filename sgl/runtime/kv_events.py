@@ -184,9 +184,8 @@ class KvEvents:
             frames = replay.recv_multipart()
             if len(frames) == 3 and len(frames[2]) == 8:
                 client, empty, first = frames[0], frames[1], int.from_bytes(frames[2], "big")
-                self._replays[client] = _ReplayRequest(
-                    client, empty, first, time.monotonic()
-                )  # in place of an older one
+                # in place of an older one
+                self._replays[client] = _ReplayRequest(client, empty, first, time.monotonic())
         self._credit = min(self._credit, 0.0) + REPLAY_BYTES * _PAUSE_SECONDS
         waiting = list(self._replays.values())
         while waiting and self._credit > 0:

@@ -123,9 +123,8 @@ class Budget:
         if mask.growth is None:
             need = self._end(place).size
             grown = max((text.size - need for text in self._ways_from(place)[1] if text is not None), default=0)
-            if (
-                self.automaton.has_unique_texts
-            ):  # other keys may have to be longer, one byte for all that came before
+            # other keys may have to be longer, one byte for all that came before
+            if self.automaton.has_unique_texts:
                 return grown + 16 + len(used_texts(place))
             frame = place.stack
             while frame is not None:

@@ -29,18 +29,7 @@ from sgl.grammar.regular.expr_leaves import (
 )
 from sgl.time_limit import check_time
 
-__all__ = [
-    "EMPTY",
-    "EPSILON",
-    "Arcs",
-    "ByteSet",
-    "Expr",
-    "Words",
-    "byte_set",
-    "is_empty",
-    "literal",
-    "words",
-]  # handed on
+__all__ = ["EMPTY", "EPSILON", "Arcs", "ByteSet", "Expr", "Words", "byte_set", "is_empty", "literal", "words"]
 _FEW_WORDS: Final = 1_000
 
 

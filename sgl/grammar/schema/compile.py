@@ -308,9 +308,8 @@ class _Compilation:
             elif self._is_possible(shape):
                 properties = tuple(pair for pair in shape.properties if pair[1] in self.inhabited)
                 patterns = tuple(pattern for pattern in shape.patterns if pattern.value in self.inhabited)
-                if (
-                    self.closes_objects and shape.is_about_declared
-                ):  # behind all merging, so that it empties nothing
+                # behind all merging, so that it empties nothing
+                if self.closes_objects and shape.is_about_declared:
                     patterns = ()
                 yield replace(shape, properties=properties, patterns=patterns)
 

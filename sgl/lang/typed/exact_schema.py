@@ -251,9 +251,8 @@ def _by_code(found: dict[str, Any], schema: Any) -> dict[str, Any]:
         function = function.func
     name = getattr(function, "__qualname__", repr(function))
     is_own = str(getattr(function, "__module__", "")).startswith(("pydantic.", "pydantic_core."))
-    if (
-        is_own and "apply_known_metadata" not in name and name not in _OF_THE_WORLD and "iana_tz" not in name
-    ):  # the first calls a predicate
+    # the first calls a predicate
+    if is_own and "apply_known_metadata" not in name and name not in _OF_THE_WORLD and "iana_tz" not in name:
         return found
     return _said(found, f"the validator {name}")
 

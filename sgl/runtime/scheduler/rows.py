@@ -14,9 +14,7 @@ class RowTable:
     def __init__(self, num_rows: int, max_pages: int) -> None:
         self.kv_len: Int32Array = np.zeros(num_rows, np.int32)  # tokens in KV, launched steps included
         self.num_pages: Int32Array = np.zeros(num_rows, np.int32)
-        self.given_back: Int32Array = np.zeros(
-            num_rows, np.int32
-        )  # the first pages, that it does not hold any more
+        self.given_back: Int32Array = np.zeros(num_rows, np.int32)  # first pages that it holds no more
         self.samples_left: Int32Array = np.zeros(num_rows, np.int32)  # tokens still to be launched
         self.offset: Int32Array = np.zeros(num_rows, np.int32)  # of positions behind images
         self.adapter: Int32Array = np.full(num_rows, -1, np.int32)  # slot of a LoRA adapter; -1: none

@@ -17,10 +17,8 @@ _LEAST_SURVIVAL = 0.1  # of a draft worth a thought
 _NEW = 0.25  # weight of a new measurement
 _MOST_LONGER = 3.0  # a measurement counts as at most so many times the one before: others had the processor
 _LEAST_GAIN = 1.03  # in tokens a second, for drafts to be worth it
-_EXTRA = {
-    True: 0.003,
-    False: 0.4,
-}  # guess for steps never seen, on a GPU or a CPU: of a plain one, for each row's draft
+_EXTRA = {True: 0.003, False: 0.4}
+"""A guess for steps never seen, on a GPU or a CPU: of a plain one, for each row's draft."""
 
 
 @dataclass(slots=True)

@@ -159,9 +159,8 @@ class TrainerGroup:
                     time.sleep(_POLL_SECONDS)
                 work.wait()
         finally:
-            del (
-                group
-            )  # or the error's traceback has it, until a garbage collection ends it on any thread: see `_end`
+            # or the error's traceback has it, until a garbage collection ends it on any thread: see `_end`
+            del group
 
 
 class TrainerGroups:
