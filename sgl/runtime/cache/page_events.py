@@ -37,7 +37,7 @@ class Lost(NamedTuple):
     """Events were dropped: what is stored is not known any more."""
 
 
-class PageEvents:
+class PageEvents(Watcher):
     """Records one tree's, and passes on what its watcher wants to know."""
 
     def __init__(self, cache: RadixCache) -> None:
@@ -55,7 +55,6 @@ class PageEvents:
         return taken
 
     def grown(self, node: Node, edge: Edge) -> None:
-        """See `radix.Watcher`."""
         if self._inner is not None:
             self._inner.grown(node, edge)
         leaf = node.children[edge]
@@ -65,7 +64,6 @@ class PageEvents:
             self._put(Stored(parent, leaf.key, leaf.pages, namespace))
 
     def split(self, node: Node, upper: Node) -> None:
-        """See `radix.Watcher`."""
         if self._inner is not None:
             self._inner.split(node, upper)
 

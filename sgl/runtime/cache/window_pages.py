@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sgl.runtime.batch import Int32Array
-from sgl.runtime.cache.node import Match, Node
+from sgl.runtime.cache.node import Match, Node, PageWatcher
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.windows import first_seen_page, usable_pages
@@ -28,7 +28,7 @@ from sgl.runtime.cache.windows import first_seen_page, usable_pages
 Mask = npt.NDArray[np.bool_]
 
 
-class WindowPages:
+class WindowPages(PageWatcher):
     """The windowed pages of a tree's nodes: its `RadixCache.page_watcher`. window: tokens that a token sees, itself
     included."""
 
@@ -166,7 +166,6 @@ class WindowPages:
             self.pool.release(gone)
 
     def cut(self, node: Node, num_pages: int) -> None:
-        """See `radix.PageWatcher`."""
         pages = self.of_node.pop(node, None)
         if pages is None:
             return
@@ -179,7 +178,6 @@ class WindowPages:
             self.of_node[node] = pages[:num_pages].copy()
 
     def split(self, node: Node, upper: Node) -> None:
-        """See `radix.PageWatcher`."""
         pages = self.of_node.pop(node, None)
         if pages is None:
             return

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from sgl.errors import BackendError, ConfigError, EngineDead
 from sgl.runtime.cluster.config import Options
-from sgl.runtime.cluster.control import Control
+from sgl.runtime.cluster.control import Commands, Control
 from sgl.runtime.cluster.placement import Placement, placed
 from sgl.runtime.cluster.registry import Registry
 from sgl.runtime.cluster.router import RouterProcess
@@ -42,7 +42,7 @@ class _Before:
     failure: str | None  # that Ray Serve told already
 
 
-class Cluster:
+class Cluster(Commands):
     """One cluster. Its methods run on one event loop."""
 
     _how: tuple[dict[str, Placement], bool]
@@ -109,7 +109,6 @@ class Cluster:
         self._stop.set()
 
     async def status(self) -> dict[str, Any]:
-        """See Commands."""
         workers = self._registry.table(time.monotonic())
         return {
             "url": self._known().url,
@@ -163,7 +162,6 @@ class Cluster:
         return counts
 
     async def update(self, given: dict[str, Any], source: str) -> int:
-        """See Commands."""
         options = Options.of(given, source)
         for name, before, after in self._fixed(options):
             if before != after:

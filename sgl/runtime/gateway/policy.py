@@ -102,7 +102,7 @@ class Policy(Protocol):
         that had the session's last request."""
 
 
-class CacheAware:
+class CacheAware(Policy):
     """See the head of this file."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -111,7 +111,6 @@ class CacheAware:
     def choose(
         self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
-        """See `Policy`."""
         has = found()
         generated = GENERATED * demand.generated
         usual = CROWDED * sum(its.queued / its.rate for its in workers) / len(workers)
@@ -136,7 +135,7 @@ class CacheAware:
         return chosen
 
 
-class RoundRobin:
+class RoundRobin(Policy):
     """In turn."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -145,12 +144,11 @@ class RoundRobin:
     def choose(
         self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
-        """See `Policy`."""
         self._turn += 1
         return workers[self._turn % len(workers)]
 
 
-class Random:
+class Random(Policy):
     """By chance."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -159,7 +157,6 @@ class Random:
     def choose(
         self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
-        """See `Policy`."""
         return self._rng.choice(workers)
 
 
@@ -169,11 +166,10 @@ class PowerOfTwo(Random):
     def choose(
         self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
-        """See `Policy`."""
         return min(self._rng.sample(workers, 2), key=lambda its: its.in_flight + its.others)
 
 
-class PrefixHash:
+class PrefixHash(Policy):
     """By a hash of the first blocks, or the session's name: the same worker as long as there is one, and no other
     request's worker changes when one comes or goes. One with much more to do than the mean is passed over."""
 
@@ -182,7 +178,6 @@ class PrefixHash:
     def choose(
         self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
-        """See `Policy`."""
         key = demand.session or ",".join(map(str, demand.blocks[:_HASHED_BLOCKS]))
         most = CROWDED * (sum(worker.queued for worker in workers) + demand.work) / len(workers)
         ranked = sorted(

@@ -14,7 +14,7 @@ from sgl.runtime.runner.states import RowStates
 
 
 @dataclass(slots=True, eq=False)
-class JoinedMoves:
+class JoinedMoves(PendingMoves):
     """Copies of pages, and of recurrent states or windowed pages beside them."""
 
     pages: PendingMoves
@@ -27,11 +27,9 @@ class JoinedMoves:
         return self.pages.load_seconds
 
     def is_loaded(self) -> bool:
-        """See `batch.PendingMoves`."""
         return self.pages.is_loaded() and all(its.is_loaded() for its in self.others)
 
     def is_saved(self) -> bool:
-        """See `batch.PendingMoves`."""
         return self.pages.is_saved() and all(its.is_saved() for its in self.others)
 
 

@@ -15,7 +15,7 @@ from contextlib import closing
 from heapq import heappop, heappush
 from itertools import count
 
-from sgl.runtime.cache.node import Edge, Node
+from sgl.runtime.cache.node import Edge, Node, Watcher
 from sgl.runtime.config import SchedulePolicy
 from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.order import Order
@@ -29,7 +29,7 @@ _LOOK_AHEAD = 4  # requests without room whose loads begin
 _MUCH_GARBAGE = 64  # tolerated dead heap entries
 
 
-class WaitingQueue:
+class WaitingQueue(Watcher):
     """Requests without a row; `candidates` yields them in order."""
 
     def __init__(self, policy: SchedulePolicy, memory: RowMemory, patience: int = DEFAULT_PATIENCE) -> None:
@@ -168,12 +168,10 @@ class WaitingQueue:
     # ── what the cache tells ────────────────────────────────────────────────────────────────────────────────────
 
     def grown(self, node: Node, edge: Edge) -> None:
-        """See `radix.Watcher`."""
         for order in self._orders:
             order.grown(node, edge)
 
     def split(self, node: Node, upper: Node) -> None:
-        """See `radix.Watcher`."""
         for order in self._orders:
             order.split(node, upper)
 

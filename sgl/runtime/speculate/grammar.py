@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from sgl.grammar.matching.jump import MAX_TAIL_TOKENS
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import Request
-from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, DraftRequest
+from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 
 _MOST_CHOICES = 3
 
 
-class GrammarDrafter:
+class GrammarDrafter(Drafter):
     """See `Drafter`. Grades are how often it had to choose."""
 
     name = "grammar"
@@ -23,7 +23,6 @@ class GrammarDrafter:
         """See `Drafter`. A constraint knows where its output stands."""
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
-        """See `Drafter`."""
         return [self._draft(asked) for asked in wanted]
 
     def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:

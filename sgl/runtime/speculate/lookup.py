@@ -9,7 +9,7 @@ import numpy as np
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.scheduler.request import Request
-from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, DraftRequest
+from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 from sgl.runtime.speculate.history import MAX_CONTEXT, History, search
 from sgl.runtime.speculate.pools import START, Pools
 
@@ -20,7 +20,7 @@ _OF_TEXT = 0, 0, 1, 2, 2, 3, 3, 3, 3  # grades by tokens in common, in prompt an
 _OF_POOL = 5, 5, 5, 6, 6, 6, 6, 6, 6  # in earlier outputs; more, or all from the beginning on: 7
 
 
-class Lookup:
+class Lookup(Drafter):
     """See `Drafter`. Reads on where a draft was accepted, and searches again where one was rejected."""
 
     name = "lookup"
@@ -34,11 +34,9 @@ class Lookup:
         self._turn = 0
 
     def enter(self, request: Request) -> None:
-        """See `Drafter`."""
         self._readings[request.uid] = _Reading(request)
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
-        """See `Drafter`."""
         drafts = [NO_DRAFT] * len(wanted)
         left = self._scanned_tokens
         self._turn += 1
@@ -55,7 +53,6 @@ class Lookup:
         """See `Drafter`. What was accepted shows in the output."""
 
     def leave(self, request: Request) -> None:
-        """See `Drafter`."""
         known = self._readings.pop(request.uid, None)
         reason, origin = request.finish_reason, request.origin
         if known is None or self._pools is None or origin is None or reason is None:

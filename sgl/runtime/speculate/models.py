@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array, PendingStep, RowSetup
 from sgl.runtime.runner.drafts import DraftRunner, HeadRunner
-from sgl.runtime.runner.observer import ObservedStep
+from sgl.runtime.runner.observer import ObservedStep, Observer
 from sgl.runtime.scheduler.request import Request
-from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, DraftRequest
+from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 
 _MOST_FORCED = 8  # tokens that a head goes through one by one, before it drafts
 _NO_PAGES: Int32Array = np.empty(0, np.int32)
@@ -55,7 +55,7 @@ class _Chunk:
         return _Chunk(self.row, self.start, at, ids[:length]), _Chunk(self.row, at, self.end, ids[length:])
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter, Observer):
     """A draft model. `Drafter` and `Observer` of one engine."""
 
     costs_device_time = True
@@ -150,7 +150,6 @@ class ModelDrafter:
         self._is_filled.reshape(-1, self._page_size)[pages] = False
 
     def close(self) -> None:
-        """See `Observer`."""
         self._runner.close()
 
     def _read(self, step: ObservedStep) -> None:
@@ -198,7 +197,6 @@ class ModelDrafter:
     # ---- requests
 
     def enter(self, request: Request) -> None:
-        """See `Drafter`."""
         row = self._rows.get(request.row)
         if row is not None:
             self._row_of[request.uid] = request.row, row
@@ -207,7 +205,6 @@ class ModelDrafter:
         """See `Drafter`. What was accepted shows in the output."""
 
     def leave(self, request: Request) -> None:
-        """See `Drafter`."""
         number, row = self._row_of.pop(request.uid, (-1, None))
         if row is None or self._rows.get(number) is not row:
             return

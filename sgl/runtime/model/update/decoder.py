@@ -46,15 +46,12 @@ class DecoderWriter(OwnWriter[Weights]):
         self._targets: dict[str, torch.Tensor] = {}
 
     def name(self, given: str) -> str:
-        """See `Writer`."""
         return text_name(given) if self._config.architecture.endswith("ForConditionalGeneration") else given
 
     def missing(self, names: Collection[str]) -> list[str]:
-        """See `Writer`."""
         return super().missing([part for name in names for part in self._rows.get(name, [name])])
 
     def begin(self, names: Collection[str]) -> None:
-        """See `Writer`."""
         first = self._shard.layers(self._config).start
         touched = {int(found[1]) - first for name in names if (found := _LAYER.match(name)) is not None}
         unpack(self._weights.layers[index] for index in sorted(touched) if 0 <= index < len(self._weights.layers))
@@ -64,7 +61,6 @@ class DecoderWriter(OwnWriter[Weights]):
         self._targets = {**views[0], **views[1]}
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """See `Writer`."""
         if name in self._rows:
             parts = self._rows[name]
             for part, rows in zip(parts, torch.split(tensor, list(parts.values())), strict=True):
@@ -98,13 +94,11 @@ class DecoderWriter(OwnWriter[Weights]):
         return experts is not None and experts.is_turned and name.endswith((GATE_UP, f"{GATE_UP}_bias"))
 
     def finish(self) -> None:
-        """See `Writer`."""
         self._targets = {}
         self._weights.pack()
         self._model.weights_changed()
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        """See `Writer`."""
         if name in self._rows:
             found, start = [], 0
             for each, size in self._rows[name].items():

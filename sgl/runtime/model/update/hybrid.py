@@ -25,11 +25,9 @@ class HybridWriter(OwnWriter[HybridWeights]):
         self._slots: dict[str, Slot] = {}
 
     def ignores(self, name: str) -> bool:
-        """See `Writer`."""
         return super().ignores(name) or name.startswith(IGNORED)
 
     def begin(self, names: Collection[str]) -> None:
-        """See `Writer`."""
         weights, layers = self._weights, self._model.shard.layers_of(len(self._config.attends))
         unpack(weights.parts())
         self._unpack_head()
@@ -40,13 +38,11 @@ class HybridWriter(OwnWriter[HybridWeights]):
         }
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """See `Writer`."""
         name = self.aliases.get(name, name)
         if name in self._slots:  # else another stage's
             part = cut(name, tensor, self._config, self._model.shard)
             self._slots[name].put(part.to(self._weights.embedding.device))
 
     def finish(self) -> None:
-        """See `Writer`."""
         self._slots = {}
         self._weights.pack()

@@ -28,11 +28,9 @@ class LatentWriter(OwnWriter[LatentWeights]):
         self._targets: dict[str, torch.Tensor] = {}
 
     def ignores(self, name: str) -> bool:
-        """See `Writer`."""
         return super().ignores(name) or not is_used(name, self._model.whole_config)
 
     def begin(self, names: Collection[str]) -> None:
-        """See `Writer`."""
         weights, layers = self._weights, self._model.shard.layers(self._model.whole_config)
         touched = {int(found[1]) for name in names if (found := _LAYER.match(name)) is not None}
         unpack(layer for index, layer in zip(layers, weights.layers, strict=True) if index in touched)
@@ -40,12 +38,10 @@ class LatentWriter(OwnWriter[LatentWeights]):
         self._targets = checkpoint_tensors(self._model.config, weights, layers.start)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """See `Writer`."""
         target = self._targets.get(self.aliases.get(name, name))
         if target is not None:  # else another stage's
             fill_part(name, target, tensor, self._model.whole_config, self._model.shard)
 
     def finish(self) -> None:
-        """See `Writer`."""
         self._targets = {}
         self._weights.pack()

@@ -12,10 +12,10 @@ from sgl.kernels.layers.invariant import InvariantMatrix
 from sgl.kernels.layers.linear import PackedMatrix
 from sgl.runtime.model.loader import LM_HEAD
 from sgl.runtime.model.part import W
-from sgl.runtime.model.update.writer import is_follower, plain
+from sgl.runtime.model.update.writer import Writer, plain
 
 
-class OwnWriter(Generic[W]):
+class OwnWriter(Writer, Generic[W]):
     """A `Writer`'s names and its head, which may be the embedding. Its tensors are not read back."""
 
     why_not_read: str | None
@@ -27,21 +27,11 @@ class OwnWriter(Generic[W]):
         self.aliases = {LM_HEAD: embedding} if weights.is_tied else {}
         self.shapes |= {alias: self.shapes[name] for alias, name in self.aliases.items()}
 
-    def name(self, given: str) -> str:
-        """See `Writer`."""
-        return given
-
-    def ignores(self, name: str) -> bool:
-        """See `Writer`."""
-        return is_follower(name)
-
     def missing(self, names: Collection[str]) -> list[str]:
-        """See `Writer`."""
         have = {self.aliases.get(name, name) for name in names}
         return min(([name for name in form if name not in have] for form in self._forms), key=len)
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        """See `Writer`."""
         raise WeightsError(f"{name}: {self.why_not_read}", tensor=name)
 
     def _unpack_head(self) -> None:

@@ -11,11 +11,11 @@ from sgl.errors import WeightsError
 from sgl.kernels.layers.linear import PackedMatrix
 from sgl.runtime.model.hf.fuse import Logits, Part, Product
 from sgl.runtime.model.hf.model import TransformersModel
-from sgl.runtime.model.update.writer import is_follower, plain
+from sgl.runtime.model.update.writer import Writer, plain
 from sgl.runtime.model.weights import packed
 
 
-class TransformersWriter:
+class TransformersWriter(Writer):
     """A `Writer`, by the names that the module itself has for its tensors."""
 
     why_not_read: str | None = None
@@ -27,21 +27,11 @@ class TransformersWriter:
         self.aliases = {name: first for name, first in self._first.items() if name != first}
         self._opened: list[Product | Logits] = []
 
-    def name(self, given: str) -> str:
-        """See `Writer`."""
-        return given
-
-    def ignores(self, name: str) -> bool:
-        """See `Writer`."""
-        return is_follower(name)
-
     def missing(self, names: Collection[str]) -> list[str]:
-        """See `Writer`."""
         have = {self._first[name] for name in names}
         return [name for name in dict.fromkeys(self._first.values()) if name not in have]
 
     def begin(self, names: Collection[str]) -> None:
-        """See `Writer`."""
         found = (self._place(alias)[0] for name in names for alias in self._aliases(name))
         for module in {id(its): its for its in found if isinstance(its, Product | Logits)}.values():
             if isinstance(module.matrix, PackedMatrix):
@@ -49,12 +39,10 @@ class TransformersWriter:
                 self._opened.append(module)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """See `Writer`."""
         for alias in self._aliases(name):
             self._view(alias).copy_(tensor)
 
     def finish(self) -> None:
-        """See `Writer`."""
         for product in self._opened:
             product.matrix = packed(product.matrix)
         self._opened = []

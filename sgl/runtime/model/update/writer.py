@@ -36,9 +36,11 @@ class Writer(Protocol):
 
     def name(self, given: str) -> str:
         """A tensor's, which clients may have under another."""
+        return given
 
     def ignores(self, name: str) -> bool:
         """Whether the model has no use for a tensor that checkpoints may hold."""
+        return is_follower(name)
 
     def missing(self, names: Collection[str]) -> list[str]:
         """What else the model is made of."""
