@@ -83,7 +83,7 @@ def speculate(engine: Engine, drafters: list[Drafter], most: int = 5) -> None:
     loop = engine._loop
 
     def replace() -> None:
-        loop._speculator = Speculator(engine._scheduler, drafters, most=most, jumps=loop._jump_forward)
+        loop._speculator = Speculator(engine._scheduler, drafters, most=most, jumps=loop.jumps.is_on)
 
     loop.call(replace)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from sgl.errors import SglError
 from sgl.grammar.matching.jump import ForcedText, Jump, cut
@@ -10,7 +10,6 @@ from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.scheduler.request import FinishReason, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
-from sgl.runtime.speculate.speculator import Speculator
 
 _Ended = tuple[Submission, FinishReason | None]
 
@@ -21,20 +20,20 @@ class Jumps:
     def __init__(
         self,
         scheduler: Scheduler,
-        speculator: Speculator,
+        drafts_wait: Callable[[], bool],
         *,
         run_ahead: bool,
         is_on: bool,
         pins: bool,
         cost: float,
     ) -> None:
-        self.cost = cost
+        """drafts_wait: whether drafters need each step's results before the next."""
+        self.is_on, self.cost = is_on, cost
         self.hinted: list[Request] = []
         """Those whose constraint tells what is likely next, since they were last cleared."""
         self._scheduler = scheduler
-        self._speculator = speculator
+        self._drafts_wait = drafts_wait
         self._run_ahead = run_ahead
-        self._is_on = is_on
         self._pins = pins
 
     def forced_text(self, submission: Submission) -> ForcedText | None:
@@ -63,18 +62,18 @@ class Jumps:
 
     def _may_jump(self, request: Request) -> bool:
         """Not if the sampler must score or count every token."""
-        return self._is_on and request.top_logprobs < 0 and not request.params.has_penalties
+        return self.is_on and request.top_logprobs < 0 and not request.params.has_penalties
 
     def _jump(self, submission: Submission, matcher: RequestMatcher, jump: Jump) -> FinishReason | None:
         """Append forced tokens and try a draft, if that pays; returns the reason if they end the request."""
         request = submission.request
         forced = jump.token_ids[: (room := request.max_new_tokens - len(request.output_ids))]
         # With run-ahead, a row with a draft would miss the very step that it may save. No state goes back behind one.
-        may_draft = not (self._run_ahead or self._scheduler.memory.states) or self._speculator.wants_results
+        may_draft = not (self._run_ahead or self._scheduler.memory.states) or self._drafts_wait()
         draft = jump.draft if may_draft and len(forced) + 2 <= room else None
         # Each token saves a step, except the one that the step in flight samples.
         saved = len(forced) + (draft is not None)
-        waits = self._run_ahead and not self._speculator.wants_results
+        waits = self._run_ahead and not self._drafts_wait()
         pays = saved > waits + self.cost * self._scheduler.num_running or request.num_ahead
         if not (pays and self._may_jump(request)):
             matcher.pin(forced)

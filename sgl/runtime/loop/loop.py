@@ -84,7 +84,12 @@ class EngineLoop:
         self._stream_interval, self._check_ledger = stream_interval, check_ledger
         self._speculator, self._spending = speculator or Speculator(scheduler), spending
         self.jumps = Jumps(
-            scheduler, self._speculator, run_ahead=run_ahead, is_on=jump_forward, pins=pins, cost=jump_cost
+            scheduler,
+            lambda: self._speculator.wants_results,
+            run_ahead=run_ahead,
+            is_on=jump_forward,
+            pins=pins,
+            cost=jump_cost,
         )
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[int, Submission] = {}
