@@ -132,10 +132,14 @@ def test_tokens_and_logprobs_are_those_of_one_engine(prefill: Engine, decode: En
 
 
 @pytest.mark.costly
+@pytest.mark.parametrize("transport", ["tcp", "cuda_ipc"])
 @pytest.mark.parametrize("kind", ["latent", "experts", "tiers", "window"])
-def test_other_models_and_caches_answer_like_one_engine(kind: str, tmp_path: Path, key: str) -> None:
+def test_other_models_and_caches_answer_like_one_engine(
+    kind: str, transport: str, tmp_path: Path, key: str
+) -> None:
     options: dict[str, Any] = {**OPTIONS, "skip_tokenizer_init": True}
     plainly = {name: value for name, value in options.items() if name != "disaggregation_key_file"}
+    options["disaggregation_transport"] = transport
     if kind == "latent":
         tiny_transformer(tmp_path, "DeepseekV3ForCausalLM", **ARCHITECTURES["DeepseekV3ForCausalLM"])
     else:
@@ -148,7 +152,7 @@ def test_other_models_and_caches_answer_like_one_engine(kind: str, tmp_path: Pat
         wanted = [each["output_ids"] for each in engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)]
     with (
         Engine(tmp_path, **options, **ROOMY, disaggregation_mode="prefill") as first,
-        Engine(tmp_path, **options, disaggregation_mode="decode") as second,
+        Engine(tmp_path, **options, **ROOMY, disaggregation_mode="decode") as second,
     ):
         for _ in range(2):  # the second time, copies may be loaded instead
             for prompt, ids in zip(PROMPTS, wanted, strict=True):

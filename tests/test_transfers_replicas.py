@@ -60,14 +60,15 @@ def free_ports(number: int) -> int:
             return int(first)
 
 
-@pytest.fixture
-def engines(options: dict[str, Any]) -> Iterator[Callable[[str], list[Engine]]]:
+@pytest.fixture(params=["tcp", "cuda_ipc"])
+def engines(options: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[Callable[[str], list[Engine]]]:
     """Makes both engines of a server."""
     with ExitStack() as stack:
 
         def make(mode: str) -> list[Engine]:
             port = {"disaggregation_port": free_ports(2)} if mode == "prefill" else {}
-            each = {**options, "disaggregation_mode": mode, **port}
+            each = {**options, "disaggregation_mode": mode, "disaggregation_transport": request.param, **port}
+            each["disaggregation_buffer_mb"] = 1  # as many as there are pages
             return [stack.enter_context(Engine(**each, dp_rank=rank)) for rank in range(2)]
 
         yield make
