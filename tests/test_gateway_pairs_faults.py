@@ -126,20 +126,24 @@ async def _flush(client: aiohttp.ClientSession) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("command", "expected"),
     [
         (
-            "two_engines",
+            "two_engines.py",
             r"\d+ tokens in \d+ pages wait at 127.0.0.1\n(\d\d+) of \d+ tokens were not computed again: ",
         ),
-        (
-            "behind_one_address",
-            r"the decode server answered, and computed \d\d? of \d\d+ prompt tokens\n.*outcome=\"paired\"} 1.0",
+        *(
+            (
+                f"behind_one_address.py --transport {transport}",
+                r"the decode server answered, and computed \d\d? of \d\d+ prompt tokens\n.*outcome=\"paired\"} 1.0",
+            )
+            for transport in ("tcp", "cuda_ipc")
         ),
     ],
 )
-def test_the_examples_run(name: str, expected: str) -> None:
-    file = REPOSITORY / "examples" / "disaggregation" / f"{name}.py"
-    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=PATIENCE)
+def test_the_examples_run(command: str, expected: str) -> None:
+    name, *arguments = command.split()
+    file = REPOSITORY / "examples" / "disaggregation" / name
+    done = subprocess.run([sys.executable, file, *arguments], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert re.search(expected, done.stdout), done.stdout

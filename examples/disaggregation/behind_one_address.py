@@ -1,9 +1,9 @@
 """A prefill and a decode server behind a gateway: clients send plain requests, and know of neither.
 
-    python examples/disaggregation/behind_one_address.py [--model PATH]
+    python examples/disaggregation/behind_one_address.py [--model PATH] [--transport cuda_ipc]
 
 Starts `sgl serve` twice and `sgl gateway` before them, asks, and stops them. More servers of either kind are further
-`--worker`s (docs/disaggregation.md).
+`--worker`s (docs/disaggregation.md). With `cuda_ipc`, pages go from GPU to GPU; each server wants one of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import requests
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", default="embedded")
-model = parser.parse_args().model
+parser.add_argument("--transport", default="tcp")
+given = parser.parse_args()
+model, transport = given.model, ("--disaggregation-transport", given.transport)
 
 
 @contextlib.contextmanager
@@ -39,8 +41,8 @@ def started(*arguments: str) -> Iterator[str]:
 
 
 with (
-    started("serve", model, "--disaggregation-mode", "prefill") as prefill,
-    started("serve", model, "--disaggregation-mode", "decode") as decode,
+    started("serve", model, "--disaggregation-mode", "prefill", *transport) as prefill,
+    started("serve", model, "--disaggregation-mode", "decode", *transport) as decode,
     started("gateway", "--worker", prefill, "--worker", decode, "--min-prefill-tokens", "16") as url,
 ):
     while requests.get(f"{url}/workers", timeout=60).json()["stats"]["regular_count"]:
