@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels import limits
-from sgl.kernels.layers.fused_triton import bring, overlap
+from sgl.kernels.layers.fused_triton import overlap
 
 _WARPS = 2
 _STAGES = 5  # page numbers, and two tiles of keys and values in flight
@@ -177,7 +177,7 @@ def _attend(
             sums = tl.dot(early_shares.to(early_q.dtype), early_v.to(early_q.dtype), input_precision="ieee")
             begin += tile
     elif overlaps:
-        bring(pages + first_page + begin // page_size)
+        _bring(pages + first_page + begin // page_size)
         gdc_wait()
     for segment in range(first_segment, end_segment):
         at = segments + tl.minimum(segment + 1, end_segment - 1) * 6
@@ -299,3 +299,11 @@ def capped(scores, cap: tl.constexpr):
 def beside_sink(lse, sink):
     """What a sink leaves of the weights: lse, base-2 log-sum-exp of all scores; sink, the sink's score."""
     return 1.0 / (1.0 + tl.exp2(sink.to(tl.float32) * 1.4426950408889634 - lse))
+
+
+@triton.jit
+def _bring(address):
+    """Prefetch to the L2 cache, to load a page number faster."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )

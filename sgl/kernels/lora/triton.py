@@ -1,8 +1,7 @@
 """Triton twins of `ops`: shrink reads each tile's A once, in several runs of the input's columns; expand reads its B.
 
 A tile is up to 16 or 64 tokens of one adapter. Grids depend on shapes alone, so that steps can be captured; unused
-tiles return at once. Which tokens use which matrices was decided before the step, whose kernels do not write these:
-kernels of products read them before the previous one ends. For experts the step itself decides.
+tiles return at once.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -15,7 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels import limits
-from sgl.kernels.layers.fused_triton import bring, overlap
+from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.lora.rows import SMALL, AdapterRows
 
 _WHOLE_RANK = 64  # columns of A x that a program works out at once
@@ -23,7 +22,7 @@ _WIDTH = 128  # input columns at a time
 _SHRINK_STAGES = 4
 _EXPAND: dict[str, int] = {"num_warps": 4}
 _NARROW, _WIDE = 64, 128  # output columns of a program
-_RUN, _MOST_SPLITS = 1024, 8  # columns of a program at least, and programs side by side, for few tokens
+_RUN, _MOST_SPLITS = 2048, 8  # columns of a program at least, and programs side by side, for few tokens
 
 
 def shrink(x: torch.Tensor, a: torch.Tensor, rows: AdapterRows, num_parts: int) -> torch.Tensor:
@@ -49,11 +48,9 @@ def shrink(x: torch.Tensor, a: torch.Tensor, rows: AdapterRows, num_parts: int) 
         columns,
         triton.cdiv(width, splits * _WIDTH) * _WIDTH,
         num_experts=_num_experts(a),
-        is_decided=a.dim() == 3,
         tokens=rows.block,
         rank=rank,
         block=_WIDTH,
-        sector=32 // x.element_size(),
         precision=_precision(x),
         num_warps=4,
         num_stages=limits.of(x.device).stages(_SHRINK_STAGES, (rows.block + rank) * _WIDTH * x.element_size()),
@@ -84,7 +81,6 @@ def expand_(
         second,
         third,
         num_experts=_num_experts(b),
-        is_decided=b.dim() == 3,
         tokens=rows.block,
         rank=min(rank, _WHOLE_RANK),
         num_ranks=rank // min(rank, _WHOLE_RANK),
@@ -163,23 +159,18 @@ def _shrink(
     columns,
     run,
     num_experts: tl.constexpr,
-    is_decided: tl.constexpr,
     tokens: tl.constexpr,
     rank: tl.constexpr,
     block: tl.constexpr,
-    sector: tl.constexpr,
     precision: tl.constexpr,
     overlaps: tl.constexpr,
 ):
     if overlaps:
         gdc_launch_dependents()
-        if not is_decided:
-            gdc_wait()
+        gdc_wait()
     tile = tl.program_id(0)
     slot, first, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if (slot < 0) | (count == 0):
-        if overlaps:
-            gdc_wait()  # whoever waits for this kernel waits for those before it
         return
     place = tl.arange(0, tokens)
     is_used = place < count
@@ -188,15 +179,8 @@ def _shrink(
     of_slot = _matrix(a, slot, slot_stride, columns * width, num_experts)
     matrix = of_slot + column[None, :].to(tl.int64) * width
     begin = tl.program_id(2) * run
-    end = tl.minimum(begin + run, width)
     total = tl.zeros((tokens, rank), tl.float32)
-    if overlaps:
-        if is_decided:
-            for start in range(begin, end, block):
-                at = tl.minimum(start + tl.arange(0, block // sector) * sector, width - 1)
-                bring(matrix + at[:, None])
-        gdc_wait()
-    for start in range(begin, end, block):
+    for start in range(begin, tl.minimum(begin + run, width), block):
         at = start + tl.arange(0, block)
         is_there = at < width
         of_x = tl.load(
@@ -209,16 +193,8 @@ def _shrink(
 
 
 @triton.jit
-def _of_b(matrix, column, is_there, part: tl.constexpr, rank: tl.constexpr, num_ranks: tl.constexpr):
-    """Ranks of B's rows: [rank, block]."""
-    at = matrix + column[None, :].to(tl.int64) * (num_ranks * rank) + part * rank + tl.arange(0, rank)[:, None]
-    return tl.load(at, mask=is_there[None, :], other=0.0)
-
-
-@triton.jit
 def _product(
     shrunk,
-    of_b,
     matrix,
     row,
     is_used,
@@ -234,7 +210,7 @@ def _product(
     block: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """B, whose first ranks are of_b, times A x, from column `start` of what was shrunk: float32 [tokens, block]."""
+    """B times A x, from column `start` of what was shrunk: float32 [tokens, block]."""
     total = tl.zeros((tokens, block), tl.float32)
     for part in tl.static_range(num_ranks):
         at = part * rank + tl.arange(0, rank)
@@ -242,8 +218,11 @@ def _product(
         x = tl.load(source, mask=is_used[:, None], other=0.0)
         for split in tl.static_range(1, splits):
             x += tl.load(source + split * split_stride, mask=is_used[:, None], other=0.0)
-        if part > 0:
-            of_b = _of_b(matrix, column, is_there, part, rank, num_ranks)
+        of_b = tl.load(
+            matrix + column[None, :].to(tl.int64) * (num_ranks * rank) + at[:, None],
+            mask=is_there[None, :],
+            other=0.0,
+        )
         total = tl.dot(x.to(of_b.dtype), of_b, total, input_precision=precision)
     return total
 
@@ -263,7 +242,6 @@ def _expand(
     second_width,
     third_width,
     num_experts: tl.constexpr,
-    is_decided: tl.constexpr,
     tokens: tl.constexpr,
     rank: tl.constexpr,
     num_ranks: tl.constexpr,
@@ -274,13 +252,10 @@ def _expand(
 ):
     if overlaps:
         gdc_launch_dependents()
-        if not is_decided:
-            gdc_wait()
+        gdc_wait()
     tile = tl.program_id(1)
     slot, first, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if (slot < 0) | (count == 0):
-        if overlaps:
-            gdc_wait()
         return
     # blocks end where parts do
     number = tl.program_id(0)
@@ -294,15 +269,9 @@ def _expand(
     token = tl.load(order + first + place, mask=is_used, other=0).to(tl.int64)
     column = begin + number * block + tl.arange(0, block)
     is_there = column < end
-    size = (first_width + second_width + third_width) * (num_ranks * rank)
-    matrix = _matrix(b, slot, slot_stride, size, num_experts)
-    of_b = _of_b(matrix, column, is_there, 0, rank, num_ranks)
-    if overlaps:
-        gdc_wait()
     total = _product(
         shrunk,
-        of_b,
-        matrix,
+        _matrix(b, slot, slot_stride, (first_width + second_width + third_width) * (num_ranks * rank), num_experts),
         first + place,
         is_used,
         column,
@@ -346,65 +315,56 @@ def _expand_silu_and_mul(
 ):
     if overlaps:
         gdc_launch_dependents()
+        gdc_wait()
     tile = tl.program_id(1)
     slot, first, count = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if count == 0:
-        if overlaps:
-            gdc_wait()
         return
     place = tl.arange(0, tokens)
     is_used = place < count
+    token = tl.load(order + first + place, mask=is_used, other=0).to(tl.int64)
     column = tl.program_id(0) * block + tl.arange(0, block)
     is_there = column < width
-    is_adapted, row = is_used & (slot >= 0), first + place
-    is_read = is_there & (slot >= 0)
-    gates = b + tl.maximum(slot, 0).to(tl.int64) * slot_stride
-    ups = gates + width.to(tl.int64) * (num_ranks * rank)
-    of_gates = _of_b(gates, column, is_read, 0, rank, num_ranks)
-    of_ups = _of_b(ups, column, is_read, 0, rank, num_ranks)
-    token = tl.load(order + row, mask=is_used, other=0).to(tl.int64)
     is_inside = is_used[:, None] & is_there[None, :]
     source = gate_up + token[:, None] * gate_up_stride + column[None, :]
-    if overlaps:
-        gdc_wait()
     gate = tl.load(source, mask=is_inside, other=0.0).to(tl.float32)
     up = tl.load(source + width, mask=is_inside, other=0.0).to(tl.float32)
-    gate += _product(
-        shrunk,
-        of_gates,
-        gates,
-        row,
-        is_adapted,
-        column,
-        is_read,
-        split_stride,
-        columns,
-        0,
-        tokens,
-        rank,
-        num_ranks,
-        splits,
-        block,
-        precision,
-    )
-    up += _product(
-        shrunk,
-        of_ups,
-        ups,
-        row,
-        is_adapted,
-        column,
-        is_read,
-        split_stride,
-        columns,
-        num_ranks * rank,
-        tokens,
-        rank,
-        num_ranks,
-        splits,
-        block,
-        precision,
-    )
+    if slot >= 0:
+        matrix = b + slot.to(tl.int64) * slot_stride
+        gate += _product(
+            shrunk,
+            matrix,
+            first + place,
+            is_used,
+            column,
+            is_there,
+            split_stride,
+            columns,
+            0,
+            tokens,
+            rank,
+            num_ranks,
+            splits,
+            block,
+            precision,
+        )
+        up += _product(
+            shrunk,
+            matrix + width.to(tl.int64) * (num_ranks * rank),
+            first + place,
+            is_used,
+            column,
+            is_there,
+            split_stride,
+            columns,
+            num_ranks * rank,
+            tokens,
+            rank,
+            num_ranks,
+            splits,
+            block,
+            precision,
+        )
     # rounded as between kernels
     gate = gate.to(out.dtype.element_ty).to(tl.float32)
     up = up.to(out.dtype.element_ty).to(tl.float32)
