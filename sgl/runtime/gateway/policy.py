@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from sgl.errors import ConfigError
 from sgl.runtime.server.placement import GENERATED
@@ -92,9 +93,13 @@ class Worker:
         return (ahead + work / self.rate) * (1 + crowded)
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """Chooses a worker."""
 
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    @abstractmethod
     def choose(
         self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
     ) -> Worker:
@@ -104,9 +109,6 @@ class Policy(Protocol):
 
 class CacheAware(Policy):
     """See the head of this file."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
 
     def choose(
         self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
@@ -138,8 +140,7 @@ class CacheAware(Policy):
 class RoundRobin(Policy):
     """In turn."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self._turn = -1
+    _turn = -1
 
     def choose(
         self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
@@ -150,9 +151,6 @@ class RoundRobin(Policy):
 
 class Random(Policy):
     """By chance."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
 
     def choose(
         self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
@@ -172,8 +170,6 @@ class PowerOfTwo(Random):
 class PrefixHash(Policy):
     """By a hash of the first blocks, or the session's name: the same worker as long as there is one, and no other
     request's worker changes when one comes or goes. One with much more to do than the mean is passed over."""
-
-    def __init__(self, rng: random.Random) -> None: ...
 
     def choose(
         self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
