@@ -271,11 +271,11 @@ def _install_flashinfer() -> None:
     module.__spec__ = importlib.machinery.ModuleSpec("flashinfer", None)
     module.__version__ = "0.6.6"  # type: ignore[attr-defined]
     sys.modules["flashinfer"] = module
-    from sgl.kernels.attention import flashinfer
+    from sgl.kernels.attention import flashinfer_modules
     from sgl.kernels.latent import flashinfer as latent
 
     kernels = SimpleNamespace(plan=lambda *_: [0], paged_run=lambda *_: None, run=lambda *_: None)
-    flashinfer.FlashInferAttention._module = lambda *_: kernels  # type: ignore[assignment,method-assign]
+    flashinfer_modules.module = lambda *_: kernels  # type: ignore[assignment]
     latent.FlashInferPrompts._compiled = lambda *_: kernels  # type: ignore[assignment,method-assign]
 
 

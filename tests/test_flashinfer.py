@@ -28,8 +28,9 @@ import tests.interpreter  # noqa: F401 - mends it
 from sgl import Engine
 from sgl.errors import ConfigError
 from sgl.kernels import flashinfer_version
-from sgl.kernels.attention import flashinfer
+from sgl.kernels.attention import flashinfer, flashinfer_modules
 from sgl.kernels.attention.base import AttentionStep
+from sgl.kernels.attention.flashinfer_modules import PrefillKernel
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.runtime import attention_choice
 from sgl.runtime.config import EngineConfig
@@ -114,9 +115,9 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: hopper)
     backend = flashinfer.FlashInferAttention
     monkeypatch.setattr(
-        backend,
-        "_module",
-        lambda self, kernel, window: stand_in(kernel, caps=self._shape.softcap is not None),
+        flashinfer_modules,
+        "module",
+        lambda shape, kernel, window: stand_in(kernel, caps=shape.softcap is not None),
     )
     installed(monkeypatch, "0.7.2.post1")
     monkeypatch.setattr(
@@ -152,7 +153,7 @@ def test_any_step_equals_attention_written_out(
     prompts: list[tuple[int, int]],
     windows: tuple[int | None, ...],
     shared: int,
-    prefill: flashinfer.PrefillKernel,
+    prefill: PrefillKernel,
     softcap: float | None,
     has_sinks: bool,
 ) -> None:
@@ -315,14 +316,14 @@ def test_unknown_versions_are_refused_by_their_number(
 
 
 def kernels_take(monkeypatch: pytest.MonkeyPatch, load: Callable[[str], SimpleNamespace]) -> None:
-    monkeypatch.setattr(flashinfer.FlashInferAttention, "_module", lambda self, kernel, window: load(kernel))
+    monkeypatch.setattr(flashinfer_modules, "module", lambda shape, kernel, window: load(kernel))
 
 
 def test_what_is_not_compiled_is_compiled_side_by_side_and_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flashinfer.FlashInferAttention, "_merge", lambda *_: None)
-    monkeypatch.setattr(flashinfer, "_COMPILING", 0.01)
+    monkeypatch.setattr(flashinfer_modules, "_COMPILING", 0.01)
     both, said = threading.Barrier(2), threading.Event()
     lines: list[str] = []
 
@@ -330,7 +331,7 @@ def test_what_is_not_compiled_is_compiled_side_by_side_and_said(
         lines.append(message % values)
         said.set()
 
-    monkeypatch.setattr(flashinfer.logger, "info", info)
+    monkeypatch.setattr(flashinfer_modules.logger, "info", info)
 
     def compile_slowly(kernel: str) -> SimpleNamespace:
         both.wait(PATIENCE)

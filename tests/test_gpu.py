@@ -18,6 +18,7 @@ import torch
 from sgl import Engine
 from sgl.kernels.attention import flashinfer
 from sgl.kernels.attention.base import AttentionStep
+from sgl.kernels.attention.flashinfer_modules import PrefillKernel
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.runtime.batch import FROM_DEVICE, Batch, RowSetup
 from sgl.runtime.model.config import ModelConfig
@@ -66,7 +67,7 @@ def needs_flashinfer(case: Case) -> None:
 
 @pytest.mark.parametrize("kernel", ["fa2", "fa3"])
 @pytest.mark.parametrize("window", [None, 100])
-def test_flashinfer_equals_the_oracle(kernel: flashinfer.PrefillKernel, window: int | None) -> None:
+def test_flashinfer_equals_the_oracle(kernel: PrefillKernel, window: int | None) -> None:
     options: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "device": "cuda"}
     options |= {"windows": (window,), "dtype": torch.bfloat16}
     backend = None
@@ -161,7 +162,7 @@ def test_captured_attention_replays_other_steps_of_as_many_rows() -> None:
 
 
 @pytest.mark.parametrize("prefill", ["fa2", "fa3"])
-def test_a_captured_step_attends_to_shared_keys_once(prefill: flashinfer.PrefillKernel) -> None:
+def test_a_captured_step_attends_to_shared_keys_once(prefill: PrefillKernel) -> None:
     """Prefixes of any length, of one group or several, replay the same graph, with rows of padding behind."""
     num_rows = 96
     case = Case(

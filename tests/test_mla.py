@@ -18,7 +18,7 @@ from benchmarks.gpu.latent import V2_LITE
 from benchmarks.gpu.workloads import Multiplied
 from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
-from sgl.kernels.attention.flashinfer import PrefillKernel
+from sgl.kernels.attention.flashinfer_modules import PrefillKernel
 from sgl.kernels.attention.torch import TorchAttention
 from sgl.kernels.latent.attention import LatentAttention, TritonPrompts
 from sgl.kernels.latent.flashinfer import FlashInferPrompts

@@ -19,7 +19,7 @@ import tests.interpreter  # noqa: F401 - mends it
 from sgl.errors import ConfigError
 from sgl.kernels import flashinfer_version
 from sgl.kernels.attention.base import AttentionShape
-from sgl.kernels.attention.flashinfer import CannotCompile
+from sgl.kernels.attention.flashinfer_modules import CannotCompile
 from sgl.kernels.latent import flashinfer
 from sgl.kernels.latent.attention import LatentAttention
 from sgl.kernels.latent.flashinfer import FlashInferPrompts

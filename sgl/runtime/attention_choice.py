@@ -13,7 +13,7 @@ import torch
 from sgl.errors import ConfigError
 from sgl.kernels import cpu
 from sgl.kernels.attention import cpu as attention_cpu
-from sgl.kernels.attention import flashinfer
+from sgl.kernels.attention import flashinfer, flashinfer_modules
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape
 from sgl.kernels.attention.pools import for_pools
 from sgl.kernels.attention.torch import TorchAttention
@@ -124,7 +124,9 @@ def _flashinfer_attention(config: EngineConfig, shape: AttentionShape, reason: s
     has_fa3 = flashinfer.has_fa3(shape)
     if config.prefill_kernel == "fa3" and not has_fa3:
         raise ConfigError("prefill_kernel='fa3' is for Hopper GPUs (compute capability 9)", option="prefill_kernel")
-    kernel: flashinfer.PrefillKernel = config.prefill_kernel or ("fa3" if has_fa3 and not is_narrow else "fa2")
+    kernel: flashinfer_modules.PrefillKernel = config.prefill_kernel or (
+        "fa3" if has_fa3 and not is_narrow else "fa2"
+    )
     graph_rows = _graph_rows(config)
     bounds = {"max_graph_rows": graph_rows, "max_pages": _max_pages(config, shape)}
     backend: AttentionBackend
@@ -134,7 +136,7 @@ def _flashinfer_attention(config: EngineConfig, shape: AttentionShape, reason: s
         else:
             bounds["max_queries"] = _max_queries(config)
             backend = for_pools(shape, lambda its: flashinfer.FlashInferAttention(its, prefill=kernel, **bounds))
-    except flashinfer.CannotCompile as error:
+    except flashinfer_modules.CannotCompile as error:
         if config.attention_backend is not None or config.prefill_kernel is not None or is_narrow:
             raise ConfigError(f"attention_backend='flashinfer': {error}", option="attention_backend") from error
         reason = _fallback_reason("flashinfer", str(error))

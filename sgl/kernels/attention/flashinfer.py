@@ -11,33 +11,27 @@ are compiled of text for each model, and the log-sum-exp that all return is exac
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from sgl.kernels import flashinfer_version, limits
+from sgl.kernels.attention import flashinfer_modules
 from sgl.kernels.attention.base import AttentionShape, AttentionStep, GraphAttention
 from sgl.kernels.attention.decode import DecodeAttention, DecodePlan, SharedOutput
+from sgl.kernels.attention.flashinfer_modules import PrefillKernel
 from sgl.kernels.attention.prefixes import SharedPrefix, shared_prefixes
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
 from sgl.kernels.staging import Uploader, pinned_buffer, views_into
 
-logger = logging.getLogger(__name__)
-
-PrefillKernel = Literal["fa2", "fa3"]
-
 _UNIFORM_ROWS: flashinfer_version.Version = (0, 6, 16)
 """From here on fa2's planner asks whether all rows have the same number of tokens."""
-_COMPILING = 2.0  # seconds; loading compiled kernels takes less
 HEAD_DIMS = (64, 128, 256)
 _NON_CAUSAL, _CAUSAL = 0, 1  # mask modes
 _NHD = 0  # layout of the caches: tokens before heads
-_NO_POSITIONS = 0  # positions are encoded elsewhere
 _INT_WORKSPACE = 8 << 20  # bytes, for the planner's results
 _FLOAT_WORKSPACE = 128 << 20  # least bytes for partial results of split rows
 _PROMPTS, _DECODES_SHARED, _PROMPTS_SHARED = "prompts", "shared by decodes", "shared by prompts"  # workspaces
@@ -51,10 +45,6 @@ _SHORT_PROMPT = 128
 """Average tokens of a step's prompts, below which fa2 is used: it packs the query heads of a kv head into its
 tiles, 1.31 times as fast for 64 prompts of 64 tokens behind 1,024. fa3 is 1.51 times as fast for 4 of 2,048 (H200)."""
 _TILE = 128  # most query tokens of a block (fa3), or tokens times heads of a kv head (fa2)
-
-
-class CannotCompile(Exception):
-    """FlashInfer's kernels are not compiled and cannot be here."""
 
 
 def why_not(shape: AttentionShape) -> str | None:
@@ -131,7 +121,7 @@ class FlashInferAttention(GraphAttention):
         # programmatic dependent launch: a kernel starts while the previous one drains
         self._launches_early = torch.cuda.get_device_capability(shape.device) >= (9, 0)
         self._uploader = Uploader(shape.device)
-        self._modules = self._load(self._variants())
+        self._modules = flashinfer_modules.load(shape, prefill)
         self._num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count
         blocks = 2 * self._num_sms // shape.num_kv_heads  # of a kv head; the planner splits rows to make so many
         tiles = -(-max_graph_rows * (shape.num_heads // shape.num_kv_heads) // _TILE) + _MAX_GROUPS
@@ -400,34 +390,6 @@ class FlashInferAttention(GraphAttention):
         plan = self._modules[kernel, window is not None].plan(*arguments)
         event.record()
         return plan
-
-    def _variants(self) -> list[tuple[PrefillKernel, bool]]:
-        kernels: list[PrefillKernel] = ["fa2"] if self.prefill == "fa2" else ["fa2", "fa3"]
-        windows = dict.fromkeys(window is not None for window in self._shape.windows)
-        return [(kernel, window) for kernel in kernels for window in windows]
-
-    def _load(self, variants: list[tuple[PrefillKernel, bool]]) -> dict[tuple[PrefillKernel, bool], Any]:
-        """The compiled modules. Missing ones are compiled with nvcc in parallel: fa2 takes 13 s, fa3 49 s (16
-        cores)."""
-        names = " and ".join(dict.fromkeys(kernel for kernel, _ in variants))
-        what = f"FlashInfer's {names} kernels for {self._shape.dtype} and heads of {self._shape.head_dim}"
-        try:
-            with ThreadPoolExecutor(len(variants)) as threads:
-                modules = {variant: threads.submit(self._module, *variant) for variant in variants}
-                if wait(modules.values(), timeout=_COMPILING).not_done:
-                    logger.info("%s are compiled with nvcc, once on a machine: about a minute", what)
-                return {variant: module.result() for variant, module in modules.items()}
-        except (RuntimeError, OSError) as error:
-            note = str(error).strip().splitlines() or [type(error).__name__]
-            raise CannotCompile(f"{what} cannot be compiled, which takes CUDA's nvcc ({note[0]})") from error
-
-    def _module(self, kernel: PrefillKernel, has_window: bool) -> Any:
-        from flashinfer.prefill import get_batch_prefill_module
-
-        shape = self._shape
-        types = shape.dtype, shape.cache_dtype, shape.dtype, torch.int32
-        rest = shape.head_dim, shape.head_dim, _NO_POSITIONS, has_window, shape.softcap is not None, False
-        return get_batch_prefill_module(kernel, *types, *rest)
 
     def _workspace(self, name: str, window: int | None) -> torch.Tensor:
         if (name, window) not in self._workspaces:

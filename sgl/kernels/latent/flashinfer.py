@@ -14,7 +14,7 @@ import torch
 
 from sgl.kernels import flashinfer_version
 from sgl.kernels.attention.base import AttentionShape
-from sgl.kernels.attention.flashinfer import CannotCompile, PrefillKernel
+from sgl.kernels.attention.flashinfer_modules import CannotCompile, PrefillKernel
 from sgl.kernels.attention.ragged import Int32Array, RaggedRows
 from sgl.kernels.latent.attention import Prompts
 from sgl.kernels.staging import Uploader, pinned_buffer
