@@ -40,11 +40,7 @@ def apply_token_mask_(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torc
 
 
 def compute_masks_(
-    masks: torch.Tensor,
-    rows: torch.Tensor,
-    places: Places,
-    grammars: GrammarTensors,
-    vocabulary: VocabularyTensors,
+    masks: torch.Tensor, rows: torch.Tensor, places: Places, grammars: GrammarTensors, vocabulary: VocabularyTensors
 ) -> None:
     """Compute the token masks at places by walking the vocabulary from each, on a GPU, which nothing waits for.
 

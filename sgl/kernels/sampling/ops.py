@@ -124,11 +124,7 @@ def sample(
 
 
 def draw_keys(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    seeds: torch.Tensor | None,
-    positions: torch.Tensor,
-    first: int,
+    logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor | None, positions: torch.Tensor, first: int
 ) -> torch.Tensor:
     """`sample` over a part of the vocabulary that starts at token `first`: int64 [B], whose largest over all parts
     names the token; see `drawn_ids`. seeds: None if all temperatures are 0.
