@@ -39,13 +39,14 @@ def wanted() -> list[list[int]]:
         return [each["output_ids"] for each in engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)]
 
 
-@pytest.fixture
-def servers() -> Iterator[list[Served]]:
+@pytest.fixture(params=["tcp", "cuda_ipc"])
+def servers(request: pytest.FixtureRequest) -> Iterator[list[Served]]:
     """Two for prompts, then two for outputs."""
+    flags = (*FLAGS, "--disaggregation-transport", request.param, "--disaggregation-buffer-mb", "64")
     with contextlib.ExitStack() as stack:
 
         def serve(mode: str) -> Served:
-            server = Served(Path("embedded"), *FLAGS, "--disaggregation-mode", mode)
+            server = Served(Path("embedded"), *flags, "--disaggregation-mode", mode)
             stack.callback(server.process.communicate)
             stack.callback(server.process.kill)
             return server
