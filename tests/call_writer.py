@@ -288,6 +288,45 @@ def gpt_oss(calls: Sequence[Call]) -> str:
     )
 
 
+def cohere_command(calls: Sequence[Call]) -> str:
+    inner = ",\n    ".join(
+        f'{{"tool_call_id": "{number}", "tool_name": {_json(name)}, "parameters": {_json(arguments)}}}'
+        for number, (name, arguments) in enumerate(calls)
+    )
+    return f"<|START_ACTION|>[\n    {inner}\n]<|END_ACTION|>"
+
+
+_KINDS = {
+    str: "string",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
+
+
+def kimi_k3(calls: Sequence[Call]) -> str:
+    inner = "".join(
+        f'<|open|>call tool="{name}" index="{number}"<|sep|>'
+        + "".join(
+            f'<|open|>argument key="{key}" type="{_KINDS[type(value)]}"<|sep|>{_plain(value)}<|close|>argument<|sep|>'
+            for key, value in arguments.items()
+        )
+        + "<|close|>call<|sep|>"
+        for number, (name, arguments) in enumerate(calls, 1)
+    )
+    return f"<|open|>tools<|sep|>{inner}<|close|>tools<|sep|>"
+
+
+def inkling(calls: Sequence[Call]) -> str:
+    return "".join(
+        f'<|message_model|>{name}<|content_invoke_tool_json|>{{"name":"{name}","args":{_json(arguments)}}}<|end_message|>'
+        for name, arguments in calls
+    )
+
+
 WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "hermes": hermes,
     "llama3": llama3,
@@ -314,6 +353,10 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "internlm": internlm,
     "longcat": longcat,
     "gpt-oss": gpt_oss,
+    "cohere_command3": cohere_command,
+    "cohere_command4": cohere_command,
+    "kimi_k3": kimi_k3,
+    "inkling": inkling,
     "xlam": xlam,
     "pythonic": lambda calls: f"[{pythonic(calls)}]",
     "lfm2": lambda calls: f"<|tool_call_start|>[{pythonic(calls)}]<|tool_call_end|>",

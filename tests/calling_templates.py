@@ -179,10 +179,58 @@ _CALLS: Final = {
         + "<|tool_call:end|>\n",
         "",
     ),
+    **dict.fromkeys(
+        ("cohere_command3", "cohere_command4"),
+        (
+            "<|START_ACTION|>[\n",
+            '    {"tool_call_id": "{{ loop.index0 }}", "tool_name": "'
+            + _NAME
+            + '", "parameters": '
+            + _JSON
+            + "}{% if not loop.last %},{% endif %}\n",
+            "]<|END_ACTION|>",
+        ),
+    ),
+    "kimi_k3": (
+        "<|open|>tools<|sep|>",
+        f'<|open|>call tool="{_NAME}" index="{{{{ loop.index }}}}"<|sep|>'
+        + _ITEMS.replace(
+            "%s",
+            '<|open|>argument key="{{ k }}" type="{{ "string" if v is string else "number" }}"<|sep|>'
+            + _VALUE
+            + "<|close|>argument<|sep|>",
+        )
+        + "<|close|>call<|sep|>",
+        "<|close|>tools<|sep|>",
+    ),
+    "inkling": (
+        "",
+        f"<|message_model|>{_NAME}<|content_invoke_tool_json|>"
+        + '{"name":"'
+        + _NAME
+        + '","args":'
+        + _JSON
+        + "}<|end_message|>",
+        "",
+    ),
     "gpt-oss": (
         "",
         f" to=functions.{_NAME}<|channel|>commentary json<|message|>{_JSON}<|call|>",
         "",
+    ),
+}
+_COHERE = ("<|START_THINKING|>", "<|END_THINKING|>")
+_BLOCKS: Final = {
+    # around what is thought, and what is said
+    "cohere_command3": (*_COHERE, "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "cohere_command4": (*_COHERE, "<|START_TEXT|>", "<|END_TEXT|>"),
+    "kimi_k3": (
+        *("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        *("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+    ),
+    "inkling": (
+        *("<|message_model|><|content_thinking|>", "<|end_message|>"),
+        *("<|message_model|><|content_text|>", "<|end_message|>"),
     ),
 }
 SPECIAL: Final = [
@@ -262,9 +310,13 @@ LATEST: Final = [
     *("<function name=", "<dots_function_call>", "<|tool_call:end|>", "</ifm|arg_value>"),
     *("<|inner_prefix|>", "<|inner_suffix|>", "<mm:think>", "</mm:think>", "<|thought_start|>", "<|thought_end|>"),
     *("<|think:start|>", "<|think:end|>"),
+    *("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_ACTION|>"),
+    *("<|END_ACTION|>", "<|START_TEXT|>", "<|END_TEXT|>", "<|open|>", "<|close|>", "<|sep|>"),
+    *("<|message_model|>", "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_json|>"),
+    *("<|end_message|>", "<|content_model_end_sampling|>"),
 ]
 """Special ones of later families."""
-_VOCABULARY: Final = 480
+_VOCABULARY: Final = 512
 
 
 def template_of(name: str) -> str:
@@ -279,6 +331,9 @@ def template_of(name: str) -> str:
             "{% if m.thinking %}<|channel|>analysis<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}"
         )
         text += "{% if not m.tool_calls %}<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}"
+    elif (blocks := _BLOCKS.get(name)) is not None:
+        said = f"{{% if not m.tool_calls %}}{blocks[2]}{{{{ m.content }}}}{blocks[3]}{{% endif %}}"
+        text = "{% if m.role != 'assistant' %}{{ m.content }}{% else %}" + said + "{% endif %}"
     else:
         text = "{{ m.content or '' }}"
     turns = "{% for m in messages %}" + begin + text + calls + "{% endif %}" + end + "{% endfor %}"

@@ -210,14 +210,14 @@ MOST_LINES = {
     "runtime.model.quantized": 850,
     "runtime.model.update": 1_380,  # with groups that are left at once
     "runtime.parallel": 1_530,  # with what ranks share beside pages
-    "runtime.server": 12_480,  # with what trainers ask of SGLang
+    "runtime.server": 12_560,  # with what trainers ask of SGLang
     "runtime.speculate": 1_230,
     "runtime.transfer": 1_230,  # from GPU to GPU, too
     "cli": 2_770,
     "bench": 860,
     "platforms": 275,
     "compat": 490,
-    "formats": 1_860,  # of every family that writes calls in its own way
+    "formats": 2_120,  # of every family that writes calls in its own way
     "": 860,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from benchmarks.json_generation import BYTES
 from sgl.errors import InvalidRequest
-from sgl.formats.call_format import CallFormat
+from sgl.formats.call_format import BlockKind, CallFormat
 from sgl.formats.calls import FORMATS, PARSERS, formats_of
-from sgl.formats.constraint import behind_reasoning, calls_tag, loose
+from sgl.formats.constraint import behind_reasoning, calls_tag, in_channels, loose
 from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from sgl.formats.reading import calls_in, reader_of
 from sgl.grammar import Grammar, compile
@@ -76,6 +76,7 @@ ENDS = (
     "<|tool_arg:end|>",
     "</｜GCML｜parameter>",
     "]]></param>",
+    "<|close|>argument<|sep|>",
     '<|"|>',
     "<escape>",
 )
@@ -134,6 +135,11 @@ def read(format: CallFormat, text: str, cuts: list[int], *, is_sure: bool) -> tu
     for start, end in itertools.pairwise(edges):
         events += reader.feed(text[start:end], final=not cuts)
     events += reader.feed("", final=True)
+    return told(events)
+
+
+def told(events: list[Event]) -> tuple[str, str, list[Call]]:
+    """(reasoning, content, calls) of what a reader says."""
     thought = "".join(event.text for event in events if isinstance(event, ReasoningDelta))
     said = "".join(event.text for event in events if isinstance(event, ContentDelta))
     calls: list[list[str]] = []
@@ -223,6 +229,9 @@ def test_other_tools_and_arguments_are_not_allowed(name: str) -> None:
 def test_free_text_is_free_until_a_call_begins(name: str) -> None:
     auto = constraint(name, "auto")
     texts = ["Hello!", "a < b [x] {y}", '{"name": "Bob"', '{"no": 1}', "[1]", ""]
+    if (blocks := BY_NAME[name].blocks) is not None:
+        begin, end = blocks.said
+        texts = [f"{begin}{text}{end}" for text in texts]
     if name == "gpt-oss":
         texts = [f"<|channel|>final<|message|>{text}<|return|>" for text in texts]
     for text in texts:
@@ -520,6 +529,44 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
         ("Easy.", "2 < 3", []),
     ),
     ("gpt-oss", "Hello", ("", "Hello", [])),
+    (
+        "cohere_command3",
+        "<|START_THINKING|>I look it up.<|END_THINKING|><|START_ACTION|>[\n"
+        '    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n'
+        '    {"tool_call_id": "1", "tool_name": "stop", "parameters": {}}\n]<|END_ACTION|>',
+        ("I look it up.", "", [("get_weather", {"city": "Paris"}), ("stop", {})]),
+    ),
+    (
+        "cohere_command3",
+        "<|START_THINKING|>Easy.<|END_THINKING|>\n<|START_RESPONSE|>2 < 3\n<|END_RESPONSE|>",
+        ("Easy.", "2 < 3\n", []),
+    ),
+    ("cohere_command3", "Hello", ("", "Hello", [])),
+    ("cohere_command4", "<|START_TEXT|>Hello", ("", "Hello", [])),
+    (
+        "kimi_k3",
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|>"
+        '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+        '<|open|>argument key="city" type="string"<|sep|>5<|close|>argument<|sep|>'
+        '<|open|>argument key="days" type="number"<|sep|>5<|close|>argument<|sep|>'
+        '<|open|>argument key="tags" type="array"<|sep|>["a"]<|close|>argument<|sep|>'
+        '<|close|>call<|sep|><|open|>call tool="stop" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+        "<|close|>message<|sep|>",
+        ("Hm.", "I look.", [("get_weather", {"city": "5", "days": 5, "tags": ["a"]}), ("stop", {})]),
+    ),
+    (
+        "kimi_k3",
+        "<|open|>think<|sep|>Broken off<|open|>response<|sep|>2<|close|>response<|sep|><|close|>message<|sep|>",
+        ("Broken off", "2", []),
+    ),
+    (
+        "inkling",
+        "<|message_model|><|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>I look."
+        "<|end_message|><|message_model|>get_weather<|content_invoke_tool_json|>"
+        '{"name":"get_weather","args":{"city":"Paris"}}<|end_message|><|message_model|>stop'
+        '<|content_invoke_tool_json|>{"name":"stop","args":{}}<|end_message|><|content_model_end_sampling|>',
+        ("Hm.", "I look.", [("get_weather", {"city": "Paris"}), ("stop", {})]),
+    ),
 ]
 
 
@@ -568,6 +615,44 @@ def test_any_messages_in_channels_are_read_alike_in_any_pieces(
     assert events([0, len(text)]) == events([0, *sorted({min(cut, len(text) - 1) for cut in cuts}), len(text)])
 
 
+BLOCKS = [format for format in FORMATS if format.blocks is not None]
+
+
+@pytest.mark.parametrize("format", BLOCKS, ids=[format.name for format in BLOCKS])
+@pytest.mark.parametrize("begun", ["", "thought", "said"])
+def test_blocks_are_held_and_read_from_where_the_prompt_begins_them(format: CallFormat, begun: BlockKind) -> None:
+    assert format.blocks is not None
+    (think, thought), (say, said) = format.blocks.thought, format.blocks.said
+    prompt = {"": "", "thought": think, "said": say}[begun]
+    assert format.blocks.begun_by(f"[assistant]{prompt}") == begun
+    call = WRITERS[format.name]([("stop", {})])
+    held = compile(structural_tag=calls_tag(FUNCTIONS, format, choice="required", begun=begun), vocabulary=BYTES)
+    free = compile(structural_tag=calls_tag(FUNCTIONS, format, begun=begun), vocabulary=BYTES)
+    digits = in_channels("regex", "[0-9]+", format, begun)
+    document = compile(structural_tag=digits, vocabulary=BYTES)
+    for answer, allows, expected in (
+        (f"{say}12{said}", {free, document}, ("", "12", [])),
+        (f"{say}ab{said}", {free}, ("", "ab", [])),
+        (f"{think}why{thought}{say}12{said}{format.blocks.end}", {free, document}, ("why", "12", [])),
+        (f"{think}why{thought}{call}", {free, held}, ("why", "", [("stop", {})])),
+        (call, {free, held}, ("", "", [("stop", {})])),
+        (f"{say}I look.{said}{call}", {free, held}, ("", "I look.", [("stop", {})])),
+        (f"{think}why{thought}{say}I look.{said}{call}", {free, held}, ("why", "I look.", [("stop", {})])),
+    ):
+        if not answer.startswith(prompt):
+            continue
+        if "I look." in answer and not (format.blocks.says_first or begun == "said"):
+            allows = set()
+        text = answer.removeprefix(prompt)
+        for grammar in (free, held, document):
+            assert accepts(grammar, text) == (grammar in allows), (text, allows)
+        for size in (1, 2, 7, len(text)):
+            reader, events = reader_of(format, SCHEMAS, begun=begun), list[Event]()
+            for start in range(0, len(text), size):
+                events += reader.feed(text[start : start + size], final=start + size >= len(text))
+            assert told(events) == expected, (text, size)
+
+
 NO_CALLS = [
     ("hermes", "<tool_call>broken</tool_call> and more"),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": }}\n</tool_call>'),
@@ -596,6 +681,9 @@ NO_CALLS = [
     ("olmo3", "<function_calls>\nno call\n</function_calls>"),
     ("gemma4", '<|tool_call>call:f{a:<|"|>b<|"|>;c:1}<tool_call|>'),
     ("gemma4", "<|tool_call>call:f{a:b}<tool_call|>"),
+    ("cohere_command3", '<|START_ACTION|>[{"tool_call_id": "0", "tool": "f"}]'),
+    ("kimi_k3", '<|open|>tools<|sep|><|open|>call name="f"'),
+    ("inkling", '<|message_model|>f<|content_invoke_tool_json|>{"name":"g","args":{}}'),
 ]
 
 
@@ -610,7 +698,7 @@ def test_arguments_come_before_they_end(name: str) -> None:
     text = WRITERS[name]([("get_weather", {"city": "a long name of a city"})])
     reader = reader_of(BY_NAME[name], SCHEMAS, is_sure=True)
     events = reader.feed(text[: text.index("a long") + 4])
-    ids = {"kimi_k2": "functions.get_weather:0", "mistral_ids": "a1B2c3D40"}
+    ids: dict[str, str] = {"kimi_k2": "functions.get_weather:0", "mistral_ids": "a1B2c3D40"}
     assert events[0] == ToolCallStart("get_weather", ids.get(name))
     assert "a lo" in "".join(event.text for event in events if isinstance(event, ArgumentsDelta))
     assert reader.is_calling

@@ -63,6 +63,8 @@ class XmlStyle(NamedTuple):
     """A value stands in lines of its own."""
     string_middle: str = ""
     """What stands before a string instead, where the middle tells."""
+    more_middles: tuple[str, ...] = ()
+    """What may stand in the place of the middle before values of other kinds, none of them strings."""
     has_cdata: bool = False
     """A text may stand between <![CDATA[ and ]]>."""
 
@@ -80,6 +82,13 @@ XML_STYLES = {
     "step_xml": XmlStyle('<steptml:parameter name="', '">', "</steptml:parameter>"),
     "deepseek_xml": XmlStyle(
         '<｜DSML｜parameter name="', '" string="false">', "</｜DSML｜parameter>", string_middle='" string="true">'
+    ),
+    "kimi_xml": XmlStyle(
+        '<|open|>argument key="',
+        '" type="number"<|sep|>',
+        "<|close|>argument<|sep|>",
+        string_middle='" type="string"<|sep|>',
+        more_middles=tuple(f'" type="{kind}"<|sep|>' for kind in ("boolean", "null", "array", "object")),
     ),
     "gcml_xml": XmlStyle(
         '<｜GCML｜parameter name="', '" string="false">', "</｜GCML｜parameter>", string_middle='" string="true">'
@@ -130,11 +139,11 @@ class XmlReader(ArgumentReader):
             self.is_complete = True
             return "{}" if not self._num_keys else "}", 0
         end = begun + find_mark(style.middle, text[begun:])
-        middles = [style.middle, style.string_middle] if style.string_middle else [style.middle]
+        middles = [style.middle, *style.more_middles] + [style.string_middle] * bool(style.string_middle)
         index, length = read_one(middles, text[end:])
         length += end
         key = text[begun:end].strip()
-        types = types_of(self._parameters, key) if index == 0 else _TEXT
+        types = types_of(self._parameters, key) if index <= len(style.more_middles) else _TEXT
         end_mark = style.end
         if style.has_cdata and text.startswith(_CDATA, length):
             length += len(_CDATA)

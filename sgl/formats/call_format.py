@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sgl.errors import InvalidRequest
 from sgl.formats.arguments import XML_STYLES
@@ -29,11 +29,29 @@ Arguments = Literal[
     "ifm_xml",
     "solar_xml",
     "minicpm_xml",
+    "kimi_xml",
     "pythonic",
     "gemma4",
     "functiongemma",
 ]
+BlockKind = Literal["", "thought", "said"]
 _NAME = re.compile(r"[\w./-]+")
+
+
+class Blocks(NamedTuple):
+    """Marks of an answer that stands in blocks: what is thought, then what is said or calls."""
+
+    thought: tuple[str, str]
+    said: tuple[str, str]
+    end: str = ""
+    """May stand behind the last."""
+    says_first: bool = False
+    """Something may be said before calls, too."""
+
+    def begun_by(self, prompt: str) -> BlockKind:
+        """Which block the end of a prompt has begun."""
+        end = prompt.rstrip()
+        return "thought" if end.endswith(self.thought[0]) else "said" if end.endswith(self.said[0]) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +71,19 @@ class CallFormat:
     might."""
     prefix: str = ""
     """May stand before an answer that is calls."""
+    number_mark: str = ""
+    """Stands behind the call's number, which comes first, and before the name."""
+    repeats: str = ""
+    """Stands behind the name, which comes again behind `middle`."""
     id_mark: str = ""
-    """Stands behind the name, before the call's id: nine letters and digits."""
+    """Stands behind the name, before the call's id: nine letters and digits, or its number."""
+    has_number: bool = False
+    """The id is only a number, and none that others know."""
     writes_id: bool = False
     """The name is written as the call's id: functions.NAME:NUMBER."""
     has_channels: bool = False
-    """All of an answer is in channels, which `harmony.py` knows."""
+    """All of an answer is in channels: `blocks`, or those that `harmony.py` knows."""
+    blocks: Blocks | None = None
 
     @property
     def quotes_name(self) -> bool:
@@ -76,10 +101,13 @@ class CallFormat:
 
     def marks(self) -> tuple[str, ...]:
         """Everything written around names and arguments."""
-        around = (self.prefix, self.opening, self.begin, self.id_mark, self.middle, self.end, self.separator)
+        around: tuple[str, ...] = (self.prefix, self.opening, self.begin, self.id_mark, self.middle)
+        around += (self.end, self.separator, self.number_mark)
+        if self.blocks is not None:
+            around += (*self.blocks.thought, *self.blocks.said, self.blocks.end)
         inside: tuple[str, ...] = ()
         if (xml := XML_STYLES.get(self.arguments)) is not None:
-            inside = (xml.begin, xml.middle, xml.string_middle, xml.end)
+            inside = (xml.begin, xml.middle, *xml.more_middles, xml.string_middle, xml.end)
         elif (literal := LITERAL_STYLES.get(self.arguments)) is not None:
             inside = literal.quotes
         return (*around, self.closing, *inside)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.formats.call_format import CallFormat
+from sgl.formats.call_format import Blocks, CallFormat
 
 
 def _tagged(name: str, tag: str) -> CallFormat:
@@ -290,6 +290,58 @@ FUNCTIONGEMMA: Final = CallFormat(
     arguments="functiongemma",
     trigger="<start_function_call>",
 )
+COHERE3: Final = CallFormat(
+    "cohere_command3",
+    '{"tool_call_id": "',
+    '", "parameters": ',
+    "}",
+    number_mark='", "tool_name": "',
+    opening="<|START_ACTION|>[\n    ",
+    separator=",\n    ",
+    closing="\n]<|END_ACTION|>",
+    trigger="<|START_ACTION|>",
+    has_channels=True,
+    blocks=Blocks(("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+)
+COHERE4: Final = replace(
+    COHERE3,
+    name="cohere_command4",
+    blocks=Blocks(("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_TEXT|>", "<|END_TEXT|>")),
+)
+KIMI_K3: Final = CallFormat(
+    "kimi_k3",
+    '<|open|>call tool="',
+    '"<|sep|>',
+    "<|close|>call<|sep|>",
+    arguments="kimi_xml",
+    id_mark='" index="',
+    has_number=True,
+    opening="<|open|>tools<|sep|>",
+    closing="<|close|>tools<|sep|>",
+    trigger="<|open|>tools<|sep|>",
+    has_channels=True,
+    blocks=Blocks(
+        ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        "<|close|>message<|sep|>",
+        says_first=True,
+    ),
+)
+INKLING: Final = CallFormat(
+    "inkling",
+    "<|message_model|>",
+    '<|content_invoke_tool_json|>{"name":"',
+    "}<|end_message|>",
+    repeats='","args":',
+    trigger="<|message_model|>",
+    has_channels=True,
+    blocks=Blocks(
+        ("<|message_model|><|content_thinking|>", "<|end_message|>"),
+        ("<|message_model|><|content_text|>", "<|end_message|>"),
+        "<|content_model_end_sampling|>",
+        says_first=True,
+    ),
+)
 GPT_OSS: Final = CallFormat(
     "gpt-oss",
     "<|start|>assistant<|channel|>commentary to=functions.",
@@ -327,6 +379,10 @@ _NAMES: Final[tuple[tuple[str, tuple[CallFormat, ...]], ...]] = (
     ("minimax-m2 minimax_m2", (MINIMAX_M2,)),
     ("step3", (STEP3,)),
     ("gpt-oss openai", (GPT_OSS,)),
+    ("cohere_command3", (COHERE3,)),
+    ("cohere_command4", (COHERE4,)),
+    ("kimi_k3", (KIMI_K3,)),
+    ("inkling", (INKLING,)),
     ("nemotron_json", (TOOLCALL,)),
     ("apriel hunyuan_a13b jamba", (TOOL_CALLS,)),
     ("granite", (GRANITE,)),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from sgl.formats.arguments import XML_STYLES
-from sgl.formats.call_format import CallFormat
+from sgl.formats.call_format import BlockKind, CallFormat
 from sgl.formats.harmony import harmony_tag
 from sgl.formats.marks import parts_of
 from sgl.formats.value_types import types_of
@@ -23,28 +23,25 @@ _ANYTHING: Tag = {"type": "any_text"}
 
 
 def calls_tag(
-    functions: Sequence[Mapping[str, Any]], format: CallFormat, *, choice: Choice = "auto", only_one: bool = False
+    functions: Sequence[Mapping[str, Any]],
+    format: CallFormat,
+    *,
+    choice: Choice = "auto",
+    only_one: bool = False,
+    begun: BlockKind = "",
 ) -> Tag:
     """Calls of the functions ({"name", "parameters"}), alone if they are `required`, else within free text, in which a
-    begun call must be one of them."""
+    begun call must be one of them. begun: the block that the prompt began, of a format with blocks."""
     if format.has_channels:
-        return _structural(harmony_tag(functions, format, needs_call=choice == "required", only_one=only_one))
-    tags = [_tag(function, format) for function in functions]
-    several: Tag = {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": format.separator,
-        "at_least_one": True,
-        "stop_after_first": only_one,
-    }
-    section: Tag = several
-    if format.opening:
-        section = {"type": "tag", "begin": format.opening, "content": several, "end": format.closing}
+        needs_call = choice == "required"
+        return channels_tag(functions, format, needs_call=needs_call, only_one=only_one, begun=begun)
+    section = _section(functions, format, only_one=only_one)
     if choice == "required":
         return _structural(section)
     if format.trigger and not format.opening and not format.id_mark and format.arguments == "json":
         structures = [
-            {"begin": tag["begin"], "schema": tag["content"]["json_schema"], "end": tag["end"]} for tag in tags
+            {"begin": tag["begin"], "schema": tag["content"]["json_schema"], "end": tag["end"]}
+            for tag in section["tags"]
         ]
         return {"triggers": [format.trigger], "structures": structures, "stop_after_first": only_one}
     if format.trigger:
@@ -52,7 +49,7 @@ def calls_tag(
             {
                 "type": "triggered_tags",
                 "triggers": [format.trigger],
-                "tags": [section] if format.opening else tags,
+                "tags": [section] if format.opening else section["tags"],
                 "stop_after_first": only_one,
             }
         )
@@ -62,11 +59,59 @@ def calls_tag(
     return _structural({"type": "or", "elements": [section, _no_calls(format)]})
 
 
-def in_channels(kind: str, source: Any, format: CallFormat) -> Tag | None:
+def channels_tag(
+    functions: Sequence[Mapping[str, Any]],
+    format: CallFormat,
+    *,
+    needs_call: bool = False,
+    only_one: bool = False,
+    answer: Tag | None = None,
+    begun: BlockKind = "",
+) -> Tag:
+    """An answer in channels: thoughts, then calls of the functions, or unless one is needed what is said, which is text
+    or of another format."""
+    if format.blocks is None:
+        return _structural(harmony_tag(functions, format, needs_call=needs_call, only_one=only_one, answer=answer))
+    blocks = format.blocks
+    thoughts: Tag = {"type": "tag", "begin": blocks.thought[0], "content": _ANYTHING, "end": blocks.thought[1]}
+    said: Tag = {"type": "tag", "begin": blocks.said[0], "content": answer or _ANYTHING, "end": blocks.said[1]}
+    before: Tag = {"type": "optional", "content": thoughts}
+    if begun == "thought":
+        before = {**thoughts, "begin": ""}
+    elif begun == "said":
+        before, said = {"type": "const_string", "value": ""}, {**said, "begin": ""}
+    ways = [] if needs_call else [said]
+    if functions:
+        calls = _section(functions, format, only_one=only_one)
+        if begun != "said":
+            ways.append(calls)
+        if begun == "said" or blocks.says_first:
+            ways.append({"type": "sequence", "elements": [{**said, "content": _ANYTHING}, calls]})
+    elements = [before, {"type": "or", "elements": ways}]
+    if blocks.end:
+        elements.append({"type": "optional", "content": {"type": "const_string", "value": blocks.end}})
+    return _structural({"type": "sequence", "elements": elements})
+
+
+def _section(functions: Sequence[Mapping[str, Any]], format: CallFormat, *, only_one: bool) -> Tag:
+    """Calls, and what stands around all of them."""
+    several: Tag = {
+        "type": "tags_with_separator",
+        "tags": [_tag(function, format) for function in functions],
+        "separator": format.separator,
+        "at_least_one": True,
+        "stop_after_first": only_one,
+    }
+    if not format.opening:
+        return several
+    return {"type": "tag", "begin": format.opening, "content": several, "end": format.closing}
+
+
+def in_channels(kind: str, source: Any, format: CallFormat, begun: BlockKind = "") -> Tag | None:
     """A constraint, given by its kind and source, on what a model says in its last channel. None as for
     `behind_reasoning`."""
     answer = _as_format(kind, source)
-    return None if answer is None else _structural(harmony_tag([], format, answer=answer))
+    return None if answer is None else channels_tag([], format, answer=answer, begun=begun)
 
 
 def loose(parameters: Mapping[str, Any], format: CallFormat) -> dict[str, Any]:
@@ -158,8 +203,16 @@ def _tag(function: Mapping[str, Any], format: CallFormat) -> Tag:
         content["style"] = format.arguments
     name = format.written_name(function["name"])
     begin = f"{format.begin}{name}{format.middle}"
+    if format.repeats:
+        begin += name + format.repeats
+    if format.number_mark:
+        number = {"type": "regex", "pattern": "[0-9]{1,4}"}
+        middle = {"type": "const_string", "value": f"{format.number_mark}{name}{format.middle}"}
+        content = {"type": "sequence", "elements": [number, middle, content]}
+        begin = format.begin
     if format.writes_id or format.id_mark:
-        number = {"type": "regex", "pattern": "[0-9]{1,4}" if format.writes_id else "[a-zA-Z0-9]{9}"}
+        is_number = format.writes_id or format.has_number
+        number = {"type": "regex", "pattern": "[0-9]{1,4}" if is_number else "[a-zA-Z0-9]{9}"}
         middle = {"type": "const_string", "value": format.middle}
         content = {"type": "sequence", "elements": [number, middle, content]}
         begin = f"{format.begin}functions.{name}:" if format.writes_id else f"{format.begin}{name}{format.id_mark}"

@@ -54,7 +54,7 @@ def call_style(render: Render, formats: Sequence[CallFormat] = FORMATS) -> CallS
                     turn = partial(turn_of_calls, as_text=as_text, without_content=without_content)
                     written = _rendered(render, [_USER, turn(call_id)], **tools)
                     for each in formats:
-                        if written is None or not _is_read(each, written, before):
+                        if written is None or not _is_read(each, written, before) or not _has_blocks(render, each):
                             continue
                         both = _rendered(render, [_USER, turn(call_id, call_id[:-1] + "1")], **tools)
                         takes_long = _rendered(render, [_USER, turn(_LONG_ID)], **tools) is not None
@@ -103,12 +103,22 @@ def _is_read(format: CallFormat, written: str, before: str | None) -> bool:
     return is_probe and json.loads(found[0]["arguments"] or "") in (_ARGUMENTS, {_PROBE: "1"})  # all as strings
 
 
+def _has_blocks(render: Render, format: CallFormat) -> bool:
+    """Whether a template has answers in the format's blocks, if it has any."""
+    if format.blocks is None:
+        return True
+    written = _rendered(render, [_USER, {"role": "assistant", "content": "-"}, _USER])
+    return written is not None and format.blocks.said[0] in written
+
+
 def _as_written(format: CallFormat, written: str) -> CallFormat:
     """The format with a template's white space."""
-    if format.has_channels:
+    if format.has_channels and (format.blocks is None or format.repeats):
         return format
-    own_id = re.escape(format.id_mark) + r"\w{9}" if format.id_mark else ""
+    own_id = re.escape(format.id_mark) + r"\w+" if format.id_mark else ""
     name = rf"(?:functions\.)?{_PROBE}(?::\d+)?{own_id}"
+    if format.number_mark:
+        name = r"\d+" + r"\s*".join(["", *map(re.escape, parts_of(format.number_mark)), _PROBE])
     behind = {"opening": "", "begin": name, "middle": _arguments_of(format), "end": "", "closing": ""}
     written_ones = [each for each in behind if getattr(format, each) or behind[each]]
     pattern = ""

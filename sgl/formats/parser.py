@@ -24,6 +24,9 @@ _TO_LINE_END = re.compile(r"[^\n<]*(?=[\n<])")
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
 
 
+_NUMBER = re.compile(r"\s*\d{0,9}")
+
+
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
     """Text beside calls."""
@@ -69,6 +72,7 @@ class CallParser:
         self._events: list[Event] = []
         self._waiting: list[Event] = []  # of a call that may be none
         self._raw = ""  # the text of that
+        self._name_read = ""
         self._arguments: ArgumentReader = JsonReader()
         self._step: Callable[[], None] = self._text if format.trigger else self._start
         self._is_behind_call = False
@@ -139,7 +143,20 @@ class CallParser:
 
     def _call(self) -> None:
         self._read(self._format.begin)
+        self._step = self._number if self._format.number_mark else self._name
+
+    def _number(self) -> None:
+        """The call's, which nobody asks for."""
+        digits = _NUMBER.match(self._held)
+        if digits is None or digits.end() == len(self._held):
+            raise NeedMore
+        self._take(digits.end() + read_mark(self._format.number_mark, self._held[digits.end() :]))
         self._step = self._name
+
+    def _repeat(self) -> None:
+        """The name again, which the call has."""
+        self._read(self._name_read + self._format.repeats)
+        self._step = self._argue
 
     def _name(self) -> None:
         middle = self._format.middle
@@ -153,7 +170,8 @@ class CallParser:
         name = json.loads(f'"{written}"', strict=False) if self._format.quotes_name else written.strip()
         own_id = None
         if self._format.id_mark:
-            name, _, own_id = (each.strip() for each in name.partition(self._format.id_mark))
+            name, own_id = _name_and_id(self._format.id_mark, name)
+            own_id = None if self._format.has_number else own_id
         if not name:
             raise Malformed("a call has a name")
         if self._format.writes_id and (found := _ID.fullmatch(name)) is not None:
@@ -162,7 +180,8 @@ class CallParser:
             self._waiting.append(ToolCallStart(name, own_id or None))
         self._take(length)
         self._arguments = self._reader(name)
-        self._step = self._argue
+        self._name_read = name
+        self._step = self._repeat if self._format.repeats else self._argue
 
     def _end_of_name(self) -> int:
         """Where what stands behind a name begins. Raises NeedMore."""
@@ -174,7 +193,11 @@ class CallParser:
         else:
             found = None if parts_of(middle) else _TO_LINE_END.match(self._held)
             if parts_of(middle):
-                return find_mark(middle, self._held)
+                first = len(self._held) if self._format.has_number else 0
+                if self._format.has_number:  # its mark begins as the middle does
+                    first = find_mark(self._format.id_mark, self._held)
+                    first += read_mark(self._format.id_mark, self._held[first:])
+                return first + find_mark(middle, self._held[first:])
         if found is None:
             raise NeedMore
         return found.end()
@@ -221,7 +244,8 @@ class CallParser:
         is_closing = bool(self._format.closing) and index == 0
         self._raw = "" if is_closing else self._raw
         self._is_behind_call = is_closing
-        self._step = self._name if not is_closing else self._text if self._format.trigger else self._rest
+        name = self._number if self._format.number_mark else self._name
+        self._step = name if not is_closing else self._text if self._format.trigger else self._rest
 
     # ── what is read ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -274,3 +298,13 @@ class CallParser:
             self._held = ""
         self._say(self._raw + (self._held.lstrip() if self._is_behind_call else self._held))
         self._held, self._raw, self._waiting = "", "", []
+
+
+def _name_and_id(mark: str, text: str) -> tuple[str, str | None]:
+    """What stands before a mark and behind it."""
+    try:
+        at = find_mark(mark, text)
+        length = read_mark(mark, text[at:])
+    except (Malformed, NeedMore):
+        return text, None
+    return text[:at].strip(), text[at + length :].strip()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from sgl.formats.call_format import CallFormat
+from sgl.formats.blocks import BlocksParser
+from sgl.formats.call_format import BlockKind, CallFormat
 from sgl.formats.harmony import HarmonyParser
 from sgl.formats.parser import ArgumentsDelta, CallParser, Event, ToolCallStart
 
@@ -22,9 +23,17 @@ class AnswerReader(Protocol):
 
 
 def reader_of(
-    format: CallFormat, schemas: Mapping[str, Mapping[str, Any]], *, has_tools: bool = True, is_sure: bool = False
+    format: CallFormat,
+    schemas: Mapping[str, Mapping[str, Any]],
+    *,
+    has_tools: bool = True,
+    is_sure: bool = False,
+    begun: BlockKind = "",
 ) -> AnswerReader:
-    """A parser of a format. schemas: the tools' parameters by name. is_sure: calls are certainly well-formed."""
+    """A parser of a format. schemas: the tools' parameters by name. is_sure: calls are certainly well-formed. begun:
+    the block that the prompt began."""
+    if format.blocks is not None:
+        return BlocksParser(format, format.blocks, schemas, has_tools=has_tools, is_sure=is_sure, begun=begun)
     if format.has_channels:
         return HarmonyParser(has_tools=has_tools, is_sure=is_sure)
     return CallParser(format, schemas, is_sure=is_sure)

@@ -114,6 +114,11 @@ STYLES = {
         (('" string="true">', _STRING), ('" string="false">', _OTHERS)),
         "</｜DSML｜parameter>",
     ),
+    "kimi_xml": XmlStyle(
+        '<|open|>argument key="',
+        tuple((f'" type="{kind}"<|sep|>', frozenset({kind})) for kind in ("string", *sorted(_OTHERS))),
+        "<|close|>argument<|sep|>",
+    ),
     "gcml_xml": XmlStyle(
         '<｜GCML｜parameter name="',
         (('" string="true">', _STRING), ('" string="false">', _OTHERS)),
@@ -177,8 +182,8 @@ class PaddedValue(Node):
 def bare_texts(schema: Schema, end: bytes, kinds: frozenset[str]) -> Expr:
     """The scalars of a schema, of some kinds, as they stand before an end tag."""
     strings, others = schema.bare()
-    if kinds == _OTHERS:
-        return others
+    if not kinds & _STRING:
+        return union(*(intersect(others, scalar) for kind, scalar in _SCALARS.items() if kind in kinds))
     free = text_without([end])
     strings = free if strings is ANY_TEXT else strings if strings is EMPTY else intersect(strings, free)
     if kinds == _STRING:

@@ -20,11 +20,14 @@ _MAY_THINK = ReasoningFormat("<think>", "</think>")
 _THINKS = ReasoningFormat("<think>", "</think>", starts_inside=True)
 _INNER = ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>")
 _MM_THINK = ReasoningFormat("<mm:think>", "</mm:think>")
+_COHERE = ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>")
 _HARMONY = ReasoningFormat("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>")
 FORMATS = {
     "apertus": _INNER,
     "apertus2509": _INNER,
     "apriel": ReasoningFormat("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", starts_inside=True),
+    "cohere_command3": _COHERE,
+    "cohere_command4": _COHERE,
     "deepseek-r1": _THINKS,
     "deepseek-v3": _MAY_THINK,
     "deepseek-v4": _MAY_THINK,
@@ -40,9 +43,11 @@ FORMATS = {
     "holo2": _MAY_THINK,
     "hunyuan": _MAY_THINK,
     "hy_v3": _MAY_THINK,
+    "inkling": ReasoningFormat("<|message_model|><|content_thinking|>", "<|end_message|>"),
     "interns1": _MAY_THINK,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "kimi_k2": _MAY_THINK,
+    "kimi_k3": ReasoningFormat("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     "ling3": _MAY_THINK,
     "mimo": _MAY_THINK,
     "minicpm3": ReasoningFormat("<|thought_start|>", "<|thought_end|>"),

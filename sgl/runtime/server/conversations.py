@@ -11,7 +11,7 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from sgl.errors import InvalidRequest
-from sgl.formats.calls import FORMATS, GPT_OSS, formats_of
+from sgl.formats.calls import FORMATS, GPT_OSS, PARSERS, formats_of
 from sgl.formats.detect import CallStyle, call_style
 from sgl.runtime.requests.builder import MAX_LOGPROBS
 from sgl.runtime.requests.results import failure_of
@@ -22,7 +22,7 @@ from sgl.runtime.server.images import images_of
 from sgl.runtime.server.logprobs import chat_logprobs
 from sgl.runtime.server.protocol import ChatBody, CustomTool, SamplingBody
 from sgl.runtime.server.service import Service
-from sgl.runtime.server.thinking import Thinking, in_last_channel
+from sgl.runtime.server.thinking import Thinking, block_begun, in_last_channel
 from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint, loosenings
 
 MAX_CHAT_TOP_LOGPROBS = 20
@@ -56,14 +56,15 @@ class Conversations:
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
         params = service.sampling_defaults | body.sampling_params(limit)
         has_tags = service.engine.config.grammar_backend == "sgl"
-        constrain = partial(call_constraint, body, style, params, has_tags=has_tags)
+        begun = block_begun(None if style is None else style.format, tokenizer, ids)
+        constrain = partial(call_constraint, body, style, params, has_tags=has_tags, begun=begun)
         constraint, reading = constrain()
         separates, streams = body.separate_reasoning is not False, body.stream_reasoning is not False
         marks = () if reading.format is None else reading.format.marks()
         thinking = None
         if reading.format is not None and reading.format.has_channels:
-            params = in_last_channel(params, reading.format) if has_tags and not constraint else params
-            reading = replace(reading, separates_reasoning=separates, streams_reasoning=streams)
+            params = in_last_channel(params, reading.format, begun) if has_tags and not constraint else params
+            reading = replace(reading, separates_reasoning=separates, streams_reasoning=streams, begun=begun)
         elif (parser := service.config.reasoning_parser) is not None and separates:
             thinking = Thinking.of(parser, tokenizer, ids, streams=streams, said=_continued(body))
             marks = (*marks, *thinking.marks)
@@ -125,8 +126,11 @@ class Conversations:
         tokenizer, template = self._service.tokenizer, self._service.chat_template
         own: dict[str, Any] = {} if template is None else {"chat_template": template}
         parser = self._service.config.tool_call_parser
-        if parser is None and self._service.config.reasoning_parser in (GPT_OSS.name, "openai_gptoss"):
-            parser = GPT_OSS.name
+        named = {"openai_gptoss": GPT_OSS.name}.get(
+            reasoning := self._service.config.reasoning_parser or "", reasoning
+        )
+        if parser is None and named in PARSERS and PARSERS[named][0].has_channels:
+            parser = named
         formats = FORMATS if parser is None else formats_of(parser)
         found = call_style(partial(tokenizer.apply_chat_template, **own), formats)
         return CallStyle(formats[0]) if found is None and parser is not None else found

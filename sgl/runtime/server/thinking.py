@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sgl.formats.call_format import CallFormat
+from sgl.formats.call_format import BlockKind, CallFormat
 from sgl.formats.constraint import behind_reasoning, in_channels
 from sgl.lang.ir.reasoning import ReasoningFormat, ReasoningSplitter, is_begun, reasoning_format
 from sgl.runtime.sampling_params import CONSTRAINTS
@@ -54,10 +54,17 @@ class Thinking(NamedTuple):
         return params if tag is None else {**params, kind: None, "structural_tag": tag}
 
 
-def in_last_channel(params: dict[str, Any], format: CallFormat) -> dict[str, Any]:
+def block_begun(format: CallFormat | None, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> BlockKind:
+    """Of a format with blocks, by the end of a prompt."""
+    if format is None or format.blocks is None:
+        return ""
+    return format.blocks.begun_by(tokenizer.decode(prompt_ids[-_TAIL:], skip_special_tokens=False))
+
+
+def in_last_channel(params: dict[str, Any], format: CallFormat, begun: BlockKind) -> dict[str, Any]:
     """Sampling parameters whose constraint holds for what a model says in the last of its channels."""
     kind = constraint_in(params)
-    tag = None if kind is None else in_channels(kind, params[kind], format)
+    tag = None if kind is None else in_channels(kind, params[kind], format, begun)
     return params if kind is None or tag is None else {**params, kind: None, "structural_tag": tag}
 
 

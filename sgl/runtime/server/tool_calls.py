@@ -13,11 +13,10 @@ from time import thread_time
 from typing import Any
 
 from sgl.errors import GrammarError, InvalidRequest, nearest_name
-from sgl.formats.call_format import CallFormat
+from sgl.formats.call_format import BlockKind, CallFormat
 from sgl.formats.calls import ARRAY, OBJECT
-from sgl.formats.constraint import calls_tag, loose
+from sgl.formats.constraint import calls_tag, channels_tag, loose
 from sgl.formats.detect import CallStyle
-from sgl.formats.harmony import harmony_tag
 from sgl.formats.marks import half_mark
 from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from sgl.formats.reading import AnswerReader, reader_of
@@ -55,6 +54,8 @@ class Reading:
     """Of a format with channels: whether reasoning is no content."""
     streams_reasoning: bool = True
     """Likewise: else it comes in one piece, when it has ended."""
+    begun: BlockKind = ""
+    """Of a format with blocks: the one that the prompt began."""
 
 
 def call_constraint(
@@ -64,11 +65,12 @@ def call_constraint(
     *,
     has_tags: bool = True,
     loosened: Collection[str] = (),
+    begun: BlockKind = "",
 ) -> tuple[dict[str, Any], Reading]:
     """The constraint for well-formed calls (empty if none may come or their format is unknown), and how the answer is
     read then. A schema for texts does not hold where there are only calls. `has_tags`: the engine takes structural
     tags. `loosened`: tools whose arguments may be any where calls may come and need not, unless they say that they are
-    strict. Raises InvalidRequest for uncallable tools."""
+    strict. `begun`: the block that the prompt began. Raises InvalidRequest for uncallable tools."""
     format = None if style is None else style.format
     functions = _functions(body)
     choice = body.tool_choice
@@ -93,13 +95,13 @@ def call_constraint(
     only_one = body.parallel_tool_calls is False or is_named or (style is not None and style.only_one)
     if is_named or choice == "required":
         if format is not None and has_tags:
-            tag = calls_tag(typed, format, choice="required", only_one=only_one)
+            tag = calls_tag(typed, format, choice="required", only_one=only_one, begun=begun)
             return {"structural_tag": tag, "json_schema": None}, Reading(True, format, True, True, schemas=schemas)
         return _as_json(typed, is_named=is_named, only_one=only_one)
     if "json_schema" in params:  # a document or a call
         if (channels := _channels(format)) is not None and has_tags:
             answer = {"type": "json_schema", "json_schema": params["json_schema"]}
-            tag = {"format": harmony_tag(typed, channels, only_one=only_one, answer=answer)}
+            tag = channels_tag(typed, channels, only_one=only_one, answer=answer, begun=begun)
             return {"structural_tag": tag, "json_schema": None}, Reading(True, channels, True, schemas=schemas)
         document = {"$id": "urn:answer", **params["json_schema"]}
         return {"json_schema": {"anyOf": [call_schema(typed), document]}}, Reading(has_tools=True)
@@ -109,7 +111,7 @@ def call_constraint(
         each if _is_held(function, loosened) else {**each, "parameters": loose(each["parameters"], format)}
         for function, each in zip(functions, typed, strict=True)
     ]
-    return {"structural_tag": calls_tag(allowed, format, only_one=only_one)}, Reading(
+    return {"structural_tag": calls_tag(allowed, format, only_one=only_one, begun=begun)}, Reading(
         True, format, True, schemas=schemas
     )
 
@@ -328,7 +330,9 @@ def _reader_for(text: str, reading: Reading, *, final: bool) -> AnswerReader | N
     any format."""
     format, start = reading.format, text.lstrip()
     if format is not None and format.has_channels:
-        return reader_of(format, reading.schemas, has_tools=reading.has_tools, is_sure=reading.is_sure)
+        return reader_of(
+            format, reading.schemas, has_tools=reading.has_tools, is_sure=reading.is_sure, begun=reading.begun
+        )
     if format is not None:
         is_open = (
             not start or (bool(format.trigger) and format.trigger.startswith(start)) or "```".startswith(start)
