@@ -261,6 +261,31 @@ def test_openais_client_gets_vectors(server: LiveServer, oracle: Oracle) -> None
     assert [len(one.embedding) for one in short.data] == [7, 7]
 
 
+def test_a_conversation_is_embedded_as_the_template_writes_it(engine: Engine) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if not loop.last %}.{% endif %}{% endfor %}"
+    template += (
+        "{% if not continue_final_message %}.{% endif %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    messages = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "Hi"}]
+    with served(engine, template=template) as server:
+        for options, written in (
+            ({}, "[user]hello there.[assistant]Hi."),
+            ({"add_generation_prompt": True}, "[user]hello there.[assistant]Hi.[assistant]"),
+            ({"continue_final_message": True}, "[user]hello there.[assistant]Hi"),
+        ):
+            ids = server.service.tokenizer.encode(written, add_special_tokens=False).tolist()
+            answer = server.post("/v1/embeddings", {"messages": messages, **options})
+            assert answer.status_code == 200, answer.text
+            expected = server.post("/v1/embeddings", {"input": ids}).json()
+            assert answer.json()["usage"] == expected["usage"]
+            found, wanted = (np.array(each["data"][0]["embedding"]) for each in (answer.json(), expected))
+            assert is_close(found, wanted)
+        last = server.post("/v1/embeddings", {"messages": messages, "truncate_prompt_tokens": 3})
+        assert last.json()["usage"]["prompt_tokens"] == 3
+        long = server.post("/v1/embeddings", {"messages": [{"role": "user", "content": "a" * 9999}]})
+        assert (long.status_code, long.json()["error"]["param"]) == (400, "messages")
+
+
 def test_pooling_normalizing_and_base64_are_asked_for(server: LiveServer, oracle: Oracle) -> None:
     ids = prompts_of(8, 20)[0]
     answer = server.post(
@@ -359,6 +384,10 @@ def test_ollamas_endpoints(server: LiveServer) -> None:
     ("path", "body", "param"),
     [
         ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {}, "input"),
+        ("/v1/embeddings", {"input": "a", "messages": [{"role": "user", "content": "a"}]}, "input"),
+        ("/v1/embeddings", {"messages": []}, "messages"),
+        ("/v1/embeddings", {"messages": [{"role": "user", "content": "a"}]}, "messages"),  # there is no template
         ("/v1/embeddings", {"input": []}, "input"),
         ("/v1/embeddings", {"input": ["a", ""]}, "input"),
         ("/v1/embeddings", {"input": [[]]}, "input"),

@@ -142,7 +142,11 @@ export interface Gen {
   };
   dtype?: "int" | "float" | "bool" | "str";
   reasoning?:
+    | "apertus"
+    | "apertus2509"
     | "apriel"
+    | "cohere_command3"
+    | "cohere_command4"
     | "deepseek-r1"
     | "deepseek-v3"
     | "deepseek-v4"
@@ -152,23 +156,37 @@ export interface Gen {
     | "gemma4"
     | "glm45"
     | "glm47"
+    | "gigachat35"
     | "gpt-oss"
     | "granite"
+    | "holo2"
+    | "hunyuan"
+    | "hy_v3"
+    | "inkling"
     | "interns1"
     | "kimi"
     | "kimi_k2"
+    | "kimi_k3"
+    | "ling3"
     | "mimo"
+    | "minicpm3"
     | "minimax"
+    | "minimax-m3"
     | "minimax_m2"
+    | "minimax_m3"
     | "mistral"
     | "nemotron_3"
     | "nemotron_v3"
     | "olmo3"
+    | "openai_gptoss"
+    | "poolside_v1"
     | "qwen3"
     | "qwen3-thinking"
     | "seed_oss"
+    | "solar_open2"
     | "step3"
-    | "step3p5";
+    | "step3p5"
+    | "telechat4";
   tools?: {
     [k: string]: unknown;
   }[];

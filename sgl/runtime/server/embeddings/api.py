@@ -20,6 +20,7 @@ from sgl.runtime.requests.embeddings import check_dimensions, embedding_argument
 from sgl.runtime.requests.results import check_all
 from sgl.runtime.server import encoding
 from sgl.runtime.server.adapters import adapter_options, check_model, shown_model
+from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.embeddings.bodies import (
     MAX_NUMBERS,
     EmbeddingBody,
@@ -31,6 +32,8 @@ from sgl.runtime.server.embeddings.bodies import (
 )
 from sgl.runtime.server.embeddings.replies import Embeddings, Encoded, LabelScores, PairScores, PromptUsage, Ranks
 from sgl.runtime.server.embeddings.truncation import last_tokens
+from sgl.runtime.server.images import images_of
+from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import Service
 from sgl.runtime.server.texts import MAX_TOKENIZED, checked_size, pool_for
@@ -126,11 +129,12 @@ class EmbeddingsApi(Api):
 
     @endpoint("POST /v1/embeddings", body=EmbeddingBody, example={"input": "Hello"}, answer=Embeddings)
     async def embeddings(self, request: web.Request, body: EmbeddingBody) -> web.Response:
-        """Vectors of texts."""
+        """Vectors of texts, or of a conversation."""
         options = adapter_options(self._service, body.model, body.lora_path, 1)
+        chat, texts = body.chat(), listed(body.input)
         found = await self._embedder.embed(
-            listed(body.input),
-            param="input",
+            texts if chat is None else [await self._prompt(chat)],
+            param="input" if chat is None else "messages",
             pooling=body.pooling,
             dimensions=body.dimensions,
             normalize=body.normalize,
@@ -151,6 +155,13 @@ class EmbeddingsApi(Api):
             }
 
         return await encoding.answer(answer, found.size)
+
+    async def _prompt(self, chat: ChatBody) -> list[int]:
+        if images_of(chat):
+            raise InvalidRequest("messages are embedded with their texts only, no images", param="messages")
+        service = self._service
+        context = service.engine.config.context_length or 1
+        return await service.in_thread(prompt_ids, service.tokenizer, service.chat_template, chat, context)
 
     @endpoint("POST /encode", body=EncodeBody, example={"text": "Hello"}, answer=Encoded | list[Encoded])
     async def encode(self, request: web.Request, body: EncodeBody) -> web.Response:

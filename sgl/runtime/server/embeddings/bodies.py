@@ -8,6 +8,7 @@ from pydantic import Field
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.server.fields import Anything, Lenient, Nothing, Off, On, Strict, Zero, also_takes
+from sgl.runtime.server.protocol import ChatBody, Message
 
 MAX_NUMBERS = 1 << 22
 """Of all embeddings of one answer, before they are cut: 80 MB of JSON."""
@@ -28,14 +29,22 @@ class Truncating(Strict):
 
 @also_takes(
     (Anything, "user priority request_id mm_processor_kwargs ignore_eos"),
-    (Nothing, "messages task embed_dtype endianness"),
+    (Nothing, "task embed_dtype endianness"),
     (On, "add_special_tokens use_activation"),
 )
 class EmbeddingBody(Truncating):
     """POST /v1/embeddings."""
 
-    input: Texts
+    input: Texts | None = None
     """Texts, or their token ids."""
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    """In place of an input: one conversation, as the chat template writes it."""
+    add_generation_prompt: bool = False
+    """Of messages: open the answer's turn behind them."""
+    continue_final_message: bool = False
+    """Of messages: leave the last one open."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Of messages: variables of the template."""
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     """base64: of float32, little-endian."""
@@ -47,6 +56,19 @@ class EmbeddingBody(Truncating):
     """The name of a loaded LoRA adapter, which may also stand in `model`."""
     pooling: Pooling | None = None
     """Null: the server's."""
+
+    def chat(self) -> ChatBody | None:
+        """Of messages, if they are given. Raises InvalidRequest unless either they or an input are."""
+        if (self.input is None) == (self.messages is None):
+            raise InvalidRequest("either input or messages is needed: texts, or one conversation", param="input")
+        if self.messages is None:
+            return None
+        return ChatBody(
+            messages=self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
 
 
 class EncodeBody(Lenient):
