@@ -98,10 +98,10 @@ class EngineConfig:
     bfloat16 and a GPU of compute capability 8.9 or above. int4: the matrices rounded to four bits in groups of 128, 64
     or 32 columns; on a CPU, the rounded numbers in dtype. Checkpoints that are quantised already need neither."""
     tp_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """Tensor parallelism: processes that each hold a part of every layer. On a CPU only so far."""
+    """Tensor parallelism: processes that each hold a part of every layer."""
     pp_size: Annotated[int, Field(ge=1, le=64)] = 1
-    """Pipeline parallelism: stages that each hold some layers, in tp_size parts, and compute different steps at once.
-    On a CPU only so far."""
+    """Pipeline parallelism: stages that each hold some layers, in tp_size parts, and compute different steps at
+    once."""
     rank_timeout: Seconds = 10.0
     """Seconds for which one of these processes may be silent before the engine gives up."""
     nnodes: Annotated[int, Field(ge=1, le=64)] = 1
