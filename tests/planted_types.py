@@ -31,6 +31,7 @@ def add(a: int, b: int) -> int:
 
 MISSPELT = sgl.genn("x")  # type: ignore[attr-defined]
 ORDER = sgl.gen("order", schema=Order, max_tokens=64)
+BY_POSITION = sgl.gen("x", 16, 0, 1, "\n", [2])  # as SGLang's
 
 
 @sgl.function
