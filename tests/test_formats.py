@@ -17,7 +17,7 @@ from sgl.errors import InvalidRequest
 from sgl.formats.call_format import BlockKind, CallFormat
 from sgl.formats.calls import FORMATS, PARSERS, formats_of
 from sgl.formats.constraint import behind_reasoning, calls_tag, in_channels, loose
-from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
+from sgl.formats.parser import MAX_CALLS, ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from sgl.formats.reading import calls_in, reader_of
 from sgl.grammar import Grammar, compile
 from tests.call_writer import WRITERS, Call
@@ -613,6 +613,12 @@ def test_any_messages_in_channels_are_read_alike_in_any_pieces(
 
     text = "".join(parts) + "."
     assert events([0, len(text)]) == events([0, *sorted({min(cut, len(text) - 1) for cut in cuts}), len(text)])
+
+
+@pytest.mark.parametrize("name", ["hermes", "olmo3", "kimi_k3", "xlam"])
+def test_what_stands_behind_very_many_calls_is_text(name: str) -> None:
+    _, said, calls = read(BY_NAME[name], WRITERS[name]([("stop", {})] * (MAX_CALLS + 3)), [], is_sure=False)
+    assert (len(calls), said.count("stop")) == (MAX_CALLS, 3)
 
 
 BLOCKS = [format for format in FORMATS if format.blocks is not None]

@@ -14,6 +14,8 @@ from sgl.formats.call_format import CallFormat
 from sgl.formats.literals import LITERAL_STYLES, LiteralReader
 from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, parts_of, read_mark, read_one
 
+MAX_CALLS = 4096
+"""Of one answer; what stands behind them is text. More would take a long text seconds."""
 MAX_NAME = 256
 """Characters within which a call's name ends."""
 _OWN_ID = re.compile(r'\s*,\s*"id"\s*:\s*"[^"]*"(?=\s*\})')
@@ -73,6 +75,7 @@ class CallParser:
         self._waiting: list[Event] = []  # of a call that may be none
         self._raw = ""  # the text of that
         self._name_read = ""
+        self._num_calls = 0
         self._arguments: ArgumentReader = JsonReader()
         self._step: Callable[[], None] = self._text if format.trigger else self._start
         self._is_behind_call = False
@@ -229,6 +232,10 @@ class CallParser:
             self._take(0 if found is None else found.end())
         self._read(self._format.end)
         self._release()
+        self._num_calls += 1
+        if self._num_calls == MAX_CALLS:
+            self._step = self._rest
+            return
         if self._format.trigger and not self._format.opening:
             self._is_behind_call = True
             self._step = self._text
