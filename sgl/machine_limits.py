@@ -44,10 +44,12 @@ def address_space_left(root: Path = Path("/")) -> int | None:
 
 
 def limit_address_space(more: int) -> int:
-    """Let this process map so many more bytes, and no more ever. Returns the limit, also of what is mapped already:
-    gigabytes, for threads' stacks alone, where there are many processors."""
+    """Let this process map so many more bytes, and no more ever, if it is known what it has mapped: gigabytes, for
+    threads' stacks alone, where there are many processors. Returns the limit of both."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = address_space() + more
+    if most == more:
+        return most
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     return most

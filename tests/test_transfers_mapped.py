@@ -92,6 +92,12 @@ def amid_a_copy(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) ->
     monkeypatch.setattr(MappedRows, "read", halting)
 
 
+def stop(pid: int) -> None:
+    """Return when all threads of a child have stopped: on busy cores one may still answer after the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+
+
 def assert_computed(engine: Engine, plain: Engine, params: Any) -> None:
     found = answer(engine, PROMPTS[0], params)
     assert found["output_ids"] == answer(plain, PROMPTS[0])["output_ids"]
@@ -213,7 +219,7 @@ def test_a_prefill_process_that_stands_still_delays_a_request_for_a_bounded_time
         monkeypatch.setattr(f"sgl.runtime.transfer.{where}._SILENT_SECONDS", 0.5)
     with Child(_PREFILL, path, -1, **BUFFERS) as child:
         params = child.ask(PROMPTS[0])
-        amid_a_copy(monkeypatch, lambda: os.kill(child.process.pid, signal.SIGSTOP))
+        amid_a_copy(monkeypatch, lambda: stop(child.process.pid))
         began = time.monotonic()
         assert_computed(decode, plain, params)
         assert time.monotonic() - began < 10

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import weakref
 from typing import Any, cast
 
 import torch
@@ -19,30 +20,33 @@ class SharedMemory:
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         """Raises OSError where processes cannot share memory, or there is not so much."""
-        self._file: int | None = None
         if device.type == "cuda":
             self.memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
             try:
                 self.handle = handle_of(self.memory)
             except RuntimeError as error:
                 raise OSError(str(error)) from error
+            self._release: Any = weakref.finalize(self, _release, self.handle)
+            self._release.atexit = False
             return
         if device.type != "cpu" or not hasattr(os, "memfd_create"):
             raise OSError("there is no memory here that other processes could open")
-        self._file = os.memfd_create("sgl")
-        os.truncate(self._file, num_bytes)
-        self.memory = torch.frombuffer(mmap.mmap(self._file, num_bytes), dtype=torch.uint8)
-        self.handle = [os.getpid(), self._file, num_bytes]
+        file = os.memfd_create("sgl")
+        self._release = weakref.finalize(self, os.close, file)
+        os.truncate(file, num_bytes)
+        self.memory = torch.frombuffer(mmap.mmap(file, num_bytes), dtype=torch.uint8)
+        self.handle = [os.getpid(), file, num_bytes]
 
     def close(self) -> None:
         """Nobody opens it any more. Idempotent."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-        elif self.handle and self.memory.is_cuda:  # torch would keep the memory for whoever never came
-            released: Any = torch.UntypedStorage._release_ipc_counter_cuda
-            released(*self.handle[3:5])
+        self._release()
         self.handle = []
+
+
+def _release(handle: list[Any]) -> None:
+    """torch would keep a GPU's memory for whoever never came."""
+    released: Any = torch.UntypedStorage._release_ipc_counter_cuda
+    released(*handle[3:5])
 
 
 def handle_of(tensor: torch.Tensor) -> list[Any]:

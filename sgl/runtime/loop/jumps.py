@@ -11,8 +11,6 @@ from sgl.runtime.loop.submission import Submission
 from sgl.runtime.scheduler.request import FinishReason, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
 
-_Ended = tuple[Submission, FinishReason | None]
-
 
 class Jumps:
     """Of one loop, and for its thread. `pins` and `cost`: see EngineLoop."""

@@ -25,6 +25,8 @@ from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Int32Array, PageMoves
 
 _MARK_BYTES = 16
+_ENDING_SECONDS = 2.0  # for copies, before memory that they may read is kept
+_POLL_SECONDS = 2e-3
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +96,7 @@ class MappedRows:
         self._cache, self._first, self._device = cache, first, device
         self._rows = self._memory.memory.view(num_rows, self.page_bytes)
         self._uploader = Uploader(device)
+        self._kept: list[OpenedRows] = []
         self._loading: torch.cuda.Stream | None = None
         self._reading: torch.cuda.Stream | None = None
         if device.type == "cuda":
@@ -169,12 +172,22 @@ class MappedRows:
                 if not torch.equal(rows[0, : len(mark)].cpu(), self._as_tensor(mark)):
                     raise ConnectionError("its memory is not on this host")
                 return OpenedRows(rows)
-        except (OSError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        except ConnectionError:
+            raise
+        except (OSError, RuntimeError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise ConnectionError(f"its memory cannot be opened: {type(error).__name__}: {error}") from error
 
     def forget(self, theirs: OpenedRows) -> None:
-        """Close them, when nothing reads them any more."""
-        with self._apart():  # torch waits for the present stream, which should not be that of the steps
+        """Close them, when nothing reads them any more; or after some time keep them."""
+        end = time.monotonic() + _ENDING_SECONDS
+        while (
+            self._reading is not None and not self._reading.query()
+        ):  # torch would wait, and let no other thread run
+            if time.monotonic() > end:
+                self._kept.append(theirs)
+                return
+            time.sleep(_POLL_SECONDS)
+        with self._apart():
             theirs.rows = None
 
     @torch.inference_mode()

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
@@ -53,7 +53,7 @@ class Rows(Protocol):
         ...
 
     def forget(self, theirs: Any) -> None:
-        """Close it, when nothing reads it any more."""
+        """Close it, when nothing reads it any more; or after some time keep it."""
 
     def read(self, theirs: Any, rows: list[int], own: list[int]) -> Callable[[], bool]:
         """Start to copy. Returns what tells whether it has ended. Both raise ConnectionError."""
@@ -74,7 +74,7 @@ class _Described(msgspec.Struct, frozen=True):
     """Which rows to copy."""
 
     mark: bytes
-    rows: list[int]
+    rows: list[Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]]
 
 
 class MappedRemote:
@@ -126,7 +126,6 @@ class MappedReader(LeaseReader):
         self._rows = rows
         self._peers: dict[bytes, _Peer] = {}  # by their marks
         self._copies: dict[Read, tuple[_Peer, Callable[[], bool] | None]] = {}
-        self._meeting = threading.Lock()
         self._watching = threading.Thread(target=self._watch, name="sgl-mapped", daemon=True)
         self._ending = threading.Event()
         self._watching.start()
@@ -137,8 +136,9 @@ class MappedReader(LeaseReader):
         self._ending.set()
         self._watching.join()
         with self._lock:
-            for mark in list(self._peers):
-                self._forget(mark)
+            peers, self._peers = self._peers, {}
+        for its in peers.values():
+            self._forget(its)
         self._rows.close()
 
     def _receive(self, read: Read, peer: DeadlineSocket) -> None:
@@ -147,10 +147,7 @@ class MappedReader(LeaseReader):
             raise ValueError("other pages are described than were asked for")
         if not read.pages:
             return
-        its = self._begin(read, told.mark)
-        if its is None:
-            with self._meeting:
-                its = self._begin(read, told.mark) or self._meet(read, told.mark)
+        its = self._begin(read, told.mark) or self._meet(read, told.mark)
         has_ended = self._rows.read(its.rows, told.rows, read.pages)
         self._copies[read] = its, has_ended
         end = min(read.end, time.monotonic() + _SILENT_SECONDS + len(read.pages) * self.page_bytes / _SLOWEST)
@@ -173,10 +170,11 @@ class MappedReader(LeaseReader):
             if ending is not None and time.monotonic() - ending > _ENDING_SECONDS:
                 break
             time.sleep(_PATIENT_SECONDS)
-        if its is not None:
+        else:
             with self._lock:
-                del self._copies[read]
-                its.reads -= 1
+                if its is not None:
+                    del self._copies[read]
+                    its.reads -= 1
         read.is_quiet = True
 
     def _begin(self, read: Read, mark: bytes) -> _Peer | None:
@@ -192,36 +190,43 @@ class MappedReader(LeaseReader):
             return its
 
     def _meet(self, read: Read, mark: bytes) -> _Peer:
-        """Open an engine's memory, and begin. Raises OSError, EOFError and ValueError."""
+        """Open an engine's memory, unless another read has by then, and begin. Raises OSError, EOFError and
+        ValueError."""
         limit = min(CONNECT_SECONDS, read.end - time.monotonic())
         if limit <= 0:
             raise TimeoutError("its time was up")
         held = socket.create_connection((read.params.host, read.params.port), timeout=limit)
         try:
-            peer = DeadlineSocket(held, read.end, _SILENT_SECONDS)
-            peer.send(ASK.pack(MAGIC, HELD, bytes(16), bytes(32), 0, 0))
-            if ANSWER.unpack(peer.receive(ANSWER.size))[0] != OK:
-                raise ConnectionError("the other engine does not let its memory be opened")
-            told = description(peer, _Introduction)
+            with read.asking(DeadlineSocket(held, read.end, _SILENT_SECONDS)) as peer:
+                peer.send(ASK.pack(MAGIC, HELD, bytes.fromhex(read.params.lease), read.prompt, 0, 0))
+                if ANSWER.unpack(peer.receive(ANSWER.size))[0] != OK:
+                    raise ConnectionError("the other engine does not let its memory be opened")
+                told = description(peer, _Introduction)
             if told.mark != mark:
                 raise ConnectionError("another engine answers there")
-            its = _Peer(self._rows.open(told.handle, mark), held, reads=1)
+            its = _Peer(self._rows.open(told.handle, mark), held)
         except BaseException:
             held.close()
             raise
         with self._lock:
-            self._peers[mark], self._copies[read] = its, (its, None)
-        return its
+            first = self._peers.setdefault(mark, its)
+        if first is not its:
+            self._forget(its)
+        begun = self._begin(read, mark)
+        if begun is None:
+            raise ConnectionError("the other engine has ended")
+        return begun
 
     def _watch(self) -> None:
         """Forget engines that have ended."""
         while not self._ending.wait(_WATCH_SECONDS):
             with self._lock:
-                for mark in [mark for mark, its in self._peers.items() if its.is_gone and not its.reads]:
-                    self._forget(mark)
+                marks = [mark for mark, its in self._peers.items() if its.is_gone and not its.reads]
+                gone = [self._peers.pop(mark) for mark in marks]
+            for its in gone:  # not under the lock, for which the scheduler waits
+                self._forget(its)
 
-    def _forget(self, mark: bytes) -> None:
-        its = self._peers.pop(mark)
+    def _forget(self, its: _Peer) -> None:
         its.held.close()
         if not its.reads:  # else a copy does not end, and the memory stays until the process does
             self._rows.forget(its.rows)

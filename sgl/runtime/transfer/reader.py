@@ -5,11 +5,12 @@ A read writes to its pages until it `is_quiet`, also after it failed or was cut:
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -45,6 +46,19 @@ class Read:
     is_cut: bool = False
     peer: DeadlineSocket | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextlib.contextmanager
+    def asking(self, peer: DeadlineSocket) -> Iterator[DeadlineSocket]:
+        """Ask over another connection meanwhile, which `cut` ends, too. Raises TimeoutError."""
+        with self.lock:
+            if self.is_cut:
+                raise TimeoutError("it was cut")
+            before, self.peer = self.peer, peer
+        try:
+            yield peer
+        finally:
+            with self.lock:
+                self.peer = before
 
     def cut(self) -> None:
         """End it early. Idempotent, from any thread."""

@@ -36,7 +36,7 @@ from sgl.runtime.transfer.wire import (
 logger = logging.getLogger(__name__)
 
 Memory = npt.NDArray[np.uint8]
-_MOST_CONNECTIONS = 64
+_MOST_CONNECTIONS = 64  # at once, and as many that are held
 _ASK_SECONDS = 5.0  # for a connection to say what it wants
 _SILENT_SECONDS = 5.0
 _GO_ON_MS = 1
@@ -70,7 +70,7 @@ class TransferServer:
         self._memory = memory
         self._offers = offers
         self._remote = remote
-        self._room = threading.Semaphore(_MOST_CONNECTIONS)
+        self._room, self._held = threading.Semaphore(_MOST_CONNECTIONS), threading.Semaphore(_MOST_CONNECTIONS)
         self._peers: set[DeadlineSocket] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -115,35 +115,32 @@ class TransferServer:
             threading.Thread(target=self._serve, args=(sock,), name="sgl-transfer", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        peer = DeadlineSocket(sock, time.monotonic() + _ASK_SECONDS, _ASK_SECONDS)
+        peer, taken = DeadlineSocket(sock, time.monotonic() + _ASK_SECONDS, _ASK_SECONDS), [self._room]
         with self._lock:
             self._peers.add(peer)
         try:
             if not self._is_closed:
-                self._answer(peer)
+                self._answer(peer, taken)
         except (OSError, EOFError) as error:
             logger.debug("a transfer ended: %s", error)
         finally:
             with self._lock:
                 self._peers.discard(peer)
             sock.close()
-            self._room.release()
+            taken[0].release()
 
-    def _answer(self, peer: DeadlineSocket) -> None:
+    def _answer(self, peer: DeadlineSocket, taken: list[threading.Semaphore]) -> None:
         magic, kind, lease, prompt, first, count = ASK.unpack(peer.receive(ASK.size))
         if magic != MAGIC or kind not in (PAGES, REMOTE, MAPPED, HELD):
             return
-        remote = self._remote
-        if kind == HELD and remote is not None and remote.kind == MAPPED:
-            self._tell(peer, remote.introduce())
-            ended = select.poll()
-            ended.register(peer.sock, select.POLLIN)
-            ended.poll()  # until either side ends
-            return
-        cut = peer.cut
+        remote, cut = self._remote, peer.cut
         offer = self._offers.begin_read(lease, prompt, cut)
         if offer is None:
             peer.send(ANSWER.pack(GONE, 0))
+            return
+        if kind == HELD:
+            self._offers.end_read(offer, cut, 0, is_last=False)  # told is nothing of its pages
+            self._hold(peer, taken)
             return
         num_sent, is_last = 0, False
         try:
@@ -172,6 +169,18 @@ class TransferServer:
             num_sent = count if is_last else 0
         finally:
             self._offers.end_read(offer, cut, num_sent, is_last=is_last)
+
+    def _hold(self, peer: DeadlineSocket, taken: list[threading.Semaphore]) -> None:
+        remote = self._remote
+        if remote is None or remote.kind != MAPPED or not self._held.acquire(blocking=False):
+            peer.send(ANSWER.pack(NOT_SERVED, 0))
+            return
+        taken[0] = self._held
+        self._room.release()
+        self._tell(peer, remote.introduce())
+        ended = select.poll()
+        ended.register(peer.sock, select.POLLIN)
+        ended.poll()  # until either side ends
 
     def _send(self, peer: DeadlineSocket, offer: Offer, first: int, count: int) -> None:
         peer.send(ANSWER.pack(OK, self._memory.shape[1]))

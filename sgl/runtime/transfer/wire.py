@@ -8,7 +8,7 @@
     reader    DONE, once it has what it wants: the lease ends
     server    of kind MAPPED: DONE, if the pages were on offer until then
 
-Of kind HELD no lease is named: told is how to open the buffer, and that it is there while the connection is.
+Of kind HELD, which names a lease as well, told is how to open the buffer, and that it is there while the connection is.
 
 A connection that ends early ends the read, and nothing else. Nothing is encrypted.
 """
