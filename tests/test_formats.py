@@ -659,6 +659,31 @@ def test_blocks_are_held_and_read_from_where_the_prompt_begins_them(format: Call
             assert told(events) == expected, (text, size)
 
 
+@pytest.mark.parametrize("format", BLOCKS, ids=[format.name for format in BLOCKS])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_blanks_in_texts_outside_of_blocks_are_said(format: CallFormat, size: int) -> None:
+    assert format.blocks is not None
+    (_, thought), (say, said), call = (
+        format.blocks.thought,
+        format.blocks.said,
+        WRITERS[format.name]([("stop", {})]),
+    )
+    words = "Paris is  the capital\n\n of\tFrance. "
+    for text, expected in (
+        (words, (words, 0)),
+        (f"\n\n{words}", (f"\n\n{words}", 0)),
+        (f"{call}\n{words}", (f"\n{words}", 1)),
+        (f"{call}\n \n{say}{words}{said} \n", (words, 1)),
+        (f"\n {format.trigger} no call{words}", (f"{format.trigger} no call{words}", 0)),
+        (f"why{thought}\n {words}{say} b {said}\n\n{words}", (f"\n {words} b \n\n{words}", 0)),
+    ):
+        reader, events = reader_of(format, SCHEMAS, begun="thought" * text.startswith("why")), list[Event]()
+        for start in range(0, len(text), size):
+            events += reader.feed(text[start : start + size], final=start + size >= len(text))
+        _, content, calls = told(events)
+        assert (content, len(calls)) == expected, text
+
+
 NO_CALLS = [
     ("hermes", "<tool_call>broken</tool_call> and more"),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": }}\n</tool_call>'),

@@ -30,6 +30,8 @@ class BlocksParser(CallParser):
         """begun: the block that the prompt began."""
         super().__init__(format, schemas, is_sure=is_sure)
         self._kind: BlockKind = begun
+        self._blanks: str | None = ""
+        """Outside of blocks, before what is said there, if anything; None behind that."""
         self._marks: dict[str, BlockKind | None] = {blocks.thought[0]: "thought", blocks.said[0]: "said"}
         """What comes behind each; None: calls."""
         self._marks |= {each: "" for each in (blocks.thought[1], blocks.said[1], blocks.end) if each}
@@ -37,21 +39,24 @@ class BlocksParser(CallParser):
             self._marks[format.trigger] = None
 
     def _text(self) -> None:
+        if not self._kind and self._blanks is not None:
+            held = self._held.lstrip()
+            self._blanks += self._held[: len(self._held) - len(held)]
+            self._held = held
+            if not held:
+                raise NeedMore
         held = self._held
-        if not self._kind and not held.strip():
-            self._held = ""  # between blocks
-            raise NeedMore
         found = [(at, -len(mark), mark) for mark in self._marks if (at := held.find(mark)) >= 0]
         at, _, mark = min(found, default=(len(held), 0, ""))
         if not mark or self._may_grow(mark, held[at:]):
             at = min([at, *(len(held) - half_mark(held, each) for each in self._marks)])
             mark = ""
         before, self._held = held[:at], held[at:]
-        self._say(before if self._kind or before.strip() else "")
+        self._say(before)
         if not mark:
             raise NeedMore
         kind = self._marks[mark]
-        self._kind = kind or ""
+        self._kind, self._blanks = kind or "", ""
         if kind is None:
             self._raw = ""
             self._step = self._open
@@ -63,7 +68,8 @@ class BlocksParser(CallParser):
         return any(len(each) > len(mark) and each.startswith(text) for each in self._marks)
 
     def _say(self, text: str) -> None:
-        if self._kind != "thought":
-            super()._say(text)
+        if self._kind == "thought":
+            self._events += [ReasoningDelta(text)] * bool(text)
         elif text:
-            self._events.append(ReasoningDelta(text))
+            super()._say(f"{self._blanks or ''}{text}")
+            self._blanks = None
