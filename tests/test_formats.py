@@ -14,10 +14,19 @@ from hypothesis import strategies as st
 
 from benchmarks.json_generation import BYTES
 from sgl.errors import InvalidRequest
+from sgl.formats.arguments import JsonReader
 from sgl.formats.call_format import BlockKind, CallFormat
 from sgl.formats.calls import FORMATS, PARSERS, formats_of
 from sgl.formats.constraint import behind_reasoning, calls_tag, in_channels, loose
-from sgl.formats.parser import MAX_CALLS, ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
+from sgl.formats.parser import (
+    MAX_CALLS,
+    MAX_NAME,
+    ArgumentsDelta,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallStart,
+)
 from sgl.formats.reading import calls_in, reader_of
 from sgl.grammar import Grammar, compile
 from tests.call_writer import WRITERS, Call
@@ -619,6 +628,36 @@ def test_any_messages_in_channels_are_read_alike_in_any_pieces(
 def test_what_stands_behind_very_many_calls_is_text(name: str) -> None:
     _, said, calls = read(BY_NAME[name], WRITERS[name]([("stop", {})] * (MAX_CALLS + 3)), [], is_sure=False)
     assert (len(calls), said.count("stop")) == (MAX_CALLS, 3)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_piece_of_a_value_is_looked_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, feed = 0, JsonReader.feed
+
+    def counted(self: JsonReader, text: str) -> tuple[str, int]:
+        nonlocal looked
+        looked += len(text)
+        return feed(self, text)
+
+    monkeypatch.setattr(JsonReader, "feed", counted)
+    given = {"city": "x", "tags": ["</arg_value>"] * 200}
+    text = WRITERS[name]([("get_weather", given)])
+    assert read(BY_NAME[name], text, list(range(0, len(text), 4)), is_sure=False)[2] == [("get_weather", given)]
+    assert looked < 2 * len(text)
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "gpt-oss"])
+def test_a_call_whose_marks_do_not_come_is_text_soon(name: str) -> None:
+    written, format = WRITERS[name]([("stop", {})]), BY_NAME[name]
+    places = [written.index("stop")]
+    if format.arguments == "json" and format.end:
+        places.append(written.index("{}") + 2)
+    for place in places:
+        text = written[:place] + " " * 2 * MAX_NAME
+        reader, events = reader_of(format, SCHEMAS), list[Event]()
+        for start in range(0, len(text), 16):
+            events += reader.feed(text[start : start + 16])
+        assert (told(events), reader.is_calling) == (("", text, []), False)
 
 
 BLOCKS = [format for format in FORMATS if format.blocks is not None]

@@ -114,6 +114,8 @@ class XmlReader(ArgumentReader):
         """Of the value that is read; None between values."""
         self._has_begun = False  # a text
         self._value_end = style.end
+        self._json: JsonReader | None = None
+        self._scanned = 0  # of a value that has not ended: each piece is looked at once
         self._num_keys = 0
 
     def feed(self, text: str) -> tuple[str, int]:
@@ -152,7 +154,7 @@ class XmlReader(ArgumentReader):
         elif style.has_cdata and _CDATA.startswith(text[length:]):
             raise NeedMore
         self._types, self._value_end = types, end_mark
-        self._has_begun = False
+        self._has_begun, self._json, self._scanned = False, None, 0
         self._num_keys += 1
         opened = "{" if self._num_keys == 1 else ", "
         return f"{opened}{json.dumps(key, ensure_ascii=False)}: ", length
@@ -161,11 +163,11 @@ class XmlReader(ArgumentReader):
         """What is new of a value. Only a string alone need not wait for its end."""
         style, types = self._style, self._types
         assert types is not None
-        value, end, _ = text.partition(self._value_end)
         if types != _TEXT:
-            value = text[: _end_of_value(text, self._value_end, types)]
+            value = text[: self._end_of_value(text, types)]
             self._types = None
             return json_of(self._unpadded(value), types), len(value) + len(self._value_end)
+        value, end, _ = text.partition(self._value_end)
         if not end:  # what may be the end, or the line break before it, waits
             value = text[: len(text) - half_mark(text, self._value_end)]
             if style.is_padded and (len(value) > 1 or self._has_begun):
@@ -185,19 +187,20 @@ class XmlReader(ArgumentReader):
     def _unpadded(self, value: str) -> str:
         return value.removeprefix("\n").removesuffix("\n") if self._style.is_padded else value
 
-
-def _end_of_value(text: str, end: str, types: frozenset[str]) -> int:
-    """Where a value ends that may be JSON, whose strings may hold the end tag. Raises NeedMore."""
-    start = text.lstrip()
-    if not start:
-        raise NeedMore
-    at = 0
-    if ("object" if start[0] == "{" else "array" if start[0] == "[" else "") in types:
-        reader = JsonReader(start[0])
-        at = reader.feed(text)[1]
-        if not reader.is_complete:
+    def _end_of_value(self, text: str, types: frozenset[str]) -> int:
+        """Where a value ends that may be JSON, whose strings may hold the end tag. Raises NeedMore."""
+        if not self._scanned:
+            start = text.lstrip()
+            if not start:
+                raise NeedMore
+            if {"{": "object", "[": "array"}.get(start[0]) in types:
+                self._json = JsonReader(start[0])
+        if self._json is not None and not self._json.is_complete:
+            self._scanned += self._json.feed(text[self._scanned :])[1]
+            if not self._json.is_complete:
+                raise NeedMore
+        at = text.find(self._value_end, self._scanned)
+        if at < 0:
+            self._scanned = max(self._scanned, len(text) - len(self._value_end) + 1)
             raise NeedMore
-    at = text.find(end, at)
-    if at < 0:
-        raise NeedMore
-    return at
+        return at

@@ -17,7 +17,7 @@ from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, parts_o
 MAX_CALLS = 4096
 """Of one answer; what stands behind them is text. More would take a long text seconds."""
 MAX_NAME = 256
-"""Characters within which a call's name ends."""
+"""Characters within which a call's name ends, and what is written around it and around the arguments."""
 _OWN_ID = re.compile(r'\s*,\s*"id"\s*:\s*"[^"]*"(?=\s*\})')
 """Which some models write behind the arguments."""
 _QUOTED = re.compile(r'(?:[^"\\]|\\.)*(?=")', re.DOTALL)
@@ -100,12 +100,20 @@ class CallParser:
                     self._step()
                 except Malformed:
                     self._fail()
+                except NeedMore:
+                    if not self._is_too_long():
+                        raise
+                    self._fail()
         except NeedMore:
             pass
         if final:
             self._finish()
         events, self._events = self._events, []
         return events
+
+    def _is_too_long(self) -> bool:
+        """Whether so much is held that it is no call, beside arguments."""
+        return len(self._held) > MAX_NAME and self.is_calling and self._step != self._argue
 
     # ── outside of calls ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -162,13 +170,7 @@ class CallParser:
         self._step = self._argue
 
     def _name(self) -> None:
-        middle = self._format.middle
-        try:
-            end = self._end_of_name()
-        except NeedMore:
-            if len(self._held) > MAX_NAME:
-                raise Malformed("a name ends") from None
-            raise
+        middle, end = self._format.middle, self._end_of_name()
         written, length = self._held[:end], end + read_mark(middle, self._held[end:])
         name = json.loads(f'"{written}"', strict=False) if self._format.quotes_name else written.strip()
         own_id = None
