@@ -306,7 +306,7 @@ COHERE3: Final = CallFormat(
 COHERE4: Final = replace(
     COHERE3,
     name="cohere_command4",
-    blocks=Blocks(("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_TEXT|>", "<|END_TEXT|>")),
+    blocks=Blocks(("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_TEXT|>", "<|END_TEXT|>"), says_first=True),
 )
 KIMI_K3: Final = CallFormat(
     "kimi_k3",
