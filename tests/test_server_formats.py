@@ -365,6 +365,15 @@ def test_a_continued_answer_is_reasoning_only_where_it_was_begun(
         assert is_thought or re.fullmatch("[ab]{9}", answer.content)
 
 
+def test_a_continued_answer_goes_on_in_its_block(engine: Engine) -> None:
+    with served(engine, template=template_of("cohere_command3")) as server:
+        begun = {"messages": [*HELLO, {"role": "assistant", "content": "Yes"}], "continue_final_message": True}
+        begun |= {"logit_bias": biased(server, **{"<|START_THINKING|>": 50.0})}
+        answer = through("chat", server, choice="none", regex="[ab]{9}", max_tokens=60, temperature=0.0, **begun)
+        assert not answer.reasoning
+        assert re.fullmatch("[ab]{9}", answer.content)
+
+
 @pytest.mark.parametrize(
     ("name", "parser"),
     [

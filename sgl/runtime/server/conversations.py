@@ -56,7 +56,7 @@ class Conversations:
             limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
         params = service.sampling_defaults | body.sampling_params(limit)
         has_tags = service.engine.config.grammar_backend == "sgl"
-        begun = block_begun(None if style is None else style.format, tokenizer, ids)
+        begun = block_begun(None if style is None else style.format, tokenizer, ids, _continued(body))
         constrain = partial(call_constraint, body, style, params, has_tags=has_tags, begun=begun)
         constraint, reading = constrain()
         separates, streams = body.separate_reasoning is not False, body.stream_reasoning is not False

@@ -54,11 +54,14 @@ class Thinking(NamedTuple):
         return params if tag is None else {**params, kind: None, "structural_tag": tag}
 
 
-def block_begun(format: CallFormat | None, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> BlockKind:
-    """Of a format with blocks, by the end of a prompt."""
+def block_begun(
+    format: CallFormat | None, tokenizer: Tokenizer, prompt_ids: Sequence[int], said: str | None = None
+) -> BlockKind:
+    """Of a format with blocks, by the end of a prompt. said: what a continued answer begins with, inside its block."""
     if format is None or format.blocks is None:
         return ""
-    return format.blocks.begun_by(tokenizer.decode(prompt_ids[-_TAIL:], skip_special_tokens=False))
+    begun = format.blocks.begun_by(tokenizer.decode(prompt_ids[-_TAIL:], skip_special_tokens=False))
+    return "said" if said and not begun else begun
 
 
 def in_last_channel(params: dict[str, Any], format: CallFormat, begun: BlockKind) -> dict[str, Any]:
