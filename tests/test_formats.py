@@ -630,6 +630,12 @@ def test_what_stands_behind_very_many_calls_is_text(name: str) -> None:
     assert (len(calls), said.count("stop")) == (MAX_CALLS, 3)
 
 
+@pytest.mark.parametrize("name", ["hermes", "olmo3", "kimi_k3", "xlam"])
+def test_as_many_calls_as_may_be_leave_no_text(name: str) -> None:
+    _, said, calls = read(BY_NAME[name], WRITERS[name]([("stop", {})] * MAX_CALLS), [], is_sure=False)
+    assert (len(calls), said) == (MAX_CALLS, "")
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_each_piece_of_a_value_is_looked_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looked, feed = 0, JsonReader.feed

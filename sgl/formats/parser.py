@@ -147,6 +147,9 @@ class CallParser:
         self._step = self._open
 
     def _open(self) -> None:
+        if self._num_calls == MAX_CALLS:
+            self._step = self._rest
+            return
         self._read(self._format.opening)
         self._step = self._call
 
@@ -235,9 +238,6 @@ class CallParser:
         self._read(self._format.end)
         self._release()
         self._num_calls += 1
-        if self._num_calls == MAX_CALLS:
-            self._step = self._rest
-            return
         if self._format.trigger and not self._format.opening:
             self._is_behind_call = True
             self._step = self._text
@@ -249,8 +249,11 @@ class CallParser:
         if not self._held.strip():
             raise NeedMore
         index, length = read_one(self._ways_between, self._held)
-        self._take(length)
         is_closing = bool(self._format.closing) and index == 0
+        if self._num_calls == MAX_CALLS and not is_closing:
+            self._step = self._rest
+            return
+        self._take(length)
         self._raw = "" if is_closing else self._raw
         self._is_behind_call = is_closing
         name = self._number if self._format.number_mark else self._name
