@@ -185,5 +185,14 @@ def test_workers_are_listed_as_clients_of_sglangs_router_read_them() -> None:
             async with client.delete(URL(path, encoded=True), headers=admin) as answer:
                 assert [its["is_draining"] for its in (await answer.json())["workers"]] == [True, False]
             assert gateway.servers.ready() == urls[1:]
+            closed = "http://127.0.0.1:9"
+            await client.post("/workers", json={"url": closed, "id": "w3"}, headers=admin)
+            path = f"/workers/{quote(closed, safe='')}"
+            async with client.get(URL(path, encoded=True)) as answer:
+                assert (await answer.json())["id"] == "w3"
+            async with client.delete(URL(f"{path}?now=true", encoded=True), headers=admin) as answer:
+                assert [its["id"] for its in (await answer.json())["workers"]] == urls
+            async with client.delete(URL(path, encoded=True), headers=admin) as answer:
+                assert f"there is no worker '{closed}': /workers lists them" in await answer.text()
 
     run(test)

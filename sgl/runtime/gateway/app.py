@@ -334,20 +334,17 @@ class Gateway:
             url, worker_id = _worker(await request.read())
             await self.add_worker(url, worker_id)
         elif request.method == "DELETE":
-            worker = request.match_info.get("id") or request.query.get("id", "")
-            worker = worker if worker in self.servers else worker.rstrip("/")
-            if worker not in self.servers:
-                raise InvalidRequest(f"there is no worker {worker!r}", param="id")
+            worker = self._listed(request.match_info.get("id") or request.query.get("id", ""))["id"]
             await (self.remove_worker if request.query.get("now") == "true" else self.drain_worker)(worker)
         else:
             raise web.HTTPMethodNotAllowed(request.method, ["GET", "POST", "DELETE"])
         return json_response(self._listed())
 
     def _listed(self, worker: str | None = None) -> dict[str, Any]:
-        """All workers, or one. Raises InvalidRequest."""
+        """All workers, or one by its id or URL. Raises InvalidRequest."""
         found = self.servers.about()
         if worker is not None:
-            named = [its for its in found if worker.rstrip("/") in (its["id"], its["url"])]
+            named = [its for its in found if {worker, worker.rstrip("/")} & {its["id"], its["url"]}]
             if not named:
                 raise InvalidRequest(f"there is no worker {worker!r}: /workers lists them", param="id")
             return named[0]
