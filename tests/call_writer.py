@@ -320,13 +320,6 @@ def kimi_k3(calls: Sequence[Call]) -> str:
     return f"<|open|>tools<|sep|>{inner}<|close|>tools<|sep|>"
 
 
-def inkling(calls: Sequence[Call]) -> str:
-    return "".join(
-        f'<|message_model|>{name}<|content_invoke_tool_json|>{{"name":"{name}","args":{_json(arguments)}}}<|end_message|>'
-        for name, arguments in calls
-    )
-
-
 WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "hermes": hermes,
     "llama3": llama3,
@@ -356,7 +349,6 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "cohere_command3": cohere_command,
     "cohere_command4": cohere_command,
     "kimi_k3": kimi_k3,
-    "inkling": inkling,
     "xlam": xlam,
     "pythonic": lambda calls: f"[{pythonic(calls)}]",
     "lfm2": lambda calls: f"<|tool_call_start|>[{pythonic(calls)}]<|tool_call_end|>",

@@ -203,16 +203,6 @@ _CALLS: Final = {
         + "<|close|>call<|sep|>",
         "<|close|>tools<|sep|>",
     ),
-    "inkling": (
-        "",
-        f"<|message_model|>{_NAME}<|content_invoke_tool_json|>"
-        + '{"name":"'
-        + _NAME
-        + '","args":'
-        + _JSON
-        + "}<|end_message|>",
-        "",
-    ),
     "gpt-oss": (
         "",
         f" to=functions.{_NAME}<|channel|>commentary json<|message|>{_JSON}<|call|>",
@@ -227,10 +217,6 @@ _BLOCKS: Final = {
     "kimi_k3": (
         *("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
         *("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
-    ),
-    "inkling": (
-        *("<|message_model|><|content_thinking|>", "<|end_message|>"),
-        *("<|message_model|><|content_text|>", "<|end_message|>"),
     ),
 }
 SPECIAL: Final = [

@@ -568,14 +568,6 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
         "<|open|>think<|sep|>Broken off<|open|>response<|sep|>2<|close|>response<|sep|><|close|>message<|sep|>",
         ("Broken off", "2", []),
     ),
-    (
-        "inkling",
-        "<|message_model|><|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>I look."
-        "<|end_message|><|message_model|>get_weather<|content_invoke_tool_json|>"
-        '{"name":"get_weather","args":{"city":"Paris"}}<|end_message|><|message_model|>stop'
-        '<|content_invoke_tool_json|>{"name":"stop","args":{}}<|end_message|><|content_model_end_sampling|>',
-        ("Hm.", "I look.", [("get_weather", {"city": "Paris"}), ("stop", {})]),
-    ),
 ]
 
 
@@ -759,7 +751,6 @@ NO_CALLS = [
     ("gemma4", "<|tool_call>call:f{a:b}<tool_call|>"),
     ("cohere_command3", '<|START_ACTION|>[{"tool_call_id": "0", "tool": "f"}]'),
     ("kimi_k3", '<|open|>tools<|sep|><|open|>call name="f"'),
-    ("inkling", '<|message_model|>f<|content_invoke_tool_json|>{"name":"g","args":{}}'),
 ]
 
 

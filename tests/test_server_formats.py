@@ -70,7 +70,6 @@ BEGINNINGS = {
     "cohere_command3": "<|START_ACTION|>",
     "cohere_command4": "<|START_ACTION|>",
     "kimi_k3": "<|open|>",
-    "inkling": "<|content_invoke_tool_json|>",
     "gpt-oss": "<|end|>",
 }
 
@@ -245,7 +244,7 @@ def test_calls_are_held_to_their_schemas_through_every_door(door: tuple[str, Liv
             "max_tokens",
             {"responses": "stop", "messages": "tool_use"}.get(path, "tool_calls"),
         )
-        assert choice == "auto" or not answer.content or name in ("kimi_k3", "inkling")
+        assert choice == "auto" or not answer.content or name == "kimi_k3"
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +330,7 @@ def test_channels_are_read_where_an_option_says_so(engine: Engine, options: dict
 PARSERS = [
     pytest.param(name, marks=() if name in ("deepseek-v3", "kimi", "seed_oss") else pytest.mark.slow)
     for name in {format: name for name, format in reversed(FORMATS.items())}.values()  # of names of one format, one
-    if name not in ("gpt-oss", "apriel", "granite", "kimi_k3", "inkling")  # a random model does not write these
+    if name not in ("gpt-oss", "apriel", "granite", "kimi_k3")  # a random model does not write these
 ]
 
 

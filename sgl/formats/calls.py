@@ -327,21 +327,6 @@ KIMI_K3: Final = CallFormat(
         says_first=True,
     ),
 )
-INKLING: Final = CallFormat(
-    "inkling",
-    "<|message_model|>",
-    '<|content_invoke_tool_json|>{"name":"',
-    "}<|end_message|>",
-    repeats='","args":',
-    trigger="<|message_model|>",
-    has_channels=True,
-    blocks=Blocks(
-        ("<|message_model|><|content_thinking|>", "<|end_message|>"),
-        ("<|message_model|><|content_text|>", "<|end_message|>"),
-        "<|content_model_end_sampling|>",
-        says_first=True,
-    ),
-)
 GPT_OSS: Final = CallFormat(
     "gpt-oss",
     "<|start|>assistant<|channel|>commentary to=functions.",
@@ -382,7 +367,6 @@ _NAMES: Final[tuple[tuple[str, tuple[CallFormat, ...]], ...]] = (
     ("cohere_command3", (COHERE3,)),
     ("cohere_command4", (COHERE4,)),
     ("kimi_k3", (KIMI_K3,)),
-    ("inkling", (INKLING,)),
     ("nemotron_json", (TOOLCALL,)),
     ("apriel hunyuan_a13b jamba", (TOOL_CALLS,)),
     ("granite", (GRANITE,)),

@@ -5016,7 +5016,7 @@ export interface components {
             /** @enum {unknown} */
             dtype?: "int" | "float" | "bool" | "str";
             /** @enum {unknown} */
-            reasoning?: "apertus" | "apertus2509" | "apriel" | "cohere_command3" | "cohere_command4" | "deepseek-r1" | "deepseek-v3" | "deepseek-v4" | "deepseek_r1" | "deepseek_v3" | "deepseek_v4" | "gemma4" | "glm45" | "glm47" | "gigachat35" | "gpt-oss" | "granite" | "holo2" | "hunyuan" | "hy_v3" | "inkling" | "interns1" | "kimi" | "kimi_k2" | "kimi_k3" | "ling3" | "mimo" | "minicpm3" | "minimax" | "minimax-m3" | "minimax_m2" | "minimax_m3" | "mistral" | "nemotron_3" | "nemotron_v3" | "olmo3" | "openai_gptoss" | "poolside_v1" | "qwen3" | "qwen3-thinking" | "seed_oss" | "solar_open2" | "step3" | "step3p5" | "telechat4";
+            reasoning?: "apertus" | "apertus2509" | "apriel" | "cohere_command3" | "cohere_command4" | "deepseek-r1" | "deepseek-v3" | "deepseek-v4" | "deepseek_r1" | "deepseek_v3" | "deepseek_v4" | "gemma4" | "glm45" | "glm47" | "gigachat35" | "gpt-oss" | "granite" | "holo2" | "hunyuan" | "hy_v3" | "interns1" | "kimi" | "kimi_k2" | "kimi_k3" | "ling3" | "mimo" | "minicpm3" | "minimax" | "minimax-m3" | "minimax_m2" | "minimax_m3" | "mistral" | "nemotron_3" | "nemotron_v3" | "olmo3" | "openai_gptoss" | "poolside_v1" | "qwen3" | "qwen3-thinking" | "seed_oss" | "solar_open2" | "step3" | "step3p5" | "telechat4";
             tools?: Record<string, never>[];
         };
         ir_select: {

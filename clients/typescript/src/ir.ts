@@ -162,7 +162,6 @@ export interface Gen {
     | "holo2"
     | "hunyuan"
     | "hy_v3"
-    | "inkling"
     | "interns1"
     | "kimi"
     | "kimi_k2"

@@ -43,7 +43,6 @@ FORMATS = {
     "holo2": _MAY_THINK,
     "hunyuan": _MAY_THINK,
     "hy_v3": _MAY_THINK,
-    "inkling": ReasoningFormat("<|message_model|><|content_thinking|>", "<|end_message|>"),
     "interns1": _MAY_THINK,
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "kimi_k2": _MAY_THINK,
