@@ -226,6 +226,7 @@ VARIABLES = {
     f"SGL_{field.name.upper()}" for cls in (EngineConfig, ServerConfig) for field in dataclasses.fields(cls)
 }
 VARIABLES |= set(re.findall(r"\$\{(\w+)", (REPOSITORY / "docker" / "compose.yaml").read_text()))
+VARIABLES |= {"CUDA_VISIBLE_DEVICES"}  # of CUDA
 
 
 def documents(text: str) -> list[Any]:

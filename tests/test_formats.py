@@ -751,6 +751,10 @@ NO_CALLS = [
     ("gemma4", "<|tool_call>call:f{a:b}<tool_call|>"),
     ("cohere_command3", '<|START_ACTION|>[{"tool_call_id": "0", "tool": "f"}]'),
     ("kimi_k3", '<|open|>tools<|sep|><|open|>call name="f"'),
+    (
+        "k2_horizon",
+        '<ifm|tool_calls>\n<ifm|tool_call>{"name": "f", "arguments": {"a": 1}}</ifm|tool_call>\n</ifm|tool_calls>',
+    ),
 ]
 
 
