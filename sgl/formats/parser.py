@@ -180,7 +180,7 @@ class CallParser:
         if self._format.id_mark:
             name, own_id = _name_and_id(self._format.id_mark, name)
             own_id = None if self._format.has_number else own_id
-        if not name or name.startswith("{"):  # JSON where another form's name stands
+        if not name or (name.startswith("{") and not self._format.quotes_name):  # JSON, of another form
             raise Malformed("a call has a name")
         if self._format.writes_id and (found := _ID.fullmatch(name)) is not None:
             self._waiting.append(ToolCallStart(found.group(1), name))
