@@ -24,7 +24,7 @@ from sgl.errors import ConfigError
 from sgl.kernels.pages import gather, scatter
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Int32Array, PageMoves, PendingMoves
-from sgl.runtime.runner.mapped_rows import DoneMoves, MappedRows, runs
+from sgl.runtime.runner.mapped_rows import DoneMoves, MappedMoves, MappedRows, runs
 from sgl.runtime.runner.shared_rows import SharedRows
 
 _BUFFER_BYTES = 256 << 20
@@ -37,23 +37,11 @@ Memory = npt.NDArray[np.uint8]
 
 
 @dataclass(slots=True, eq=False)
-class DeviceMoves:
-    """Copies that streams work off."""
+class DeviceMoves(MappedMoves):
+    """Copies by way of buffers, in parts; `began`: the first part's copy."""
 
-    number: int
-    parts: float  # of the loads, as multiples of the first
-    began: torch.cuda.Event  # of the first part's copy
     copied: torch.cuda.Event  # the first part is in its buffer
-    loaded: torch.cuda.Event
-    saved: torch.cuda.Event
-
-    def is_loaded(self) -> bool:
-        """See `batch.PendingMoves`."""
-        return bool(self.loaded.query())  # type: ignore[no-untyped-call]
-
-    def is_saved(self) -> bool:
-        """See `batch.PendingMoves`."""
-        return bool(self.saved.query())  # type: ignore[no-untyped-call]
+    parts: float  # of the loads, as multiples of the first
 
     @property
     def load_seconds(self) -> float:
@@ -193,8 +181,11 @@ class _Streams:
         while self._under_way and self._under_way[0].is_loaded() and self._under_way[0].is_saved():
             self._under_way.popleft()
         first = max(1, min(len(moves.loads), self._pages))
-        events = [torch.cuda.Event(enable_timing=timed) for timed in (True, True, False, False)]  # type: ignore[no-untyped-call]
-        moved = DeviceMoves(number, len(moves.loads) / first, *events)
+        began, copied, loaded, saved = (
+            torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
+            for timed in (True, True, False, False)
+        )
+        moved = DeviceMoves(number, began, loaded, saved, copied, len(moves.loads) / first)
         self._under_way.append(moved)
         for part in _parts(moves.saves, self._pages):
             self._save(part)
