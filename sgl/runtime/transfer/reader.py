@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ class Reader(Protocol):
         """Cut all reads, and wait until they are quiet. Idempotent."""
 
 
-class LeaseReader:
+class LeaseReader(ABC):
     """Names the lease over TCP, by threads for several reads at once. See `Reader`."""
 
     kind: bytes
@@ -149,11 +150,11 @@ class LeaseReader:
             finally:
                 read.seconds = time.monotonic() - began
 
+    @abstractmethod
     def _receive(self, read: Read, peer: DeadlineSocket) -> None:
         """Fill the pages, and count the good ones. Raises OSError, EOFError and ValueError."""
-        raise NotImplementedError
 
-    def _confirm(self, read: Read, peer: DeadlineSocket) -> None:
+    def _confirm(self, read: Read, peer: DeadlineSocket) -> None:  # noqa: B027 - most kinds need none
         """The lease has been ended. Raises OSError and EOFError."""
 
     def _settle(self, read: Read) -> None:
