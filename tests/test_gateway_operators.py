@@ -194,5 +194,7 @@ def test_workers_are_listed_as_clients_of_sglangs_router_read_them() -> None:
                 assert [its["id"] for its in (await answer.json())["workers"]] == urls
             async with client.delete(URL(path, encoded=True), headers=admin) as answer:
                 assert f"there is no worker '{closed}': /workers lists them" in await answer.text()
+            async with client.post("/workers/w4", json={"url": closed}, headers=admin) as answer:
+                assert answer.status == 405
 
     run(test)

@@ -330,7 +330,7 @@ class Gateway:
             given.encode("utf-8", "surrogateescape"), self._admin_api_key.encode()
         ):
             raise WrongKey("workers are changed with the gateway's admin_api_key only")
-        if request.method == "POST":
+        if request.method == "POST" and "id" not in request.match_info:
             url, worker_id = _worker(await request.read())
             await self.add_worker(url, worker_id)
         elif request.method == "DELETE":
