@@ -231,8 +231,9 @@ def others() -> None:
     quantize_rows(torch.empty(40, 4096, dtype=torch.bfloat16, device="cuda"))
     cache, pages = torch.empty(64, 20, 32_768, dtype=torch.uint8, device="cuda"), torch.arange(9, device="cuda")
     buffer = torch.empty(9, 64, 32_768, dtype=torch.uint8, device="cuda")
-    gather(cache, pages, buffer)
-    scatter(cache, pages, buffer)
+    for rows in (None, pages):
+        gather(cache, pages, buffer, rows)
+        scatter(cache, pages, buffer, rows)
 
 
 def kernels() -> set[str]:

@@ -95,16 +95,16 @@ class MappedRows:
         """What the first row begins with, by which whoever opens the memory knows that it is this."""
         self._cache, self._first, self._device = cache, first, device
         self._rows = self._memory.memory.view(num_rows, self.page_bytes)
+        self._as_pages = self._rows.view(num_rows, cache.shape[0], cache.shape[2])
         self._uploader = Uploader(device)
         self._kept: list[OpenedRows] = []
         self._loading: torch.cuda.Stream | None = None
         self._reading: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._loading, self._reading = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            pages = torch.zeros(2, dtype=torch.int64, device=device)
-            for which in (0, 1):  # compile for either alignment
-                self._gather(pages[which : which + 1], np.zeros(1, np.int32))
-                self._scatter(pages[which : which + 1], np.zeros(1, np.int32))
+            [page] = self._uploader.upload(np.zeros(1, np.int64))
+            gather(cache, page, self._as_pages, page)  # compiles
+            scatter(cache, page, self._as_pages, page)
         self._rows[0, : len(self.mark)] = self._as_tensor(self.mark)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -126,35 +126,25 @@ class MappedRows:
 
     def move(self, number: int, moves: PageMoves) -> DoneMoves | MappedMoves:
         """See `batch.Mover`."""
-        saved, loaded = moves.saves[:, 1] - self._first, moves.loads[:, 0] - self._first
+        saves, loads = moves.saves.astype(np.int64), moves.loads.astype(np.int64)
+        given = saves[:, 0], saves[:, 1] - self._first, loads[:, 1], loads[:, 0] - self._first
+        saved, rows, loaded, from_rows = self._uploader.upload(*given)
         if self._loading is None:
+            gather(self._cache, saved, self._as_pages, rows)
             start = time.perf_counter()
-            self._gather(torch.from_numpy(moves.saves[:, 0].astype(np.int64)), saved)
-            self._scatter(torch.from_numpy(moves.loads[:, 1].astype(np.int64)), loaded)
+            scatter(self._cache, loaded, self._as_pages, from_rows)
             return DoneMoves(number, time.perf_counter() - start)
         with torch.cuda.device(self._device):
             began, after, before = (torch.cuda.Event(enable_timing=timed) for timed in (True, True, False))  # type: ignore[no-untyped-call]
-            pages = self._uploader.upload(moves.saves[:, 0].astype(np.int64), moves.loads[:, 1].astype(np.int64))
-            self._gather(pages[0], saved)
+            gather(self._cache, saved, self._as_pages, rows)
             before.record()
-            pages[1].record_stream(self._loading)
+            loaded.record_stream(self._loading)
             self._loading.wait_event(before)  # steps so far may use the pages
             with torch.cuda.stream(self._loading):
                 began.record()
-                self._scatter(pages[1], loaded)
+                scatter(self._cache, loaded, self._as_pages, from_rows)
                 after.record()
             return MappedMoves(number, began, after, before)
-
-    def _gather(self, pages: torch.Tensor, rows: Int32Array) -> None:
-        for at, count, row in runs(rows):
-            gather(self._cache, pages[at : at + count], self._as_pages(row, count))
-
-    def _scatter(self, pages: torch.Tensor, rows: Int32Array) -> None:
-        for at, count, row in runs(rows):
-            scatter(self._cache, pages[at : at + count], self._as_pages(row, count))
-
-    def _as_pages(self, row: int, count: int) -> torch.Tensor:
-        return self._rows[row : row + count].view(count, self._cache.shape[0], self._cache.shape[2])
 
     # ── between engines: the threads of the reads ───────────────────────────────────────────────────────────────
 
