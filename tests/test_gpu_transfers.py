@@ -48,10 +48,11 @@ def offering(connection: Connection, visible: str) -> None:
     torch.cuda.set_device(int(visible))
     _, host, mapped = made(1)
     pages = list(range(1, NUM_PAGES))
-    saved = host.move(PageMoves(pairs(pages, [3 + page for page in pages]), NOTHING))
-    wait_until(saved.is_saved)
-    connection.send((mapped.handle, mapped.mark))
-    connection.recv()
+    rows = [3 + page for page in pages]
+    for _ in range(2):  # the second time, another prompt's
+        wait_until(host.move(PageMoves(pairs(pages, rows), NOTHING)).is_saved)
+        connection.send((mapped.handle, mapped.mark, mapped.number(rows)[1]))
+        connection.recv()
 
 
 def test_rows_of_another_process_are_read_bit_for_bit() -> None:
@@ -61,7 +62,7 @@ def test_rows_of_another_process_are_read_bit_for_bit() -> None:
     other.start()
     try:
         assert own.poll(PATIENCE)
-        handle, mark = own.recv()
+        handle, mark, stamp = own.recv()
         torch.cuda.set_device(0)
         cache, host, mapped = made(2)
         there = np.random.default_rng(1).integers(0, 256, tuple(cache.shape), np.uint8)
@@ -73,9 +74,17 @@ def test_rows_of_another_process_are_read_bit_for_bit() -> None:
             count = int(rng.integers(1, NUM_PAGES - 1))
             pages = list(range(1, count + 1)) if not seed else (rng.permutation(NUM_PAGES - 1)[:count] + 1).tolist()
             rows, to = ((rng.permutation(NUM_PAGES - 1)[:count] + 1).tolist() for _ in range(2))
-            wait_until(mapped.read(opened, pages, [3 + row for row in rows]))
+            wait_until(mapped.read(opened, pages, stamp, [3 + row for row in rows]).has_ended)
             wait_until(host.move(PageMoves(NOTHING, pairs([3 + row for row in rows], to))).is_loaded)
             assert np.array_equal(cache[:, to].cpu().numpy(), there[:, pages])
+        own.send("go on")
+        assert own.poll(PATIENCE)
+        later = own.recv()[2]
+        with pytest.raises(ConnectionError, match="overwritten"):
+            wait_until(mapped.read(opened, pages, stamp, [3 + row for row in rows]).has_ended)
+        copying = mapped.read(opened, pages, later, [3 + row for row in rows])
+        wait_until(copying.has_ended)
+        assert copying.seconds > 0
         mapped.forget(opened)
         mapped.close()
     finally:

@@ -35,20 +35,22 @@ class StubRows:
     """Memory whose copies end when they are told to."""
 
     has_ended: Callable[[], bool] = lambda: True
+    seconds: float = 0.0
+    num_runs: int = 1
     forgets: Callable[[], None] = lambda: None
     forgotten: list[Any] = field(default_factory=list)
     page_bytes: int = 16
     mark: bytes = b"m" * 16
     handle: list[Any] = field(default_factory=lambda: [1])
 
-    def number(self, pages: list[int]) -> list[int]:
-        return pages
+    def number(self, pages: list[int]) -> tuple[list[int], int]:
+        return pages, 1
 
     def open(self, handle: list[Any], mark: bytes) -> Any:
         return mark
 
-    def read(self, theirs: Any, rows: list[int], own: list[int]) -> Callable[[], bool]:
-        return self.has_ended
+    def read(self, theirs: Any, rows: list[int], stamp: int, own: list[int]) -> StubRows:
+        return self
 
     def forget(self, theirs: Any) -> None:
         self.forgets()
@@ -136,7 +138,7 @@ def standing_still() -> socket.socket:
     def serve(sock: socket.socket) -> None:
         peer = DeadlineSocket(sock, time.monotonic() + PATIENCE, PATIENCE)
         if ASK.unpack(peer.receive(ASK.size))[1] == MAPPED:
-            described = msgspec.msgpack.encode({"mark": b"a" * 16, "rows": [1]})
+            described = msgspec.msgpack.encode({"mark": b"a" * 16, "rows": [1], "stamp": 1})
             peer.send(ANSWER.pack(OK, 16) + LENGTH.pack(len(described)) + described)
         held.append(sock)
 
@@ -203,13 +205,13 @@ def test_memory_that_a_copy_reads_is_not_closed(
 
 
 def test_numbers_that_are_no_rows_are_refused(readers: Callable[[StubRows], MappedReader]) -> None:
-    for rows in ([1 << 40], [0], [-1]):
+    for rows, stamp in (([1 << 40], 1), ([0], 1), ([-1], 1), ([1], -1), ([1], 1 << 62)):
         listener = socket.create_server(("127.0.0.1", 0))
         read = readers(StubRows()).read(Params(listener.getsockname()[1]), PROMPT, 0, [1])  # type: ignore[arg-type]
         with listener, listener.accept()[0] as sock:
             peer = DeadlineSocket(sock, time.monotonic() + PATIENCE, PATIENCE)
             peer.receive(ASK.size)
-            described = msgspec.msgpack.encode({"mark": b"a" * 16, "rows": rows})
+            described = msgspec.msgpack.encode({"mark": b"a" * 16, "rows": rows, "stamp": stamp})
             peer.send(ANSWER.pack(OK, 16) + LENGTH.pack(len(described)) + described)
             wait_until(lambda: read.is_quiet)  # noqa: B023 - within its turn
         assert "where the pages lie cannot be read" in str(read.error)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.memory_plan import plan_memory, token_bytes, transfer_bytes
 from sgl.runtime.rank_start import checked_model, load
 from sgl.runtime.runner.host_pages import HostPages
-from sgl.runtime.runner.mapped_rows import MappedRows
+from sgl.runtime.runner.mapped_rows import Copying, MappedRows
 from tests.patience import PATIENCE, wait_until
 from tests.test_transfers_engine import (
     _DECODE,
@@ -52,9 +53,9 @@ _DYING = """
 
     read = MappedRows.read
 
-    def read_and_die(self, theirs, rows, own):
+    def read_and_die(self, theirs, rows, stamp, own):
         half = len(rows) // 2
-        read(self, theirs, rows[:half], own[:half])
+        read(self, theirs, rows[:half], stamp, own[:half])
         os.kill(os.getpid(), signal.SIGKILL)
 
     if int(sys.argv[3]) > 0:
@@ -83,11 +84,13 @@ def amid_a_copy(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) ->
     """Something happens when half of the next pages are copied, and nothing before and after it."""
     read = MappedRows.read
 
-    def halting(self: MappedRows, theirs: Any, rows: list[int], own: list[int]) -> Callable[[], bool]:
+    def halting(self: MappedRows, theirs: Any, rows: list[int], stamp: int, own: list[int]) -> Copying:
         half = len(rows) // 2
-        read(self, theirs, rows[:half], own[:half])
+        read(self, theirs, rows[:half], stamp, own[:half])
         happens()
-        return read(self, theirs, rows[half:], own[half:])
+        rest = read(self, theirs, rows[half:], stamp, own[half:])
+        rest.rows = np.array(rows)
+        return rest
 
     monkeypatch.setattr(MappedRows, "read", halting)
 
@@ -161,7 +164,9 @@ def test_a_lease_that_ends_amid_a_copy_leaves_the_prompt_to_be_computed(
         assert prefill.end_kv_transfer(params) == 1
         wait_until(lambda: not state(prefill)["transfer_used_tokens"])
         offer(prefill, PROMPTS[1])
+        wait_until(lambda: not transfers.exports._copying)
 
+    transfers: Any = prefill._scheduler.memory.transfers
     amid_a_copy(monkeypatch, end)
     assert_computed(decode, plain, params)
     assert_all_is_back(decode)
@@ -177,9 +182,9 @@ def test_a_copy_that_does_not_end_keeps_its_pages(
     monkeypatch.setattr("sgl.runtime.transfer.mapped._SILENT_SECONDS", 0.3)
     whole, has_ended = MappedRows.read, threading.Event()
 
-    def slow(self: MappedRows, theirs: Any, rows: list[int], own: list[int]) -> Callable[[], bool]:
-        whole(self, theirs, rows, own)
-        return has_ended.is_set
+    def slow(self: MappedRows, theirs: Any, rows: list[int], stamp: int, own: list[int]) -> Any:
+        copying = whole(self, theirs, rows, stamp, own)
+        return SimpleNamespace(has_ended=has_ended.is_set, seconds=0.0, num_runs=copying.num_runs)
 
     monkeypatch.setattr(MappedRows, "read", slow)
     assert_computed(decode, plain, offer(prefill))
@@ -215,13 +220,20 @@ def test_a_prefill_process_that_is_killed_costs_nothing_but_time(
 def test_a_prefill_process_that_stands_still_delays_a_request_for_a_bounded_time(
     path: str, decode: Engine, plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And not at all, once it has told where the pages lie."""
     for where in ("mapped", "reader"):
         monkeypatch.setattr(f"sgl.runtime.transfer.{where}._SILENT_SECONDS", 0.5)
     with Child(_PREFILL, path, -1, **BUFFERS) as child:
-        params = child.ask(PROMPTS[0])
+        params, later = child.ask(PROMPTS[0]), child.ask(PROMPTS[1])
         amid_a_copy(monkeypatch, lambda: stop(child.process.pid))
+        found = answer(decode, PROMPTS[0], params)
+        assert found["output_ids"] == answer(plain, PROMPTS[0])["output_ids"]
+        assert found["meta_info"]["cached_tokens"] == 88
+        monkeypatch.undo()
         began = time.monotonic()
-        assert_computed(decode, plain, params)
+        found = answer(decode, PROMPTS[1], later)
+        assert found["output_ids"] == answer(plain, PROMPTS[1])["output_ids"]
+        assert found["meta_info"]["cached_tokens"] == 0
         assert time.monotonic() - began < 10
         assert_all_is_back(decode)
         os.kill(child.process.pid, signal.SIGCONT)
@@ -274,16 +286,26 @@ def test_moves_and_reads_are_those_of_arrays(num_host: int) -> None:
         wanted[:, to] = caches[0][:, pages]
         saved = hosts[0].move(PageMoves(np.stack((pages, rows + num_host), 1), nothing))
         assert saved.is_saved()
-        assert two.read(theirs, one.number((rows + num_host).tolist()), (own + num_host).tolist())()
+        copying = two.read(theirs, *one.number((rows + num_host).tolist()), (own + num_host).tolist())
+        assert copying.has_ended()
         assert hosts[1].move(PageMoves(nothing, np.stack((own + num_host, to), 1))).is_loaded()
         assert torch.equal(caches[1], wanted)
     for wrong in (0, 12, -1):
         with pytest.raises(ConnectionError, match="no such rows"):
-            two.read(theirs, [wrong], [1 + num_host])
+            two.read(theirs, [wrong], 1, [1 + num_host])
+    hosts[0].move(PageMoves(np.array([[1, 1 + num_host]], np.int32), nothing))
+    where = one.number([1 + num_host])
+    assert two.read(theirs, *where, [1 + num_host]).has_ended()
+    copying = two.read(theirs, *where, [1 + num_host])
+    hosts[0].move(PageMoves(np.array([[1, 1 + num_host]], np.int32), nothing))  # another prompt's
+    with pytest.raises(ConnectionError, match="overwritten"):
+        copying.has_ended()
+    copying = two.read(theirs, *one.number([1 + num_host]), [1 + num_host])
     one.close()
+    with pytest.raises(ConnectionError, match="overwritten"):  # what is open stays, and does not count
+        copying.has_ended()
     with pytest.raises(ConnectionError):
         two.open(one.handle, one.mark)
-    assert two.read(theirs, [1], [1 + num_host])()  # what is open stays
 
 
 def test_pages_on_their_way_take_from_the_memory_of_others(path: str) -> None:

@@ -12,8 +12,9 @@ MODEL and TOKENIZER are those of benchmarks.gpu.constrained. Two GPUs serve one 
 Either gets short chats, `--chats` a second, alone; and then beside prompts of `--words` made-up words, `--prompts` a
 second, each from a client in a process of its own (`sgl bench serving`). Printed: the chats' time between two tokens,
 that beside the prompts over that without, and the prompts' time to their first token; of `apart` also the rate at which
-the decode engine pulled pages (bytes over seconds of its reads), beside that of one plain copy of 4 GB from one GPU to
-the other, which is measured first. `--option disaggregation_transport=cuda_ipc --buffer-mb 8000` goes that way.
+the decode engine pulled pages (bytes over seconds of its reads, from the prefill engine's answer on), where a pull's
+time goes, and beside it the rate of one plain copy of 4 GB from one GPU to the other, which is measured first.
+`--option disaggregation_transport=cuda_ipc --buffer-mb 8000` goes that way.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--option", action="append", default=[], help="of the engines, NAME=VALUE")
     arguments = parser.parse_args()
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     copied = subprocess.run([sys.executable, "-c", _COPY], capture_output=True, text=True, check=True).stdout
     for part in arguments.parts.split(","):
         with {"apart": apart, "together": together}[part](arguments) as (url, decode):
@@ -92,6 +93,8 @@ def main() -> None:
             verdict = "ok" if ratio >= RATE_BAR else "MISSED"
             print(f", {ratio:.2f} of a plain copy's {float(copied):.1f} (bar {RATE_BAR:.2f}) {verdict}", end="")
         print()
+        for name, median in found["apart"]["parts"].items():
+            print(f"apart: of a pull: {name} " + (f"{median:.0f}" if name == "runs" else f"{1e3 * median:.2f} ms"))
     if arguments.json:
         arguments.json.write_text(json.dumps(found))
 
@@ -145,15 +148,15 @@ def gateway(workers: list[str]) -> Iterator[str]:
             process.terminate()
 
 
-def pulls(decode: str | None) -> tuple[float, float]:
-    """Bytes that were pulled so far, and seconds of the reads."""
+def pulls(decode: str | None) -> tuple[float, float, dict[str, float]]:
+    """Bytes that were pulled so far, seconds of the reads, and medians of these seconds' parts."""
     if decode is None:
-        return 0.0, 0.0
+        return 0.0, 0.0, {}
     [state] = requests.get(f"{decode}/get_server_info", timeout=60).json()["internal_states"]
-    return state["transfer_pulled_bytes"], state["transfer_pull_seconds"]
+    return state["transfer_pulled_bytes"], state["transfer_pull_seconds"], state["transfer_pull_parts"]
 
 
-def measured(url: str, arguments: argparse.Namespace, decode: str | None) -> dict[str, float]:
+def measured(url: str, arguments: argparse.Namespace, decode: str | None) -> dict[str, Any]:
     """Milliseconds, and the prompts' tokens; of engines apart also the bytes that were pulled, and the seconds."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -172,9 +175,10 @@ def measured(url: str, arguments: argparse.Namespace, decode: str | None) -> dic
         before, beside = pulls(decode), prompts(number, 4)
         loaded = chats(arguments.seconds, 5).report()
         of_prompts = beside.report()
-    pulled, reading = (after - its for after, its in zip(pulls(decode), before, strict=True))
+    pulled, reading, parts = pulls(decode)
+    read = {"pulled": pulled - before[0], "reading": reading - before[1], "parts": parts}
     return {
-        **({} if decode is None else {"pulled": pulled, "reading": reading}),
+        **({} if decode is None else read),
         "idle p50": idle["itl_ms"]["median"],
         "idle p99": idle["itl_ms"]["p99"],
         "loaded p50": loaded["itl_ms"]["median"],

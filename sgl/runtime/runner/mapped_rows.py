@@ -3,13 +3,16 @@
 A row has a page with all its layers. A save gathers pages into rows in the order of the steps, a load scatters rows on
 a stream of its own, and a read copies rows of another engine's memory, which this process has opened, to own ones: on a
 GPU by its copy engines, over NVLink where there is one.
+
+Behind the rows stands a stamp of each: the number of the save that filled it, written before the row is. Whoever has
+copied rows looks at their stamps afterwards: if they are still what it was told, nothing was overwritten meanwhile.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,8 +26,10 @@ from sgl.kernels.pages import gather, scatter
 from sgl.kernels.shared_memory import SharedMemory, opened
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Int32Array, PageMoves
+from sgl.runtime.runner.shared_rows import publish
 
 _MARK_BYTES = 16
+_STAMP_BYTES = 8
 _ENDING_SECONDS = 2.0  # for copies, before memory that they may read is kept
 _POLL_SECONDS = 2e-3
 
@@ -70,9 +75,37 @@ class MappedMoves:
 
 @dataclass(slots=True, eq=False)
 class OpenedRows:
-    """Another engine's rows, uint8 [n, bytes of a page], until they are closed."""
+    """Another engine's rows, uint8 [n, bytes of a page], and their stamps, int64 [n]; None: closed."""
 
-    rows: torch.Tensor | None
+    parts: tuple[torch.Tensor, torch.Tensor] | None
+
+
+@dataclass(slots=True, eq=False)
+class Copying:
+    """Rows of another engine on their way to own ones."""
+
+    rows: Int32Array
+    stamp: int
+    stamps: torch.Tensor  # where the host sees them, once the copies have ended
+    num_runs: int
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None  # begin and end on a GPU
+
+    def has_ended(self) -> bool:
+        """Whether nothing is written any more. Raises ConnectionError if it ended, and what was copied is not what was
+        meant."""
+        try:
+            if self.events is not None and not self.events[1].query():  # type: ignore[no-untyped-call]
+                return False
+        except RuntimeError as error:
+            raise _lost(error) from error
+        if (self.stamps.numpy()[self.rows] != self.stamp).any():
+            raise ConnectionError("the lease ended, and its pages were overwritten before they were copied")
+        return True
+
+    @property
+    def seconds(self) -> float:
+        """What the copies took on a GPU, when they have ended."""
+        return 0.0 if self.events is None else float(self.events[0].elapsed_time(self.events[1])) / 1e3
 
 
 class MappedRows:
@@ -83,7 +116,8 @@ class MappedRows:
         """cache: [F, pages, bytes], see `KVCache.fragments`."""
         self.page_bytes = cache.shape[0] * cache.shape[2]
         try:
-            self._memory = SharedMemory(num_rows * self.page_bytes, device)
+            in_stamps = -(-num_rows * self.page_bytes // _STAMP_BYTES) + num_rows  # where they end
+            self._memory = SharedMemory(in_stamps * _STAMP_BYTES, device)
         except OSError as error:
             option = "disaggregation_transport"
             raise ConfigError(
@@ -94,7 +128,8 @@ class MappedRows:
         self.mark = secrets.token_bytes(min(_MARK_BYTES, self.page_bytes))
         """What the first row begins with, by which whoever opens the memory knows that it is this."""
         self._cache, self._first, self._device = cache, first, device
-        self._rows = self._memory.memory.view(num_rows, self.page_bytes)
+        self._rows, self._stamps = self._parts(self._memory.memory)
+        self._stamped = np.zeros(num_rows, np.int64)  # the same, on the host
         self._as_pages = self._rows.view(num_rows, cache.shape[0], cache.shape[2])
         self._uploader = Uploader(device)
         self._kept: list[OpenedRows] = []
@@ -114,8 +149,13 @@ class MappedRows:
         """By which other processes open the rows."""
         return self._memory.handle
 
+    @torch.inference_mode()
     def close(self) -> None:
-        """Nobody opens the rows any more. Idempotent."""
+        """Nobody opens the rows any more, and what is being copied does not count. Idempotent."""
+        with suppress(RuntimeError):  # a device that has failed: whoever copies fails, too
+            self._stamps.fill_(-1)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
         self._memory.close()
 
     # ── between the KV cache and the rows: the thread of the steps ──────────────────────────────────────────────
@@ -129,13 +169,17 @@ class MappedRows:
         saves, loads = moves.saves.astype(np.int64), moves.loads.astype(np.int64)
         given = saves[:, 0], saves[:, 1] - self._first, loads[:, 1], loads[:, 0] - self._first
         saved, rows, loaded, from_rows = self._uploader.upload(*given)
+        self._stamped[given[1]] = number
         if self._loading is None:
+            self._stamps.index_fill_(0, rows, number)
+            publish()
             gather(self._cache, saved, self._as_pages, rows)
             start = time.perf_counter()
             scatter(self._cache, loaded, self._as_pages, from_rows)
             return DoneMoves(number, time.perf_counter() - start)
         with torch.cuda.device(self._device):
             began, after, before = (torch.cuda.Event(enable_timing=timed) for timed in (True, True, False))  # type: ignore[no-untyped-call]
+            self._stamps.index_fill_(0, rows, number)
             gather(self._cache, saved, self._as_pages, rows)
             before.record()
             loaded.record_stream(self._loading)
@@ -148,9 +192,12 @@ class MappedRows:
 
     # ── between engines: the threads of the reads ───────────────────────────────────────────────────────────────
 
-    def number(self, pages: list[int]) -> list[int]:
-        """Rows as others count them."""
-        return [page - self._first for page in pages]
+    def number(self, pages: list[int]) -> tuple[list[int], int]:
+        """Saved rows as others count them, and their stamp."""
+        rows = np.array(pages, np.int32) - self._first
+        stamps = set(self._stamped[rows].tolist())
+        assert len(stamps) <= 1, "one save fills all of an offer"
+        return rows.tolist(), max(stamps, default=0)
 
     def open(self, handle: list[Any], mark: bytes) -> OpenedRows:
         """Another engine's rows. Raises ConnectionError."""
@@ -158,10 +205,11 @@ class MappedRows:
             with self._apart():
                 storage = opened(handle, self._device)
                 whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
-                rows = whole[: len(whole) // self.page_bytes * self.page_bytes].view(-1, self.page_bytes)
+                rows, stamps = self._parts(whole)
                 if not torch.equal(rows[0, : len(mark)].cpu(), self._as_tensor(mark)):
                     raise ConnectionError("its memory is not on this host")
-                return OpenedRows(rows)
+                self._in_host(stamps)  # the first pinned memory takes milliseconds
+                return OpenedRows((rows, stamps))
         except ConnectionError:
             raise
         except (OSError, RuntimeError, TypeError, ValueError, IndexError, OverflowError) as error:
@@ -178,37 +226,48 @@ class MappedRows:
                 return
             time.sleep(_POLL_SECONDS)
         with self._apart():
-            theirs.rows = None
+            theirs.parts = None
 
     @torch.inference_mode()
-    def read(self, theirs: OpenedRows, rows: list[int], own: list[int]) -> Callable[[], bool]:
-        """Start to copy their rows to own ones. Returns what tells whether it has ended. Both raise ConnectionError."""
-        assert theirs.rows is not None, "they are open"
+    def read(self, theirs: OpenedRows, rows: list[int], stamp: int, own: list[int]) -> Copying:
+        """Start to copy their rows, which have this stamp, to own ones. Raises ConnectionError."""
+        assert theirs.parts is not None, "they are open"
+        there, stamps = theirs.parts
         source, target = np.array(rows, np.int32), np.array(own, np.int32) - self._first
-        if source.min() < 1 or source.max() >= len(theirs.rows):
+        if source.min() < 1 or source.max() >= len(there):
             raise ConnectionError("it has no such rows")
+        copied = list(runs(source, target))
         try:
             with self._apart():
-                for at, count, row in runs(source, target):
+                began = None if self._reading is None else self._event()
+                for at, count, row in copied:
                     first = int(target[at])
-                    copied = theirs.rows[row : row + count]
-                    self._rows[first : first + count].copy_(copied, non_blocking=True)
-                if self._reading is None:
-                    return lambda: True
-                event = self._reading.record_event()
+                    self._rows[first : first + count].copy_(there[row : row + count], non_blocking=True)
+                publish()
+                seen = self._in_host(stamps)
+                return Copying(source, stamp, seen, len(copied), None if began is None else (began, self._event()))
         except RuntimeError as error:
             if self._reading is not None:
                 with suppress(RuntimeError):
                     self._reading.synchronize()  # what was begun
             raise _lost(error) from error
 
-        def has_ended() -> bool:
-            try:
-                return bool(event.query())
-            except RuntimeError as error:
-                raise _lost(error) from error
+    def _in_host(self, stamps: torch.Tensor) -> torch.Tensor:
+        """Where the host can look at them when the copies so far have ended."""
+        if self._reading is None:
+            return stamps
+        return torch.empty(stamps.shape, dtype=stamps.dtype, pin_memory=True).copy_(stamps, non_blocking=True)
 
-        return has_ended
+    def _event(self) -> torch.cuda.Event:
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _parts(self, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows and stamps of shared memory."""
+        num_rows = len(whole) // (self.page_bytes + _STAMP_BYTES)
+        rows = whole[: num_rows * self.page_bytes].view(num_rows, self.page_bytes)
+        return rows, whole[len(whole) - num_rows * _STAMP_BYTES :].view(torch.int64)
 
     def _apart(self) -> AbstractContextManager[Any]:
         if self._reading is None:

@@ -65,13 +65,13 @@ class SharedRows:
 
     def tell(self, number: int) -> None:
         """So many of this rank's moves are done."""
-        _publish()
+        publish()
         self.done[:] = number
 
     def all_have(self, what: Literal["saved", "loaded"], number: int) -> bool:
         """Whether all other ranks have done this in so many moves."""
         least = int(self._counts[1:, _SAVED if what == "saved" else _LOADED].min())
-        _publish()
+        publish()
         return least >= number
 
 
@@ -99,7 +99,7 @@ def _reserve(file: int, num_bytes: int, path: Path, option: str) -> None:
         ) from error
 
 
-def _publish() -> None:
+def publish() -> None:
     """Order memory accesses before against those after, also where processors do not (Arm)."""
     with _fence:
         pass

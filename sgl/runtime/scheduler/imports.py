@@ -10,6 +10,7 @@ are INCOMING until it is quiet: not even a request that was cancelled gives them
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_INCOMING = 0.5  # of the device's pages, for pulls and for what is pulled and not taken over yet
 _HELD_SECONDS = 30.0  # for which a pulled prefix waits for its prompt
+_MOST_PARTS = 256
 _FIRST_OWNER = -(1 << 40)  # apart from the owners of loads
 POLL_SECONDS = 3e-4  # between looks, where nothing else can be done
 
@@ -58,6 +60,7 @@ class Pulled:
     num_failed: int = 0  # nothing of them arrived
     pages: int = 0
     seconds: float = 0.0  # of reads
+    parts: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=_MOST_PARTS))  # of the last ones
     errors: dict[str, int] = field(default_factory=dict)
 
 
@@ -181,6 +184,7 @@ class Imports:
             pull.is_taken = True
             self.counts.pages += read.num_good
             self.counts.seconds += read.seconds
+            self.counts.parts.append(read.parts)
 
     def _give_up(self, pull: _Pull) -> None:
         del self._pulling[pull.owner]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,10 @@ class Transfers:
                 "transfer_pulled_tokens": counts.pages * size,
                 "transfer_pulled_bytes": counts.pages * self.layout.page_bytes,
                 "transfer_pull_seconds": counts.seconds,
+                "transfer_pull_parts": {
+                    name: statistics.median(parts[name] for parts in counts.parts if name in parts)
+                    for name in dict.fromkeys(name for parts in counts.parts for name in parts)
+                },
             }
         return state
 

@@ -4,9 +4,9 @@ The connection of `wire` stays: by it the lease is named, and told in which rows
 is told once, over a connection of kind HELD, which lasts as long as the mapping: when either engine ends, however it
 does, the other one notices, and memory of an engine that is gone is not kept.
 
-There are no checksums. What was copied counts if the server says afterwards that the lease held all the time; until it
-has said so, it gives the rows to nobody else. A copy that is given up goes on for some milliseconds: it is quiet when
-it has ended, and the pages wait.
+There are no checksums. What was copied counts if nobody wrote to those rows meanwhile, which the memory itself tells:
+no thread of the other engine, which may be busy or stand still, has to answer for that. A copy that is given up goes on
+for some milliseconds: it is quiet when it has ended, and the pages wait.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
 from sgl.runtime.transfer.reader import CONNECT_SECONDS, LeaseReader, Read
-from sgl.runtime.transfer.wire import ANSWER, ASK, DONE, HELD, MAGIC, MAPPED, OK, DeadlineSocket, description
+from sgl.runtime.transfer.wire import ANSWER, ASK, HELD, MAGIC, MAPPED, OK, DeadlineSocket, description
 
 _SILENT_SECONDS: Final = 5.0
 _SLOWEST: Final = 1e9  # bytes a second, below which a read is given up
@@ -31,6 +30,21 @@ _POLL_SECONDS: Final = 1e-4
 _PATIENT_SECONDS: Final = 2e-3  # between looks at what was given up
 _ENDING_SECONDS: Final = 2.0
 _WATCH_SECONDS: Final = 0.2
+
+
+class Copying(Protocol):
+    """Rows of another engine on their way to own ones."""
+
+    num_runs: int
+
+    @property
+    def seconds(self) -> float:
+        """What the copies took on a GPU, when they have ended."""
+        ...
+
+    def has_ended(self) -> bool:
+        """Whether nothing is written any more. Raises ConnectionError if it has ended and does not count."""
+        ...
 
 
 class Rows(Protocol):
@@ -44,8 +58,8 @@ class Rows(Protocol):
         """By which others open it."""
         ...
 
-    def number(self, pages: list[int]) -> list[int]:
-        """Rows as others count them."""
+    def number(self, pages: list[int]) -> tuple[list[int], int]:
+        """Rows as others count them, and a stamp that they have until something else is written there."""
         ...
 
     def open(self, handle: list[Any], mark: bytes) -> Any:
@@ -55,12 +69,12 @@ class Rows(Protocol):
     def forget(self, theirs: Any) -> None:
         """Close it, when nothing reads it any more; or after some time keep it."""
 
-    def read(self, theirs: Any, rows: list[int], own: list[int]) -> Callable[[], bool]:
-        """Start to copy. Returns what tells whether it has ended. Both raise ConnectionError."""
+    def read(self, theirs: Any, rows: list[int], stamp: int, own: list[int]) -> Copying:
+        """Start to copy rows that have this stamp. Raises ConnectionError."""
         ...
 
     def close(self) -> None:
-        """Nobody opens it any more. Idempotent."""
+        """Nobody opens it any more, and what is being copied does not count. Idempotent."""
 
 
 class _Introduction(msgspec.Struct, frozen=True):
@@ -75,6 +89,7 @@ class _Described(msgspec.Struct, frozen=True):
 
     mark: bytes
     rows: list[Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]]
+    stamp: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class MappedRemote:
@@ -87,7 +102,7 @@ class MappedRemote:
 
     def describe(self, pages: list[int], checksums: list[int]) -> bytes:
         """See `Remote`."""
-        return msgspec.msgpack.encode(_Described(self._rows.mark, self._rows.number(pages)))
+        return msgspec.msgpack.encode(_Described(self._rows.mark, *self._rows.number(pages)))
 
     def introduce(self) -> bytes:
         """See `Remote`."""
@@ -125,7 +140,7 @@ class MappedReader(LeaseReader):
         super().__init__(rows.page_bytes)
         self._rows = rows
         self._peers: dict[bytes, _Peer] = {}  # by their marks
-        self._copies: dict[Read, tuple[_Peer, Callable[[], bool] | None]] = {}
+        self._copies: dict[Read, tuple[_Peer, Copying | None]] = {}
         self._watching = threading.Thread(target=self._watch, name="sgl-mapped", daemon=True)
         self._ending = threading.Event()
         self._watching.start()
@@ -148,24 +163,26 @@ class MappedReader(LeaseReader):
         if not read.pages:
             return
         its = self._begin(read, told.mark) or self._meet(read, told.mark)
-        has_ended = self._rows.read(its.rows, told.rows, read.pages)
-        self._copies[read] = its, has_ended
+        read.note("told")
+        copying = self._rows.read(its.rows, told.rows, told.stamp, read.pages)
+        self._copies[read] = its, copying
+        read.note("launched")
         end = min(read.end, time.monotonic() + _SILENT_SECONDS + len(read.pages) * self.page_bytes / _SLOWEST)
-        while not has_ended():
+        while not copying.has_ended():
             if read.is_cut or time.monotonic() > end:
                 raise TimeoutError("it was cut, or took too long")
             time.sleep(_POLL_SECONDS)
-
-    def _confirm(self, read: Read, peer: DeadlineSocket) -> None:
-        if peer.receive(1) != DONE:
-            raise ConnectionError("the other engine does not say that the lease held")
+        if its.is_gone:
+            raise ConnectionError("the other engine has ended")
+        read.note("copied")
+        read.parts |= {"on the device": copying.seconds, "runs": copying.num_runs}
         read.num_good = len(read.pages)
 
     def _settle(self, read: Read) -> None:
         """Wait until nothing is written any more."""
-        its, has_ended = self._copies.get(read, (None, None))
+        its, copying = self._copies.get(read, (None, None))
         ending: float | None = None
-        while has_ended is not None and not _has_ended(has_ended):
+        while copying is not None and not _has_ended(copying):
             ending = ending or (time.monotonic() if self._is_closed else None)
             if ending is not None and time.monotonic() - ending > _ENDING_SECONDS:
                 break
@@ -232,7 +249,7 @@ class MappedReader(LeaseReader):
             self._rows.forget(its.rows)
 
 
-def _has_ended(has_ended: Callable[[], bool]) -> bool:
+def _has_ended(copying: Copying) -> bool:
     with contextlib.suppress(ConnectionError):  # it writes nothing more
-        return has_ended()
+        return copying.has_ended()
     return True

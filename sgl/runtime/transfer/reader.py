@@ -41,12 +41,20 @@ class Read:
     end: float  # on time.monotonic
     num_good: int = 0
     seconds: float = 0.0  # from the server's answer on
+    parts: dict[str, float] = field(default_factory=dict)
+    """Where the time went, in seconds, and what else tells why."""
+    noted: float = field(default_factory=time.monotonic)
     error: str | None = None
     is_done: bool = False
     is_quiet: bool = False
     is_cut: bool = False
     peer: DeadlineSocket | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def note(self, part: str) -> None:
+        """Another part has ended."""
+        before, self.noted = self.noted, time.monotonic()
+        self.parts[part] = self.noted - before
 
     @contextlib.contextmanager
     def asking(self, peer: DeadlineSocket) -> Iterator[DeadlineSocket]:
@@ -142,20 +150,19 @@ class LeaseReader(ABC):
                 )
             if page_bytes != self.page_bytes:
                 raise ValueError(f"its pages have {page_bytes} bytes, and this engine's {self.page_bytes}")
-            began = time.monotonic()
+            read.note("asked")
+            began = read.noted
             try:
                 self._receive(read, peer)
-                peer.send(DONE)
-                self._confirm(read, peer)
             finally:
                 read.seconds = time.monotonic() - began
+            read.is_done = True
+            self._settle(read)
+            peer.send(DONE)  # which nobody waits for
 
     @abstractmethod
     def _receive(self, read: Read, peer: DeadlineSocket) -> None:
         """Fill the pages, and count the good ones. Raises OSError, EOFError and ValueError."""
-
-    def _confirm(self, read: Read, peer: DeadlineSocket) -> None:  # noqa: B027 - most kinds need none
-        """The lease has been ended. Raises OSError and EOFError."""
 
     def _settle(self, read: Read) -> None:
         """Nothing writes to the pages any more."""

@@ -164,8 +164,6 @@ class TransferServer:
                 while kind == REMOTE and not readable.poll(_GO_ON_MS) and time.monotonic() < offer.end:
                     remote.go_on()
             is_last = peer.receive(1) == DONE
-            if is_last and kind == MAPPED:
-                peer.send(DONE)  # fails if the lease has been cut: the pages are this read's until it ends
             num_sent = count if is_last else 0
         finally:
             self._offers.end_read(offer, cut, num_sent, is_last=is_last)

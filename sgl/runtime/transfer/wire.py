@@ -6,7 +6,6 @@
               kind REMOTE: a length, then MessagePack by which the reader reads the buffer itself (see nixl.py)
               kind MAPPED: likewise (see mapped.py)
     reader    DONE, once it has what it wants: the lease ends
-    server    of kind MAPPED: DONE, if the pages were on offer until then
 
 Of kind HELD, which names a lease as well, told is how to open the buffer, and that it is there while the connection is.
 
