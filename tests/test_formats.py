@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from functools import cache, partial
 from typing import Any
 
@@ -565,6 +566,13 @@ TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
     ),
     (
         "kimi_k3",
+        '<|open|>tools<|sep|><|open|>call tool="stop" index="1"<|sep|>'
+        '<|open|>argument key="R&amp;D &quot;now&quot; &amp;quot;" type="string"<|sep|>&amp;<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>",
+        ("", "", [("stop", {'R&D "now" &quot;': "&amp;"})]),
+    ),
+    (
+        "kimi_k3",
         "<|open|>think<|sep|>Broken off<|open|>response<|sep|>2<|close|>response<|sep|><|close|>message<|sep|>",
         ("Broken off", "2", []),
     ),
@@ -642,6 +650,19 @@ def test_each_piece_of_a_value_is_looked_at_once(name: str, monkeypatch: pytest.
     text = WRITERS[name]([("get_weather", given)])
     assert read(BY_NAME[name], text, list(range(0, len(text), 4)), is_sure=False)[2] == [("get_weather", given)]
     assert looked < 2 * len(text)
+
+
+@pytest.mark.parametrize("begun", ["", '<｜DSML｜parameter name="days" string="false">'])
+def test_blanks_among_parameters_cost_what_their_number_costs(begun: str) -> None:
+    def seconds(number: int) -> float:
+        reader = reader_of(BY_NAME["deepseekv32"], SCHEMAS)
+        reader.feed(f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n{begun}')
+        before = time.process_time()
+        for _ in range(number):
+            reader.feed(" ")
+        return time.process_time() - before
+
+    assert min(seconds(100_000) for _ in range(2)) < 10 * seconds(20_000)
 
 
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "gpt-oss"])

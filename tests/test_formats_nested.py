@@ -21,7 +21,7 @@ from sgl.formats.call_format import CallFormat
 from sgl.formats.calls import FORMATS
 from sgl.formats.constraint import calls_tag
 from sgl.formats.parser import ArgumentsDelta, ContentDelta, ToolCallStart
-from sgl.formats.reading import reader_of
+from sgl.formats.reading import calls_in, reader_of
 from sgl.grammar import Grammar, compile
 from sgl.grammar.matching.matcher import Matcher
 from tests.call_writer import WRITERS
@@ -190,3 +190,24 @@ def written_within(grammar: Grammar, budget: Iterable[int], rng: random.Random) 
         text += bytes([token])
     assert matcher.is_accepting(), f"{text!r} did not end in time"
     return text
+
+
+def test_keys_are_escaped_where_the_format_escapes_them() -> None:
+    schema = {
+        "type": "object",
+        "properties": {'R&D"now"': {"type": "string"}},
+        "additionalProperties": {"type": "string"},
+    }
+    tag = calls_tag([{"name": "f", "parameters": schema}], BY_NAME["kimi_k3"], choice="required")
+    grammar = compile(structural_tag=tag, vocabulary=BYTES)
+
+    def written(key: str) -> str:
+        value = f'<|open|>argument key="{key}" type="string"<|sep|>x<|close|>argument<|sep|>'
+        call = f'<|open|>call tool="f" index="1"<|sep|>{value}<|close|>call<|sep|>'
+        return f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|>"
+
+    escaped = "R&amp;D&quot;now&quot;"
+    for key, is_allowed in {escaped: True, 'R&D"now"': False, "R&D&quot;now&quot;": False, "a": True}.items():
+        assert accepts(grammar, written(key)) == is_allowed, key
+    [call] = calls_in(written(escaped), BY_NAME["kimi_k3"])
+    assert json.loads(call["arguments"] or "") == {'R&D"now"': "x"}

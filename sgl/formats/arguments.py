@@ -67,6 +67,8 @@ class XmlStyle(NamedTuple):
     """What may stand in the place of the middle before values of other kinds, none of them strings."""
     has_cdata: bool = False
     """A text may stand between <![CDATA[ and ]]>."""
+    has_escapes: bool = False
+    """A key has &amp; and &quot; for what they stand for in XML."""
 
 
 XML_STYLES = {
@@ -89,6 +91,7 @@ XML_STYLES = {
         "<|close|>argument<|sep|>",
         string_middle='" type="string"<|sep|>',
         more_middles=tuple(f'" type="{kind}"<|sep|>' for kind in ("boolean", "null", "array", "object")),
+        has_escapes=True,
     ),
     "gcml_xml": XmlStyle(
         '<｜GCML｜parameter name="', '" string="false">', "</｜GCML｜parameter>", string_middle='" string="true">'
@@ -112,7 +115,7 @@ class XmlReader(ArgumentReader):
         self._parameters = parameters
         self._types: frozenset[str] | None = None
         """Of the value that is read; None between values."""
-        self._has_begun = False  # a text
+        self._has_begun = False
         self._value_end = style.end
         self._json: JsonReader | None = None
         self._scanned = 0  # of a value that has not ended: each piece is looked at once
@@ -134,6 +137,8 @@ class XmlReader(ArgumentReader):
     def _between(self, text: str) -> tuple[str, int]:
         """The next key, or the end, which stays."""
         style = self._style
+        if blanks := len(text) - len(text.lstrip()):  # each is looked at once
+            return "", blanks
         try:
             begun = read_mark(style.begin, text)
         except Malformed:
@@ -145,6 +150,8 @@ class XmlReader(ArgumentReader):
         index, length = read_one(middles, text[end:])
         length += end
         key = text[begun:end].strip()
+        if style.has_escapes:
+            key = key.replace("&quot;", '"').replace("&amp;", "&")
         types = types_of(self._parameters, key) if index <= len(style.more_middles) else _TEXT
         end_mark = style.end
         if style.has_cdata and text.startswith(_CDATA, length):
@@ -189,10 +196,13 @@ class XmlReader(ArgumentReader):
 
     def _end_of_value(self, text: str, types: frozenset[str]) -> int:
         """Where a value ends that may be JSON, whose strings may hold the end tag. Raises NeedMore."""
-        if not self._scanned:
-            start = text.lstrip()
+        if not self._has_begun:
+            rest = text[self._scanned :]
+            start = rest.lstrip()
+            self._scanned += len(rest) - len(start)
             if not start:
                 raise NeedMore
+            self._has_begun = True
             if {"{": "object", "[": "array"}.get(start[0]) in types:
                 self._json = JsonReader(start[0])
         if self._json is not None and not self._json.is_complete:

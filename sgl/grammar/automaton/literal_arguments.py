@@ -50,6 +50,11 @@ class LiteralStyle(NamedTuple):
         """What may be a key."""
         return _BARE_KEY
 
+    @property
+    def escapes(self) -> tuple[tuple[str, str], ...]:
+        """Characters, and what stands for each in a key."""
+        return ()
+
     def before(self, *, is_first: bool) -> Expr:
         """What stands before a parameter's key."""
         return EPSILON if is_first else self.comma

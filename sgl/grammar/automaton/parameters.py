@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from sgl.errors import GrammarError
@@ -28,7 +29,11 @@ class Style(Protocol):
 
     @property
     def key(self) -> Expr:
-        """What may be a key."""
+        """What may be a key, nothing of which is escaped."""
+
+    @property
+    def escapes(self) -> tuple[tuple[str, str], ...]:
+        """Characters, and what stands for each in a key."""
 
     def before(self, *, is_first: bool) -> Expr:
         """What stands before a parameter's key."""
@@ -43,19 +48,20 @@ def parameters_node(builder: Builder, schema: Schema, style: Style, then: Node) 
     if not shapes:
         raise GrammarError("what stands as parameters is an object, which the schema does not allow")
     for shape in shapes:
-        check_bare(shape, style.key)
+        check_bare(shape, style.key, dict(style.escapes))
     plans = [builder.one(ObjectPlan, builder, shape) for shape in shapes]
     return Tags(
         [builder.one(Parameters, plan, plan.start, style, style.before(is_first=True), then) for plan in plans]
     )
 
 
-def check_bare(shape: Object, key: Expr) -> None:
-    """Raise GrammarError where keys of an object cannot stand without quotes."""
+def check_bare(shape: Object, key: Expr, escaped: Iterable[str] = ()) -> None:
+    """Raise GrammarError where keys of an object cannot stand without quotes. escaped: characters that can."""
+    letters = str.maketrans(dict.fromkeys(escaped, "x"))
     if shape.exists or shape.min_properties > len(shape.required):
         raise GrammarError("keys without quotes are no fewer than are required: there is no minProperties")
     for name, _ in shape.properties:
-        if not matches(key, name.encode()):
+        if not matches(key, name.translate(letters).encode()):
             raise GrammarError(f"a key without quotes cannot be named {name!r}")
 
 
@@ -91,7 +97,9 @@ class Parameters(Node):
 
     def _declared(self, index: int) -> Node:
         name, schema = self.plan.shape.properties[index]
-        return self._parameter(literal(name.encode()), schema, self.plan.with_declared(self.seen, index))
+        escapes = dict(self.style.escapes)
+        key = "".join(escapes.get(each, each) for each in name)
+        return self._parameter(literal(key.encode()), schema, self.plan.with_declared(self.seen, index))
 
     def _parameter(self, key: Expr, schema: Schema, seen: Seen) -> Node:
         builder, style = self.plan.builder, self.style

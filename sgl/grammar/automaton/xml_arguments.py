@@ -54,6 +54,8 @@ class XmlStyle(NamedTuple):
     """A value may stand in lines of its own; another one begins and ends with no line break."""
     has_cdata: bool = False
     """A text may stand between <![CDATA[ and ]]>, and begins in no other way so."""
+    escapes: tuple[tuple[str, str], ...] = ()
+    """Characters, and what stands for each in a key."""
     spelling: Spelling = Spelling()
 
     @property
@@ -63,8 +65,8 @@ class XmlStyle(NamedTuple):
 
     @property
     def key(self) -> Expr:
-        """What may be a key."""
-        return _QUOTED_KEY if self.begin.endswith('"') else _KEY
+        """What may be a key, nothing of which is escaped."""
+        return _ESCAPED_KEY if self.escapes else _QUOTED_KEY if self.begin.endswith('"') else _KEY
 
     def in_bytes(self, spelling: Spelling) -> XmlStyle:
         """The style with its marks as a vocabulary spells them."""
@@ -118,6 +120,7 @@ STYLES = {
         '<|open|>argument key="',
         tuple((f'" type="{kind}"<|sep|>', frozenset({kind})) for kind in ("string", *sorted(_OTHERS))),
         "<|close|>argument<|sep|>",
+        escapes=(("&", "&amp;"), ('"', "&quot;")),
     ),
     "gcml_xml": XmlStyle(
         '<｜GCML｜parameter name="',
@@ -127,6 +130,7 @@ STYLES = {
 }
 _KEY = _regex(r"[^\s<>]+")
 _QUOTED_KEY = _regex(r'[^\s<>"]+')
+_ESCAPED_KEY = _regex(r'[^\s<>"&]+')
 _BLANK = _regex(r"[ \t\r\n]*")
 _LINE_BREAK = literal(b"\n")
 _MAY_BREAK = _regex("\n?")
