@@ -364,6 +364,7 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "gigachat3": lambda calls: _named(calls, "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
     "gigachat31": lambda calls: _named(calls, "<|function_call|>"),
     "gigachat35": lambda calls: deepseekv4(calls, "GCML"),
+    "function_call": lambda calls: hermes(calls, "function_call"),
     "granite-20b-fc": lambda calls: _named(calls, "<function_call> "),
     "k2_horizon": k2_horizon,
     "k2_horizon_json": k2_horizon_json,

@@ -159,6 +159,7 @@ _CALLS: Final = {
         "",
     ),
     "gigachat31": ("", "{% if loop.first %}<|function_call|>" + _quoted("arguments") + "{% endif %}", ""),
+    "function_call": ("", "<function_call>\n" + _quoted("arguments") + "\n</function_call>", ""),
     "granite-20b-fc": ("", "<function_call> " + _quoted("arguments"), ""),
     "k2_horizon": (
         "<ifm|tool_calls>\n",

@@ -63,6 +63,7 @@ BEGINNINGS = {
     "gigachat3": "<|message_sep|>",
     "gigachat31": "<|function_call|>",
     "gigachat35": "<｜GCML｜tool_calls>",
+    "function_call": "<function_call>",
     "granite-20b-fc": "<function_call>",
     "k2_horizon": "<ifm|tool_calls>",
     "k2_horizon_json": "<ifm|tool_calls>",

@@ -86,6 +86,29 @@ def test_the_servers_own_format_is_the_default(engine: Engine) -> None:
         ("qwen3", "4</think>", "", "4</think>"),
         ("deepseek-r1", "2 and 2</think>4", "2 and 2", "4"),
         ("mistral", "[THINK]2[/THINK]4", "2", "4"),
+        (
+            "kimi_k3",
+            "<|open|>think<|sep|>2<|close|>think<|sep|><|open|>response<|sep|>4<|close|>response<|sep|>"
+            "<|close|>message<|sep|>",
+            "2",
+            "4",
+        ),
+        ("kimi_k3", "2<|close|>think<|sep|><|open|>response<|sep|>4<|close|>response<|sep|>", "2", "4"),
+        ("kimi_k3", "<|open|>tools<|sep|>", "", "<|open|>tools<|sep|>"),
+        (
+            "cohere_command3",
+            "<|START_THINKING|>2<|END_THINKING|><|START_RESPONSE|>4<|END_RESPONSE|>",
+            "2",
+            "4",
+        ),
+        ("cohere_command4", "2<|END_THINKING|><|START_TEXT|>4<|END_TEXT|>", "2", "4"),
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>2<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>",
+            "2",
+            "4",
+        ),
+        ("openai_gptoss", "<|channel|>analysis<|message|>2<|end|>", "2", ""),
     ],
 )
 def test_reasoning_is_read(server: LiveServer, parser: str, text: str, thought: str, said: str) -> None:

@@ -53,6 +53,11 @@ class Blocks(NamedTuple):
         end = prompt.rstrip()
         return "thought" if end.endswith(self.thought[0]) else "said" if end.endswith(self.said[0]) else ""
 
+    def begun_before(self, answer: str) -> BlockKind:
+        """Which block a whole answer goes on in, since it ends it first."""
+        before, ended, _ = answer.partition(self.thought[1])
+        return "thought" if ended and self.thought[0] not in before else ""
+
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:

@@ -210,6 +210,8 @@ STEP3: Final = CallFormat(
 TOOLCALL: Final = _array("nemotron_json", "<TOOLCALL>", "]</TOOLCALL>")
 TOOL_CALLS: Final = _array("apriel", "<tool_calls>", "]</tool_calls>")
 GRANITE: Final = _array("granite", "<|tool_call|>")
+FUNCTION_CALL: Final = _tagged("function_call", "function_call")
+"""Which begins as the next one and has an end."""
 GRANITE_20B: Final = CallFormat(
     "granite-20b-fc", '<function_call> {"name": "', '", "arguments": ', "}", trigger="<function_call>"
 )
@@ -382,6 +384,7 @@ _NAMES: Final[tuple[tuple[str, tuple[CallFormat, ...]], ...]] = (
     ("dots", (DOTS,)),
     ("gigachat3", (GIGACHAT3, GIGACHAT31)),
     ("gigachat35", (GIGACHAT35,)),
+    ("function_call", (FUNCTION_CALL,)),
     ("granite-20b-fc", (GRANITE_20B,)),
     ("k2_horizon", (K2_HORIZON, K2_HORIZON_JSON)),
     ("solar_open2", (SOLAR_OPEN2,)),
@@ -408,3 +411,9 @@ def formats_of(parser: str) -> tuple[CallFormat, ...]:
             f"no format of tool calls is called {parser!r}{hint}; there are {known}", param="parser"
         )
     return PARSERS[parser]
+
+
+def channels_of(reasoning_parser: str) -> CallFormat | None:
+    """The format whose channels hold the reasoning of that parser's name, if its answers stand in channels."""
+    found = PARSERS.get({"openai_gptoss": GPT_OSS.name}.get(reasoning_parser, reasoning_parser))
+    return found[0] if found is not None and found[0].has_channels else None

@@ -96,7 +96,7 @@ def _is_read(format: CallFormat, written: str, before: str | None) -> bool:
     at = written.find(format.trigger)
     if not format.trigger:  # calls are the whole answer: others' may hold what looks like them
         at = len(before) if before and written.startswith(before) else -1
-    if at < 0:
+    if at < 0 or not (format.has_channels or all(part in written[at:] for part in parts_of(format.end))):
         return False
     found = calls_in(written[at:], format)
     is_probe = [call["name"] for call in found] == [_PROBE]

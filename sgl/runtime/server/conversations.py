@@ -11,7 +11,7 @@ from functools import cache, cached_property, partial
 from typing import Any
 
 from sgl.errors import InvalidRequest
-from sgl.formats.calls import FORMATS, GPT_OSS, PARSERS, formats_of
+from sgl.formats.calls import FORMATS, channels_of, formats_of
 from sgl.formats.detect import CallStyle, call_style
 from sgl.runtime.requests.builder import MAX_LOGPROBS
 from sgl.runtime.requests.results import failure_of
@@ -126,14 +126,12 @@ class Conversations:
         tokenizer, template = self._service.tokenizer, self._service.chat_template
         own: dict[str, Any] = {} if template is None else {"chat_template": template}
         parser = self._service.config.tool_call_parser
-        named = {"openai_gptoss": GPT_OSS.name}.get(
-            reasoning := self._service.config.reasoning_parser or "", reasoning
-        )
-        if parser is None and named in PARSERS and PARSERS[named][0].has_channels:
-            parser = named
-        formats = FORMATS if parser is None else formats_of(parser)
+        channels = channels_of(self._service.config.reasoning_parser or "")
+        formats = FORMATS if channels is None else (channels,)
+        if parser is not None:
+            formats = formats_of(parser)
         found = call_style(partial(tokenizer.apply_chat_template, **own), formats)
-        return CallStyle(formats[0]) if found is None and parser is not None else found
+        return CallStyle(formats[0]) if found is None and formats is not FORMATS else found
 
 
 def engine_arguments(body: SamplingBody, ids: list[Any], params: dict[str, Any]) -> dict[str, Any]:

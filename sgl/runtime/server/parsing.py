@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from sgl.errors import InvalidRequest
 from sgl.formats.call_format import CallFormat
-from sgl.formats.calls import formats_of
+from sgl.formats.calls import channels_of, formats_of
 from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.fields import Lenient
@@ -102,7 +102,17 @@ class TextsApi(Api):
         """The reasoning in a text that is whole, and the rest."""
         with _named("reasoning_parser"):
             splitter = ReasoningSplitter(body.reasoning_parser, only_leading=True)
-        thought, said = await _read(body.text, lambda: splitter.feed(body.text, final=True))
+        channels = channels_of(body.reasoning_parser)
+
+        def read() -> tuple[str, str]:
+            if channels is None:
+                return splitter.feed(body.text, final=True)
+            begun = "" if channels.blocks is None else channels.blocks.begun_before(body.text)
+            reader = AnswerSplitter(None, Reading(format=channels, begun=begun))
+            found = merged(reader.feed(body.text, final=True))
+            return found.reasoning, found.content
+
+        thought, said = await _read(body.text, read)
         return json_response({"reasoning_text": thought, "text": said})
 
 
