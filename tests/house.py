@@ -191,7 +191,7 @@ READS_ENVIRONMENT = (
 DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
 MOST_LINES = {
-    "grammar": 15_680,  # with values of calls that are not quite JSON
+    "grammar": 15_700,  # with values of calls that are not quite JSON
     "kernels": 7_460,  # with memory that other processes open
     "kernels.gdn": 790,
     "kernels.latent": 990,
@@ -217,7 +217,7 @@ MOST_LINES = {
     "bench": 860,
     "platforms": 275,
     "compat": 490,
-    "formats": 2_120,  # of every family that writes calls in its own way
+    "formats": 2_140,  # of every family that writes calls in its own way
     "": 860,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""
