@@ -5,6 +5,7 @@ It computes what `sgl.runtime.model.decoder` defines, in the same dtypes.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.jax.attention import Blocks, Window, attend
 from sgl.runtime.jax.mesh import Devices
+from sgl.runtime.jax.paged import attend_paged, is_served
 from sgl.runtime.jax.weights import Arrays
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.families import FAMILIES
@@ -41,6 +43,7 @@ class Decoder:
         self._dtype = dtype
         self._is_gelu = FAMILIES[config.architecture].activation == "gelu"
         self._embedding_scale = jnp.asarray(config.embedding_scale, dtype)  # as rounded
+        self._is_paged = is_served(dtype, config.head_dim)
         self._precision = "highest" if dtype == jnp.float32 else "default"
 
     def step(
@@ -99,13 +102,35 @@ class Decoder:
             devices.keep(_written(pages, inputs.slots, new), 2) for pages, new in zip(kv, (key, value), strict=True)
         )
         window = Window(config.attention_scale, config.score_cap, config.windows[index])
-        read = attend(query, keys, values, jnp.asarray(inputs.positions), inputs.blocks, window, layer.get("sinks"))
+        read = self._read(query, keys, values, layer.get("sinks"), inputs, window)
         out = jnp.einsum("tkgd,hkgd->th", read, layer["output"])
         x = x + self._normed_sum(out, layer, "output")
         normed = self._norm(x, layer.get("post_attention_norm"))
         if "router" in layer:
             return x + self._norm(self._mixture(normed, layer), layer.get("down_norm")), (keys, values)
         return x + self._normed_sum(self._feed_forward(normed, layer), layer, "down"), (keys, values)
+
+    def _read(
+        self,
+        query: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        sinks: jax.Array | None,
+        inputs: Inputs,
+        window: Window,
+    ) -> jax.Array:
+        blocks, positions = inputs.blocks, jnp.asarray(inputs.positions)
+        if not self._is_paged or blocks.queries.shape[1] > 1:
+            return attend(query, keys, values, positions, blocks, window, sinks)
+        arrays = (
+            (query, 1),
+            (keys, 2),
+            (values, 2),
+            (sinks, 0),
+            (positions, None),
+            (jnp.asarray(blocks.pages), None),
+        )
+        return self._devices.apart(functools.partial(attend_paged, window=window), arrays, 1)
 
     def _normed_sum(self, out: jax.Array, layer: Arrays, name: str) -> jax.Array:
         """A product that devices sum up, with its bias and norm."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -33,3 +33,16 @@ class Devices:
         """Within a compiled function: an array that is cut so."""
         kept: jax.Array = jax.lax.with_sharding_constraint(array, self.cut(axis))  # type: ignore[no-untyped-call]
         return kept
+
+    def apart(
+        self, function: Callable[..., jax.Array], arrays: Sequence[tuple[jax.Array | None, int | None]], out: int
+    ) -> jax.Array:
+        """Within a compiled function: of each device's parts of arrays, each with the axis that it is cut along, which
+        XLA does not see into. out: the result's axis."""
+        if self.size == 1:
+            return function(*(array for array, _ in arrays))
+        specs = tuple(self.cut(axis).spec for _, axis in arrays)
+        parts = jax.shard_map(
+            function, mesh=self._mesh, in_specs=specs, out_specs=self.cut(out).spec, check_vma=False
+        )
+        return parts(*(array for array, _ in arrays))
