@@ -198,7 +198,7 @@ MOST_LINES = {
     "kernels.lora": 580,  # of experts, too
     "kernels.moe": 1_850,
     "lang": 9_890,  # with reasoning's tags, what transformers adds to Jinja, and how turns begin on models that think
-    "runtime": 27_740,  # without the server and what follows; with rows of GPUs that other engines read
+    "runtime": 27_790,  # without the server and what follows; with rows of GPUs that other engines read, in few runs
     "runtime.cluster": 2_060,  # with a placement for each kind, and who is starting
     "runtime.gateway": 3_850,  # with who has failed a program
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sgl.runtime.cache.pages import PagePool
+from sgl.runtime.cache.pages import NeighbourPool
 from sgl.runtime.scheduler.exports import EngineAddress, Exports
 from sgl.runtime.scheduler.imports import Imports
 from sgl.runtime.scheduler.transfers import Transfers
@@ -42,7 +42,7 @@ def prefill_driver(setting: Setting, name: str = "p") -> Driver:
 
     def make(driver: Driver) -> Transfers:
         assert setting.buffer_pages is not None
-        pool, layout = PagePool(setting.buffer_pages + 1, setting.page_size), layout_of(setting)
+        pool, layout = NeighbourPool(setting.buffer_pages + 1, setting.page_size), layout_of(setting)
         offers = Offers(lambda: driver.now)
         exports = Exports(
             offers, None, EngineAddress(name, "127.0.0.1", 1), layout, SECRET, pool, driver.first_row, LEASE_SECONDS
@@ -57,7 +57,7 @@ def decode_driver(setting: Setting, reader: MockReader) -> Driver:
 
     def make(driver: Driver) -> Transfers:
         assert setting.buffer_pages is not None
-        pool, layout = PagePool(setting.buffer_pages + 1, setting.page_size), layout_of(setting)
+        pool, layout = NeighbourPool(setting.buffer_pages + 1, setting.page_size), layout_of(setting)
         reader.memory = driver.mover.memory
         imports = Imports(reader, layout, pool, driver.first_row, lambda: driver.now)
         return Transfers(pool, layout, SECRET, imports=imports)

@@ -105,6 +105,7 @@ def test_chats_are_timed_with_prefill_apart_and_together(
     found = json.loads(report.read_text())
     assert list(found) == ["apart", "together"][: 1 if transport else 2]
     assert found["apart"]["pulled"] > 0
+    parts = found["apart"].pop("parts")
     for its in found.values():
         assert 90 <= its["tokens"] < 400
         assert min(its.values()) > 0
@@ -112,6 +113,8 @@ def test_chats_are_timed_with_prefill_apart_and_together(
     printed = capsys.readouterr().out
     assert "(bar 1.15)" in printed
     assert re.search(r"apart: pulled \d+\.\d\d GB at \d+\.\d GB/s", printed)
+    assert set(parts) >= ({"asked", "told", "launched", "copied", "runs"} if transport else {"asked"})
+    assert f"apart: of a pull: asked {1e3 * parts['asked']:.2f} ms" in printed
 
 
 def test_bars_hold_at_their_edges_and_recorded_figures_fill_the_same_columns() -> None:

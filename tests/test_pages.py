@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl.runtime.cache.pages import DUMMY, FREE, PRIVATE, TREE, PagePool
+from sgl.runtime.cache.pages import DUMMY, FREE, PRIVATE, TREE, NeighbourPool, PagePool
 
 
 def test_every_page_but_the_dummy_can_be_handed_out_once():
@@ -97,9 +97,12 @@ def test_a_pool_without_a_page_to_give_is_refused():
         PagePool(8, 0)
 
 
+@pytest.mark.parametrize("kind", [PagePool, NeighbourPool])
 @given(st.lists(st.tuples(st.sampled_from(["alloc", "free", "adopt", "release"]), st.integers(0, 9)), max_size=60))
-def test_free_private_and_tree_pages_are_all_pages_after_any_moves(moves: list[tuple[str, int]]):
-    pool = PagePool(13, 2)
+def test_free_private_and_tree_pages_are_all_pages_after_any_moves(
+    kind: type[PagePool], moves: list[tuple[str, int]]
+):
+    pool = kind(13, 2)
     private: list[int] = []
     tree: list[int] = []
     for move, count in moves:
@@ -118,3 +121,20 @@ def test_free_private_and_tree_pages_are_all_pages_after_any_moves(moves: list[t
         assert pool.num_free == len(free)
         for pages, owner in ((free, FREE), (private, PRIVATE), (tree, TREE), ([0], DUMMY)):
             assert (pool.owner[pages] == owner).all()
+
+
+def test_neighbours_are_handed_out_together_out_of_the_run_that_fits_best():
+    pool = NeighbourPool(21, 1)
+    taken = pool.alloc(20)
+    assert taken is not None
+    assert taken.tolist() == list(range(1, 21))
+    for pages in ([18, 4, 3], [7, 9, 8, 10, 6], [20, 13, 14]):  # runs: 3-4, 6-10, 13-14, 18, 20
+        pool.free(np.array(pages, np.int32))
+    for count, expected in ((1, [18]), (1, [20]), (2, [3, 4]), (3, [6, 7, 8])):
+        pages = pool.alloc(count)
+        assert pages is not None
+        assert pages.tolist() == expected
+    pool.free(np.array([6, 16, 17, 18], np.int32))  # runs: 6, 9-10, 13-14, 16-18
+    pages = pool.alloc(6)
+    assert pages is not None
+    assert pages.tolist() == [16, 17, 18, 9, 10, 13], "the longest first, then the lowest"

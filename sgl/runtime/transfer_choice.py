@@ -15,7 +15,7 @@ import torch
 from sgl.errors import ConfigError
 from sgl.machine_limits import memory_limit
 from sgl.native_code import private_folder
-from sgl.runtime.cache.pages import PagePool
+from sgl.runtime.cache.pages import NeighbourPool
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.devices import kv_dtype
 from sgl.runtime.memory_plan import KVPlan, gib, has_mapped_transfers, transfer_bytes
@@ -136,7 +136,7 @@ def open_transfers(
         tp_size=config.tp_size,
         pp_size=config.pp_size,
     )
-    pool = PagePool(plan.num_transfer_pages, config.page_size)
+    pool = NeighbourPool(plan.num_transfer_pages, config.page_size)
     first = plan.num_host_pages
     by_nixl, name = config.disaggregation_transport == "nixl", secrets.token_hex(16)
     if config.disaggregation_mode == "decode":

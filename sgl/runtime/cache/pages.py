@@ -105,3 +105,20 @@ class PagePool:
         self._seen_at[pages] = order
         listed_once = np.count_nonzero(self._seen_at[pages] == order) == len(pages)
         assert listed_once, "a page is listed twice, so it would be owned twice"
+
+
+class NeighbourPool(PagePool):
+    """Hands out pages in few runs of neighbours, each of which one copy takes. An `alloc` sorts what is free: it is for
+    some a second, not for each step."""
+
+    def alloc(self, num_pages: int) -> Int32Array | None:
+        """See `PagePool`. Out of the shortest run that has them all, else out of the longest ones."""
+        free = np.sort(self._stack[: self.num_free])
+        if 0 < num_pages <= len(free):
+            run = np.append(0, np.cumsum(np.diff(free) != 1))  # that each is in
+            lengths = np.bincount(run)
+            fitting = np.flatnonzero(lengths >= num_pages)
+            if len(fitting):
+                lengths[fitting[lengths[fitting].argmin()]] = self.num_pages  # the first to be taken
+            self._stack[: len(free)] = free[np.lexsort((-free, lengths[run]))]
+        return super().alloc(num_pages)
