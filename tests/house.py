@@ -200,7 +200,7 @@ MOST_LINES = {
     "lang": 9_890,  # with reasoning's tags, what transformers adds to Jinja, and how turns begin on models that think
     "runtime": 27_790,  # without the server and what follows; with rows of GPUs that other engines read, in few runs
     "runtime.cluster": 2_060,  # with a placement for each kind, and who is starting
-    "runtime.gateway": 3_850,  # with who has failed a program
+    "runtime.gateway": 3_750,  # with who has failed a program
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
     "runtime.media": 780,
     "runtime.model.eagle": 470,
@@ -210,7 +210,7 @@ MOST_LINES = {
     "runtime.model.quantized": 850,
     "runtime.model.update": 1_350,  # with groups that are left at once
     "runtime.parallel": 1_530,  # with what ranks share beside pages
-    "runtime.server": 12_560,  # with what trainers ask of SGLang
+    "runtime.server": 12_660,  # with what trainers ask of SGLang, and the reader of KV events
     "runtime.speculate": 1_230,
     "runtime.transfer": 1_270,  # from GPU to GPU, too, and where the time of a read goes
     "cli": 2_770,

@@ -18,8 +18,10 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.gateway import kv_follower
 from sgl.runtime.gateway.demands import facts_of
 from sgl.runtime.gateway.index import PrefixIndex
-from sgl.runtime.gateway.kv_follower import KvFollower, Source, sources_of
+from sgl.runtime.gateway.kv_follower import KvFollower, sources_of
 from sgl.runtime.kv_events import END, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from sgl.runtime.server import kv_stream
+from sgl.runtime.server.kv_stream import Source
 from sgl.runtime.server.placement import MOST_BLOCKS
 from tests.live_server import LiveServer
 from tests.test_gateway import echo, gateway_of, run, until
@@ -185,7 +187,7 @@ def test_missing_batches_are_asked_for_and_what_cannot_be_had_again_is_not_belie
 def test_without_answers_to_what_was_asked_a_stream_is_followed_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_follower, "REPLAY_SECONDS", 0.1)
+    monkeypatch.setattr(kv_stream, "REPLAY_SECONDS", 0.1)
 
     async def test() -> None:
         async with followed(answers=False) as (publisher, index, _):
@@ -258,7 +260,7 @@ def test_who_sends_what_is_no_event_is_followed_no_longer(frames: tuple[bytes, .
 def test_a_worker_that_lies_and_falls_silent_keeps_no_other_from_being_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_follower, "REPLAY_SECONDS", 1.0)
+    monkeypatch.setattr(kv_stream, "REPLAY_SECONDS", 1.0)
 
     async def test() -> None:
         async with followed() as (publisher, index, follower):

@@ -23,8 +23,9 @@ from smg_grpc_proto.generated import common_pb2
 
 from sgl.runtime.engine import Engine
 from sgl.runtime.kv_events import END, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from sgl.runtime.server.kv_stream import Source
 from sgl.runtime.server.rpc import kv_relay
-from sgl.runtime.server.rpc.kv_relay import KvRelay, Source, sources_of
+from sgl.runtime.server.rpc.kv_relay import KvRelay, sources_of
 from tests.live_server import LiveServer, served
 from tests.patience import PATIENCE, wait_until
 from tests.test_kv_events import PAGE, tree_of
@@ -256,7 +257,7 @@ async def relay_of(
     running = publishers if isinstance(publishers, dict) else dict(enumerate(publishers))
     relay = KvRelay(SimpleNamespace(engine=SimpleNamespace(call=call)))  # type: ignore[arg-type]
     try:
-        await until(lambda: len(relay._engines) == len(running) and all(e.socket for e in relay._engines))
+        await until(lambda: len(relay._engines) == len(running))
         yield relay
     finally:
         await relay.close()
@@ -271,10 +272,10 @@ async def until(is_so: Any) -> None:
 async def joined(relay: KvRelay, *publishers: Publisher) -> None:
     """Until what is published arrives."""
     for rank, publisher in enumerate(publishers):
-        while relay._engines[rank].next == 0:
+        while relay._engines[rank].stream.next == 0:
             publisher.send(BlockRemoved([]))
             await asyncio.sleep(0.02)
-        await until(lambda rank=rank, publisher=publisher: relay._engines[rank].next == publisher.number)
+        await until(lambda rank=rank, publisher=publisher: relay._engines[rank].stream.next == publisher.number)
 
 
 async def read_to(relay: KvRelay, batches: Any, subscriber: Subscriber, blocks: set[int] | None = None) -> None:
@@ -302,7 +303,7 @@ def test_who_reads_slowly_gets_a_snapshot_and_costs_nothing(monkeypatch: pytest.
                 publisher.send(chain(2 * name, 2 * name + 1))
             for name in range(1, 40):
                 publisher.send(BlockRemoved([2 * name + 1]), BlockRemoved([2 * name]))
-            await until(lambda: relay._engines[0].next == publisher.number)
+            await until(lambda: relay._engines[0].stream.next == publisher.number)
             assert len(relay._kept) == 5
             subscriber.snapshots.clear()
             await read_to(relay, batches, subscriber)
@@ -327,7 +328,7 @@ def test_snapshots_and_long_events_come_in_parts_of_one_row(monkeypatch: pytest.
             one.send(chain(20, 21, parent=3), chain(30, parent=21))
             two.send(chain(50, 51))
             await until(
-                lambda: all(e.next == its.number for e, its in zip(relay._engines, (one, two), strict=True))
+                lambda: all(e.stream.next == its.number for e, its in zip(relay._engines, (one, two), strict=True))
             )
             assert relay._last - before == 5
             numbers, blocks = [], list[list[int]]()
@@ -362,17 +363,17 @@ def test_what_was_missed_is_unknown_or_asked_for(replays: bool) -> None:
             await joined(relay, publisher)
             publisher.send(chain(3))
             batches = relay.batches(0, never)
-            await until(lambda: relay._engines[0].next == publisher.number)
+            await until(lambda: relay._engines[0].stream.next == publisher.number)
             await read_to(relay, batches, subscriber)
             assert (subscriber.snapshots[0].unknown_before == 0) is replays
             assert set(subscriber.blocks) == ({1, 2, 3} if replays else {3})
-            unknown = relay._engines[0].unknown
+            unknown = relay._engines[0].stream.lost
             publisher.send(chain(4, parent=3), hidden=True)
             publisher.send(chain(5))
-            await until(lambda: relay._engines[0].next == publisher.number)
+            await until(lambda: relay._engines[0].stream.next == publisher.number)
             await read_to(relay, batches, subscriber)
             assert set(subscriber.blocks) == ({1, 2, 3, 4, 5} if replays else {5}), "who knows what is left"
-            assert relay._engines[0].unknown == unknown + (not replays)
+            assert relay._engines[0].stream.lost == unknown + (not replays)
             await batches.aclose()
 
     publisher, is_over = Publisher(), threading.Event()
@@ -393,7 +394,7 @@ def test_an_engine_that_is_gone_has_nothing_and_begins_anew() -> None:
             await joined(relay, publisher)
             publisher.send(chain(1, 2), AllBlocksCleared(), chain(3))
             batches = relay.batches(0, never)
-            await until(lambda: relay._engines[0].next == publisher.number)
+            await until(lambda: relay._engines[0].stream.next == publisher.number)
             await read_to(relay, batches, subscriber)
             assert set(subscriber.blocks) == {3}
             port = int(publisher.endpoint.rpartition(":")[2])
@@ -404,7 +405,7 @@ def test_an_engine_that_is_gone_has_nothing_and_begins_anew() -> None:
             publisher = Publisher(port)
             await joined(relay, publisher)
             publisher.send(chain(8))
-            await until(lambda: relay._engines[0].next == publisher.number)
+            await until(lambda: relay._engines[0].stream.next == publisher.number)
             await read_to(relay, batches, subscriber)
             assert set(subscriber.blocks) == {8}
             await batches.aclose()
@@ -454,7 +455,7 @@ def test_what_is_kept_is_bounded_by_bytes_whatever_its_blocks(monkeypatch: pytes
             for begin in range(0, 20_000, 500):
                 names = range(2**60 + begin, 2**60 + begin + 500)
                 publisher.send(BlockStored(list(names), None, list(range(500)), 1, None, "GPU"))
-            await until(lambda: relay._engines[0].next == publisher.number)
+            await until(lambda: relay._engines[0].stream.next == publisher.number)
             assert 50_000 < sum(map(len, relay._kept)) == relay._bytes <= 100_000
             assert len(relay._engines[0].blocks) == 20_000
         publisher.close()
@@ -477,13 +478,13 @@ def test_subscribers_share_a_snapshot_while_what_came_after_it_is_kept(monkeypat
             await anext(other)
             shared = relay._latest_snapshot
             publisher.send(BlockRemoved([6]))
-            await until(lambda: relay._engines[0].next == publisher.number)
+            await until(lambda: relay._engines[0].stream.next == publisher.number)
             later = relay.batches(0, never)
             await anext(later)
             assert relay._latest_snapshot is shared
             for name in range(10, 20):
                 publisher.send(chain(name))
-            await until(lambda: relay._engines[0].next == publisher.number)
+            await until(lambda: relay._engines[0].stream.next == publisher.number)
             slow.snapshots.clear()  # the rest of an old one is of no use
             await read_to(relay, behind, slow, {1, 2, 3, 4, 5, *range(10, 20)})
             assert [each.index for each in slow.snapshots] == list(range(15))

@@ -20,32 +20,21 @@ import zmq
 from yarl import URL
 
 from sgl.runtime.gateway.index import PrefixIndex, namespace_of
-from sgl.runtime.kv_events import END, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from sgl.runtime.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from sgl.runtime.server.kv_stream import KvStream, News, Source
 from sgl.runtime.server.placement import BLOCK_IDS, MOST_BLOCKS, first_name, next_name
 
 logger = logging.getLogger(__name__)
 
 MOST_PAGES = 100_000
 """Kept of a worker. Further ones are unknown."""
-REPLAY_SECONDS = 5.0
-"""Without a batch, after which a replay is given up."""
 MOST_ENGINES = 64
 """Of a worker."""
 
-_MOST_BYTES = 16 << 20  # of a message
-_QUEUED = 16  # messages of a worker, of any size: a worker that sends faster than they are read waits
 _PAUSE_SECONDS = 0.2  # until new workers are noticed
 _MOST_PAUSE = 0.5
 _PART = 1000  # names that the event loop takes at once
 _PARTS = 8  # that wait for it
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where one engine publishes: host and ports."""
-
-    events: str
-    replay: str | None
 
 
 def sources_of(info: Mapping[str, Any], url: str) -> list[Source]:
@@ -76,15 +65,8 @@ class _Engine:
     """One engine that is followed."""
 
     worker: str
-    source: Source
-    socket: Any
+    stream: KvStream
     most: int  # pages
-    replay: Any = None
-    since: float = 0.0  # when a replay's latest batch came
-    next: int = 0  # number of the batch to come
-    seen: int = -1  # number of the latest that was published
-    filled: int = -1  # number before which a replay has been tried
-    waiting: tuple[int, bytes] | None = None  # what came before a gap was filled
     pages: dict[int, _Page] = field(default_factory=dict)
 
 
@@ -139,131 +121,69 @@ class KvFollower:
         with zmq.Context() as context:
             while not self._stop.is_set():
                 self._take_asked(context)
-                polled = {engine.replay or engine.socket: engine for engine in self._engines}
                 poller = zmq.Poller()
-                for socket in polled:
-                    poller.register(socket, zmq.POLLIN)
-                if not polled:
+                for engine in self._engines:
+                    for socket in engine.stream.sockets:
+                        poller.register(socket, zmq.POLLIN)
+                if not self._engines:
                     self._stop.wait(_PAUSE_SECONDS)
                     continue
-                ready = poller.poll(int(_PAUSE_SECONDS * 1000))
+                ready = dict(poller.poll(int(_PAUSE_SECONDS * 1000)))
                 began = time.monotonic()
-                for socket, _ in ready:
-                    self._safely(polled[socket], self._receive, context, polled[socket], socket)
-                for engine in [each for each in self._engines if each.replay is not None]:
-                    if time.monotonic() - engine.since > REPLAY_SECONDS:
-                        self._safely(engine, self._filled, engine)
+                for engine in list(self._engines):
+                    self._receive(engine, ready)
                 self._stop.wait(min(time.monotonic() - began, _MOST_PAUSE))
             for engine in self._engines:
-                _close(engine)
+                engine.stream.close()
 
     def _take_asked(self, context: Any) -> None:
         while self._asked:
             worker, sources = self._asked.popleft()
             most = MOST_PAGES // max(1, len(sources))
-            known = {engine.source: engine for engine in self._of(worker) if engine.source in sources}
+            known = {its.stream.source: its for its in self._of(worker) if its.stream.source in sources}
             if not known or any(len(engine.pages) > most for engine in known.values()):
                 known.clear()
                 self._drop(worker)
             for engine in self._of(worker):
                 engine.most = most
-                if engine.source not in known:  # it is gone: another has taken its place, or will
+                if engine.stream.source not in known:  # it is gone: another has taken its place, or will
                     self._forget(engine)
-                    _close(engine)
+                    engine.stream.close()
                     self._engines.remove(engine)
             for source in sources:
                 if source in known:
                     continue
-                socket = context.socket(zmq.SUB)
-                socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
-                socket.setsockopt(zmq.RCVHWM, _QUEUED)
-                socket.setsockopt(zmq.LINGER, 0)
-                socket.setsockopt(zmq.IPV6, 1)
-                engine = _Engine(worker, source, socket, most)
-                self._engines.append(engine)
                 try:
-                    socket.connect(source.events)
-                    socket.subscribe(b"")
+                    stream = KvStream(context, source)
                 except zmq.ZMQError as error:
                     logger.warning("worker %s: its KV events cannot be followed: %s", worker, error)
                     self._drop(worker)
                     break
-                self._fill(context, engine)
+                self._engines.append(_Engine(worker, stream, most))
             if self._of(worker):
                 self._soon(lambda worker=worker: self.workers.setdefault(worker, Followed()))
 
-    def _safely(self, engine: _Engine, function: Any, *arguments: Any) -> None:
-        """Call it, unless the engine was dropped meanwhile. Drop it if it sends no events."""
-        if engine not in self._engines:
+    def _receive(self, engine: _Engine, ready: Mapping[Any, int]) -> None:
+        """Take what has come. Drop the worker if it sends no events."""
+        if engine not in self._engines:  # its worker was dropped meanwhile
             return
         try:
-            function(*arguments)
-        except zmq.Again:  # nothing has come after all
-            return
+            for news in engine.stream.receive(ready):
+                if isinstance(news, EventBatch):
+                    self._take(engine, news)
+                elif news is News.MISSED:
+                    self._tell(lambda its: setattr(its, "gaps", its.gaps + 1), engine.worker)
+                elif news is News.LOST:
+                    self._forget(engine)
+                else:
+                    self._clear(engine)
         except (zmq.ZMQError, msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
             logger.warning("worker %s: what it sends are no KV events: %s", engine.worker, error)
             self._drop(engine.worker)
 
-    def _receive(self, context: Any, engine: _Engine, socket: Any) -> None:
-        frames = socket.recv_multipart(zmq.DONTWAIT)
-        if len(frames) != 3 or len(frames[1]) != 8:
-            raise ValueError(f"{len(frames)} frames, where there should be three")
-        _, number, data = frames
-        if socket is engine.replay:
-            self._replayed(engine, number, data)
-        else:
-            self._published(context, engine, int.from_bytes(number, "big"), data)
-
-    def _published(self, context: Any, engine: _Engine, number: int, data: bytes) -> None:
-        if number <= engine.seen:  # it was started again
-            self._clear(engine)
-            engine.next, engine.filled = 0, -1
-        engine.seen = number
-        if number > engine.next and engine.filled < number:
-            engine.waiting, engine.filled = (number, data), number
-            self._fill(context, engine, is_gap=True)
-        else:
-            self._take(engine, number, data)
-
-    def _fill(self, context: Any, engine: _Engine, *, is_gap: bool = False) -> None:
-        """Ask for what was published before."""
-        if is_gap:
-            self._tell(lambda its: setattr(its, "gaps", its.gaps + 1), engine.worker)
-        if engine.source.replay is None:
-            self._filled(engine)
-            return
-        engine.replay, engine.since = context.socket(zmq.DEALER), time.monotonic()
-        for option, value in ((zmq.MAXMSGSIZE, _MOST_BYTES), (zmq.RCVHWM, _QUEUED), (zmq.LINGER, 0), (zmq.IPV6, 1)):
-            engine.replay.setsockopt(option, value)
-        engine.replay.connect(engine.source.replay)
-        engine.replay.send_multipart((b"", engine.next.to_bytes(8, "big")), zmq.DONTWAIT)
-
-    def _replayed(self, engine: _Engine, number: bytes, data: bytes) -> None:
-        if number == END:
-            self._filled(engine)
-            return
-        if int.from_bytes(number, "big") >= engine.next:
-            engine.since = time.monotonic()
-            self._take(engine, int.from_bytes(number, "big"), data)
-
-    def _filled(self, engine: _Engine) -> None:
-        """All that could be had again has come."""
-        if engine.replay is not None:
-            engine.replay.close(0)
-            engine.replay = None
-        if engine.waiting is not None:
-            (number, data), engine.waiting = engine.waiting, None
-            self._take(engine, number, data)
-
-    def _take(self, engine: _Engine, number: int, data: bytes) -> None:
-        """A batch, unless it was taken before. What is between is lost."""
-        if number < engine.next:
-            return
-        if number > engine.next and engine.next:
-            self._forget(engine)
-        engine.next = number + 1
-        events, changed = _batch(data).events, Counter[int]()
-        for event in events:
+    def _take(self, engine: _Engine, batch: EventBatch) -> None:
+        changed = Counter[int]()
+        for event in batch.events:
             if isinstance(event, AllBlocksCleared):
                 self._add(engine.worker, changed)
                 changed = Counter()
@@ -316,7 +236,7 @@ class KvFollower:
         """Follow it no longer: what it was sent counts, as if it had told nothing."""
         engines = self._of(worker)
         for engine in engines:
-            _close(engine)
+            engine.stream.close()
             self._engines.remove(engine)
         self._names.pop(worker, None)
         if engines:
@@ -348,9 +268,6 @@ class KvFollower:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:  # it is closed
             self._stop.set()
-
-
-_batch = msgspec.msgpack.Decoder(EventBatch).decode
 
 
 def _store(pages: dict[int, _Page], most: int, event: BlockStored, changed: Counter[int]) -> None:
@@ -385,12 +302,6 @@ def _store(pages: dict[int, _Page], most: int, event: BlockStored, changed: Coun
             changed.subtract(known.names)
         last = pages[block] = _Page(state, left[:BLOCK_IDS], last.depth + len(names), tuple(names))
         changed.update(names)
-
-
-def _close(engine: _Engine) -> None:
-    for socket in (engine.socket, engine.replay):
-        if socket is not None:
-            socket.close(0)
 
 
 def _port(endpoint: Any) -> int | None:

@@ -22,9 +22,10 @@ import aiohttp
 from sgl.runtime.gateway.breaker import Breaker
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
-from sgl.runtime.gateway.kv_follower import KvFollower, Source, sources_of
+from sgl.runtime.gateway.kv_follower import KvFollower, sources_of
 from sgl.runtime.gateway.replies import info_of, whole
 from sgl.runtime.gateway.reports import Load, adapters_of, load_of, mode_of, tokens_of
+from sgl.runtime.server.kv_stream import Source
 from sgl.runtime.server.placement import BLOCK_IDS
 from sgl.runtime.server.probe import PROBE
 

@@ -14,17 +14,17 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import zmq
 from smg_grpc_proto.generated import common_pb2 as pb
 
 from sgl.errors import EngineDead, QueueFull, SglError
-from sgl.runtime.kv_events import END, AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from sgl.runtime.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from sgl.runtime.server.kv_stream import KvStream, News, Source
 from sgl.runtime.server.service import Service
 
 logger = logging.getLogger(__name__)
@@ -35,17 +35,9 @@ KEPT_BATCHES, KEPT_BYTES = 10_000, 32 << 20
 MOST_BLOCKS: Final = 1 << 18
 """Kept of an engine. Further ones are not told."""
 _BATCH_TOKENS: Final = 1 << 15  # of a message; gRPC's clients take up to 4 MB
-_REPLAY_MS: Final = 5000  # without a batch, after which a replay is given up
 _POLL_MS: Final = 200
 _LOOK_SECONDS: Final = 0.5  # between looks whether the server ends
 _FIND_SECONDS: Final = 5.0  # between looks where an engine publishes, which changes when it is started again
-
-
-class Source(NamedTuple):
-    """Where an engine publishes, and sends batches again."""
-
-    events: str
-    replay: str | None
 
 
 class _Space(NamedTuple):
@@ -65,12 +57,7 @@ class _Block(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Engine:
     rank: int
-    source: Source
-    socket: Any = None
-    monitor: Any = None  # of its connection
-    seen: int = -1  # number of the latest batch that was published
-    next: int = 0  # and of the one to come
-    unknown: int = 0  # batches that were missed
+    stream: KvStream
     blocks: dict[int, _Block] = field(default_factory=dict)  # parents before children
 
 
@@ -159,7 +146,7 @@ class KvRelay:
             return self._latest_snapshot
         with self._lock:
             last = self._last
-            taken = [(each.rank, each.unknown, list(each.blocks.items())) for each in self._engines]
+            taken = [(each.rank, each.stream.lost, list(each.blocks.items())) for each in self._engines]
         parts = [(rank, unknown, blocks, _cut(blocks)) for rank, unknown, blocks in taken or [(0, 0, [])]]
         number = last - sum(len(cuts) for _, _, _, cuts in parts)
         chunks: list[Callable[[], bytes]] = []
@@ -198,76 +185,27 @@ class KvRelay:
     def _turn(self, context: Any) -> None:
         """Read what has come."""
         wanted = self._sources
-        for engine in [each for each in self._engines if wanted.get(each.rank) != each.source]:
+        for engine in [each for each in self._engines if wanted.get(each.rank) != each.stream.source]:
             self._drop(engine)
         for rank in wanted.keys() - {each.rank for each in self._engines}:
-            engine = _Engine(rank, wanted[rank])
+            engine = _Engine(rank, KvStream(context, wanted[rank], ends_with_connection=True))
             with self._lock:
                 self._engines = sorted([*self._engines, engine], key=lambda its: its.rank)
-            self._connect(context, engine)
         poller = zmq.Poller()
         for engine in self._engines:
-            poller.register(engine.socket, zmq.POLLIN)
-            poller.register(engine.monitor, zmq.POLLIN)
+            for socket in engine.stream.sockets:
+                poller.register(socket, zmq.POLLIN)
         if not self._engines:
             self._stop.wait(_POLL_MS / 1000)
         ready = dict(poller.poll(_POLL_MS))
         for engine in self._engines:
-            if engine.socket in ready or engine.monitor in ready:
-                for frames in _waiting(engine.socket):
-                    self._published(context, engine, frames)
-            if engine.monitor in ready and list(_waiting(engine.monitor)):  # it has ended, or begins again
-                self._forget(engine)
-                engine.seen, engine.next, engine.unknown = -1, 0, 0
+            for news in engine.stream.receive(ready):
+                if isinstance(news, EventBatch):
+                    self._take(engine, news)
+                elif news is not News.MISSED:
+                    self._forget(engine)
 
-    def _connect(self, context: Any, engine: _Engine) -> None:
-        engine.socket = context.socket(zmq.SUB)
-        engine.socket.setsockopt(zmq.LINGER, 0)
-        engine.socket.setsockopt(zmq.IPV6, 1)
-        engine.monitor = engine.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        engine.socket.connect(engine.source.events)
-        engine.socket.subscribe(b"")
-        for number, data in self._again(context, engine):
-            self._take(engine, number, data)
-
-    def _published(self, context: Any, engine: _Engine, frames: Sequence[bytes]) -> None:
-        _, packed, data = frames
-        number = int.from_bytes(packed, "big")
-        if number <= engine.seen:  # it was started again
-            self._forget(engine)
-            engine.next = engine.unknown = 0
-        engine.seen = number
-        if number > engine.next:
-            for earlier, again in self._again(context, engine):
-                if earlier < number:
-                    self._take(engine, earlier, again)
-        self._take(engine, number, data)
-
-    def _again(self, context: Any, engine: _Engine) -> Iterator[tuple[int, bytes]]:
-        """Batches that were published before, from the one to come on, as far as they can be had."""
-        if engine.source.replay is None:
-            return
-        with context.socket(zmq.DEALER) as socket:
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.IPV6, 1)
-            socket.connect(engine.source.replay)
-            socket.send_multipart((b"", engine.next.to_bytes(8, "big")))
-            while socket.poll(_REPLAY_MS) and not self._stop.is_set():
-                _, number, data = socket.recv_multipart()
-                if number == END:
-                    return
-                yield int.from_bytes(number, "big"), data
-        logger.warning("engine %d does not send its KV events again", engine.rank)
-
-    def _take(self, engine: _Engine, number: int, data: bytes) -> None:
-        """A batch, unless it was taken before. What is between is lost."""
-        if number < engine.next:
-            return
-        lost, engine.next = number - engine.next, number + 1
-        batch = _batch(data)
-        if lost:
-            engine.unknown += lost
-            self._forget(engine)
+    def _take(self, engine: _Engine, batch: EventBatch) -> None:
         messages: list[tuple[Any, int]] = []
         with self._lock:
             for event in batch.events:
@@ -302,15 +240,9 @@ class KvRelay:
 
     def _drop(self, engine: _Engine) -> None:
         self._forget(engine)
-        if engine.socket is not None:
-            engine.socket.disable_monitor()
-            engine.monitor.close(0)
-            engine.socket.close(0)
+        engine.stream.close()
         with self._lock:
             self._engines = [each for each in self._engines if each is not engine]
-
-
-_batch = msgspec.msgpack.Decoder(EventBatch).decode
 
 
 def sources_of(info: dict[str, Any]) -> dict[int, Source]:
@@ -325,13 +257,6 @@ def sources_of(info: dict[str, Any]) -> dict[int, Source]:
 
     states = info["internal_states"]
     return {its["dp_rank"]: Source(str(at(its["kv_events"])), at(its["kv_events_replay"])) for its in states}
-
-
-def _waiting(socket: Any) -> Iterator[Sequence[bytes]]:
-    """All messages that have come."""
-    with contextlib.suppress(zmq.Again):
-        while True:
-            yield socket.recv_multipart(zmq.DONTWAIT)
 
 
 def _applied(blocks: dict[int, _Block], event: Any) -> list[tuple[Any, int]]:
