@@ -30,6 +30,7 @@ from sgl.runtime.runner.shared_rows import publish
 
 _MARK_BYTES = 16
 _STAMP_BYTES = 8
+_NUM_UPLOADS = 4  # that may be under way before the next one waits
 _ENDING_SECONDS = 2.0  # for copies, before memory that they may read is kept
 _POLL_SECONDS = 2e-3
 
@@ -131,14 +132,15 @@ class MappedRows:
         self._rows, self._stamps = self._parts(self._memory.memory)
         self._stamped = np.zeros(num_rows, np.int64)  # the same, on the host
         self._as_pages = self._rows.view(num_rows, cache.shape[0], cache.shape[2])
-        self._uploader = Uploader(device)
+        self._uploader = Uploader(device, 16 * num_rows + 64, _NUM_UPLOADS)
         self._kept: list[OpenedRows] = []
         self._loading: torch.cuda.Stream | None = None
         self._reading: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._loading, self._reading = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             [page] = self._uploader.upload(np.zeros(1, np.int64))
-            gather(cache, page, self._as_pages, page)  # compiles
+            self._stamps.index_fill_(0, page, 0)  # compiled or loaded: what the first save would wait for
+            gather(cache, page, self._as_pages, page)
             scatter(cache, page, self._as_pages, page)
         self._rows[0, : len(self.mark)] = self._as_tensor(self.mark)
         if device.type == "cuda":
@@ -168,9 +170,9 @@ class MappedRows:
         """See `batch.Mover`."""
         saves, loads = moves.saves.astype(np.int64), moves.loads.astype(np.int64)
         given = saves[:, 0], saves[:, 1] - self._first, loads[:, 1], loads[:, 0] - self._first
-        saved, rows, loaded, from_rows = self._uploader.upload(*given)
         self._stamped[given[1]] = number
         if self._loading is None:
+            saved, rows, loaded, from_rows = self._uploader.upload(*given)
             self._stamps.index_fill_(0, rows, number)
             publish()
             gather(self._cache, saved, self._as_pages, rows)
@@ -179,6 +181,7 @@ class MappedRows:
             return DoneMoves(number, time.perf_counter() - start)
         with torch.cuda.device(self._device):
             began, after, before = (torch.cuda.Event(enable_timing=timed) for timed in (True, True, False))  # type: ignore[no-untyped-call]
+            saved, rows, loaded, from_rows = self._uploader.upload(*given)
             self._stamps.index_fill_(0, rows, number)
             gather(self._cache, saved, self._as_pages, rows)
             before.record()
