@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -53,6 +54,12 @@ def offering(connection: Connection, visible: str) -> None:
         wait_until(host.move(PageMoves(pairs(pages, rows), NOTHING)).is_saved)
         connection.send((mapped.handle, mapped.mark, mapped.number(rows)[1]))
         connection.recv()
+    before = torch.cuda.memory_allocated()
+    size = NUM_PAGES * mapped.page_bytes
+    mapped.close()
+    del host, mapped
+    gc.collect()
+    connection.send(before - torch.cuda.memory_allocated() - size)
 
 
 def test_rows_of_another_process_are_read_bit_for_bit() -> None:
@@ -86,6 +93,11 @@ def test_rows_of_another_process_are_read_bit_for_bit() -> None:
         wait_until(copying.has_ended)
         assert copying.seconds > 0
         mapped.forget(opened)
+        still = mapped.open(handle, mark)
+        own.send("close")
+        assert own.poll(PATIENCE)
+        assert own.recv() >= 0, "memory is freed, however often others opened it"
+        mapped.forget(still)
         mapped.close()
     finally:
         other.kill()

@@ -1,13 +1,14 @@
 """Memory of one process that others of its host open: of a GPU by CUDA's handles, of a CPU as a file without a name.
 
 Whatever becomes of a process, no memory is left behind. What another process has opened stays until that closes it,
-also when its owner is gone.
+also when its owner is gone; what it holds, once the owner has closed it, may be something else.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import secrets
 import stat
 import weakref
 from typing import Any, cast
@@ -26,8 +27,11 @@ class SharedMemory:
                 self.handle = handle_of(self.memory)
             except RuntimeError as error:
                 raise OSError(str(error)) from error
-            self._release: Any = weakref.finalize(self, _release, self.handle)
+            self._release: Any = weakref.finalize(self, _release, *self.handle[3:5])
             self._release.atexit = False
+            # torch counts down whenever the memory is closed, from one: after any other number it would keep it. So
+            # others are told of a count that there is not, and this process alone counts.
+            self.handle[3] = b"/" + secrets.token_hex().encode()
             return
         if device.type != "cpu" or not hasattr(os, "memfd_create"):
             raise OSError("there is no memory here that other processes could open")
@@ -43,10 +47,10 @@ class SharedMemory:
         self.handle = []
 
 
-def _release(handle: list[Any]) -> None:
-    """torch would keep a GPU's memory for whoever never came."""
+def _release(name: bytes, offset: int) -> None:
+    """Let torch free a GPU's memory, whoever has it open."""
     released: Any = torch.UntypedStorage._release_ipc_counter_cuda
-    released(*handle[3:5])
+    released(name, offset)
 
 
 def handle_of(tensor: torch.Tensor) -> list[Any]:
