@@ -99,6 +99,7 @@ def test_it_is_lowered_for_cuda(shape: dict[str, Any], monkeypatch: pytest.Monke
         ("gpu", "9.0", "float32", 128, False),
         ("gpu", "9.0", "bfloat16", 96, False),
         ("gpu", "9.0", "bfloat16", 8, False),
+        ("gpu", "9.0", "bfloat16", 512, False),
         ("tpu", None, "bfloat16", 128, False),
         ("cpu", None, "bfloat16", 128, False),
     ],

@@ -17,6 +17,7 @@ from jax.experimental.pallas import triton
 from sgl.runtime.jax.attention import Window
 
 _KEYS = 64  # at once
+_HEAD_DIMS = 16, 32, 64, 128, 256
 _LEAST_HEADS = 16  # that tensor cores multiply at once
 _PROGRAMS = 512  # that keep a device busy: fewer rows are split
 _UNSEEN = -1e30  # an infinity's difference to itself would be no number
@@ -25,11 +26,11 @@ _LOG2_E = math.log2(math.e)
 
 def is_served(dtype: Any, head_dim: int) -> bool:
     """On NVIDIA's GPUs from Ampere on, which XLA's Triton compiles for, in 16 bits: products of float32 are exact
-    elsewhere. Triton's blocks are powers of two."""
+    elsewhere. Triton's blocks are powers of two, and _KEYS of larger heads exceed some devices' shared memory."""
     if jax.default_backend() != "gpu" or jnp.dtype(dtype).itemsize != 2:
         return False
     generation = str(getattr(jax.devices()[0], "compute_capability", "")).partition(".")[0]
-    return generation.isdigit() and int(generation) >= 8 and head_dim >= 16 and head_dim & (head_dim - 1) == 0
+    return generation.isdigit() and int(generation) >= 8 and head_dim in _HEAD_DIMS
 
 
 def attend_paged(
