@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from sgl.errors import InvalidRequest
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import bodies
-from sgl.runtime.server.bodies import MAX_DEPTH, MAX_KEYS, MAX_OBJECTS, MAX_VALUES, load_json, parse
+from sgl.runtime.server.bodies import MAX_DEPTH, MAX_KEYS, MAX_OBJECTS, MAX_TEXTS, MAX_VALUES, load_json, parse
 from sgl.runtime.server.body_process import BodyProcesses
 from sgl.runtime.server.native import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
 from sgl.runtime.server.programs import ProgramBody, SegmentBody
@@ -128,6 +128,20 @@ def test_the_first_mistake_ends_the_search_for_others(
 )
 def test_what_no_body_may_be_is_said_with_its_limit(model: Any, data: bytes, words: str) -> None:
     assert words in str(refused(data, model))
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("5", "a valid string or a valid list"),
+        (many('"a"', MAX_TEXTS + 1), f"at most {MAX_TEXTS} items"),
+        ("[5]", "stop.0: Input should be a valid string"),
+    ],
+    ids=["number", "many", "item"],
+)
+def test_what_may_be_of_several_kinds_is_told_of_all_of_them(field: str, words: str) -> None:
+    body = put('{"messages": [{"role": "user", "content": "a"}], "stop": %s}', field)
+    assert words in str(refused(body.encode(), ChatBody))
 
 
 def test_commas_of_a_text_are_no_values() -> None:

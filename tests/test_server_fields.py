@@ -28,6 +28,7 @@ SHARED: dict[str, list[tuple[str, Any]]] = {
         ("stop", []),
         ("temperature", 1),
         ("top_p", 0.5),
+        ("top_p", 0),
         ("frequency_penalty", 1),
         ("presence_penalty", -1.0),
         ("logit_bias", {"5": -100}),

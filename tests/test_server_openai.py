@@ -146,13 +146,21 @@ def test_chat_chunks_join_to_the_whole(client: Any) -> None:
         assert mine[0].delta.role == "assistant"
         assert "".join(c.delta.content or "" for c in mine) == choice.message.content
         assert [c.finish_reason for c in mine] == [None] * (len(mine) - 1) + ["length"]
-        streamed = [entry for c in mine for entry in c.logprobs.content]
+        assert mine[-1].logprobs is None
+        streamed = [entry for c in mine[:-1] for entry in c.logprobs.content]
         assert streamed == choice.logprobs.content
         assert len(streamed) == 12
     assert chunks[-1].usage == whole.usage.model_copy(
         update={"prompt_tokens_details": chunks[-1].usage.prompt_tokens_details}
     )
     assert all(c.usage is None for c in chunks[:-1])
+
+
+def test_a_nucleus_of_nothing_is_the_likeliest_token(client: Any) -> None:
+    options: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 12}
+    greedy = client.chat.completions.create(temperature=0, **options).choices[0].message.content
+    sampled = client.chat.completions.create(temperature=2, top_p=0, **options).choices[0].message.content
+    assert sampled == greedy
 
 
 def test_chat_logprobs_carry_bytes_and_alternatives(client: Any) -> None:

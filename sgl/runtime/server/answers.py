@@ -181,7 +181,11 @@ class Turn(Choice):
         deltas = [(delta, dict.fromkeys(ended))] if delta else []
         if ended["finish_reason"] is not None:
             deltas.append(({}, ended))
-        return [{"index": self._index, "delta": delta, **ended, **self._let_go()} for delta, ended in deltas]
+        chunks = [{"index": self._index, "delta": delta, **ended, **self._let_go()} for delta, ended in deltas]
+        for chunk in chunks:
+            if chunk["logprobs"] and not chunk["logprobs"]["content"]:  # of no token: as OpenAI's last chunk
+                chunk["logprobs"] = None
+        return chunks
 
     def part(self, event: Result) -> Part:
         """What the next event adds; a whole result is one event. White space alone is no text, beside a call."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from sgl.errors import InvalidRequest, SglError, nearest_name
 from sgl.runtime.server.encoding import json_response
@@ -27,6 +28,7 @@ _RETRY_AFTER = {429: "1", 503: "2"}  # seconds: a queue moves sooner than a rest
 
 _PARAM_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000  # an error may repeat what was sent
+_INPUT = "Input should be "  # how pydantic begins
 _TYPES = frozenset({"str", "int", "float", "bool", "dict"})  # pydantic's names for branches of a union
 
 
@@ -105,17 +107,26 @@ def error_response(error: Exception, shape: Shape = dict) -> web.Response:
 
 def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidRequest:
     """A body's first error; `known`: its fields. A value that none of several kinds fits has the errors of each: the
-    deepest belongs to the kind that was meant."""
-    detail = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
-    place = [str(part) for part in detail["loc"] if str(part) not in _TYPES and "[" not in str(part)]
+    deepest belongs to the kind that was meant, and of those one that is not about its kind."""
+    errors = error.errors(include_url=False, include_input=False)
+    detail = max(errors, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
+    place = _place(detail)
     param = ".".join(place) or None
     if detail["type"] == "extra_forbidden":
         hint = nearest_name(place[-1], known)
         return InvalidRequest(f"unrecognized request argument {param!r}{hint}", param=param)
     message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"].endswith("_type"):
+        kinds = [each["msg"] for each in errors if _place(each) == place and each["type"].endswith("_type")]
+        message = " or ".join(dict.fromkeys(kinds)).replace(f" or {_INPUT}", " or ")
     if detail["type"] == "union_tag_invalid":  # see fields.kind
         tag, expected = (re.sub(r"[\[\]']", "", detail["ctx"][name]) for name in ("tag", "expected_tags"))
         message = f"the type {tag!r} is not supported here, but {expected}"
     elif detail["type"] == "union_tag_not_found":
         message = "a type is needed"
     return InvalidRequest(f"{param}: {message}" if param else message, param=param)
+
+
+def _place(detail: ErrorDetails) -> list[str]:
+    """The field that an error is about, without the kinds that were tried."""
+    return [str(part) for part in detail["loc"] if str(part) not in _TYPES and "[" not in str(part)]

@@ -100,6 +100,8 @@ class SamplingBody(EngineFields):
         params |= {"max_new_tokens": max_new_tokens, "min_new_tokens": self.min_tokens}
         if self.include_stop_str_in_output:
             params["no_stop_trim"] = True
+        if self.top_p == 0:  # which OpenAI's API has for the likeliest token
+            params |= {"top_p": 1.0, "top_k": 1}
         params |= dict.fromkeys(CONSTRAINTS) | self.constraint()
         return {name: value for name, value in params.items() if value is not None}
 
