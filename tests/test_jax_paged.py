@@ -115,6 +115,24 @@ def test_where_it_serves(
     assert is_served(dtype, dim) is served
 
 
+def test_longer_rows_are_rarely_compiled_anew() -> None:
+    from sgl.kernels.attention.base import AttentionStep
+    from sgl.runtime.jax.attention import blocks_of
+
+    def widths(q_len: int, *, is_paged: bool) -> set[int]:
+        found = set()
+        for kv_len in range(q_len, 8000, 7):
+            table = np.zeros((1, -(-kv_len // 16)), np.int32)
+            step = AttentionStep(np.array([q_len], np.int32), np.array([kv_len], np.int32), table)
+            blocks = blocks_of(step, 8, 16, 512, is_paged=is_paged)
+            assert blocks.pages.shape[1] * 16 >= kv_len
+            found.add(blocks.pages.shape[1])
+        return found
+
+    assert widths(1, is_paged=True) == {64, 128, 256, 512}
+    assert widths(2, is_paged=True) == widths(2, is_paged=False) > {64, 128, 256, 512}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", KINDS)
 def test_engines_that_take_it_answer_as_transformers(

@@ -18,6 +18,7 @@ from sgl.runtime.batch import Int32Array, Int64Array
 _BLOCK = 64  # tokens of a row; 1 where no row has several
 _MAP_BYTES = 1 << 30  # of keys, values and scores that are gathered at once
 _LEAST_KEYS = 64
+_LEAST_PAGED = 1024
 _FINEST = 512
 
 
@@ -52,8 +53,9 @@ def _rounded_keys(number: int) -> int:
     return -(-number // step) * step
 
 
-def blocks_of(step: AttentionStep, num_tokens: int, page_size: int, max_pages: int) -> Blocks:
-    """The blocks of a step that is padded to num_tokens. max_pages: of a row."""
+def blocks_of(step: AttentionStep, num_tokens: int, page_size: int, max_pages: int, *, is_paged: bool) -> Blocks:
+    """The blocks of a step that is padded to num_tokens. max_pages: of a row. is_paged: rows of one token read from
+    their pages, where padding costs nothing: fewer shapes are compiled."""
     q_lens = step.q_lens.astype(np.int64)
     size = 1 if int(q_lens.max()) == 1 else _BLOCK
     counts = -(-q_lens // size)
@@ -63,7 +65,9 @@ def blocks_of(step: AttentionStep, num_tokens: int, page_size: int, max_pages: i
     begins = (np.arange(len(rows)) - firsts[rows]) * size
     starts = np.cumsum(q_lens) - q_lens
     inside = np.minimum(begins[:, None] + np.arange(size), q_lens[rows][:, None] - 1)
-    num_pages = min(-(-_rounded_keys(int(step.kv_lens.max())) // page_size), max_pages)
+    most = int(step.kv_lens.max())
+    keys = max(_LEAST_PAGED, 1 << (most - 1).bit_length()) if is_paged and size == 1 else _rounded_keys(most)
+    num_pages = min(-(-keys // page_size), max_pages)
     pages = np.zeros((number, num_pages), np.int32)
     its = step.page_table[rows, :num_pages]
     pages[: len(rows), : its.shape[1]] = its

@@ -35,7 +35,7 @@ class Inputs(NamedTuple):
 
 
 class Decoder:
-    """Functions to compile. config: of the whole model."""
+    """Functions to compile. config: of the whole model. is_paged: rows of one token read from their pages."""
 
     def __init__(self, config: ModelConfig, devices: Devices, dtype: Any) -> None:
         self._config = config
@@ -43,7 +43,7 @@ class Decoder:
         self._dtype = dtype
         self._is_gelu = FAMILIES[config.architecture].activation == "gelu"
         self._embedding_scale = jnp.asarray(config.embedding_scale, dtype)  # as rounded
-        self._is_paged = is_served(dtype, config.head_dim)
+        self.is_paged = is_served(dtype, config.head_dim)
         self._precision = "highest" if dtype == jnp.float32 else "default"
 
     def step(
@@ -120,7 +120,7 @@ class Decoder:
         window: Window,
     ) -> jax.Array:
         blocks, positions = inputs.blocks, jnp.asarray(inputs.positions)
-        if not self._is_paged or blocks.queries.shape[1] > 1:
+        if not self.is_paged or blocks.queries.shape[1] > 1:
             return attend(query, keys, values, positions, blocks, window, sinks)
         arrays = (
             (query, 1),

@@ -56,6 +56,7 @@ class JaxRunner(PlainRunner):
         self._arrays = weights.arrays
         self._page_size = page_shape[1]
         self._max_pages = max_pages
+        self._is_paged = decoder.is_paged
         self._vocab_size = vocab_size
         self._page_table: Int32Array = np.zeros((max_rows, max_pages), np.int32)
         zeros = jax.jit(lambda: jnp.zeros(page_shape, dtype), out_shardings=devices.cut(2))
@@ -125,7 +126,7 @@ class JaxRunner(PlainRunner):
             padded(packed.positions),
             padded(packed.slots),
             padded(packed.last, min(size, rounded(len(packed.last)))),
-            blocks_of(step, size, self._page_size, self._max_pages),
+            blocks_of(step, size, self._page_size, self._max_pages, is_paged=self._is_paged),
         )
 
     def _scored(self, batch: Batch, hidden: jax.Array) -> DeviceLogprobs | None:
