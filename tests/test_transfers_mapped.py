@@ -308,6 +308,46 @@ def test_moves_and_reads_are_those_of_arrays(num_host: int) -> None:
         two.open(one.handle, one.mark)
 
 
+def test_rows_that_are_written_while_they_are_copied_never_count() -> None:
+    """A thread fills all rows with one number after the other, whoever reads."""
+    device, nothing = torch.device("cpu"), np.empty((0, 2), np.int32)
+    caches = [torch.zeros(2, 9, 1 << 16, dtype=torch.uint8) for _ in range(2)]
+    hosts = [HostPages(cache, 0, device, num_mapped=9) for cache in caches]
+    one, two = (host.mapped for host in hosts)
+    assert one is not None
+    assert two is not None
+    theirs, rows, is_over = two.open(one.handle, one.mark), list(range(1, 9)), threading.Event()
+    all_pages = PageMoves(np.array([rows, rows], np.int32).T, nothing)
+
+    def write() -> None:
+        while not is_over.wait(float(np.random.default_rng().uniform(0, 1e-3))):
+            caches[0].fill_((one.number(rows)[1] + 1) % 251)
+            hosts[0].move(all_pages)
+            saved.append(one.number(rows)[1])  # an offer is told when it is copied
+
+    hosts[0].move(all_pages)  # with 0 in them, under stamp 1
+    saved = [1]
+    writing = threading.Thread(target=write)
+    writing.start()
+    outcomes = {True: 0, False: 0}
+    try:
+        end = time.monotonic() + PATIENCE
+        while min(outcomes.values()) < 20:
+            assert time.monotonic() < end, f"each comes about: {outcomes}"
+            stamp = saved[-1]
+            try:
+                counts = two.read(theirs, rows, stamp, rows).has_ended()
+            except ConnectionError:
+                counts = False
+            outcomes[counts] += 1
+            if counts and stamp > 1:
+                hosts[1].move(PageMoves(nothing, all_pages.saves))
+                assert torch.equal(caches[1][:, rows], torch.full_like(caches[1][:, rows], stamp % 251))
+    finally:
+        is_over.set()
+        writing.join()
+
+
 def test_pages_on_their_way_take_from_the_memory_of_others(path: str) -> None:
     device = torch.device("cpu")
 
