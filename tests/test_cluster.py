@@ -79,8 +79,8 @@ def test_no_default_port_is_one_of_ray_serve() -> None:
         ("node_rank", 1, "node_rank is the cluster's to say"),
         ("replicas", 0, "replicas=0: input should be greater than or equal to 1"),
         ("replicas", "two", "replicas='two'"),
-        ("max_replicas", 1, "max_replicas=1: replicas=2 lies between"),
-        ("min_replicas", 3, "min_replicas=3: replicas=2 lies between"),
+        ("max_replicas", 1, "max_replicas=1: replicas=2 must lie between"),
+        ("min_replicas", 3, "min_replicas=3: replicas=2 must lie between"),
         ("target_queue", 2.0, "target_queue=2.0 needs max_replicas, which is not given"),
         ("target_kv_usage", 0.5, "target_kv_usage=0.5 needs max_replicas"),
         ("key_burst", 5, "key_burst=5 needs key_rate"),
@@ -112,6 +112,16 @@ def test_the_command_names_an_unknown_key_and_starts_nothing(tmp_path: Path, cap
         main(["cluster", "up", str(file)])
     assert stopped.value.code == 2
     assert f"{file}: there is no option 'replica' (did you mean 'replicas'?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["port: 1\nport: 2\n", "page-size: 1\npage_size: 1\n", "prefill_engine: {x: 1, x: 1}\n"]
+)
+def test_an_option_that_a_file_gives_twice_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"cluster.yaml gives (port|page_size|x) 2 times: give it once"):
+        options_of_file(file)
 
 
 def test_without_ray_a_cluster_says_what_to_install(tmp_path: Path) -> None:

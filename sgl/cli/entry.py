@@ -191,13 +191,11 @@ def _gateway() -> Parameters:
 
 
 def _cluster_file() -> Parameters:
-    text = "Options by name, such as replicas: 2."
-    return [click.RichArgument(["file"], type=click.Path(), help=text)]
+    return [click.RichArgument(["file"], type=click.Path(), help="Options by name, such as replicas: 2.")]
 
 
 def _cluster_port() -> Parameters:
-    text = "Of the cluster, where several run here."
-    return [Option(["--port"], type=int, metavar="PORT", help=text)]
+    return [Option(["--port"], type=int, metavar="PORT", help="Of the cluster, where several run here.")]
 
 
 def _cluster_status() -> Parameters:

@@ -10,6 +10,8 @@ import inspect
 import os
 import re
 import textwrap
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -82,19 +84,11 @@ def field_options(cls: type[Any], groups: dict[str, str]) -> list[click.Paramete
     group = ""
     for field in dataclasses.fields(cls):
         group = groups.get(field.name, group)
-        name, hint = field.name.replace("_", "-"), hints[field.name]
+        name, hint, synonyms = field.name.replace("_", "-"), hints[field.name], SYNONYMS.get(field.name, ())
         shown: dict[str, Any] = {"help": docs.get(field.name, ""), "panel": group}
         if hint in (bool, bool | None):
             pair = f"--{name}" if field.default is False else f"--{name}/--no-{name}"
-            found.append(
-                Option(
-                    [pair, *SYNONYMS.get(field.name, ()), field.name],
-                    type=bool,
-                    flag_value=True,
-                    default=None,
-                    **shown,
-                )
-            )
+            found.append(Option([pair, *synonyms, field.name], type=bool, flag_value=True, default=None, **shown))
             if field.default is False:  # the opposite overrides a file or variable
                 found.append(Option([f"--no-{name}", field.name], type=bool, flag_value=False, hidden=True))
             continue
@@ -105,8 +99,7 @@ def field_options(cls: type[Any], groups: dict[str, str]) -> list[click.Paramete
             shown["metavar"] = field.name.split("_")[-1].upper()
         if field.default not in (None, "", dataclasses.MISSING):
             shown["help"] += f" [default: {field.default}]"
-        flags = (f"--{name}", *SYNONYMS.get(field.name, ()))
-        found.append(Option([*flags, field.name], multiple=_is_repeated(hint), **shown))
+        found.append(Option([f"--{name}", *synonyms, field.name], multiple=_is_repeated(hint), **shown))
     return found
 
 
@@ -188,20 +181,33 @@ def _refuse_misspelt_variables() -> None:
         f"SGL_{field.name.upper()}" for cls in (EngineConfig, ServerConfig) for field in dataclasses.fields(cls)
     }
     for name in sorted(os.environ):
-        if name.startswith("SGL_") and name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-            if close:
-                raise ConfigError(f"the variable {name} is no option (did you mean {close[0]}?)", option=name)
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.85) if name.startswith("SGL_") else []
+        if close and name not in known:
+            raise ConfigError(f"the variable {name} is no option (did you mean {close[0]}?)", option=name)
 
 
 def options_of_file(path: Path) -> dict[str, Any]:
     """The options of a YAML file, by name with underscores. Raises ConfigError."""
     import yaml  # type: ignore[import-untyped]  # its stubs are not among what is installed
 
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # of any type
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            _check_once((key.value for key, _ in node.value), path)  # YAML's own reader takes the last one
+            return super().construct_mapping(node, deep)
+
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.load(path.read_text(), Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the options in {path} cannot be read: {error}", option="config") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold names and values of options", option="config")
-    return {str(name).replace("-", "_"): value for name, value in data.items()}
+    names = [str(name).replace("-", "_") for name in data]
+    _check_once(names, path)
+    return dict(zip(names, data.values(), strict=True))
+
+
+def _check_once(names: Iterable[Any], path: Path) -> None:
+    """Raises ConfigError for a name that is given twice."""
+    for name, times in Counter(map(str, names)).items():
+        if times > 1:
+            raise ConfigError(f"{path} gives {name} {times} times: give it once", option=name)

@@ -78,7 +78,7 @@ class ClusterConfig:
         if not least <= config.replicas <= most:
             option = "min_replicas" if least > config.replicas else "max_replicas"
             raise ConfigError(
-                f"{option}={getattr(config, option)}: replicas={config.replicas} lies between min_replicas and "
+                f"{option}={getattr(config, option)}: replicas={config.replicas} must lie between min_replicas and "
                 "max_replicas",
                 option=option,
             )
