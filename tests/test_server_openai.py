@@ -368,10 +368,15 @@ def test_reasoning_and_calls_reach_the_client(
     monkeypatch.setattr(server.service.engine, "generate", generate)
     monkeypatch.setattr(server.service.engine, "stream", stream)
     options = {"model": MODEL, "messages": HELLO, "tools": [TOOL]}
-    [choice] = client.chat.completions.create(**options).choices
+    answer = client.chat.completions.create(**options)
+    [choice] = answer.choices
+    num_thought = len(server.service.tokenizer.encode("add"))
+    assert answer.usage.completion_tokens_details.reasoning_tokens == num_thought
     assert (choice.message.reasoning_content, choice.message.content) == ("add", "Sure. ")
     assert (choice.message.tool_calls[0].function.name, choice.finish_reason) == ("add", "tool_calls")
-    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(stream=True, **options)]
+    given = list(client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options))
+    assert given.pop().usage.completion_tokens_details.reasoning_tokens == num_thought
+    chunks = [chunk.choices[0] for chunk in given]
     assert "".join(getattr(c.delta, "reasoning_content", None) or "" for c in chunks) == "add"
     assert "".join(c.delta.content or "" for c in chunks) == "Sure. "
     [call] = [call for c in chunks for call in c.delta.tool_calls or ()]

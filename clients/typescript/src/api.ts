@@ -2051,6 +2051,14 @@ export interface components {
             text_offset: number[];
         };
         /**
+         * CompletionTokensDetails
+         * @description Tokens of the answers that are reasoning.
+         */
+        CompletionTokensDetails: {
+            /** Reasoning Tokens */
+            reasoning_tokens: number;
+        };
+        /**
          * ContextManagement
          * @description What is left out of long conversations: nothing.
          */
@@ -4848,6 +4856,7 @@ export interface components {
             /** Total Tokens */
             total_tokens: number;
             prompt_tokens_details: components["schemas"]["PromptTokensDetails"];
+            completion_tokens_details?: components["schemas"]["CompletionTokensDetails"];
         };
         /**
          * CustomTool

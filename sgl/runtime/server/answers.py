@@ -31,6 +31,8 @@ class Choice(ABC):
         self._prompt_ids = prompt_ids
         self._with_token_ids = with_token_ids
         self._num_characters = self._num_ids = 0  # already sent
+        self.thoughts: list[str] = []
+        """What was told apart as reasoning, sent or not."""
 
     @abstractmethod
     def choice(self, result: Result) -> dict[str, Any]:
@@ -228,6 +230,7 @@ class Turn(Choice):
         for piece in pieces:
             self._has_calls = self._has_calls or bool(piece.calls)
             piece.calls = self._custom_calls.converted(piece.calls)
+            self.thoughts += [piece.reasoning] * bool(piece.reasoning)
             piece.reasoning = piece.reasoning if self._with_reasoning else ""
         return pieces
 

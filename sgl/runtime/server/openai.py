@@ -91,7 +91,7 @@ class OpenAIApi(Api):
             transfers = [result["kv_transfer_params"] for result in results if "kv_transfer_params" in result]
             if transfers:
                 more["kv_transfer_params"] = transfers if len(transfers) > 1 else transfers[0]
-            return {**self._head(answers), "choices": choices, "usage": usage(results, answers.num_samples), **more}
+            return {**self._head(answers), "choices": choices, "usage": self._usage(answers, results), **more}
 
         return await encoding.answer(reply, sum(map(encoding.size_of_result, results)))
 
@@ -123,7 +123,20 @@ class OpenAIApi(Api):
             raise failure
         if usage_at_end:
             results = [last[index] for index in sorted(last)]
-            yield sse.event({**head, "choices": [], "usage": usage(results, answers.num_samples)})
+            counts = await in_thread(
+                partial(self._usage, answers, results), sum(map(encoding.size_of_result, results))
+            )
+            yield sse.event({**head, "choices": [], "usage": counts})
+
+    def _usage(self, answers: Answers[Choice], results: list[Result]) -> dict[str, Any]:
+        """Token counts of all samples, reasoning's among them."""
+        thoughts = ["".join(answers.choice(index).thoughts) for index in range(len(results))]
+        num_thought = sum(len(self._service.tokenizer.encode(each)) for each in thoughts if each)
+        counts = usage(results, answers.num_samples)
+        if num_thought:  # as they would be cut, which may be into more than were generated
+            num_thought = min(num_thought, counts["completion_tokens"])
+            counts["completion_tokens_details"] = {"reasoning_tokens": num_thought}
+        return counts
 
     def _head(self, answers: Answers[Choice], *, streamed: bool = False) -> dict[str, Any]:
         kind = answers.kind

@@ -215,6 +215,12 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    """Tokens of the answers that are reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
     """Token counts."""
 
@@ -222,6 +228,7 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class Choice(TypedDict):
