@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
 from sgl import Engine
 from sgl.errors import AdapterError, ConfigError, InvalidRequest
+from sgl.kernels.layers.linear import Matrix, linear
+from sgl.runtime.batch import Batch, Int64Array
+from sgl.runtime.model.lora import LoraStep
+from sgl.runtime.runner.adapters import Adapters
 from tests.tiny_adapters import ALL, ATTENTION, greedy, logprobs, merged, tiny_adapter
 from tests.tiny_models import tiny_checkpoint
 
@@ -97,6 +104,37 @@ def test_an_adapter_equals_the_merged_model(
     result = engine.generate(input_ids=longer, sampling_params=params, lora_path=name)
     assert result["meta_info"]["cached_tokens"] == len(PROMPT) // 4 * 4
     assert result["output_ids"] == greedy(oracles[name], longer, 6)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_adapters_beside_products(
+    model: Path,
+    adapters: dict[str, Path],
+    oracles: dict[str | None, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    in_parts: bool,
+) -> None:
+    """As a GPU's decode steps compute them, on a stream of their own; products' sums may come in parts."""
+    aside = SimpleNamespace(wait_stream=lambda _: None)
+    step = Adapters.step
+
+    def beside(self: Adapters, batch: Batch, wanted: Int64Array | None) -> LoraStep:
+        made = step(self, batch, wanted)
+        made._aside = cast(torch.cuda.Stream, aside)
+        return made
+
+    def parts(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, *_: Any, **__: Any) -> torch.Tensor:
+        product = linear(x, matrix, bias).float()
+        return torch.stack((product - 1.0, torch.ones_like(product)))
+
+    monkeypatch.setattr(Adapters, "step", beside)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: aside)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    if in_parts:
+        monkeypatch.setattr("sgl.runtime.model.decoder.linear_add", parts)
+    with Engine(model_path=model, lora_paths=adapters, **OPTIONS) as engine:
+        for name in ("all", "two", None):
+            check(ask(engine, PROMPT, name), oracles[name], PROMPT)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

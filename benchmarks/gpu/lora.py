@@ -5,8 +5,7 @@ model alone.
 
 CONFIG is a folder with a config.json; weights and adapters are random. Steps of all kinds alternate in one engine, and
 medians are told. First an engine without adapters runs, to compare the model alone in both. Unless --quick, the
-microseconds follow of each kernel of a layer by its parameters, and the steps where the first halves of adapters'
-products have a stream of their own.
+microseconds follow of each kernel of a layer by its parameters.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from sgl.runtime.lora_options import LORA_TARGETS
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.lora import parts_of
 from sgl.runtime.model.lora_products import decoder_modules
-from sgl.runtime.runner import graphs
 
 _PROMPT, _OUTPUT = 512, 256
 _RANK = 16
@@ -62,12 +60,12 @@ def main() -> None:
     targets = arguments.targets.replace(",", ", ")
     print(f"{arguments.rows} rows, adapters of rank {_RANK} for {targets}")
     print(f"{'the model, without LoRA enabled':34} {float(alone):7.3f} ms", flush=True)
-    for part in ("before", "kernels", "aside")[: 1 if arguments.quick else 3]:
+    for part in ("adapters", "kernels")[: 1 if arguments.quick else 2]:
         subprocess.run([*given, part, "--alone", alone], check=False)
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    """A part: the model alone; with adapters; their kernels; with first halves on a stream of their own."""
+    """A part: the model alone; with adapters; their kernels."""
     config = ModelConfig.from_pretrained(arguments.model)
     if arguments.part == "alone":
         with Engine(arguments.model, **_options(arguments)) as engine:
@@ -75,9 +73,6 @@ def _run(arguments: argparse.Namespace) -> None:
     elif arguments.part == "kernels":
         _kernels(config, arguments.rows)
     else:
-        graphs.SHRINKS_ASIDE = arguments.part == "aside"
-        if graphs.SHRINKS_ASIDE:
-            print("the first halves on a stream of their own:", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             adapter = _adapter(Path(folder), config, arguments.targets.split(","))
             _compare(arguments, adapter, arguments.alone)

@@ -9,12 +9,14 @@ from torch.nn import functional
 from sgl.kernels import cpu
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up for gate_up [..., 2n], gate first. Returns a new tensor [..., n]."""
+def silu_and_mul(gate_up: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up for gate_up [..., 2n], gate first. Returns a new tensor [..., n]. added: to gate_up before."""
     if gate_up.is_cuda and gate_up.is_contiguous():
         from sgl.kernels.layers import fused_triton
 
-        return fused_triton.silu_and_mul(gate_up)
+        return fused_triton.silu_and_mul(gate_up, added)
+    if added is not None:
+        gate_up = gate_up + added
     if cpu.takes(gate_up) and gate_up.is_contiguous():
         return cpu.gate(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)

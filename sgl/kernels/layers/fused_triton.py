@@ -60,13 +60,25 @@ def cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
     return x
 
 
-def silu_and_mul(gate_up: torch.Tensor, *, is_gelu: bool = False) -> torch.Tensor:
-    """`activation.silu_and_mul`, or `gelu_and_mul`, for a contiguous gate_up."""
+def silu_and_mul(
+    gate_up: torch.Tensor, added: torch.Tensor | None = None, *, is_gelu: bool = False
+) -> torch.Tensor:
+    """`activation.silu_and_mul`, or `gelu_and_mul`, for contiguous inputs."""
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
     grid = (out.numel() // width, triton.cdiv(width, _ACTIVATION_BLOCK))
     options = overlap(out.device)
-    _silu_and_mul[grid](gate_up, out, width, is_gelu=is_gelu, block=_ACTIVATION_BLOCK, num_warps=4, **options)
+    _silu_and_mul[grid](
+        gate_up,
+        added,
+        out,
+        width,
+        has_added=added is not None,
+        is_gelu=is_gelu,
+        block=_ACTIVATION_BLOCK,
+        num_warps=4,
+        **options,
+    )
     return out
 
 
@@ -300,15 +312,29 @@ def activated(gate, is_gelu: tl.constexpr):
 
 
 @triton.jit
-def _silu_and_mul(gate_up, out, width, is_gelu: tl.constexpr, block: tl.constexpr, overlaps: tl.constexpr):
+def _silu_and_mul(
+    gate_up,
+    added,
+    out,
+    width,
+    has_added: tl.constexpr,
+    is_gelu: tl.constexpr,
+    block: tl.constexpr,
+    overlaps: tl.constexpr,
+):
     if overlaps:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < width
-    gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
+    at = row * 2 * width + columns
+    gate = tl.load(gate_up + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + at + width, mask=inside, other=0.0).to(tl.float32)
+    if has_added:
+        gate += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+        up += tl.load(added + at + width, mask=inside, other=0.0).to(tl.float32)
+        gate, up = gate.to(out.dtype.element_ty).to(tl.float32), up.to(out.dtype.element_ty).to(tl.float32)
     gated = activated(gate, is_gelu).to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * width + columns, (gated * up).to(out.dtype.element_ty), mask=inside)
 

@@ -22,7 +22,7 @@ _WIDTH = 128  # input columns at a time
 _SHRINK_STAGES = 4
 _EXPAND: dict[str, int] = {"num_warps": 4}
 _NARROW, _WIDE = 64, 128  # output columns of a program
-_RUN, _MOST_SPLITS = 1024, 8  # columns of a program at least, and programs side by side, for few tokens
+_RUN, _MOST_SPLITS = 2048, 8  # columns of a program at least, and programs side by side, for few tokens
 
 
 def shrink(x: torch.Tensor, a: torch.Tensor, rows: AdapterRows, num_parts: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from sgl.runtime.model.families import FAMILIES
 from sgl.runtime.model.image_features import VisionEncoder
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.layer_state import LayerState
-from sgl.runtime.model.lora import LoraStep, fed, gated, sum_of
+from sgl.runtime.model.lora import LoraStep, fed, gated
 from sgl.runtime.model.part import ModelPart, warm_up_sizes
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.rotary import rotary_table
@@ -157,15 +157,14 @@ class Decoder(ModelPart[Weights]):
         state.rest = None
         if self.aux_hidden_states is not None:
             self.aux_hidden_states.keep(index - 1, state.residual)
-        lora, shrunk = state.lora, None
-        if lora is not None:
-            shrunk = lora.shrink(index, "qkv", x)
+        lora = state.lora
+        begun = None if lora is None else lora.begin(index, "qkv", x)
         qkv = linear_overlapped(x, layer.qkv, layer.qkv_bias) if captured else None
         state.overlaps = qkv is not None
         if qkv is None:
             qkv = linear(x, layer.qkv, layer.qkv_bias)
-        if lora is not None and shrunk is not None:
-            lora.expand_(index, "qkv", shrunk, qkv)
+        if lora is not None:
+            lora.expand_(index, "qkv", begun, qkv)
         return self._rotated(index, state, qkv, kv, out)
 
     def _rotated(
@@ -189,12 +188,11 @@ class Decoder(ModelPart[Weights]):
     def after_attention(self, index: int, state: LayerState, x: torch.Tensor, *, captured: bool) -> None:
         """A layer from its attention's output x [T, num_heads, head_dim]."""
         layer, lora = self.weights.layers[index], state.lora
-        shrunk = None if lora is None else lora.shrink(index, "output", x.flatten(1))
-        rest = self._added(
-            x.flatten(1), layer.output, layer.output_bias, layer.output_norm, state, captured=captured
-        )
-        if lora is not None and shrunk is not None:
-            lora.expand_(index, "output", shrunk, sum_of(rest, state.residual))
+        x = x.flatten(1)
+        shrunk = None if lora is None else lora.begin(index, "output", x, is_half=True)
+        rest = self._added(x, layer.output, layer.output_bias, layer.output_norm, state, captured=captured)
+        if lora is not None:
+            lora.add_(index, "output", shrunk, rest, state.residual)
         x = self._normed(rest, state.residual, layer.post_attention_norm, layer.output_norm)
         if layer.experts is not None:
             state.rest = self._mixture(index, x, layer, layer.experts, lora)
@@ -202,10 +200,10 @@ class Decoder(ModelPart[Weights]):
             assert layer.gate_up is not None
             assert layer.down is not None
             x = gated(x, layer.gate_up, layer.gate_up_bias, self._gate, index, lora)
-            shrunk = None if lora is None else lora.shrink(index, "down", x)
+            shrunk = None if lora is None else lora.begin(index, "down", x, is_half=True)
             state.rest = self._added(x, layer.down, layer.down_bias, layer.down_norm, state, captured=captured)
-            if lora is not None and shrunk is not None:
-                lora.expand_(index, "down", shrunk, sum_of(state.rest, state.residual))
+            if lora is not None:
+                lora.add_(index, "down", shrunk, state.rest, state.residual)
         state.rest_norm = layer.down_norm
         if state.images is not None:
             state.images.add(index, state.residual)

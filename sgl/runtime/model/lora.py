@@ -218,16 +218,16 @@ class LoraStep:
         wanted: AdapterRows | None = None,
         aside: torch.cuda.Stream | None = None,
     ) -> None:
-        """rows: of all tokens. wanted: of those that the last layer goes on with, None: all. aside: where `shrink` runs
-        beside the product; None: before it."""
+        """rows: of all tokens. wanted: of those that the last layer goes on with, None: all. aside: a stream beside
+        products, on which adapters' are computed; None: around them."""
         self._slots, self._rows, self._wanted, self._aside = slots, rows, wanted, aside
 
     def for_wanted(self) -> LoraStep:
         """The same, of the tokens that the last layer goes on with."""
         return self if self._wanted is None else LoraStep(self._slots, self._wanted, aside=self._aside)
 
-    def shrink(self, layer: int, name: str, x: torch.Tensor) -> Shrunk | None:
-        """The first half of what is added to a product with x [T, in], before it is launched."""
+    def begin(self, layer: int, name: str, x: torch.Tensor, *, is_half: bool = False) -> torch.Tensor | None:
+        """What `expand_` needs, before a product with x [T, in] is launched. is_half: what `add_` needs."""
         stacked = self._slots.product(layer, name)
         if stacked is None:
             return None
@@ -235,26 +235,54 @@ class LoraStep:
             return shrink(x, stacked.a, self._rows, len(stacked.parts))
         self._aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._aside):
-            return shrink(x, stacked.a, self._rows, len(stacked.parts))
+            shrunk = shrink(x, stacked.a, self._rows, len(stacked.parts))
+            if is_half:
+                return shrunk
+            out = x.new_zeros(len(x), sum(stacked.parts))
+            expand_(shrunk, stacked.b, out, self._rows, stacked.parts)
+            return out
 
-    def expand_(self, layer: int, name: str, shrunk: Shrunk | None, out: torch.Tensor) -> None:
-        """The second half, added to out [T, out], behind the product."""
+    def expand_(self, layer: int, name: str, begun: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Add what has begun to out [T, out], behind the product."""
         stacked = self._slots.product(layer, name)
-        if stacked is not None and shrunk is not None:
+        if stacked is None or begun is None:
+            return
+        if self._aside is None:
+            expand_(begun, stacked.b, out, self._rows, stacked.parts)
+        else:
             self._join()
+            out.add_(begun)
+
+    def add_(
+        self, layer: int, name: str, shrunk: Shrunk | None, rest: torch.Tensor | None, residual: torch.Tensor
+    ) -> None:
+        """Add what has begun behind `linear_add`: to what it left, `rest`, unless that is parts to sum, or to the
+        residual."""
+        stacked = self._slots.product(layer, name)
+        if stacked is None or shrunk is None:
+            return
+        if self._aside is not None and rest is not None and rest.dim() > 2:
+            with torch.cuda.stream(self._aside):  # such a product leaves the residual alone
+                expand_(shrunk, stacked.b, residual, self._rows, stacked.parts)
+            self._join()
+        else:
+            self._join()
+            out = rest if rest is not None and rest.dim() == 2 else residual
             expand_(shrunk, stacked.b, out, self._rows, stacked.parts)
 
     def gated(
-        self, layer: int, shrunk: Shrunk, gate_up: torch.Tensor, gate: Callable[[torch.Tensor], torch.Tensor]
+        self, layer: int, begun: torch.Tensor, gate_up: torch.Tensor, gate: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         """`expand_` to gate_up [T, 2n], then `gate` of activation.py: [T, n]."""
         stacked = self._slots.product(layer, "gate_up")
-        assert stacked is not None, "it was shrunk"
-        self._join()
+        assert stacked is not None, "it has begun"
         if gate is not silu_and_mul:
-            expand_(shrunk, stacked.b, gate_up, self._rows, stacked.parts)
+            self.expand_(layer, "gate_up", begun, gate_up)
             return gate(gate_up)
-        return expand_silu_and_mul(shrunk, stacked.b, gate_up, self._rows)
+        if self._aside is None:
+            return expand_silu_and_mul(begun, stacked.b, gate_up, self._rows)
+        self._join()
+        return silu_and_mul(gate_up, begun)
 
     def of_experts(self, layer: int) -> ExpertAdapters | None:
         """What is added to a layer's experts."""
@@ -269,10 +297,10 @@ def adapted(
     x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, index: int, name: str, lora: LoraStep | None
 ) -> torch.Tensor:
     """`linear` of a layer's product, with what adapters add."""
-    shrunk = None if lora is None else lora.shrink(index, name, x)
+    begun = None if lora is None else lora.begin(index, name, x)
     out = linear(x, matrix, bias)
-    if lora is not None and shrunk is not None:
-        lora.expand_(index, name, shrunk, out)
+    if lora is not None:
+        lora.expand_(index, name, begun, out)
     return out
 
 
@@ -288,10 +316,10 @@ def added(
     captured: bool,
 ) -> torch.Tensor | None:
     """`linear_add` of a layer's product, with what adapters add."""
-    shrunk = None if lora is None else lora.shrink(index, name, x)
+    shrunk = None if lora is None else lora.begin(index, name, x, is_half=True)
     rest = linear_add(x, matrix, bias, residual, captured=captured)
-    if lora is not None and shrunk is not None:
-        lora.expand_(index, name, shrunk, sum_of(rest, residual))
+    if lora is not None:
+        lora.add_(index, name, shrunk, rest, residual)
     return rest
 
 
@@ -304,19 +332,14 @@ def gated(
     lora: LoraStep | None,
 ) -> torch.Tensor:
     """`gate` of activation.py of a layer's gates and ups."""
-    shrunk = None if lora is None else lora.shrink(index, "gate_up", x)
-    x = linear(x, matrix, bias)
-    return gate(x) if lora is None or shrunk is None else lora.gated(index, shrunk, x, gate)
+    begun = None if lora is None else lora.begin(index, "gate_up", x)
+    gate_up = linear(x, matrix, bias)
+    return gate(gate_up) if lora is None or begun is None else lora.gated(index, begun, gate_up, gate)
 
 
 def fed(x: torch.Tensor, gate_up: Matrix, down: Matrix, index: int, lora: LoraStep | None) -> torch.Tensor:
     """A layer's whole SwiGLU MLP."""
     return adapted(gated(x, gate_up, None, silu_and_mul, index, lora), down, None, index, "down", lora)
-
-
-def sum_of(rest: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
-    """Where to add to a product: what `linear_add` left of it, unless that is parts to sum, or the residual."""
-    return rest if rest is not None and rest.dim() == 2 else residual
 
 
 def wanted(layers: Sequence[Mapping[str, Product]], targets: Collection[str]) -> list[dict[str, Product]]:

@@ -25,9 +25,6 @@ from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 from sgl.runtime.runner.pack import padded, slots_of
 from sgl.runtime.runner.states import RowStates
 
-SHRINKS_ASIDE = False
-"""Whether the first halves of adapters' products run beside the model's."""
-
 
 class Replayed(NamedTuple):
     """float32 logits [B, len(vocabulary)]; int64 [B] request rows and positions of the next tokens. `inputs`: int64 [B]
@@ -76,9 +73,8 @@ class DecodeGraphs:
         self._uploader = Uploader(model.device)
         self._lora = lora
         self._aside: torch.cuda.Stream | None = None
-        if lora is not None and SHRINKS_ASIDE:
-            self._aside = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]  # torch leaves it so
         if lora is not None:
+            self._aside = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]  # torch leaves it so
             most = max(self._num_tiles(bucket, lora) for bucket in self._buckets)
             num_bytes = 8 * max_rows + 12 * most + 3 * ALIGNMENT
             self._adapters = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)

@@ -225,10 +225,10 @@ def _adapted(
     lora: LoraStep | None,
 ) -> torch.Tensor:
     """`lora.adapted`, of several products in the same matrix, by their columns."""
-    shrunk = {} if lora is None else {name: lora.shrink(index, name, x) for name in names}
+    begun = {} if lora is None else {name: lora.begin(index, name, x) for name in names}
     out = linear(x, matrix, bias)
     if lora is not None:
-        for name, its in shrunk.items():
+        for name, its in begun.items():
             lora.expand_(index, name, its, out[:, names[name]])
     return out
 

@@ -219,8 +219,8 @@ class TransformersModel:
 
             def add(_: Any, inputs: tuple[torch.Tensor], out: torch.Tensor, name: str = names[0]) -> None:
                 if self._lora is not None:
-                    shrunk = self._lora.shrink(0, name, inputs[0].reshape(-1, inputs[0].shape[-1]))
-                    self._lora.expand_(0, name, shrunk, out.view(-1, out.shape[-1]))
+                    begun = self._lora.begin(0, name, inputs[0].reshape(-1, inputs[0].shape[-1]))
+                    self._lora.expand_(0, name, begun, out.view(-1, out.shape[-1]))
 
             module.register_forward_hook(add)
 
