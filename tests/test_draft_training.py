@@ -163,16 +163,26 @@ def test_the_benchmark_trains_what_is_missing_and_measures_every_mode(
 
 
 def test_outputs_that_part_at_a_near_tie_are_counted_apart() -> None:
-    def result(ids: list[int], *tops: dict[int, float]) -> dict[str, Any]:
-        listed = [[[logprob, token] for token, logprob in top.items()] for top in tops]
-        return {"output_ids": ids, "meta_info": {"output_top_logprobs": listed}}
+    class Engine:
+        """Tells a token's logprob behind a text, and another one where others are asked about, too."""
 
+        def generate(self, *, input_ids: Any, token_ids_logprob: Any, **_: Any) -> list[dict[str, Any]]:
+            moved = 0.02 if len(input_ids) > 1 else 0.0
+            known = {3: -0.7, 4: -0.72, 5: -9.0}
+            return [
+                {
+                    "meta_info": {
+                        "output_token_ids_logprobs": [[(known[token] - moved, token, None) for token in tokens]]
+                    }
+                }
+                for tokens in token_ids_logprob
+            ]
+
+    engine: Any = Engine()
     answers = drafts.Answers()
-    alone = result([1, 3], {1: -0.1, 2: -3.0}, {3: -0.7, 4: -0.72})
-    moved = result([1, 4], {1: -0.11, 2: -3.0}, {3: -0.72, 4: -0.71})
-    elsewhere = result([2, 3], {1: -0.1, 2: -3.0}, {3: -9.0, 4: -0.7})  # of another text
-    answers.keep("gsm8k", [[1, 3]] * 4, [alone] * 4, [alone, moved, elsewhere, alone])
+    prompts = [[7]] * 4
+    answers.keep("gsm8k", [[1, 3]] * 4)
+    assert answers.compare(engine, "gsm8k", prompts, [[1, 3]] * 4) == (1.0, 1.0)
+    assert answers.compare(engine, "gsm8k", prompts, [[1, 3], [1, 4], [1, 4], [1, 3]]) == (0.5, 1.0)
     assert answers.rounding == pytest.approx(0.02)
-    assert answers.compare("gsm8k", [[1, 3]] * 4) == (1.0, 1.0)
-    assert answers.compare("gsm8k", [[1, 3], [1, 4], [2, 3], [1, 3]]) == (0.5, 0.5)
-    assert answers.compare("gsm8k", [[1, 3], [1, 5], [1], [1, 3]]) == (0.5, 0.0)
+    assert answers.compare(engine, "gsm8k", prompts, [[1, 3], [1, 5], [1], [1, 3]]) == (0.5, 0.0)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from sgl.runtime.speculate.budget import Budget
 from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 from sgl.runtime.speculate.lookup import Lookup
 from sgl.runtime.speculate.pools import Pools
-from sgl.runtime.speculate.speculator import Speculator
+from sgl.runtime.speculate.speculator import Speculator, _Guess
 from tests.near_ties import Scored, without_reason
 from tests.tiny_models import tiny_checkpoint
 
@@ -382,6 +383,50 @@ def test_looks_that_find_nothing_are_rare_where_they_cost(is_on_host: bool) -> N
             speculator._rest_from_looks(4, 0.0005, has_guesses=True)
         speculator._until_look -= 1
     assert steps == pytest.approx(50 * (5 if is_on_host else 128), rel=0.2)
+
+
+def test_looks_that_find_nothing_are_as_rare_as_waiting_costs() -> None:
+    """Where no step is begun before the results of the one before are there."""
+    speculator = Speculator(cast(Any, None), budget=Budget())
+    costs = cast(Budget, speculator._budget).costs
+    costs.saw(1, 0, 1, 0.010)
+    speculator._rest_from_looks(1, 0.0, has_guesses=False)
+    assert speculator._until_look == 0, "it is not known what waiting costs"
+    costs.saw(1, 0, 1, 0.013, waited=True)
+    speculator._rest_from_looks(1, 0.0, has_guesses=False)
+    assert speculator._until_look == 15
+    for _ in range(50):
+        costs.saw(1, 0, 1, 0.0095, waited=True)
+    speculator._rest_from_looks(1, 0.0, has_guesses=False)
+    assert speculator._until_look == 0
+
+
+def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
+    class Scheduled:
+        def __init__(self) -> None:
+            self.given: list[int] = []
+
+        def may_draft(self, request: Any) -> bool:
+            return True
+
+        def draft(self, request: Any, token_ids: Any) -> None:
+            self.given.append(len(token_ids))
+
+    scheduler = Scheduled()
+    speculator = Speculator(cast(Any, scheduler), budget=Budget(is_padded=True))
+    costs = cast(Budget, speculator._budget).costs
+    costs.saw(4, 0, 1, 0.010)
+    for _ in range(30):
+        costs.saw(4, 28, 8, 0.040)
+    request = cast(Any, SimpleNamespace(max_new_tokens=100, output_ids=[], owner=SimpleNamespace(matcher=None)))
+    guesses = [_Guess(request, cast(Any, None), Draft([1] * 7), 0.3, 0)] * 4
+    assert not speculator._divide(guesses, 4)
+    assert scheduler.given == []
+    speculator._since_drafts = 128
+    assert not speculator._divide(guesses, 4)
+    assert scheduler.given == [2] * 4
+    assert not speculator._divide(guesses, 4)
+    assert len(scheduler.given) == 4, "not again at once"
 
 
 def test_options_that_cannot_be_are_refused_by_name(folder: Path) -> None:

@@ -6,20 +6,24 @@
 
 MODEL, DATA and FOLDER are those of benchmarks/draft_training.py, which FOLDER's drafts come from; it is run first where
 they are missing. Each mode has an engine of its own, one after another. Prompts are answered --rows at a time, those of
-bfcl and json under their schemas, with jump-forward in every mode. `equal`: outputs that are plain's, token for token;
-`tie`: of the others, those that part between two tokens whose logprobs in plain decoding are no farther apart than
-twice what a token's moves when other requests are in the step, at most, which is printed.
+bfcl and json under their schemas, with jump-forward in every mode. Drafts are as many as the budget allows for `tok/s`
+and `drafted`, as many as are proposed for `accepted`, the share of them that stands, and `tok/step`.
+
+`equal`: outputs of both that are plain's, token for token; `tie`: of the others, those that part between two tokens
+whose logprobs there, behind the same text, are no farther apart than twice what such a token's moves when other
+requests are in the step, at most, which is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,6 @@ from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
 
 MODES = "plain", "lookup", "draft", "eagle3"
-LIKELIEST = 20  # tokens of a position
 _COLUMNS = {"tok/s": 8, "x": 6, "tok/step": 9, "accepted": 9, "drafted": 8, "equal": 6, "tie": 6}
 HEADER = f"{'suite':8} {'mode':8} " + " ".join(f"{name:>{width}}" for name, width in _COLUMNS.items())
 
@@ -56,47 +59,47 @@ class Row:
 
 
 class Answers:
-    """Plain decoding's outputs, and how likely other tokens were."""
+    """Plain decoding's outputs."""
 
     def __init__(self) -> None:
         self.rounding = 0.0
         """The farthest that a token's logprob is from its own among other requests: of the kernels for other rows."""
         self._ids: dict[str, list[list[int]]] = {}
-        self._likeliest: dict[str, list[list[dict[int, float]]]] = {}
 
-    def keep(
-        self, suite: str, ids: list[list[int]], alone: Sequence[dict[str, Any]], together: Sequence[dict[str, Any]]
-    ) -> None:
-        """alone, together: results of the same prompts again, with the likeliest tokens of each position, as many at
-        once as the ids and all at once."""
+    def keep(self, suite: str, ids: list[list[int]]) -> None:
+        """Compare others with these."""
         self._ids[suite] = ids
-        self._likeliest[suite] = [_likeliest(result, own) for result, own in zip(alone, ids, strict=True)]
-        for kept, result, own in zip(self._likeliest[suite], together, ids, strict=True):
-            for one, other in zip(kept, _likeliest(result, own), strict=False):
-                moved = [abs(one[token] - other[token]) for token in one.keys() & other.keys()]
-                self.rounding = max(self.rounding, *moved)
 
-    def compare(self, suite: str, ids: list[list[int]]) -> tuple[float, float]:
+    def compare(
+        self, engine: Engine, suite: str, prompts: list[list[int]], outputs: list[list[int]]
+    ) -> tuple[float, float]:
         """Shares: of outputs that are equal, and of the others that part between two tokens whose logprobs rounding
         may turn round."""
-        others = ties = 0
-        for own, theirs, likeliest in zip(ids, self._ids[suite], self._likeliest[suite], strict=True):
+        parted = []
+        for prompt, own, theirs in zip(prompts * 2, outputs, self._ids[suite] * 2, strict=False):
             if own != theirs:
-                others += 1
-                pairs = enumerate(zip(own, theirs, strict=False))
-                at, one, other = next(((at, a, b) for at, (a, b) in pairs if a != b), (len(likeliest), 0, 0))
-                if at < len(likeliest) and {one, other} <= likeliest[at].keys():
-                    ties += abs(likeliest[at][one] - likeliest[at][other]) <= 2 * self.rounding
-        return 1 - others / len(ids), ties / others if others else 1.0
+                at = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), None)
+                parted.append(None if at is None else (prompt + own[:at], [own[at], theirs[at]]))
+        known = [its for its in parted if its is not None]
+        alone = [_logprobs(engine, [its])[0] for its in known]
+        together = _logprobs(engine, known)
+        for one, other in zip(alone, together, strict=True):
+            self.rounding = max(self.rounding, *(abs(a - b) for a, b in zip(one, other, strict=True)))
+        ties = sum(abs(one - other) <= 2 * self.rounding for one, other in alone)
+        return 1 - len(parted) / len(outputs), ties / len(parted) if parted else 1.0
 
 
-def _likeliest(result: dict[str, Any], ids: list[int]) -> list[dict[int, float]]:
-    """Logprobs by token, of the positions whose tokens before are those ids."""
-    same = 0
-    while same < min(len(ids), len(result["output_ids"])) and result["output_ids"][same] == ids[same]:
-        same += 1
-    tops = result["meta_info"]["output_top_logprobs"][: same + 1]
-    return [{token: logprob for logprob, token, *_ in top} for top in tops]
+def _logprobs(engine: Engine, asked: list[tuple[list[int], list[int]]]) -> list[list[float]]:
+    """Of tokens behind texts, whatever a constraint would make of them."""
+    if not asked:
+        return []
+    results = engine.generate(
+        input_ids=[text for text, _ in asked],
+        sampling_params={"temperature": 0.0, "max_new_tokens": 1},
+        return_logprob=True,
+        token_ids_logprob=[tokens for _, tokens in asked],
+    )
+    return [[logprob for logprob, *_ in result["meta_info"]["output_token_ids_logprobs"][0]] for result in results]
 
 
 def options_of(mode: str, drafts: Path) -> dict[str, Any]:
@@ -131,24 +134,39 @@ def measure(
         before, began = _counters(engine), time.perf_counter()
         outputs = [result["output_ids"] for result in _answers(engine, ids, params, arguments.rows)]
         seconds = time.perf_counter() - began
-        counted = {name: its - before[name] for name, its in _counters(engine).items()}
+        drafted = _counters(engine)["drafted_tokens"] - before["drafted_tokens"]
+        speed = sum(map(len, outputs)) / seconds
         if mode == "plain":
-            scored = [_answers(engine, ids, params, rows, LIKELIEST) for rows in (arguments.rows, len(ids))]
-            plain.keep(suite, outputs, *scored)
-        num_tokens = sum(map(len, outputs))
+            plain.keep(suite, outputs)
+        before = _counters(engine)
+        with _unbounded(engine):
+            again = [result["output_ids"] for result in _answers(engine, ids, params, arguments.rows)]
+        counted = {name: its - before[name] for name, its in _counters(engine).items()}
         steps = max(1, counted["steps"]) * arguments.rows
-        drafted = counted["drafted_tokens"]
         row = Row(
             suite,
             mode,
-            num_tokens / seconds,
-            num_tokens / steps,
-            counted["verified_tokens"] / max(1, drafted),
+            speed,
+            sum(map(len, again)) / steps,
+            counted["verified_tokens"] / max(1, counted["drafted_tokens"]),
             drafted,
-            *plain.compare(suite, outputs),
+            *plain.compare(engine, suite, ids, outputs + again),
         )
         found.append(row)
     return found
+
+
+@contextlib.contextmanager
+def _unbounded(engine: Engine) -> Iterator[None]:
+    """Meanwhile, rows have as many drafts as are proposed."""
+    speculator = engine._loop._speculator
+    budget = speculator._budget
+    engine._loop.call(lambda: setattr(speculator, "_budget", None))
+    engine._loop.call(lambda: setattr(speculator, "_until_look", 0))
+    try:
+        yield
+    finally:
+        engine._loop.call(lambda: setattr(speculator, "_budget", budget))
 
 
 def _counters(engine: Engine) -> dict[str, int]:
@@ -156,17 +174,12 @@ def _counters(engine: Engine) -> dict[str, int]:
     return {name: state[name] for name in ("steps", "drafted_tokens", "verified_tokens")}
 
 
-def _answers(
-    engine: Engine, ids: list[list[int]], params: list[dict[str, Any]], rows: int, top_logprobs_num: int = 0
-) -> list[dict[str, Any]]:
+def _answers(engine: Engine, ids: list[list[int]], params: list[dict[str, Any]], rows: int) -> list[dict[str, Any]]:
     """So many at a time."""
-    more: dict[str, Any] = (
-        {"return_logprob": True, "top_logprobs_num": top_logprobs_num} if top_logprobs_num else {}
-    )
     results: list[dict[str, Any]] = []
     for start in range(0, len(ids), rows):
         part = slice(start, start + rows)
-        results += engine.generate(input_ids=ids[part], sampling_params=params[part], **more)
+        results += engine.generate(input_ids=ids[part], sampling_params=params[part])
     return results
 
 
@@ -216,8 +229,7 @@ def main(given: list[str] | None = None) -> None:
             if row.mode == mode:
                 print(row.line(speeds[row.suite]), flush=True)
         print(f"({mode}: started in {started:.0f} s, {time.perf_counter() - began:.0f} s in all)", flush=True)
-        if mode == "plain":
-            print(f"(a logprob moves by up to {plain.rounding:.3g} among other requests)", flush=True)
+    print(f"(a logprob moves by up to {plain.rounding:.3g} among other requests)", flush=True)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
 

@@ -44,6 +44,7 @@ class _Cost:
     """Of steps of about so many rows."""
 
     plain: float = 0.0  # seconds; 0: never seen
+    waiting: float = 0.0  # seconds, without drafts, begun only when the step before was handled; 0: never seen
     extra: dict[int, float] = field(default_factory=dict)
     """By the longest row's tokens, up to a power of two: how many plain steps longer for each draft."""
 
@@ -57,22 +58,33 @@ class StepCosts:
         self._is_padded = is_padded
         self._costs: dict[int, _Cost] = {}
 
-    def saw(self, num_rows: int, num_drafts: int, longest: int, seconds: float) -> None:
-        """A step of so many rows took that long. longest: tokens of its longest row."""
+    def saw(self, num_rows: int, num_drafts: int, longest: int, seconds: float, *, waited: bool = False) -> None:
+        """A step of so many rows took that long. longest: tokens of its longest row. waited: whether it was begun only
+        when the one before was handled, as steps with drafts are."""
         cost = self._costs.setdefault(_size(num_rows), _Cost())
-        if not num_drafts:
-            before = cost.plain or seconds
-            cost.plain += _NEW * (min(seconds, _MOST_LONGER * before) - before) if cost.plain else seconds
+        if not num_drafts and waited:
+            cost.waiting = _moved(cost.waiting, seconds)
+        elif not num_drafts:
+            cost.plain = _moved(cost.plain, seconds)
         elif cost.plain:
             key = _size(longest)
-            extra = (seconds / cost.plain - 1) / self._computed(num_rows, num_drafts, key)
-            most = _MOST_LONGER * num_rows / self._computed(num_rows, num_drafts, key)
-            before = cost.extra.get(key, extra)
-            cost.extra[key] = before + _NEW * (min(extra, max(before, 0) + most) - before)
+            computed = self._computed(num_rows, num_drafts, key)
+            extra = (seconds / cost.plain - 1) / computed
+            before = cost.extra.get(key)
+            if before is None:  # the first such step may have waited for what no other waits for
+                before = _EXTRA[self._is_padded] / num_rows
+            cost.extra[key] = before + _NEW * (
+                min(extra, max(before, 0) + _MOST_LONGER * num_rows / computed) - before
+            )
 
     def plain(self, num_rows: int) -> float:
         """Seconds of a step of so many rows without drafts; 0: never seen."""
         return self._costs[_size(num_rows)].plain if _size(num_rows) in self._costs else 0.0
+
+    def waiting(self, num_rows: int) -> float:
+        """How many plain steps longer such a step takes if it is begun only when the one before was handled."""
+        cost = self._costs.get(_size(num_rows), _Cost())
+        return max(0.0, cost.waiting / cost.plain - 1) if cost.plain and cost.waiting else 0.0
 
     def ratio(self, num_rows: int, num_drafts: int, longest: int) -> float:
         """How many plain steps such a step takes."""
@@ -121,6 +133,11 @@ class Budget:
                 best, best_rate = length, rate
         found: list[int] = (survival[:, :best] > 0).sum(1).tolist()
         return found
+
+
+def _moved(before: float, seconds: float) -> float:
+    """A mean that is new if it was 0."""
+    return before + _NEW * (min(seconds, _MOST_LONGER * before) - before) if before else seconds
 
 
 def _size(number: int) -> int:

@@ -16,7 +16,9 @@ from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128  # steps without a look, after looks that found no gain
 _LOOKING = 0.01  # of a step's time, for looks that find no gain, where a look costs nothing else
-_PLAIN = 128  # steps with drafts, after which one without is measured anew
+_WAITING = 0.02  # of the time, for looks that find nothing, before which no step is begun
+_PLAIN, _PLAIN_STEPS = 128, 3  # steps with drafts, after which so many without are measured anew
+_TRIED = 8  # tokens of a trial, whatever the budget says, of all rows
 
 
 class _Guess(NamedTuple):
@@ -59,6 +61,8 @@ class Speculator:
         self._pause = _FIRST_PAUSE
         self._until_look = 0  # steps
         self._since_plain = 0  # steps with drafts
+        self._since_drafts = 0  # steps
+        self._waited = False  # whether the step under way began only when the one before was handled
         self._handled: float | None = None  # seconds, when results were last handled
 
     @property
@@ -73,6 +77,7 @@ class Speculator:
             for request in hinted:
                 self._give(request, NO_DRAFT, 1)
             return
+        self._waited = not self._is_on_host
         running = self._scheduler.memory.running
         for uid in [uid for uid, (request, row) in self._entered.items() if request.row != row]:
             self._leave(uid)
@@ -101,12 +106,14 @@ class Speculator:
         if self._budget is None or not self._drafters:
             return
         self._until_look -= 1
+        self._since_drafts += 1
         before, self._handled = self._handled, self._clock()
+        waited, self._waited = self._waited, False
         num_rows, longest = len(batch), int(batch.q_lens.max())
         if before is None or batch.setups or longest > self._most + 1 or not batch.samples.all():
             return
         num_drafts = int(batch.q_lens.sum()) - num_rows
-        self._budget.costs.saw(num_rows, num_drafts, longest, self._handled - before)
+        self._budget.costs.saw(num_rows, num_drafts, longest, self._handled - before, waited=waited)
 
     def rest(self) -> None:
         """There is nothing to do for a while."""
@@ -120,12 +127,14 @@ class Speculator:
             drafter.leave(request)
 
     def _is_plain_due(self, num_rows: int) -> bool:
-        """Whether the next step has no drafts, to be measured."""
+        """Whether the next steps have no drafts, to be measured."""
         if self._budget is None:
             return False
         self._since_plain += 1
         if self._since_plain >= _PLAIN or not self._budget.costs.plain(num_rows):
             self._since_plain = 0
+            if not self._is_on_host:  # the first one of them waited
+                self._until_look = _PLAIN_STEPS
             return True
         return False
 
@@ -178,7 +187,8 @@ class Speculator:
                 chosen = [
                     asked for asked in requests if (g := best.get(asked.request.uid)) is None or g.share < share
                 ]
-                if not any(self._budget.divide(num_rows, [(share, asked.most) for asked in chosen])):
+                gains = any(self._budget.divide(num_rows, [(share, asked.most) for asked in chosen]))
+                if not (gains or self._is_trial_due):
                     continue
             if not chosen:
                 continue
@@ -193,14 +203,24 @@ class Speculator:
         return list(best.values())
 
     def _divide(self, guesses: list[_Guess], num_rows: int) -> bool:
-        """Give the guesses out, as many as pay. False: none does."""
+        """Give the guesses out, as many as pay, or some to try whether they do by now. False: none does."""
         numbers = [len(guess.draft.token_ids) for guess in guesses]
+        pays = True
         if self._budget is not None:
-            numbers = self._budget.divide(num_rows, [(g.share, n) for g, n in zip(guesses, numbers, strict=True)])
+            paid = self._budget.divide(num_rows, [(g.share, n) for g, n in zip(guesses, numbers, strict=True)])
+            pays = any(paid)
+            most = _TRIED // max(1, num_rows) or 1
+            numbers = [min(n, most) for n in numbers] if self._is_trial_due and not pays else paid
         for guess, number in zip(guesses, numbers, strict=True):
             if number:
+                self._since_drafts = 0
                 self._give(guess.request, guess.draft, number)
-        return any(numbers)
+        return pays and bool(guesses)
+
+    @property
+    def _is_trial_due(self) -> bool:
+        """Whether drafts had no gain for so long that it is tried again what they take, and how many stand."""
+        return self._since_drafts >= _LONGEST_PAUSE and not self._is_on_host
 
     def _rest_from_looks(self, num_rows: int, seconds: float, *, has_guesses: bool) -> None:
         """A look found no gain, and took so long."""
@@ -208,10 +228,14 @@ class Speculator:
             return
         costs = self._budget.costs
         if self._is_on_host:
-            self._until_look = min(math.ceil(seconds / (_LOOKING * costs.plain(num_rows))), _LONGEST_PAUSE)
-        elif has_guesses:  # no step was begun meanwhile
+            pause = math.ceil(seconds / (_LOOKING * costs.plain(num_rows)))
+            self._until_look = min(pause, _LONGEST_PAUSE)
+            return
+        if has_guesses:  # they took time
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             self._until_look = self._pause
+        else:
+            self._until_look = min(math.ceil(costs.waiting(num_rows) / _WAITING), _LONGEST_PAUSE)
 
     def _give(self, request: Request, draft: Draft, most: int) -> None:
         most = min(most, request.max_new_tokens - len(request.output_ids) - 1)
