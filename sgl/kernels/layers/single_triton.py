@@ -40,7 +40,7 @@ def project(
         grouped_single_triton.project(x, norm, eps, matrix, bias, out, adds=False)
         return out
     out = x.new_empty(1, len(_values(matrix)[0]))
-    _launch(x, norm, eps, matrix, bias, out, adds=False)
+    _multiply(x, norm, eps, matrix, bias, out, adds=False)
     return out
 
 
@@ -58,30 +58,10 @@ def project_gated(
         out = x.new_empty(1, len(gate_up.values) // 2)
         grouped_single_triton.project(x, norm, eps, gate_up, bias, out, adds=False, is_gated=True, is_gelu=is_gelu)
         return out
-    values, scales = _values(gate_up)
-    size, width = len(values) // 2, values.shape[1]
-    out = x.new_empty(1, size)
-    block = _block(width, _GATED_BLOCK)
+    out = x.new_empty(1, len(_values(gate_up)[0]) // 2)
+    block = _block(x.shape[1], _GATED_BLOCK)
     rows = max(1, _TILE // block // 2)
-    _gated[(triton.cdiv(size, rows),)](
-        x,
-        norm,
-        values,
-        scales,
-        bias,
-        out,
-        size,
-        eps,
-        width=width,
-        has_norm=norm is not None,
-        has_scales=scales is not None,
-        has_bias=bias is not None,
-        is_gelu=is_gelu,
-        rows=rows,
-        block=block,
-        num_warps=_WARPS,
-        **overlap(x.device),
-    )
+    _launch(_gated, x, norm, eps, gate_up, bias, out, rows, block, is_gelu=is_gelu)
     return out
 
 
@@ -90,10 +70,10 @@ def project_add_(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, res
     if isinstance(matrix, GroupedMatrix):
         grouped_single_triton.project(x, None, 0.0, matrix, bias, residual, adds=True)
         return
-    _launch(x, None, 0.0, matrix, bias, residual, adds=True)
+    _multiply(x, None, 0.0, matrix, bias, residual, adds=True)
 
 
-def _launch(
+def _multiply(
     x: torch.Tensor,
     norm: torch.Tensor | None,
     eps: float,
@@ -103,13 +83,19 @@ def _launch(
     *,
     adds: bool,
 ) -> None:
-    values, scales = _values(matrix)
-    size, width = values.shape
+    size, width = _values(matrix)[0].shape
     block = _block(width, _BLOCK if width >= _LONG_ROW else _LONG_ROW)
     rows = max(1, _TILE // block)
     while rows > 1 and size // rows < 512:
         rows //= 2  # enough programs for every multiprocessor
-    _product[(triton.cdiv(size, rows),)](
+    _launch(_product, x, norm, eps, matrix, bias, out, rows, block, adds=adds)
+
+
+def _launch(kernel, x, norm, eps, matrix, bias, out, rows: int, block: int, **more: bool) -> None:
+    """One of the kernels below, with programs of so many rows of out [1, n], and row elements at a time."""
+    values, scales = _values(matrix)
+    size = out.shape[1]
+    kernel[(triton.cdiv(size, rows),)](
         x,
         norm,
         values,
@@ -118,11 +104,11 @@ def _launch(
         out,
         size,
         eps,
-        width=width,
+        width=values.shape[1],
         has_norm=norm is not None,
         has_scales=scales is not None,
         has_bias=bias is not None,
-        adds=adds,
+        **more,
         rows=rows,
         block=block,
         num_warps=_WARPS,

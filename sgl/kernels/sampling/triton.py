@@ -43,24 +43,8 @@ def draw(
     [B]: those to sample; the others as for those functions. Returns int64 [B], also written to latest[rows]; 0
     where nothing is allowed. Does not wait for the device.
     """
-    values, tops, indices = _best_of_parts(logits, temperature, seeds, rows, positions, 0, masks, mask_rows)
-    num_rows, num_parts = values.shape
-    chosen = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    _best_of_row[(num_rows,)](
-        values,
-        tops,
-        indices,
-        temperature,
-        rows,
-        chosen,
-        latest,
-        num_parts,
-        temperature.stride(0),
-        block=triton.next_power_of_2(num_parts),
-        num_warps=1,
-        **overlap(logits.device),
-    )
-    return chosen
+    parts = _best_of_parts(logits, temperature, seeds, rows, positions, 0, masks, mask_rows)
+    return _best(_best_of_row, parts, temperature, rows, latest)
 
 
 def draw_keys(
@@ -75,24 +59,30 @@ def draw_keys(
 ) -> torch.Tensor:
     """`draw` among the part of the vocabulary that starts at token `first`, of which masks are, too: the keys of
     `sampling.draw_keys`, int64 [B]."""
-    values, tops, indices = _best_of_parts(logits, temperature, seeds, rows, positions, first, masks, mask_rows)
+    parts = _best_of_parts(logits, temperature, seeds, rows, positions, first, masks, mask_rows)
+    return _best(_key_of_row, parts, temperature, rows, first)
+
+
+def _best(kernel, parts, temperature, rows, last) -> torch.Tensor:
+    """What a kernel makes of each row's parts, int64 [B]. last: of its own."""
+    values, tops, indices = parts
     num_rows, num_parts = values.shape
-    keys = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
-    _key_of_row[(num_rows,)](
+    best = torch.empty(num_rows, dtype=torch.int64, device=values.device)
+    kernel[(num_rows,)](
         values,
         tops,
         indices,
         temperature,
         rows,
-        keys,
-        first,
+        best,
+        last,
         num_parts,
         temperature.stride(0),
         block=triton.next_power_of_2(num_parts),
         num_warps=1,
-        **overlap(logits.device),
+        **overlap(values.device),
     )
-    return keys
+    return best
 
 
 def _best_of_parts(
