@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from sgl.child import command
 from sgl.cli import main
-from sgl.cli.cluster import scale, status
+from sgl.cli.cluster import down, scale, status
 from sgl.cli.options import options_of_file
 from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.cluster import spares
@@ -40,7 +40,7 @@ from sgl.runtime.cluster.running import Running, began, found, starting, sweep, 
 from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.gateway.reports import Load
-from sgl.runtime.server.serve import listen
+from sgl.runtime.server.serve import cannot_listen, listen
 from tests.house import REPOSITORY
 from tests.patience import PATIENCE, wait_until
 
@@ -634,6 +634,44 @@ def test_a_cluster_that_is_starting_is_told_of(monkeypatch: pytest.MonkeyPatch, 
     (file / "30000.starting").write_text(f"{2**30} 5")  # it was killed
     with pytest.raises(ConfigError, match="no cluster runs on this machine"):
         found(None)
+
+
+def test_down_ends_a_cluster_that_only_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = (
+        "import signal, sys, tempfile; from sgl.runtime.cluster.running import starting; "
+        f"tempfile.tempdir = {str(tmp_path)!r}; signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))\n"
+        "with starting(30000): print('it starts', flush=True); signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"it starts\n"
+        with pytest.raises(ConfigError, match="no cluster runs on this machine on port 30001"):
+            down(SimpleNamespace(port=30001))
+        with starting(30002), pytest.raises(ConfigError, match=r"several clusters start here: .*30000, 30002"):
+            down(SimpleNamespace(port=None))
+        assert process.poll() is None
+        assert down(SimpleNamespace(port=None)) == 0
+        assert process.wait(PATIENCE) == 15
+    with pytest.raises(ConfigError, match="no cluster runs on this machine"):
+        down(SimpleNamespace(port=None))
+
+
+def test_a_control_port_that_is_taken_is_said_by_its_name() -> None:
+    refused = cannot_listen(("127.0.0.1", 30010), OSError(errno.EADDRINUSE, "taken"), option="control_port")
+    assert str(refused) == (
+        "cannot listen on 127.0.0.1:30010 (control_port): [Errno 98] taken: give another port, or 0 for any free one"
+    )
+    assert refused.option == "control_port"
+
+
+def test_a_ray_cluster_that_is_not_there_is_said_at_once() -> None:
+    code = "import sys; from sgl.runtime.cluster.serve_app import RayCluster; RayCluster(sys.argv[1])"
+    for address in ("127.0.0.1:1", "127.0.0.1", "127.0.0.1:99999"):
+        done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, check=False)
+        said = f"ConfigError: ray_address='{address}': no Ray answers there"
+        assert said in done.stderr
+        assert "give HOST:PORT of one that runs, or auto" in done.stderr
 
 
 def test_a_full_disk_is_said_and_leaves_no_cluster_that_nobody_can_read(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,16 @@ from sgl.cli.logs import announce, configure_logging
 from sgl.cli.options import options_of_file, ray_address
 from sgl.errors import ConfigError, EngineDead, ServerUnreachable, needs_extra
 from sgl.runtime.cluster.config import Options
-from sgl.runtime.cluster.running import Running, found, running, starting, sweep, uninterrupted
+from sgl.runtime.cluster.running import (
+    Running,
+    found,
+    is_starting,
+    running,
+    starting,
+    starting_processes,
+    sweep,
+    uninterrupted,
+)
 from sgl.runtime.server.serve import listen
 
 _POLL_SECONDS = 0.1
@@ -142,19 +153,30 @@ def update(options: SimpleNamespace) -> int:
 
 def down(options: SimpleNamespace) -> int:
     """End a cluster; returns once no process of it is left."""
-    known = found(options.port)
+    try:
+        known = found(options.port)
+    except EngineDead:  # it only starts
+        for pid in [pid for port, pid in starting_processes().items() if options.port in (None, port)]:
+            os.kill(pid, signal.SIGTERM)
+            _ended(pid, functools.partial(is_starting, pid))
+        return 0
     was_killed = not known.is_alive()
     with contextlib.suppress(ServerUnreachable):
         known.link().post("/down", {})
-    end = time.monotonic() + _ENDING_SECONDS
-    while known.is_alive():
-        if time.monotonic() > end:
-            was_killed = True
-            os.kill(known.pid, signal.SIGKILL)  # its own Ray, router and replicas end with it
-        time.sleep(_POLL_SECONDS)
-    if was_killed:
+    if _ended(known.pid, known.is_alive) or was_killed:
         _clear(known)
     return 0
+
+
+def _ended(pid: int, is_alive: Callable[[], bool]) -> bool:
+    """Wait for a process to end. Returns whether it had to be killed."""
+    end, is_killed = time.monotonic() + _ENDING_SECONDS, False
+    while is_alive():
+        if time.monotonic() > end:
+            is_killed = True
+            os.kill(pid, signal.SIGKILL)  # its own Ray, router and replicas end with it
+        time.sleep(_POLL_SECONDS)
+    return is_killed
 
 
 def _clear(running: Running) -> None:

@@ -25,6 +25,7 @@ from sgl.runtime.cluster.router import RouterProcess
 from sgl.runtime.cluster.running import Running, began
 from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.cluster.serve_app import RayCluster, ServeApp, keep_token
+from sgl.runtime.server.serve import cannot_listen
 
 logger = logging.getLogger(__name__)
 
@@ -330,7 +331,8 @@ class Cluster(Commands):
             try:
                 await site.start()
             except OSError as error:
-                raise ConfigError(f"cannot listen on control_port: {error}", option="control_port") from error
+                address = self._ray.host, self._options.cluster.control_port
+                raise cannot_listen(address, error, option="control_port") from error
             port = runner.addresses[0][1]
             self._control_url = f"http://{self._ray.host}:{port}"
             yield

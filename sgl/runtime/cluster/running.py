@@ -76,8 +76,8 @@ def starting(port: int) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _starting() -> dict[int, int]:
-    """The processes that start a cluster, by their ports."""
+def starting_processes() -> dict[int, int]:
+    """Those that start a cluster, or have started one, by their ports."""
     there = {}
     for path in _folder().glob("*.starting"):
         with contextlib.suppress(OSError, ValueError):
@@ -85,6 +85,11 @@ def _starting() -> dict[int, int]:
             if began(pid) in (ticks, None) and _exists(pid):
                 there[int(path.stem)] = pid
     return there
+
+
+def is_starting(pid: int) -> bool:
+    """Whether the process is one of those."""
+    return pid in starting_processes().values()
 
 
 def began(pid: int) -> int | None:
@@ -106,7 +111,11 @@ def found(port: int | None) -> Running:
     ports = ", ".join(str(each.port) for each in there)
     if there:
         raise ConfigError(f"several clusters run here: give --port, one of {ports}", option="port")
-    for its, pid in _starting().items():
+    starting = starting_processes()
+    if port is None and len(starting) > 1:
+        ports = ", ".join(map(str, sorted(starting)))
+        raise ConfigError(f"several clusters start here: give --port, one of {ports}", option="port")
+    for its, pid in starting.items():
         if port in (None, its):
             message = f"the cluster on port {its} is starting, in process {pid}: ask again in some seconds"
             raise EngineDead(message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import tempfile
 from collections.abc import Mapping
 from typing import Any
@@ -35,6 +36,7 @@ _PREFIX = "sgl-token-"
 _DEPLOYMENT, _PREFILL = "worker", "prefill"
 _ENDING_SECONDS = 30.0  # of Ray Serve
 _HEALTH_SECONDS = 1.0
+_REACHING_SECONDS = 10.0
 _MARGIN_SECONDS = 30.0
 
 
@@ -54,6 +56,8 @@ class RayCluster:
     def __init__(self, address: str | None) -> None:
         """Start or join it. Raises ConfigError."""
         self.folder: str | None = None  # of one's own
+        if address not in (None, "auto"):
+            _reach(address)
         about: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "sgl"}
         if address is None:
             self.folder = tempfile.mkdtemp(prefix="sgl-ray-", dir="/tmp")  # sockets' paths must be short
@@ -194,6 +198,18 @@ class ServeApp:
         ]
         schema = ServeDeploySchema.model_validate({"proxy_location": "Disabled", "applications": applications})
         _client().deploy_apps(schema)
+
+
+def _reach(address: str) -> None:
+    """Raises ConfigError where nothing listens: Ray itself asks there for two minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACHING_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        message = (
+            f"ray_address={address!r}: no Ray answers there ({error}); give HOST:PORT of one that runs, or auto"
+        )
+        raise ConfigError(message, option="ray_address") from error
 
 
 def _client() -> Any:

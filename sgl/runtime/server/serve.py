@@ -44,10 +44,11 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def cannot_listen(address: tuple[Any, ...], error: OSError) -> ConfigError:
+def cannot_listen(address: tuple[Any, ...], error: OSError, option: str = "port") -> ConfigError:
     """Two sockets can be bound to a port, until one of them listens: so this may show up later, too."""
     hint = ": give another port, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
-    return ConfigError(f"cannot listen on {address[0]}:{address[1]}: {error}{hint}", option="port")
+    where = f"{address[0]}:{address[1]}" + (f" ({option})" if option != "port" else "")
+    return ConfigError(f"cannot listen on {where}: {error}{hint}", option=option)
 
 
 def notice_silence(its: socket.socket) -> None:
