@@ -144,6 +144,22 @@ def test_what_may_be_of_several_kinds_is_told_of_all_of_them(field: str, words: 
     assert words in str(refused(body.encode(), ChatBody))
 
 
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"type": "function", "name": "f"}, "tool_choice.function: Field required"),
+        ({"type": "function", "function": {}}, "tool_choice.function.name: Field required"),
+        ({"type": "mcp"}, "tool_choice: the type 'mcp' is not supported here, but function, custom, allowed_tools"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools: Field required"),
+        ("any", "tool_choice: Input should be 'auto', 'none' or 'required'"),
+        (5, "tool_choice: Input should be 'auto', 'none' or 'required'"),
+    ],
+)
+def test_a_choice_of_tools_is_told_by_its_type(choice: Any, words: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "tool_choice": choice}
+    assert str(refused(json.dumps(body).encode(), ChatBody)) == words
+
+
 def test_commas_of_a_text_are_no_values() -> None:
     text = ',":[{\\' * (MAX_VALUES // 2)
     assert parse(json.dumps({"text": text}).encode(), GenerateBody).text == text

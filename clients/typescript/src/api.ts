@@ -1667,7 +1667,7 @@ export interface components {
             /** Tools */
             tools?: (components["schemas"]["Tool"] | components["schemas"]["sgl__runtime__server__protocol__CustomTool"])[] | null;
             /** Tool Choice */
-            tool_choice?: ("auto" | "none" | "required") | components["schemas"]["AllowedToolChoice"] | components["schemas"]["ChosenTool"] | components["schemas"]["ChosenCustom"] | null;
+            tool_choice?: ("auto" | "none" | "required") | (components["schemas"]["ChosenTool"] | components["schemas"]["ChosenCustom"] | components["schemas"]["AllowedToolChoice"]) | null;
             /** Parallel Tool Calls */
             parallel_tool_calls?: boolean | null;
             /** Functions */
@@ -2850,7 +2850,7 @@ export interface components {
             /** Tools */
             tools?: (components["schemas"]["FunctionTool"] | components["schemas"]["sgl__runtime__server__responses__body__CustomTool"])[] | null;
             /** Tool Choice */
-            tool_choice?: ("auto" | "none" | "required") | components["schemas"]["AllowedNames"] | components["schemas"]["ToolName"] | null;
+            tool_choice?: ("auto" | "none" | "required") | (components["schemas"]["ToolName"] | components["schemas"]["AllowedNames"]) | null;
             /** Parallel Tool Calls */
             parallel_tool_calls?: boolean | null;
             reasoning?: components["schemas"]["ReasoningOptions"] | null;
@@ -4242,7 +4242,7 @@ export interface components {
             /** Tools */
             tools?: (components["schemas"]["FunctionTool"] | components["schemas"]["sgl__runtime__server__responses__body__CustomTool"])[] | null;
             /** Tool Choice */
-            tool_choice?: ("auto" | "none" | "required") | components["schemas"]["AllowedNames"] | components["schemas"]["ToolName"] | null;
+            tool_choice?: ("auto" | "none" | "required") | (components["schemas"]["ToolName"] | components["schemas"]["AllowedNames"]) | null;
             /** Parallel Tool Calls */
             parallel_tool_calls?: boolean | null;
             reasoning?: components["schemas"]["ReasoningOptions"] | null;

@@ -29,7 +29,8 @@ _RETRY_AFTER = {429: "1", 503: "2"}  # seconds: a queue moves sooner than a rest
 _PARAM_CHARACTERS = 200
 _MESSAGE_CHARACTERS = 2000  # an error may repeat what was sent
 _INPUT = "Input should be "  # how pydantic begins
-_TYPES = frozenset({"str", "int", "float", "bool", "dict"})  # pydantic's names for branches of a union
+_KIND = re.compile(r"str|int|float|bool|dict|.*\[.*|[A-Z]\w*[a-z]\w*", re.DOTALL)  # so it names a union's branches
+_INSTANCE = re.compile(r" or instance of \w+")
 
 
 Shape = Callable[[dict[str, Any]], dict[str, Any]]
@@ -109,7 +110,12 @@ def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidReque
     """A body's first error; `known`: its fields. A value that none of several kinds fits has the errors of each: the
     deepest belongs to the kind that was meant, and of those one that is not about its kind."""
     errors = error.errors(include_url=False, include_input=False)
-    detail = max(errors, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
+
+    def meant(each: ErrorDetails) -> tuple[int, bool, bool]:
+        kind = each["type"]
+        return len(_place(each)), kind == "union_tag_invalid", not kind.endswith("_type")
+
+    detail = max(errors, key=meant)
     place = _place(detail)
     param = ".".join(place) or None
     if detail["type"] == "extra_forbidden":
@@ -118,7 +124,7 @@ def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidReque
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"].endswith("_type"):
         kinds = [each["msg"] for each in errors if _place(each) == place and each["type"].endswith("_type")]
-        message = " or ".join(dict.fromkeys(kinds)).replace(f" or {_INPUT}", " or ")
+        message = _INSTANCE.sub("", " or ".join(dict.fromkeys(kinds)).replace(f" or {_INPUT}", " or "))
     if detail["type"] == "union_tag_invalid":  # see fields.kind
         tag, expected = (re.sub(r"[\[\]']", "", detail["ctx"][name]) for name in ("tag", "expected_tags"))
         message = f"the type {tag!r} is not supported here, but {expected}"
@@ -129,4 +135,4 @@ def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidReque
 
 def _place(detail: ErrorDetails) -> list[str]:
     """The field that an error is about, without the kinds that were tried."""
-    return [str(part) for part in detail["loc"] if str(part) not in _TYPES and "[" not in str(part)]
+    return [str(part) for part in detail["loc"] if not _KIND.fullmatch(str(part))]

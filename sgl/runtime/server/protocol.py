@@ -309,6 +309,14 @@ class AllowedToolChoice(Lenient):
     allowed_tools: AllowedTools
 
 
+ToolChoice = Annotated[
+    Annotated[ChosenTool, kind("function")]
+    | Annotated[ChosenCustom, kind("custom")]
+    | Annotated[AllowedToolChoice, kind("allowed_tools")],
+    by_type("function"),
+]
+
+
 @also_takes(
     (Anything, "verbosity prediction"),  # a predicted answer only saves time
     (Nothing, "web_search_options audio"),
@@ -322,7 +330,7 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[AnyTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | AllowedToolChoice | ChosenTool | ChosenCustom | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     functions: list[Function] | None = None
     """What tools were before. The answer has one `function_call` then."""

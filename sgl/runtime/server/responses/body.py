@@ -173,6 +173,14 @@ class AllowedNames(Lenient):
     tools: list[ToolName] = Field(min_length=1)
 
 
+ToolChoice = Annotated[
+    Annotated[ToolName, kind("function")]
+    | Annotated[ToolName, kind("custom")]
+    | Annotated[AllowedNames, kind("allowed_tools")],
+    by_type("function"),
+]
+
+
 class TextFormat(Strict):
     """The form of the answer's text."""
 
@@ -214,7 +222,7 @@ class InputBody(EngineFields):
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: list[AnyTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | AllowedNames | ToolName | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
