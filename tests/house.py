@@ -210,7 +210,7 @@ MOST_LINES = {
     "runtime.model.quantized": 850,
     "runtime.model.update": 1_350,  # with groups that are left at once
     "runtime.parallel": 1_530,  # with what ranks share beside pages
-    "runtime.server": 12_720,  # with what trainers ask of SGLang, and the reader of KV events
+    "runtime.server": 12_740,  # with what trainers ask of SGLang, and the reader of KV events
     "runtime.speculate": 1_260,  # with what looking for drafts costs
     "runtime.transfer": 1_270,  # from GPU to GPU, too, and where the time of a read goes
     "cli": 2_790,

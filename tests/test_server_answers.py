@@ -340,6 +340,11 @@ def test_templates_hear_of_what_only_they_know(engine: Engine) -> None:
         return engine.tokenizer.decode(prompt_ids(engine.tokenizer, template, body), skip_special_tokens=False)
 
     assert rendered(reasoning_effort="none") == "False null True none"
+    assert rendered(enable_thinking=False).startswith("False")
+    assert rendered(thinking={"type": "disabled"}).startswith("False")
+    assert rendered(thinking={"type": "enabled"}).startswith("True")
+    assert rendered(thinking={"type": "auto"}) == rendered()
+    assert rendered(enable_thinking=False, chat_template_kwargs={"enable_thinking": True}).startswith("True")
     asked = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
     assert rendered(**asked) == "True null True none"
     assert rendered(documents=[{"text": "a</s>"}], add_generation_prompt=False) == ' [{"text": "a</s>"}] False '

@@ -1682,6 +1682,9 @@ export interface components {
             chat_template_kwargs?: {
                 [key: string]: unknown;
             } | null;
+            /** Enable Thinking */
+            enable_thinking?: boolean | null;
+            thinking?: components["schemas"]["ThinkingChoice"] | null;
             /** Documents */
             documents?: {
                 [key: string]: unknown;
@@ -4570,6 +4573,17 @@ export interface components {
             type: "thinking";
             /** Thinking */
             thinking: string;
+        };
+        /**
+         * ThinkingChoice
+         * @description Whether to reason, as DeepSeek's, GLM's and Kimi's services take it; auto: as the template does.
+         */
+        ThinkingChoice: {
+            /**
+             * Type
+             * @enum {string}
+             */
+            type: "enabled" | "disabled" | "auto";
         };
         /**
          * Timeline

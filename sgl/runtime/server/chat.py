@@ -43,6 +43,11 @@ def prompt_ids(
     quote = _quoter(tokenizer, quotes)
     messages = [_message(message, quote, style) for message in body.messages]
     variables = _variables(body.chat_template_kwargs or {}, quote)
+    thinks = body.enable_thinking
+    if body.thinking is not None and body.thinking.type != "auto":
+        thinks = body.thinking.type == "enabled"
+    if thinks is not None:
+        variables = {"enable_thinking": thinks, "thinking": thinks, **variables}
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = _each_text(body.reasoning_effort, quote)
         if body.reasoning_effort == "none":  # templates use one of these names

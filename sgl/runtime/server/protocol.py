@@ -317,6 +317,12 @@ ToolChoice = Annotated[
 ]
 
 
+class ThinkingChoice(Lenient):
+    """Whether to reason, as DeepSeek's, GLM's and Kimi's services take it; auto: as the template does."""
+
+    type: Literal["enabled", "disabled", "auto"]
+
+
 @also_takes(
     (Anything, "verbosity prediction"),  # a predicted answer only saves time
     (Nothing, "web_search_options audio"),
@@ -340,6 +346,9 @@ class ChatBody(SamplingBody):
 
     chat_template_kwargs: dict[str, Any] | None = None
     """Template variables such as enable_thinking."""
+    enable_thinking: bool | None = None
+    """The template variable, as Qwen's services take it."""
+    thinking: ThinkingChoice | None = None
     documents: list[dict[str, Any]] | None = None
     """The template variable `documents`."""
     add_generation_prompt: bool | None = None
