@@ -116,6 +116,8 @@ NO_ANSWERS = {
     "an endless length": OK + b"Content-Length: 99999999999999999999999999\r\n\r\n{}",
     "more than its length": OK + b"Content-Length: 2\r\n\r\n{}{}{}",
     "a page": OK + b"Content-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>",
+    "no JSON": OK + b"Content-Type: application/json\r\nContent-Length: 8\r\n\r\n\x00garbage",
+    "no events": EVENTS + chunk(b"<html>") + b"0\r\n\r\n",
     "an empty stream": EVENTS + b"0\r\n\r\n",
     "no chunk": EVENTS + b"zz\r\nhello",
     "an endless refusal": endless(b"HTTP/1.1 503 X\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(bytes(1 << 16))),

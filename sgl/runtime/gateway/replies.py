@@ -24,6 +24,9 @@ DUE_SECONDS = 5.0
 """Beyond a request's deadline, which its worker keeps unless it is broken."""
 STREAMS = ("text/event-stream", "application/x-ndjson")
 
+_JSON = b'{["-0123456789tfn'
+_BEGINS = {"application/json": _JSON, "application/x-ndjson": _JSON, "text/event-stream": b":deir"}
+"""What an answer's first byte is one of; of events' lines: data, event, id, retry."""
 _MOST_HELD = 1 << 20  # of an event; what is longer is passed on in parts
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -41,6 +44,8 @@ def why_not(answer: aiohttp.ClientResponse, method: str, first: bytes) -> str | 
     if any(_CONTROLS.search(value) for value in answer.headers.values()):
         return "no headers"
     if method == "POST" and status == 200 and (not first or answer.content_type == "text/html"):
+        return "no answer"
+    if first.lstrip()[:1] not in _BEGINS.get(answer.content_type, first):
         return "no answer"
     return None
 
