@@ -65,6 +65,13 @@ def test_without_a_format_any_that_can_be_told_is_read(server: LiveServer) -> No
     assert [json.loads(call["parameters"]) for call in found["calls"]] == [ARGUMENTS]
 
 
+def test_thoughts_that_the_prompt_began_are_no_text_beside_calls(server: LiveServer) -> None:
+    text = "Hm.<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|>"
+    text += WRITERS["kimi_k3"]([("weather", ARGUMENTS)])
+    found = read(server, "/parse_function_call", text=text, tools=TOOLS, tool_call_parser="kimi_k3")
+    assert (found["normal_text"], len(found["calls"])) == ("I look.", 1)
+
+
 def test_a_text_without_calls_is_a_text(server: LiveServer) -> None:
     assert read(server, "/parse_function_call", text="No.", tools=TOOLS, tool_call_parser="hermes") == {
         "normal_text": "No.",

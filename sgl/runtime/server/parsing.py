@@ -11,7 +11,7 @@ from aiohttp import web
 from typing_extensions import TypedDict
 
 from sgl.errors import InvalidRequest
-from sgl.formats.call_format import CallFormat
+from sgl.formats.call_format import BlockKind, CallFormat
 from sgl.formats.calls import channels_of, formats_of
 from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.server.encoding import json_response
@@ -79,7 +79,8 @@ class TextsApi(Api):
 
         def read() -> Piece:
             for format in reversed(formats):  # of one family, the later has more marks
-                splitter = AnswerSplitter(None, Reading(has_tools=True, format=format, schemas=schemas))
+                reading = Reading(has_tools=True, format=format, schemas=schemas, begun=_begun(format, body.text))
+                splitter = AnswerSplitter(None, reading)
                 if (found := merged(splitter.feed(body.text, final=True))).calls:
                     break
             return found
@@ -107,13 +108,17 @@ class TextsApi(Api):
         def read() -> tuple[str, str]:
             if channels is None:
                 return splitter.feed(body.text, final=True)
-            begun = "" if channels.blocks is None else channels.blocks.begun_before(body.text)
-            reader = AnswerSplitter(None, Reading(format=channels, begun=begun))
+            reader = AnswerSplitter(None, Reading(format=channels, begun=_begun(channels, body.text)))
             found = merged(reader.feed(body.text, final=True))
             return found.reasoning, found.content
 
         thought, said = await _read(body.text, read)
         return json_response({"reasoning_text": thought, "text": said})
+
+
+def _begun(format: CallFormat | None, text: str) -> BlockKind:
+    """The block that a whole text goes on in, of a format that has some."""
+    return "" if format is None or format.blocks is None else format.blocks.begun_before(text)
 
 
 async def _read(text: str, function: Callable[[], T]) -> T:
