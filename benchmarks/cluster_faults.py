@@ -115,7 +115,11 @@ def cluster(options: Mapping[str, Any], folder: Path, environment: Mapping[str, 
     command = [sys.executable, "-m", "sgl", "cluster", "up", str(file)]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            command, env={**environment, "TMPDIR": str(folder)}, stdout=subprocess.PIPE, stderr=log
+            command,
+            env={**environment, "TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
         )
     assert process.stdout is not None
     try:

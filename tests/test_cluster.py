@@ -334,21 +334,25 @@ def test_a_spare_servers_name_tells_clusters_generations_and_devices_apart(monke
     assert len(names) == 6
 
 
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_ctrl_c_is_held_back_until_ray_has_started_and_a_second_one_is_not(number: int) -> None:
+def test_a_signal_is_held_back_until_ray_has_started_and_a_second_one_is_not(
+    number: int, signal_number: signal.Signals
+) -> None:
     done = []
+    before = signal.getsignal(signal_number)
 
     def start() -> None:
         with uninterrupted():
             for _ in range(number):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal_number)
             done.append("started")
         done.append("went on")
 
     with contextlib.nullcontext() if number == 0 else pytest.raises(KeyboardInterrupt):
         start()
     assert done == [["started", "went on"], ["started"], []][number]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal_number) is before
 
 
 # ── where processes go ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -655,6 +659,12 @@ def test_down_ends_a_cluster_that_only_starts(monkeypatch: pytest.MonkeyPatch, t
         assert process.wait(PATIENCE) == 15
     with pytest.raises(ConfigError, match="no cluster runs on this machine"):
         down(SimpleNamespace(port=None))
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_no_port_is_taken_for_another(port: int) -> None:
+    with pytest.raises(ConfigError, match=f"port={port}: a port is a number from 0, any free one, to 65535"):
+        listen("127.0.0.1", port)
 
 
 def test_a_control_port_that_is_taken_is_said_by_its_name() -> None:

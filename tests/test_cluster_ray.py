@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,16 @@ def test_an_update_costs_no_request(here: RunningCluster, texts: dict[int, str])
 def test_scaling_costs_no_request(here: RunningCluster, texts: dict[int, str]) -> None:
     tally = scaled(here, RATE, 100, texts)
     assert (tally.answered, tally.again, tally.cut, tally.lost, tally.wrong) == (100, 0, 0, 0, 0), tally
+
+
+def test_a_signal_to_all_processes_at_once_ends_them_all(tmp_path: Path) -> None:
+    """As of systemd, or of timeout(1): Ray's head is gone before anyone can tell it to end."""
+    with cluster({**OPTIONS, "replicas": 1}, tmp_path, ENVIRONMENT) as running:
+        pids = [pid for worker in running.status()["workers"] for pid in worker["pids"]]
+        os.killpg(running.process.pid, signal.SIGTERM)
+        assert running.process.wait(45.0) == 0, "Ray itself looks for its head for a minute, and aborts"
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        assert not list(tmp_path.glob("sgl-clusters-*/*"))
 
 
 def test_ranks_of_a_replica_lie_on_two_nodes(tmp_path: Path) -> None:

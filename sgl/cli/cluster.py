@@ -41,6 +41,7 @@ _COMMAND_SECONDS = 60.0
 def up(options: SimpleNamespace) -> int:
     """Run a cluster until a signal or `sgl cluster down`."""
     given = Options.of(options_of_file(Path(options.file)), options.file)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the event loop handles it
     with uninterrupted(), needs_extra("dist", "sgl cluster"):  # Python drops what strikes in an import's callback
         from sgl.runtime.cluster.cluster import Cluster
         from sgl.runtime.cluster.serve_app import RayCluster

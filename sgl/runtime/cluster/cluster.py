@@ -102,7 +102,8 @@ class Cluster(Commands):
                 raise errors.exceptions[0] from None
             finally:
                 await router.stop(self._options.server.drain_timeout)
-                await asyncio.to_thread(self._app.delete)
+                if await asyncio.to_thread(self._ray.is_there):
+                    await asyncio.to_thread(self._app.delete)
                 known.forget()
 
     def stop(self) -> None:

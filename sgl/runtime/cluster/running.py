@@ -137,22 +137,24 @@ def sweep(folder: str) -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back a Ctrl-C to the end of imports and of Ray's start, whose callbacks and C++ code drop an exception in
-    their middle or do not bear it. A second one is not held back."""
+    """Hold back a Ctrl-C or SIGTERM to the end of imports and of Ray's start, whose callbacks and C++ code drop an
+    exception in their middle or do not bear it. A second one is not held back."""
     came: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
         if len(came) > 1:
             raise KeyboardInterrupt
 
-    if before is not signal.SIG_IGN:  # by nohup, say
-        signal.signal(signal.SIGINT, note)
+    for each, handler in before.items():
+        if handler is not signal.SIG_IGN:  # by nohup, say
+            signal.signal(each, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
     if came:
         raise KeyboardInterrupt
 

@@ -12,6 +12,7 @@ import logging
 import socket
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sgl.errors import BackendError, ConfigError, needs_extra
@@ -56,6 +57,8 @@ class RayCluster:
     def __init__(self, address: str | None) -> None:
         """Start or join it. Raises ConfigError."""
         self.folder: str | None = None  # of one's own
+        # On the main thread, Ray would handle SIGTERM itself. Its processes end with the thread that starts them.
+        self._thread = ThreadPoolExecutor(1)
         if address not in (None, "auto"):
             _reach(address)
         about: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "sgl"}
@@ -71,7 +74,7 @@ class RayCluster:
             logging.getLogger(name).setLevel(logging.ERROR)
         try:
             with uninterrupted():
-                ray.init(address="local" if address is None else address, **about)
+                self._thread.submit(ray.init, address="local" if address is None else address, **about).result()
         except (ConnectionError, RuntimeError, ValueError) as error:
             self.close()
             raise ConfigError(f"ray_address={address!r}: {error}", option="ray_address") from error
@@ -87,6 +90,14 @@ class RayCluster:
         found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         return [Host(each.get("CPU", 0), each.get("GPU", 0)) for each in found]
 
+    def is_there(self) -> bool:
+        """Whether its head can be reached: one's own may have ended by the signal that ended this process."""
+        try:
+            _reach(self.address)
+        except ConfigError:
+            return False
+        return True
+
     @property
     def logs(self) -> str:
         """The folder of the processes' logs."""
@@ -95,6 +106,7 @@ class RayCluster:
     def close(self) -> None:
         """Leave it; one's own ends. Idempotent."""
         ray.shutdown()
+        self._thread.shutdown(wait=False)
         if self.folder is not None:
             sweep(self.folder)
 

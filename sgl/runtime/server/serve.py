@@ -33,6 +33,8 @@ _LINGER = 2.0  # seconds to read a refused body, so that its client can read the
 
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket; port 0 takes a free one. Raises ConfigError."""
+    if not 0 <= port < 1 << 16:  # getaddrinfo takes the rest of a division
+        raise ConfigError(f"port={port}: a port is a number from 0, any free one, to 65535", option="port")
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, proto)
