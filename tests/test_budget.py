@@ -68,3 +68,13 @@ def test_what_was_seen_of_guesses_is_believed_soon_and_forgotten_slowly() -> Non
     for _ in range(30):
         seen.saw(3, 3)
     assert seen.share > 0.7
+
+
+def test_a_first_step_that_compiled_is_not_believed_whole() -> None:
+    budget = Budget(is_padded=True)
+    budget.costs.saw(1, 0, 1, 4.0)
+    budget.costs.saw(1, 7, 8, 4000.0)
+    assert budget.divide(1, [(0.4, 7)]) != [0]
+    for _ in range(12):
+        budget.costs.saw(1, 7, 8, 24.0)
+    assert budget.divide(1, [(0.4, 7)]) == [0]

@@ -70,9 +70,8 @@ class StepCosts:
             key = _size(longest)
             computed = self._computed(num_rows, num_drafts, key)
             extra = (seconds / cost.plain - 1) / computed
-            before = cost.extra.get(key)
-            if before is None:  # the first such step may have waited for what no other waits for
-                before = _EXTRA[self._is_padded] / num_rows
+            # on a GPU, the first such step may have waited for what no other waits for
+            before = cost.extra.get(key, _EXTRA[True] / num_rows if self._is_padded else extra)
             cost.extra[key] = before + _NEW * (
                 min(extra, max(before, 0) + _MOST_LONGER * num_rows / computed) - before
             )
