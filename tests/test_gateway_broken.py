@@ -148,6 +148,23 @@ def test_what_no_server_would_answer_is_a_failure_that_another_worker_makes_good
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", "/get_server_info answers 401; see worker_api_key"),
+        (JSON + b"Content-Length: 1\r\n\r\n[", "/get_server_info answers 200; it may be no server of sgl"),
+    ],
+)
+def test_the_log_says_why_a_worker_is_not_understood(
+    answer: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with beside(RawWorker(get_server_info=answer)):
+            await until(lambda: said in caplog.text)
+
+    run(test)
+
+
 def test_a_worker_that_breaks_off_every_answer_soon_gets_no_more() -> None:
     """It is done with each at once, and so it would have had all of them."""
 

@@ -304,10 +304,10 @@ class Servers:
     async def _ask(self, server: Server) -> None:
         """What it has to do; nothing, if it does not say."""
         info: dict[str, Any] | None = None
-        load, sources, room = Load(), list[Source](), 0
+        load, sources, room, status = Load(), list[Source](), 0, 0
         try:
             async with self._get(server, "/get_server_info") as answer:
-                info = await info_of(answer)
+                info, status = await info_of(answer), answer.status
             is_understood = info is not None
             if info is not None:
                 load, sources, room = load_of(info), sources_of(info, server.url), tokens_of(info)
@@ -319,7 +319,9 @@ class Servers:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             is_understood, info = False, None
         if server.is_understood and not is_understood:
-            logger.warning("worker %s does not say what it has to do: see worker_api_key", server.name)
+            why = "see worker_api_key" if status in (401, 403) else "it may be no server of sgl"
+            message = "worker %s does not say what it has to do: /get_server_info answers %d; %s"
+            logger.warning(message, server.name, status, why)
         server.is_understood = is_understood
         server.load = load
         if self._servers.get(server.id) is server and server.is_up:
