@@ -183,6 +183,7 @@ def test_the_page_needs_nothing_from_outside_and_its_numbers_are_there(server: L
         ("/genrate", "did you mean '/generate'"),
         ("/v1/chat/completion", "did you mean '/v1/chat/completions'"),
         ("/nothing/like/it", "/openapi.json"),
+        ("/v1/images/generations", "there is no endpoint '/v1/images/generations'; /openapi.json"),
     ],
 )
 def test_endpoints_that_do_not_exist_are_named_with_what_does(server: LiveServer, path: str, words: str) -> None:

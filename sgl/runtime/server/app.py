@@ -163,7 +163,7 @@ class _Guard:
     def _no_such_endpoint(self, path: str) -> NotThere:
         if path in _ABSENT:
             return NotThere(_ABSENT[path], param="path")
-        hint = nearest_name(path, self._paths)
+        hint = nearest_name(path, self._paths, 0.8)  # long paths have much in common
         return NotThere(f"there is no endpoint {path!r}{hint}; /openapi.json lists them", param="path")
 
     def _caller(self, request: web.Request) -> Caller:
