@@ -1,8 +1,8 @@
 """Trains what drafts for a Llama, on texts that the model generates itself: a small draft model, and an EAGLE-3 head.
 
-    python -m benchmarks.draft_training MODEL DATA --out FOLDER [--only draft,eagle3] [--prompts 3000] [--tokens 256]
-                                        [--steps 1200] [--seconds 90] [--batch 24] [--length 384] [--rate 6e-4]
-                                        [--seed 0] [--option NAME=VALUE …]
+    python -m benchmarks.draft_training MODEL DATA --out FOLDER [--only draft,eagle3] [--prompts 3000] [--samples 4]
+                                        [--tokens 256] [--steps 1200] [--seconds 90] [--batch 24] [--length 384]
+                                        [--rate 6e-4] [--seed 0] [--option NAME=VALUE …]
 
 MODEL is a folder or GGUF file of a plain Llama with tied embeddings and a chat template; DATA has the prompts (see
 benchmarks/real_prompts.py). FOLDER gets draft/ and eagle3/, which `speculative_draft_model_path` names, and
@@ -69,9 +69,10 @@ class Texts:
 
 
 def generate(
-    model: str, data: Path, num_prompts: int, num_tokens: int, seed: int, options: dict[str, Any]
+    model: str, data: Path, num_prompts: int, num_samples: int, num_tokens: int, seed: int, options: dict[str, Any]
 ) -> Texts:
-    """Answers of the model to training prompts: half the likeliest, half drawn."""
+    """Answers of the model to training prompts: to each the likeliest, and drawn ones, so many in all; fewer would be
+    learnt by heart."""
     rng = random.Random(seed)
     asked: list[Asked] = []
     for suite in SUITES:
@@ -82,10 +83,11 @@ def generate(
         tokenizer = engine.tokenizer
         texts = [tokenizer.apply_chat_template(its.messages, add_generation_prompt=True) for its in asked]
         ids = tokenizer.encode_all(texts, add_special_tokens=False)
-        kept = [(its, each) for its, each in zip(asked, ids, strict=True) if len(each) <= MOST_PROMPT]
+        fitting = [(its, each) for its, each in zip(asked, ids, strict=True) if len(each) <= MOST_PROMPT]
+        kept = [each for each in fitting for _ in range(num_samples)]
         params = [
             {
-                "temperature": 0.8 * (number % 2),
+                "temperature": 0.8 if number % num_samples else 0.0,
                 "seed": rng.randrange(1 << 30),
                 "max_new_tokens": num_tokens,
                 **({} if its.schema is None else {"json_schema": its.schema}),
@@ -288,6 +290,7 @@ def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="draft,eagle3")
     parser.add_argument("--prompts", type=int, default=3000)
+    parser.add_argument("--samples", type=int, default=4, help="answers to each")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--seconds", type=float, default=90.0)
@@ -308,7 +311,13 @@ def main(given: list[str] | None = None) -> None:
     if not kept.exists():
         options = parse_options(EngineConfig, dict(its.split("=", 1) for its in arguments.option))
         texts = generate(
-            arguments.model, arguments.data, arguments.prompts, arguments.tokens, arguments.seed, options
+            arguments.model,
+            arguments.data,
+            arguments.prompts,
+            arguments.samples,
+            arguments.tokens,
+            arguments.seed,
+            options,
         )
         save_file({"ids": texts.ids, "starts": texts.starts, "ends": texts.ends}, kept)
     texts = Texts(**load_file(kept))
