@@ -72,6 +72,20 @@ def test_thoughts_that_the_prompt_began_are_no_text_beside_calls(server: LiveSer
     assert (found["normal_text"], len(found["calls"])) == ("I look.", 1)
 
 
+def test_the_end_of_thoughts_within_an_argument_ends_none(server: LiveServer) -> None:
+    arguments = {**ARGUMENTS, "city": "<|END_THINKING|>"}
+    text = "I look." + WRITERS["cohere_command3"]([("weather", arguments)])
+    found = read(server, "/parse_function_call", text=text, tools=TOOLS, tool_call_parser="cohere_command3")
+    assert (found["normal_text"], len(found["calls"])) == ("I look.", 1)
+
+
+@pytest.mark.parametrize("name", ["get\\_weather", "\\u12", "w" * 300])
+def test_a_name_that_is_none_leaves_the_call_a_text(server: LiveServer, name: str) -> None:
+    text = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+    found = read(server, "/parse_function_call", text=text, tools=TOOLS, tool_call_parser="hermes")
+    assert (found["normal_text"], found["calls"]) == (text, [])
+
+
 def test_a_text_without_calls_is_a_text(server: LiveServer) -> None:
     assert read(server, "/parse_function_call", text="No.", tools=TOOLS, tool_call_parser="hermes") == {
         "normal_text": "No.",

@@ -53,10 +53,11 @@ class Blocks(NamedTuple):
         end = prompt.rstrip()
         return "thought" if end.endswith(self.thought[0]) else "said" if end.endswith(self.said[0]) else ""
 
-    def begun_before(self, answer: str) -> BlockKind:
-        """Which block a whole answer goes on in, since it ends it first."""
+    def begun_before(self, answer: str, calls: str) -> BlockKind:
+        """Which block a whole answer goes on in, since it ends it first. calls: what they begin with."""
         before, ended, _ = answer.partition(self.thought[1])
-        return "thought" if ended and self.thought[0] not in before else ""
+        begins = self.thought[0], self.said[0], calls
+        return "thought" if ended and not any(mark in before for mark in begins) else ""
 
 
 @dataclass(frozen=True, slots=True)

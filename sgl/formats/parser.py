@@ -175,7 +175,9 @@ class CallParser:
     def _name(self) -> None:
         middle, end = self._format.middle, self._end_of_name()
         written, length = self._held[:end], end + read_mark(middle, self._held[end:])
-        name = json.loads(f'"{written}"', strict=False) if self._format.quotes_name else written.strip()
+        if end > MAX_NAME:
+            raise Malformed("a name is short")
+        name = _unquoted(written) if self._format.quotes_name else written.strip()
         own_id = None
         if self._format.id_mark:
             name, own_id = _name_and_id(self._format.id_mark, name)
@@ -310,6 +312,14 @@ class CallParser:
             self._held = ""
         self._say(self._raw + (self._held.lstrip() if self._is_behind_call else self._held))
         self._held, self._raw, self._waiting = "", "", []
+
+
+def _unquoted(written: str) -> str:
+    try:
+        name: str = json.loads(f'"{written}"', strict=False)
+    except ValueError as error:
+        raise Malformed("a quoted name is a JSON string") from error
+    return name
 
 
 def _name_and_id(mark: str, text: str) -> tuple[str, str | None]:

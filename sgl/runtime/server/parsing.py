@@ -118,7 +118,11 @@ class TextsApi(Api):
 
 def _begun(format: CallFormat | None, text: str) -> BlockKind:
     """The block that a whole text goes on in, of a format that has some."""
-    return "" if format is None or format.blocks is None else format.blocks.begun_before(text)
+    return (
+        ""
+        if format is None or format.blocks is None
+        else format.blocks.begun_before(text, format.trigger or format.begin)
+    )
 
 
 async def _read(text: str, function: Callable[[], T]) -> T:
