@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -123,6 +124,32 @@ NO_ANSWERS = {
     "an endless refusal": endless(b"HTTP/1.1 503 X\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(bytes(1 << 16))),
     "a refusal with a bad header": b"HTTP/1.1 503 X\r\nX: \x01\r\nContent-Length: 2\r\n\r\n{}",
 }
+
+
+GOOD_ANSWERS = {
+    "compressed": (
+        OK + b"Content-Type: application/json\r\nContent-Encoding: gzip\r\n",
+        gzip.compress(b'{"text": "a"}'),
+    ),
+    "a BOM": (OK + b"Content-Type: application/json\r\n", b'\xef\xbb\xbf{"text": "a"}'),
+    "words": (b"HTTP/1.1 400 X\r\nContent-Type: application/json\r\n", b"a wrong body"),
+}
+
+
+@pytest.mark.parametrize("said", GOOD_ANSWERS)
+def test_what_servers_and_what_stands_before_them_answer_is_passed_on(said: str) -> None:
+    head, body = GOOD_ANSWERS[said]
+    raw = RawWorker(generate=head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    async def test() -> None:
+        async with beside(raw, echo, breaker_failures=1, breaker_seconds=60.0) as (gateway, workers, client):
+            await gateway.remove_worker(workers[0].url)
+            for _ in range(3):
+                async with client.post("/generate", json={"text": "x"}) as answer:
+                    assert answer.status == int(head.split()[1])
+                    assert b"a" in await answer.read()
+
+    run(test)
 
 
 @pytest.mark.parametrize("said", NO_ANSWERS)

@@ -4,6 +4,7 @@ and what no server of ours would say is a failure of that worker, which another 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import re
 from dataclasses import MISSING, fields
@@ -45,8 +46,10 @@ def why_not(answer: aiohttp.ClientResponse, method: str, first: bytes) -> str | 
         return "no headers"
     if method == "POST" and status == 200 and (not first or answer.content_type == "text/html"):
         return "no answer"
-    if first.lstrip()[:1] not in _BEGINS.get(answer.content_type, first):
-        return "no answer"
+    if status == 200 and "Content-Encoding" not in answer.headers:
+        first = first.removeprefix(codecs.BOM_UTF8).lstrip()
+        if first[:1] not in _BEGINS.get(answer.content_type, first):
+            return "no answer"
     return None
 
 
