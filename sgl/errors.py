@@ -271,8 +271,8 @@ def is_installed(package: str) -> bool:
 
 
 def nearest_name(name: str, known: Iterable[str], least: float = 0.6) -> str:
-    """` (did you mean 'x'?)` for the known name most like `name`, whatever their case, or an empty string. least: 1.0 is
-    equal, 0.0 has nothing in common."""
+    """` (did you mean 'x'?)` for the known name most like `name`, whatever their case, or an empty string. least: from
+    0.0, nothing in common, to 1.0, equal."""
     folded = {each.casefold(): each for each in known}
     close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=least)
     return f" (did you mean {folded[close[0]]!r}?)" if close else ""

@@ -243,6 +243,11 @@ def test_forced_tool_calls_keep_to_the_schema(client: Any, tool_choice: Any, str
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role"),
         ({"messages": HELLO, "max_token": 3}, "did you mean 'max_tokens'"),
+        ({"messages": HELLO, "Temperature": 1}, "argument 'Temperature' (did you mean 'temperature'?)"),
+        ({"messages": HELLO, "str": 1}, "argument 'str'"),
+        ({"messages": HELLO, "a[0]": 1}, "argument 'a[0]'"),
+        ({"messages": HELLO, "tools": [{**TOOL, "Foo": 1}]}, "argument 'tools.0.Foo'"),
+        ({"messages": HELLO, "enable_thinking": True, "thinking": {"type": "disabled"}}, "enable_thinking=True"),
         ({"messages": HELLO, "temperature": "hot"}, "temperature"),
         ({"messages": HELLO, "temperature": -1}, "temperature"),
         ({"messages": HELLO, "top_logprobs": 3}, "logprobs"),
@@ -370,7 +375,7 @@ def test_reasoning_and_calls_reach_the_client(
     options = {"model": MODEL, "messages": HELLO, "tools": [TOOL]}
     answer = client.chat.completions.create(**options)
     [choice] = answer.choices
-    num_thought = len(server.service.tokenizer.encode("add"))
+    num_thought = len(server.service.tokenizer.encode("add", add_special_tokens=False))
     assert answer.usage.completion_tokens_details.reasoning_tokens == num_thought
     assert (choice.message.reasoning_content, choice.message.content) == ("add", "Sure. ")
     assert (choice.message.tool_calls[0].function.name, choice.finish_reason) == ("add", "tool_calls")

@@ -45,7 +45,9 @@ def prompt_ids(
     variables = _variables(body.chat_template_kwargs or {}, quote)
     thinks = body.enable_thinking
     if body.thinking is not None and body.thinking.type != "auto":
-        thinks = body.thinking.type == "enabled"
+        asked, thinks = thinks, body.thinking.type == "enabled"
+        if asked not in (None, thinks):
+            raise InvalidRequest(f"thinking says another thing than enable_thinking={asked}", param="thinking")
     if thinks is not None:
         variables = {"enable_thinking": thinks, "thinking": thinks, **variables}
     if body.reasoning_effort is not None:

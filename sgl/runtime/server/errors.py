@@ -135,4 +135,7 @@ def as_invalid_request(error: ValidationError, known: list[str]) -> InvalidReque
 
 def _place(detail: ErrorDetails) -> list[str]:
     """The field that an error is about, without the kinds that were tried."""
-    return [str(part) for part in detail["loc"] if not _KIND.fullmatch(str(part))]
+    fields = [str(part) for part in detail["loc"]]
+    is_unknown = detail["type"] == "extra_forbidden"  # then the last one is a client's word, whatever it looks like
+    kept = {0, len(fields) - 1} if is_unknown else {0}
+    return [part for index, part in enumerate(fields) if index in kept or not _KIND.fullmatch(part)]

@@ -131,7 +131,9 @@ class OpenAIApi(Api):
     def _usage(self, answers: Answers[Choice], results: list[Result]) -> dict[str, Any]:
         """Token counts of all samples, reasoning's among them."""
         thoughts = ["".join(answers.choice(index).thoughts) for index in range(len(results))]
-        num_thought = sum(len(self._service.tokenizer.encode(each)) for each in thoughts if each)
+        num_thought = sum(
+            len(self._service.tokenizer.encode(each, add_special_tokens=False)) for each in thoughts if each
+        )
         counts = usage(results, answers.num_samples)
         if num_thought:  # as they would be cut, which may be into more than were generated
             num_thought = min(num_thought, counts["completion_tokens"])

@@ -234,7 +234,9 @@ class ResponsesApi(Api):
         yield from run.writer.add(part)
         if part.ending["finish_reason"] is not None:
             reasoning = run.writer.reasoning
-            num_reasoning = len(self._service.tokenizer.encode(reasoning)) if reasoning else 0
+            encode = self._service.tokenizer.encode
+            num_reasoning = len(encode(reasoning, add_special_tokens=False)) if reasoning else 0
+            num_reasoning = min(num_reasoning, result["meta_info"]["completion_tokens"])
             yield from run.writer.end(part.ending, usage(result, num_reasoning))
 
     async def _keep(self, run: _Run, result: Result) -> None:
