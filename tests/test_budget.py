@@ -71,7 +71,7 @@ def test_what_was_seen_of_guesses_is_believed_soon_and_forgotten_slowly() -> Non
 
 
 def test_a_first_step_that_compiled_is_not_believed_whole() -> None:
-    budget = Budget(is_padded=True)
+    budget = Budget(compiles=True)
     budget.costs.saw(1, 0, 1, 4.0)
     budget.costs.saw(1, 7, 8, 4000.0)
     assert budget.divide(1, [(0.4, 7)]) != [0]

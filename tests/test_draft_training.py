@@ -168,7 +168,7 @@ def test_outputs_that_part_at_a_near_tie_are_counted_apart() -> None:
 
         def generate(self, *, input_ids: Any, token_ids_logprob: Any, **_: Any) -> list[dict[str, Any]]:
             moved = 0.02 if len(input_ids) > 1 else 0.0
-            known = {3: -0.7, 4: -0.72, 5: -9.0}
+            known = {1: -0.1, 3: -0.7, 4: -0.72, 5: -9.0}
             return [
                 {
                     "meta_info": {
@@ -181,8 +181,8 @@ def test_outputs_that_part_at_a_near_tie_are_counted_apart() -> None:
     engine: Any = Engine()
     answers = drafts.Answers()
     prompts = [[7]] * 4
-    answers.keep("gsm8k", [[1, 3]] * 4)
+    answers.keep(engine, "gsm8k", prompts, [[1, 3]] * 4)
+    assert answers.rounding == pytest.approx(0.02)
     assert answers.compare(engine, "gsm8k", prompts, [[1, 3]] * 4) == (1.0, 1.0)
     assert answers.compare(engine, "gsm8k", prompts, [[1, 3], [1, 4], [1, 4], [1, 3]]) == (0.5, 1.0)
-    assert answers.rounding == pytest.approx(0.02)
     assert answers.compare(engine, "gsm8k", prompts, [[1, 3], [1, 5], [1], [1, 3]]) == (0.5, 0.0)

@@ -392,9 +392,13 @@ def test_looks_that_find_nothing_are_as_rare_as_waiting_costs() -> None:
     costs.saw(1, 0, 1, 0.010)
     speculator._rest_from_looks(1, 0.0, has_guesses=False)
     assert speculator._until_look == 0, "it is not known what waiting costs"
-    costs.saw(1, 0, 1, 0.013, waited=True)
+    costs.saw(1, 0, 1, 1.0, waited=True)
     speculator._rest_from_looks(1, 0.0, has_guesses=False)
-    assert speculator._until_look == 15
+    assert speculator._until_look <= 25, "one step of many is not believed whole"
+    for _ in range(50):
+        costs.saw(1, 0, 1, 0.013, waited=True)
+    speculator._rest_from_looks(1, 0.0, has_guesses=False)
+    assert speculator._until_look in (15, 16)
     for _ in range(50):
         costs.saw(1, 0, 1, 0.0095, waited=True)
     speculator._rest_from_looks(1, 0.0, has_guesses=False)
@@ -424,7 +428,7 @@ def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
     assert scheduler.given == []
     speculator._since_drafts = 128
     assert not speculator._divide(guesses, 4)
-    assert scheduler.given == [2] * 4
+    assert scheduler.given == [1] * 4
     assert not speculator._divide(guesses, 4)
     assert len(scheduler.given) == 4, "not again at once"
 

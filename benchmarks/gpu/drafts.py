@@ -33,6 +33,7 @@ from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
 
 MODES = "plain", "lookup", "draft", "eagle3"
+PLACES = 6  # of an output, where rounding is measured
 _COLUMNS = {"tok/s": 8, "x": 6, "tok/step": 9, "accepted": 9, "drafted": 8, "equal": 6, "tie": 6}
 HEADER = f"{'suite':8} {'mode':8} " + " ".join(f"{name:>{width}}" for name, width in _COLUMNS.items())
 
@@ -66,9 +67,17 @@ class Answers:
         """The farthest that a token's logprob is from its own among other requests: of the kernels for other rows."""
         self._ids: dict[str, list[list[int]]] = {}
 
-    def keep(self, suite: str, ids: list[list[int]]) -> None:
-        """Compare others with these."""
-        self._ids[suite] = ids
+    def keep(self, engine: Engine, suite: str, prompts: list[list[int]], outputs: list[list[int]]) -> None:
+        """Compare others with these. Some of their tokens are asked about one by one, and all at once."""
+        self._ids[suite] = outputs
+        asked = [
+            (prompt + ids[:at], [ids[at]])
+            for prompt, ids in zip(prompts, outputs, strict=True)
+            for at in range(0, len(ids), len(ids) // PLACES + 1)
+        ]
+        alone = [_logprobs(engine, [its])[0] for its in asked]
+        for one, other in zip(alone, _logprobs(engine, asked), strict=True):
+            self.rounding = max(self.rounding, abs(one[0] - other[0]))
 
     def compare(
         self, engine: Engine, suite: str, prompts: list[list[int]], outputs: list[list[int]]
@@ -80,11 +89,7 @@ class Answers:
             if own != theirs:
                 at = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), None)
                 parted.append(None if at is None else (prompt + own[:at], [own[at], theirs[at]]))
-        known = [its for its in parted if its is not None]
-        alone = [_logprobs(engine, [its])[0] for its in known]
-        together = _logprobs(engine, known)
-        for one, other in zip(alone, together, strict=True):
-            self.rounding = max(self.rounding, *(abs(a - b) for a, b in zip(one, other, strict=True)))
+        alone = [_logprobs(engine, [its])[0] for its in parted if its is not None]
         ties = sum(abs(one - other) <= 2 * self.rounding for one, other in alone)
         return 1 - len(parted) / len(outputs), ties / len(parted) if parted else 1.0
 
@@ -137,7 +142,7 @@ def measure(
         drafted = _counters(engine)["drafted_tokens"] - before["drafted_tokens"]
         speed = sum(map(len, outputs)) / seconds
         if mode == "plain":
-            plain.keep(suite, outputs)
+            plain.keep(engine, suite, ids, outputs)
         before = _counters(engine)
         with _unbounded(engine):
             again = [result["output_ids"] for result in _answers(engine, ids, params, arguments.rows)]

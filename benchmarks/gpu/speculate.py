@@ -130,7 +130,7 @@ def _batches(engine: Engine, rows: int, output: int) -> None:
     own = engine._loop._speculator
     for name, number, most, share, has_budget in cases:
         drafter = _Simulated(share)
-        budget = Budget(is_padded=True) if has_budget else None
+        budget = Budget(is_padded=True, compiles=True) if has_budget else None
         ours = Speculator(engine._scheduler, [drafter], most=most, budget=budget)
         rates: dict[bool, list[float]] = {False: [], True: []}
         steps: list[float] = []

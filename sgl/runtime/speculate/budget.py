@@ -52,10 +52,9 @@ class _Cost:
 class StepCosts:
     """Seconds that steps take, by rows and tokens."""
 
-    def __init__(self, *, is_padded: bool) -> None:
-        """is_padded: whether steps compute all rows as long as the longest, up to a power of two, as captured ones on a
-        GPU do."""
-        self._is_padded = is_padded
+    def __init__(self, *, is_padded: bool, compiles: bool) -> None:
+        """See `Budget`."""
+        self._is_padded, self._compiles = is_padded, compiles
         self._costs: dict[int, _Cost] = {}
 
     def saw(self, num_rows: int, num_drafts: int, longest: int, seconds: float, *, waited: bool = False) -> None:
@@ -63,15 +62,15 @@ class StepCosts:
         when the one before was handled, as steps with drafts are."""
         cost = self._costs.setdefault(_size(num_rows), _Cost())
         if not num_drafts and waited:
-            cost.waiting = _moved(cost.waiting, seconds)
+            if cost.plain:
+                cost.waiting = _moved(cost.waiting or cost.plain, seconds)
         elif not num_drafts:
             cost.plain = _moved(cost.plain, seconds)
         elif cost.plain:
             key = _size(longest)
             computed = self._computed(num_rows, num_drafts, key)
             extra = (seconds / cost.plain - 1) / computed
-            # on a GPU, the first such step may have waited for what no other waits for
-            before = cost.extra.get(key, _EXTRA[True] / num_rows if self._is_padded else extra)
+            before = cost.extra.get(key, _EXTRA[True] / num_rows if self._compiles else extra)
             cost.extra[key] = before + _NEW * (
                 min(extra, max(before, 0) + _MOST_LONGER * num_rows / computed) - before
             )
@@ -103,9 +102,10 @@ class StepCosts:
 class Budget:
     """Divides a step among rows. Nothing here changes a token, so measured times do no harm."""
 
-    def __init__(self, *, is_padded: bool = False) -> None:
-        """is_padded: see `StepCosts`."""
-        self.costs = StepCosts(is_padded=is_padded)
+    def __init__(self, *, is_padded: bool = False, compiles: bool = False) -> None:
+        """is_padded: whether steps compute all rows as long as the longest, up to a power of two, as captured ones on a
+        GPU do. compiles: whether the first step of a kind may take time that no other takes."""
+        self.costs = StepCosts(is_padded=is_padded, compiles=compiles)
         self._acceptance: dict[tuple[str, int], Acceptance] = {}
 
     def acceptance(self, drafter: str, grade: int) -> Acceptance:

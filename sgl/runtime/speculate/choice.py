@@ -91,6 +91,6 @@ def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Draf
         most=row_tokens - 1,
         jumps=not config.disable_jump_forward,
         pins=config.deterministic,
-        budget=Budget(is_padded=bool(config.cuda_graph_max_bs)),
+        budget=Budget(is_padded=bool(config.cuda_graph_max_bs), compiles=config.device != "cpu"),
         is_on_host=config.device == "cpu",
     )

@@ -18,7 +18,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128  # steps without a look, after looks that 
 _LOOKING = 0.01  # of a step's time, for looks that find no gain, where a look costs nothing else
 _WAITING = 0.02  # of the time, for looks that find nothing, before which no step is begun
 _PLAIN, _PLAIN_STEPS = 128, 3  # steps with drafts, after which so many without are measured anew
-_TRIED = 8  # tokens of a trial, whatever the budget says, of all rows
+_TRIED = 4  # tokens of a trial, whatever the budget says, of all rows
 
 
 class _Guess(NamedTuple):
@@ -212,15 +212,14 @@ class Speculator:
             most = _TRIED // max(1, num_rows) or 1
             numbers = [min(n, most) for n in numbers] if self._is_trial_due and not pays else paid
         for guess, number in zip(guesses, numbers, strict=True):
-            if number:
+            if number and self._give(guess.request, guess.draft, number):
                 self._since_drafts = 0
-                self._give(guess.request, guess.draft, number)
         return pays and bool(guesses)
 
     @property
     def _is_trial_due(self) -> bool:
         """Whether drafts had no gain for so long that it is tried again what they take, and how many stand."""
-        return self._since_drafts >= _LONGEST_PAUSE and not self._is_on_host
+        return self._since_drafts >= _LONGEST_PAUSE
 
     def _rest_from_looks(self, num_rows: int, seconds: float, *, has_guesses: bool) -> None:
         """A look found no gain, and took so long."""
@@ -237,10 +236,11 @@ class Speculator:
         else:
             self._until_look = min(math.ceil(costs.waiting(num_rows) / _WAITING), _LONGEST_PAUSE)
 
-    def _give(self, request: Request, draft: Draft, most: int) -> None:
+    def _give(self, request: Request, draft: Draft, most: int) -> bool:
+        """Whether it has a draft now."""
         most = min(most, request.max_new_tokens - len(request.output_ids) - 1)
         if most <= 0 or not self._scheduler.may_draft(request):
-            return
+            return False
         token_ids = list(draft.token_ids[:most])
         matcher: RequestMatcher | None = request.owner.matcher
         if matcher is not None:
@@ -254,6 +254,7 @@ class Speculator:
             )
         if token_ids:
             self._scheduler.draft(request, token_ids)
+        return bool(token_ids)
 
 
 def _worth(share: float, draft: Draft) -> float:
