@@ -219,8 +219,9 @@ class TransformersModel:
 
             def add(_: Any, inputs: tuple[torch.Tensor], out: torch.Tensor, name: str = names[0]) -> None:
                 if self._lora is not None:
-                    begun = self._lora.begin(0, name, inputs[0].reshape(-1, inputs[0].shape[-1]))
-                    self._lora.expand_(0, name, begun, out.view(-1, out.shape[-1]))
+                    rows = out.view(-1, out.shape[-1])
+                    begun = self._lora.begin(0, name, inputs[0].reshape(-1, inputs[0].shape[-1]), is_half=True)
+                    self._lora.add_(0, name, begun, rows, rows)
 
             module.register_forward_hook(add)
 
