@@ -73,6 +73,9 @@ def test_norms_of_what_is_added(rows: int, width: int, has_weight: bool, dtype: 
 def test_gates(rows: int, width: int, dtype: torch.dtype) -> None:
     gate_up = draw(rows, 2 * width, dtype=dtype) * 4
     check(fused_triton.silu_and_mul(gate_up.to(DEVICE)), activation.silu_and_mul(gate_up))
+    added = draw(rows, 2 * width, dtype=dtype)
+    found = fused_triton.silu_and_mul(gate_up.to(DEVICE), added.to(DEVICE))
+    check(found, activation.silu_and_mul(gate_up, added))
     check(fused_triton.silu_and_mul(gate_up.to(DEVICE), is_gelu=True), activation.gelu_and_mul(gate_up))
 
 
