@@ -27,7 +27,7 @@ from sgl.runtime.transfer.server import TransferServer
 from sgl.runtime.transfer.wire import ANSWER, ASK, GONE, HELD, LENGTH, MAGIC, MAPPED, NOT_SERVED, OK, DeadlineSocket
 from tests.patience import PATIENCE, wait_until
 
-LEASE, PROMPT = b"l" * 16, b"p" * 32
+LEASE, PROMPT, SECRET = b"l" * 16, b"p" * 32, b"s" * 32
 
 
 @dataclass
@@ -75,7 +75,7 @@ def readers() -> Iterator[Callable[[StubRows], MappedReader]]:
     made: list[MappedReader] = []
 
     def make(rows: StubRows) -> MappedReader:
-        made.append(MappedReader(rows))
+        made.append(MappedReader(rows, SECRET))
         return made[-1]
 
     yield make
@@ -93,7 +93,7 @@ def servers() -> Iterator[Callable[[], TransferServer]]:
         offer.is_copied.set()
         offers.add(offer)
         rows = StubRows(mark=os.urandom(16))
-        made.append(TransferServer(np.empty((0, 16), np.uint8), offers, "127.0.0.1", 0, MappedRemote(rows)))
+        made.append(TransferServer(np.empty((0, 16), np.uint8), offers, "127.0.0.1", 0, MappedRemote(rows, SECRET)))
         return made[-1]
 
     yield make
@@ -101,17 +101,21 @@ def servers() -> Iterator[Callable[[], TransferServer]]:
         server.close()
 
 
-def asked(port: int, kind: bytes, lease: bytes) -> tuple[socket.socket, int]:
-    """A connection, and the status that a server answers."""
+def asked(port: int, kind: bytes, lease: bytes, secret: bytes = SECRET) -> tuple[socket.socket, int]:
+    """A connection, and the status that a server answers to an engine, or to whoever has another secret."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
     peer = DeadlineSocket(sock, time.monotonic() + PATIENCE, PATIENCE)
-    peer.send(ASK.pack(MAGIC, kind, lease, PROMPT, 0, int(kind == MAPPED)))
+    named = PROMPT if kind == MAPPED else mapped._proof(secret, lease)
+    peer.send(ASK.pack(MAGIC, kind, lease, named, 0, int(kind == MAPPED)))
     return sock, ANSWER.unpack(peer.receive(ANSWER.size))[0]
 
 
-def test_memory_is_told_to_whoever_names_a_lease(servers: Callable[[], TransferServer]) -> None:
+def test_memory_is_told_to_engines_and_not_to_clients_who_know_a_lease(
+    servers: Callable[[], TransferServer],
+) -> None:
     port = servers().port
-    assert asked(port, HELD, bytes(16))[1] == GONE
+    assert asked(port, HELD, LEASE, b"another")[1] == NOT_SERVED
+    assert asked(port, MAPPED, bytes(16))[1] == GONE
     assert asked(port, HELD, LEASE)[1] == OK
 
 
@@ -196,7 +200,7 @@ def test_memory_that_a_copy_reads_is_not_closed(
 ) -> None:
     monkeypatch.setattr(mapped, "_ENDING_SECONDS", 0.05)
     rows = StubRows(has_ended=lambda: False)
-    reader = MappedReader(rows)
+    reader = MappedReader(rows, SECRET)
     read = reader.read(Params(servers().port), PROMPT, 0, [1])  # type: ignore[arg-type]
     wait_until(lambda: bool(reader._peers))
     reader.close()

@@ -147,7 +147,7 @@ def open_transfers(
 
         reader: Reader
         if host.mapped is not None:
-            reader = MappedReader(host.mapped)
+            reader = MappedReader(host.mapped, secret)
         else:
             reader = NixlReader(memory, fit, name) if by_nixl else TcpReader(memory, fit)
         imports = Imports(reader, layout, pool, first, time.monotonic)
@@ -155,7 +155,7 @@ def open_transfers(
     offers = Offers()
     remote: Remote | None = NixlRemote(memory, name) if by_nixl else None
     if host.mapped is not None:
-        remote = MappedRemote(host.mapped)
+        remote = MappedRemote(host.mapped, secret)
     port = config.disaggregation_port and config.disaggregation_port + (config.dp_rank or 0)
     server = TransferServer(memory, offers, config.disaggregation_host, port, remote)
     address = EngineAddress(name, server.host, server.port)

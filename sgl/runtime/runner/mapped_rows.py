@@ -157,7 +157,7 @@ class MappedRows:
         with suppress(RuntimeError):  # a device that has failed: whoever copies fails, too
             self._stamps.fill_(-1)
             if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+                torch.cuda.current_stream(self._device).synchronize()  # another one's copy may never end
         self._memory.close()
 
     # ── between the KV cache and the rows: the thread of the steps ──────────────────────────────────────────────

@@ -12,6 +12,8 @@ for some milliseconds: it is quiet when it has ended, and the pages wait.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import select
 import socket
 import threading
@@ -97,15 +99,18 @@ class MappedRemote:
 
     kind = MAPPED
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, rows: Rows, secret: bytes) -> None:
+        """secret: that engines share."""
+        self._rows, self._secret = rows, secret
 
     def describe(self, pages: list[int], checksums: list[int]) -> bytes:
         """See `Remote`."""
         return msgspec.msgpack.encode(_Described(self._rows.mark, *self._rows.number(pages)))
 
-    def introduce(self) -> bytes:
+    def introduce(self, lease: bytes, proof: bytes) -> bytes | None:
         """See `Remote`."""
+        if not hmac.compare_digest(proof, _proof(self._secret, lease)):
+            return None
         return msgspec.msgpack.encode(_Introduction(self._rows.mark, self._rows.handle))
 
     def go_on(self) -> None:
@@ -136,9 +141,10 @@ class MappedReader(LeaseReader):
 
     kind = MAPPED
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, secret: bytes) -> None:
+        """secret: that engines share."""
         super().__init__(rows.page_bytes)
-        self._rows = rows
+        self._rows, self._secret = rows, secret
         self._peers: dict[bytes, _Peer] = {}  # by their marks
         self._copies: dict[Read, tuple[_Peer, Copying | None]] = {}
         self._watching = threading.Thread(target=self._watch, name="sgl-mapped", daemon=True)
@@ -215,7 +221,8 @@ class MappedReader(LeaseReader):
         held = socket.create_connection((read.params.host, read.params.port), timeout=limit)
         try:
             with read.asking(DeadlineSocket(held, read.end, _SILENT_SECONDS)) as peer:
-                peer.send(ASK.pack(MAGIC, HELD, bytes.fromhex(read.params.lease), read.prompt, 0, 0))
+                lease = bytes.fromhex(read.params.lease)
+                peer.send(ASK.pack(MAGIC, HELD, lease, _proof(self._secret, lease), 0, 0))
                 if ANSWER.unpack(peer.receive(ANSWER.size))[0] != OK:
                     raise ConnectionError("the other engine does not let its memory be opened")
                 told = description(peer, _Introduction)
@@ -253,3 +260,8 @@ def _has_ended(copying: Copying) -> bool:
     with contextlib.suppress(ConnectionError):  # it writes nothing more
         return copying.has_ended()
     return True
+
+
+def _proof(secret: bytes, lease: bytes) -> bytes:
+    """That an engine asks, and not a client, who knows the lease as well."""
+    return hmac.new(secret, b"held" + lease, hashlib.sha256).digest()

@@ -92,7 +92,7 @@ class NixlRemote:
         """See `Remote`."""
         return msgspec.msgpack.encode(_Described(self._metadata, self._agent.addresses(pages), checksums))
 
-    def introduce(self) -> bytes:
+    def introduce(self, lease: bytes, proof: bytes) -> bytes | None:
         """See `Remote`: who is described a page is told all."""
         return b""
 

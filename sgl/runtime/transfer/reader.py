@@ -158,7 +158,8 @@ class LeaseReader(ABC):
                 read.seconds = time.monotonic() - began
             read.is_done = True
             self._settle(read)
-            peer.send(DONE)  # which nobody waits for
+            with contextlib.suppress(OSError):  # nobody waits for it
+                peer.send(DONE)
 
     @abstractmethod
     def _receive(self, read: Read, peer: DeadlineSocket) -> None:

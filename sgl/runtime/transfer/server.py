@@ -52,8 +52,8 @@ class Remote(Protocol):
         """What a reader needs to know for it. checksums: of kind REMOTE."""
         ...
 
-    def introduce(self) -> bytes:
-        """What a reader of kind MAPPED needs to know once."""
+    def introduce(self, lease: bytes, proof: bytes) -> bytes | None:
+        """What a reader of kind MAPPED needs to know once. None: no engine asks."""
         ...
 
     def go_on(self) -> None:
@@ -134,13 +134,12 @@ class TransferServer:
         if magic != MAGIC or kind not in (PAGES, REMOTE, MAPPED, HELD):
             return
         remote, cut = self._remote, peer.cut
+        if kind == HELD:
+            self._hold(peer, taken, lease, prompt)
+            return
         offer = self._offers.begin_read(lease, prompt, cut)
         if offer is None:
             peer.send(ANSWER.pack(GONE, 0))
-            return
-        if kind == HELD:
-            self._offers.end_read(offer, cut, 0, is_last=False)  # told is nothing of its pages
-            self._hold(peer, taken)
             return
         num_sent, is_last = 0, False
         try:
@@ -168,14 +167,15 @@ class TransferServer:
         finally:
             self._offers.end_read(offer, cut, num_sent, is_last=is_last)
 
-    def _hold(self, peer: DeadlineSocket, taken: list[threading.Semaphore]) -> None:
+    def _hold(self, peer: DeadlineSocket, taken: list[threading.Semaphore], lease: bytes, proof: bytes) -> None:
         remote = self._remote
-        if remote is None or remote.kind != MAPPED or not self._held.acquire(blocking=False):
+        told = None if remote is None or remote.kind != MAPPED else remote.introduce(lease, proof)
+        if told is None or not self._held.acquire(blocking=False):
             peer.send(ANSWER.pack(NOT_SERVED, 0))
             return
         taken[0] = self._held
         self._room.release()
-        self._tell(peer, remote.introduce())
+        self._tell(peer, told)
         ended = select.poll()
         ended.register(peer.sock, select.POLLIN)
         ended.poll()  # until either side ends

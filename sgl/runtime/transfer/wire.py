@@ -7,7 +7,8 @@
               kind MAPPED: likewise (see mapped.py)
     reader    DONE, once it has what it wants: the lease ends
 
-Of kind HELD, which names a lease as well, told is how to open the buffer, and that it is there while the connection is.
+Of kind HELD, with a proof that an engine asks in place of the prompt_hash, told is how to open the buffer, and that it
+is there while the connection is.
 
 A connection that ends early ends the read, and nothing else. Nothing is encrypted.
 """
