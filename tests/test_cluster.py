@@ -124,6 +124,36 @@ def test_an_option_that_a_file_gives_twice_is_refused(text: str, tmp_path: Path)
         options_of_file(file)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: !!map x", "expected a mapping node"),
+        ("a: !!map [1]", "expected a mapping node"),
+        ("port: 2024-99-99", "this is no timestamp: month must be in 1..12"),
+        ("a: !!timestamp q", "this is no timestamp"),
+        ("a: !!int x", "this is no int"),
+        ("a: !!int ''", "this is no int"),
+        ("a: !!float y", "this is no float"),
+        ("a: !!bool z", "this is no bool"),
+        ("a: 1" + ":0" * 200 + ".0", "this is no float"),
+        ("a: " + "[" * 5000, "recursion"),
+    ],
+)
+def test_a_value_that_is_none_of_yaml_is_refused_by_its_place(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        options_of_file(file)
+    assert said in str(refused.value)
+    assert ("line 1, column" in str(refused.value)) == (said != "recursion")
+
+
+def test_a_name_that_overrides_a_merged_one_is_given_once(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("base: &b {a: 1, c: 1}\nmid: &m {<<: *b, a: 2}\n<<: *m\na: 3\n")
+    assert options_of_file(file) == {"base": {"a": 1, "c": 1}, "mid": {"a": 2, "c": 1}, "a": 3, "c": 1}
+
+
 def test_without_ray_a_cluster_says_what_to_install(tmp_path: Path) -> None:
     code = f"import sys; sys.modules['ray'] = None; from sgl.cli import main; main(['cluster', 'up', {str(EXAMPLE)!r}])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -191,13 +191,22 @@ def options_of_file(path: Path) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]  # its stubs are not among what is installed
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # of any type
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            _check_once((key.value for key, _ in node.value), path)  # YAML's own reader takes the last one
-            return super().construct_mapping(node, deep)
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)  # as it is written: `<<` is followed later
+            scalars = (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            _check_once(scalars, path)  # YAML's own reader takes the last one
+            return node
+
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+                message = f"this is no {node.tag.rpartition(':')[2]}: {error}"  # of int() or datetime, say
+                raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from error
 
     try:
         data = yaml.load(path.read_text(), Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"the options in {path} cannot be read: {error}", option="config") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold names and values of options", option="config")
