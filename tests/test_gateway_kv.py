@@ -24,6 +24,7 @@ from sgl.runtime.server import kv_stream
 from sgl.runtime.server.kv_stream import Source
 from sgl.runtime.server.placement import MOST_BLOCKS
 from tests.live_server import LiveServer
+from tests.patience import PATIENCE
 from tests.test_gateway import echo, gateway_of, run, until
 from tests.test_gateway_hostile import INFO, STATE
 from tests.tiny_models import tiny_checkpoint
@@ -180,6 +181,28 @@ def test_missing_batches_are_asked_for_and_what_cannot_be_had_again_is_not_belie
             publisher.number, publisher.kept = 0, []  # another engine in its place
             publisher.send(stored(4, IDS[4]))
             await until(lambda: has(index, 4) == 4 and has(index, 7) == 0)
+
+    run(test)
+
+
+def test_a_worker_that_restarts_and_tells_more_before_it_is_read_again_keeps_no_dead_blocks() -> None:
+    async def test() -> None:
+        async with followed() as (publisher, index, _):
+            publisher.out.close(0)
+            publisher.out = publisher.context.socket(zmq.XPUB)
+            publisher.number, publisher.kept = 0, []
+            for name in (1, 2, 3):
+                publisher.send(stored(name, IDS[name]))
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    with contextlib.suppress(zmq.ZMQError):  # the port is not free yet
+                        publisher.out.bind(publisher.source.events)
+                        break
+                    await asyncio.sleep(0.01)
+            await until(lambda: bool(publisher.out.poll(0)))
+            publisher.send(stored(4, IDS[4]))
+            await until(lambda: [has(index, name) for name in (1, 2, 3, 4)] == [4, 4, 4, 4])
+            assert has(index, 0) == 0
 
     run(test)
 

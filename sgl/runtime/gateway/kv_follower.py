@@ -154,7 +154,7 @@ class KvFollower:
                 if source in known:
                     continue
                 try:
-                    stream = KvStream(context, source)
+                    stream = KvStream(context, source, ends_with_connection=True)
                 except zmq.ZMQError as error:
                     logger.warning("worker %s: its KV events cannot be followed: %s", worker, error)
                     self._drop(worker)
