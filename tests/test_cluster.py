@@ -136,7 +136,6 @@ def test_an_option_that_a_file_gives_twice_is_refused(text: str, tmp_path: Path)
         ("a: !!float y", "this is no float"),
         ("a: !!bool z", "this is no bool"),
         ("a: 1" + ":0" * 200 + ".0", "this is no float"),
-        ("a: " + "[" * 5000, "recursion"),
     ],
 )
 def test_a_value_that_is_none_of_yaml_is_refused_by_its_place(text: str, said: str, tmp_path: Path) -> None:
@@ -145,7 +144,18 @@ def test_a_value_that_is_none_of_yaml_is_refused_by_its_place(text: str, said: s
     with pytest.raises(ConfigError) as refused:
         options_of_file(file)
     assert said in str(refused.value)
-    assert ("line 1, column" in str(refused.value)) == (said != "recursion")
+    assert "line 1, column" in str(refused.value)
+
+
+def test_lists_within_lists_without_end_are_refused(tmp_path: Path) -> None:
+    file, limit = tmp_path / "cluster.yaml", sys.getrecursionlimit()
+    file.write_text("a: " + "[" * 2000)
+    sys.setrecursionlimit(1000)
+    try:
+        with pytest.raises(ConfigError, match="cannot be read: maximum recursion depth"):
+            options_of_file(file)
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_a_name_that_overrides_a_merged_one_is_given_once(tmp_path: Path) -> None:
