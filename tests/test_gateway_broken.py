@@ -19,6 +19,7 @@ from tests.test_gateway import MockWorker, breaks_off, echo, gateway_of, run, un
 
 OK = b"HTTP/1.1 200 OK\r\n"
 EVENTS = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+OPEN_ENDED = OK + b"Content-Type: text/event-stream\r\n\r\n"
 JSON = OK + b"Content-Type: application/json\r\n"
 Then = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -207,9 +208,18 @@ def test_a_worker_that_breaks_off_every_answer_soon_gets_no_more() -> None:
     run(test)
 
 
-def test_a_stream_that_breaks_off_within_an_event_ends_with_whole_events() -> None:
+@pytest.mark.parametrize("pause", [None, 0.0, 0.05])
+def test_a_stream_that_breaks_off_within_an_event_ends_with_whole_events(pause: float | None) -> None:
+    """pause: between parts of a stream whose end is that of its connection."""
     parts = [b'data: {"text": "one"}\n\nda', b'ta: {"text": "two"}\r\n\r\n', b'data: {"te']
-    raw = RawWorker(generate=EVENTS + b"".join(map(chunk, parts)))
+
+    async def until_closed(writer: asyncio.StreamWriter) -> None:
+        writer.write(OPEN_ENDED)
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(pause or 0.0)
+
+    raw = RawWorker(generate=EVENTS + b"".join(map(chunk, parts)) if pause is None else until_closed)
 
     async def test() -> None:
         async with beside(raw) as (gateway, _, client):
@@ -222,6 +232,17 @@ def test_a_stream_that_breaks_off_within_an_event_ends_with_whole_events() -> No
             assert [each.get("text") for each in found] == ["one", "two", None]
             assert "worker failed" in found[2]["error"]["message"]
             assert value(gateway, "cut_streams_total") == 1
+
+    run(test)
+
+
+def test_a_stream_that_ends_with_its_connection_after_a_whole_event_passes_as_it_is() -> None:
+    data = b'data: {"text": "one"}\n\ndata: [DONE]\n\n'
+
+    async def test() -> None:
+        async with beside(RawWorker(generate=OPEN_ENDED + data)) as (gateway, _, client):
+            assert await (await client.post("/generate", json={"text": "x", "stream": True})).read() == data
+            assert value(gateway, "cut_streams_total") == 0
 
     run(test)
 

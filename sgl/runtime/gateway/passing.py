@@ -318,13 +318,14 @@ class Passing:
         await ours.prepare(request)
         part, content, last, held = first, theirs.content, b"", b""
         has_events = _sends_events(ours) and "Content-Encoding" not in theirs.headers
+        says_its_end = not has_events or "Transfer-Encoding" in theirs.headers  # else: closes the connection
         patience = None if theirs.content_type in STREAMS else STALL_SECONDS
         while part:
             part = held + part
-            if content.at_eof():  # known at once: its end goes with it
+            end = up_to_last_event(part) if has_events else len(part)
+            if content.at_eof() and (says_its_end or end == len(part)):  # known at once: its end goes with it
                 await sse.write(request, ours, part, WRITE_SECONDS, is_last=True)
                 break
-            end = up_to_last_event(part) if has_events else len(part)
             part, held = part[:end], part[end:]
             if part:
                 last = part
@@ -332,6 +333,8 @@ class Passing:
             try:
                 async with asyncio.timeout(patience):
                     part = await content.readany()
+                if not part and held.strip() and not says_its_end:
+                    raise aiohttp.ClientPayloadError("the connection ended within an event")
             except (aiohttp.ClientError, OSError) as error:  # too late for another worker
                 self._metrics.cut.inc()
                 self.lost(worker)
