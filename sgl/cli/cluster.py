@@ -29,12 +29,14 @@ from sgl.runtime.cluster.running import (
     starting,
     starting_processes,
     sweep,
+    sweep_start,
     uninterrupted,
 )
 from sgl.runtime.server.serve import listen
 
 _POLL_SECONDS = 0.1
 _ENDING_SECONDS = 120.0
+_KILLED_SECONDS = 30.0
 _COMMAND_SECONDS = 60.0
 
 
@@ -59,8 +61,13 @@ def up(options: SimpleNamespace) -> int:
     async def run(ray: RayCluster) -> None:
         cluster = Cluster(given, bound, ray)
         loop = asyncio.get_running_loop()
+
+        def stop(*_: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and the rest does
+                loop.call_soon_threadsafe(cluster.stop)
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, cluster.stop)
+            signal.signal(number, stop)  # the loop's own handlers go with it, before Ray has ended
         await cluster.run(on_ready)
 
     try:
@@ -157,9 +164,16 @@ def down(options: SimpleNamespace) -> int:
     try:
         known = found(options.port)
     except EngineDead:  # it only starts
-        for pid in [pid for port, pid in starting_processes().items() if options.port in (None, port)]:
-            os.kill(pid, signal.SIGTERM)
-            _ended(pid, functools.partial(is_starting, pid))
+        for port, pid in starting_processes().items():
+            if options.port not in (None, port):
+                continue
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGTERM)
+            if _ended(pid, functools.partial(is_starting, pid)):
+                for each in running():
+                    if each.pid == pid:  # it had just started
+                        _clear(each)
+                sweep_start(port, pid)
         return 0
     was_killed = not known.is_alive()
     with contextlib.suppress(ServerUnreachable):
@@ -170,12 +184,17 @@ def down(options: SimpleNamespace) -> int:
 
 
 def _ended(pid: int, is_alive: Callable[[], bool]) -> bool:
-    """Wait for a process to end. Returns whether it had to be killed."""
+    """Wait for a process to end. Returns whether it had to be killed. Raises EngineDead if even that does not help."""
     end, is_killed = time.monotonic() + _ENDING_SECONDS, False
     while is_alive():
         if time.monotonic() > end:
-            is_killed = True
-            os.kill(pid, signal.SIGKILL)  # its own Ray, router and replicas end with it
+            if is_killed:
+                raise EngineDead(
+                    f"process {pid} was killed and does not end: the kernel waits for a device or disk"
+                )
+            end, is_killed = time.monotonic() + _KILLED_SECONDS, True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # its own Ray, router and replicas end with it
         time.sleep(_POLL_SECONDS)
     return is_killed
 

@@ -102,9 +102,13 @@ class Cluster(Commands):
                 raise errors.exceptions[0] from None
             finally:
                 await router.stop(self._options.server.drain_timeout)
-                if await asyncio.to_thread(self._ray.is_there):
+                if is_there := await asyncio.to_thread(self._ray.is_there):
                     await asyncio.to_thread(self._app.delete)
-                known.forget()
+                if is_there or self._ray.is_own:
+                    known.forget()
+                else:
+                    address = self._ray.address
+                    logger.error("no Ray answers at %s: `sgl cluster down` ends the replicas when it does", address)
 
     def stop(self) -> None:
         """End `run`."""

@@ -94,10 +94,16 @@ def is_starting(pid: int) -> bool:
 
 def began(pid: int) -> int | None:
     """When a process began, in ticks since the machine did; None where Linux does not say."""
+    facts = _facts(pid)
+    return int(facts[19]) if facts else None
+
+
+def _facts(pid: int) -> list[str]:
+    """What Linux says of a process, from its state on; nothing where it does not say."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def found(port: int | None) -> Running:
@@ -123,6 +129,18 @@ def found(port: int | None) -> Running:
     raise ConfigError(f"no cluster runs on this machine{where}: `sgl cluster up FILE` starts one", option="port")
 
 
+def new_folder() -> str:
+    """For the Ray of this process."""
+    return tempfile.mkdtemp(prefix=f"sgl-ray-{os.getpid()}-", dir="/tmp")  # sockets' paths must be short
+
+
+def sweep_start(port: int, pid: int) -> None:
+    """End and remove what a process that was killed while it started a cluster left behind."""
+    for folder in Path("/tmp").glob(f"sgl-ray-{pid}-*"):
+        sweep(str(folder))
+    (_folder() / f"{port}.starting").unlink(missing_ok=True)
+
+
 def sweep(folder: str) -> None:
     """End other processes that have files of a Ray's folder open, and remove it. Ray's agents outlive a Ray that was
     killed."""
@@ -138,14 +156,12 @@ def sweep(folder: str) -> None:
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Hold back a Ctrl-C or SIGTERM to the end of imports and of Ray's start, whose callbacks and C++ code drop an
-    exception in their middle or do not bear it. A second one is not held back."""
+    exception in their middle or do not bear it: nor does what ends a Ray bear that one still starts."""
     came: list[int] = []
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        if len(came) > 1:
-            raise KeyboardInterrupt
 
     for each, handler in before.items():
         if handler is not signal.SIG_IGN:  # by nohup, say
@@ -165,7 +181,7 @@ def _exists(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, PermissionError):  # it has ended, or another user's has its number
         return False
-    return True
+    return _facts(pid)[:1] != ["Z"]  # it has ended, and its parent does not ask how
 
 
 def running() -> list[Running]:

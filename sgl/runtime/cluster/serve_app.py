@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import socket
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +19,7 @@ from sgl.errors import BackendError, ConfigError, needs_extra
 from sgl.machine_limits import num_processors
 from sgl.runtime.cluster.config import Options
 from sgl.runtime.cluster.placement import Host, Placement
-from sgl.runtime.cluster.running import sweep, uninterrupted
+from sgl.runtime.cluster.running import new_folder, sweep, uninterrupted
 
 with needs_extra("dist", "a cluster"):
     import ray
@@ -63,7 +63,7 @@ class RayCluster:
             _reach(address)
         about: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "sgl"}
         if address is None:
-            self.folder = tempfile.mkdtemp(prefix="sgl-ray-", dir="/tmp")  # sockets' paths must be short
+            self.folder = new_folder()
             about |= {
                 "num_cpus": max(_OWN_CPUS, num_processors()),
                 "object_store_memory": _STORE_BYTES,
@@ -104,7 +104,9 @@ class RayCluster:
         return f"{self.folder or '/tmp/ray'}/session_latest/logs"
 
     def close(self) -> None:
-        """Leave it; one's own ends. Idempotent."""
+        """Leave it; one's own ends, which no further signal stops in its middle. Idempotent."""
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
         ray.shutdown()
         self._thread.shutdown(wait=False)
         if self.folder is not None:
