@@ -89,9 +89,10 @@ async def breaks(request: web.Request, worker: MockWorker) -> web.StreamResponse
 
 async def breaks_off(request: web.Request, worker: MockWorker) -> web.StreamResponse:
     response = web.StreamResponse()
-    response.content_type = "text/event-stream" if request.path != "/api/chat" else "application/x-ndjson"
+    is_lines = request.path == "/api/chat"
+    response.content_type = "application/x-ndjson" if is_lines else "text/event-stream"
     await response.prepare(request)
-    await response.write(b'data: {"text": "one"}\n\ndata: {"te')
+    await response.write(b'{"text": "one"}\n{"te' if is_lines else b'data: {"text": "one"}\n\ndata: {"te')
     await asyncio.sleep(0.02)
     assert request.transport is not None
     request.transport.abort()
