@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import sgl
@@ -339,6 +339,7 @@ def test_answers_split_alike_in_any_pieces(
     ),
     cuts=st.lists(st.integers(0, 200)),
 )
+@example(calls=[("\x1f" * 50, {})], cuts=[])
 def test_any_arguments_go_out_as_they_come(
     sure: Any, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
 ) -> None:

@@ -79,7 +79,7 @@ def test_the_end_of_thoughts_within_an_argument_ends_none(server: LiveServer) ->
     assert (found["normal_text"], len(found["calls"])) == ("I look.", 1)
 
 
-@pytest.mark.parametrize("name", ["get\\_weather", "\\u12", "w" * 300])
+@pytest.mark.parametrize("name", ["get\\_weather", "\\u12"])
 def test_a_name_that_is_none_leaves_the_call_a_text(server: LiveServer, name: str) -> None:
     text = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
     found = read(server, "/parse_function_call", text=text, tools=TOOLS, tool_call_parser="hermes")

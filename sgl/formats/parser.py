@@ -175,8 +175,6 @@ class CallParser:
     def _name(self) -> None:
         middle, end = self._format.middle, self._end_of_name()
         written, length = self._held[:end], end + read_mark(middle, self._held[end:])
-        if end > MAX_NAME:
-            raise Malformed("a name is short")
         name = _unquoted(written) if self._format.quotes_name else written.strip()
         own_id = None
         if self._format.id_mark:
