@@ -665,6 +665,15 @@ def test_blanks_among_parameters_cost_what_their_number_costs(begun: str) -> Non
     assert min(seconds(100_000) for _ in range(2)) < 10 * seconds(20_000)
 
 
+@pytest.mark.parametrize("size", [16, 10_000])
+def test_a_parameters_name_that_does_not_end_is_none(size: int) -> None:
+    reader, events = reader_of(BY_NAME["kimi_k3"], SCHEMAS), list[Event]()
+    text = WRITERS["kimi_k3"]([("get_weather", {"city": "x"})]).replace("city", "&amp;" * 2000)
+    for start in range(0, len(text), size):
+        events += reader.feed(text[start : start + size], final=start + size >= len(text))
+    assert "&&" not in str(told(events)[2])
+
+
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "gpt-oss"])
 def test_a_call_whose_marks_do_not_come_is_text_soon(name: str) -> None:
     written, format = WRITERS[name]([("stop", {})]), BY_NAME[name]

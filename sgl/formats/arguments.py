@@ -101,6 +101,7 @@ XML_STYLES = {
 
 _TEXT = frozenset({"string"})
 _CDATA = "<![CDATA["
+_MOST_KEY = 4096  # characters within which a parameter's name ends, each of which is looked at again with the next
 
 
 class XmlReader(ArgumentReader):
@@ -145,7 +146,15 @@ class XmlReader(ArgumentReader):
             read_mark(self._end, text)
             self.is_complete = True
             return "{}" if not self._num_keys else "}", 0
-        end = begun + find_mark(style.middle, text[begun:])
+        try:
+            length = find_mark(style.middle, text[begun:])
+        except NeedMore:
+            if len(text) - begun <= _MOST_KEY:
+                raise
+            length = len(text) - begun
+        if length > _MOST_KEY:
+            raise Malformed("a parameter's name ends")
+        end = begun + length
         middles = [style.middle, *style.more_middles] + [style.string_middle] * bool(style.string_middle)
         index, length = read_one(middles, text[end:])
         length += end
