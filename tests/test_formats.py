@@ -681,11 +681,26 @@ def test_a_call_whose_marks_do_not_come_is_text_soon(name: str) -> None:
     if format.arguments == "json" and format.end:
         places.append(written.index("{}") + 2)
     for place in places:
-        text = written[:place] + " " * 2 * MAX_NAME
+        text = written[:place] + " " * 3 * MAX_NAME
         reader, events = reader_of(format, SCHEMAS), list[Event]()
         for start in range(0, len(text), 16):
             events += reader.feed(text[start : start + 16])
         assert (told(events), reader.is_calling) == (("", text, []), False)
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name not in ("gpt-oss", "kimi_k2")])
+@pytest.mark.parametrize("is_long", [False, True])
+def test_a_long_name_is_read_alike_in_any_pieces(name: str, *, is_long: bool) -> None:
+    tool = "n" * (MAX_NAME + 1 if is_long else 300)
+    text = WRITERS[name]([(tool, {}), ("stop", {})])
+    found = []
+    for size in (1, 7, 4096, len(text)):
+        reader, events = reader_of(BY_NAME[name], SCHEMAS), list[Event]()
+        for start in range(0, len(text), size):
+            events += reader.feed(text[start : start + size], final=start + size >= len(text))
+        found.append(told(events))
+    assert all(each == found[0] for each in found)
+    assert (tool in dict(found[0][2])) != is_long
 
 
 BLOCKS = [format for format in FORMATS if format.blocks is not None]

@@ -16,8 +16,8 @@ from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, parts_o
 
 MAX_CALLS = 4096
 """Of one answer; what stands behind them is text. More would take a long text seconds."""
-MAX_NAME = 256
-"""Characters within which a call's name ends, and what is written around it and around the arguments."""
+MAX_NAME = 2048
+"""Characters of a call's name as it is written, and of each mark around it and around the arguments."""
 _OWN_ID = re.compile(r'\s*,\s*"id"\s*:\s*"[^"]*"(?=\s*\})')
 """Which some models write behind the arguments."""
 _QUOTED = re.compile(r'(?:[^"\\]|\\.)*(?=")', re.DOTALL)
@@ -113,7 +113,8 @@ class CallParser:
 
     def _is_too_long(self) -> bool:
         """Whether so much is held that it is no call, beside arguments."""
-        return len(self._held) > MAX_NAME and self.is_calling and self._step != self._argue
+        # twice: what ends such a mark may be another one
+        return len(self._held) > 2 * MAX_NAME and self.is_calling and self._step != self._argue
 
     # ── outside of calls ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -164,7 +165,7 @@ class CallParser:
         digits = _NUMBER.match(self._held)
         if digits is None or digits.end() == len(self._held):
             raise NeedMore
-        self._take(digits.end() + read_mark(self._format.number_mark, self._held[digits.end() :]))
+        self._pass(digits.end() + read_mark(self._format.number_mark, self._held[digits.end() :]))
         self._step = self._name
 
     def _repeat(self) -> None:
@@ -186,7 +187,7 @@ class CallParser:
             self._waiting.append(ToolCallStart(found.group(1), name))
         else:
             self._waiting.append(ToolCallStart(name, own_id or None))
-        self._take(length)
+        self._pass(length)
         self._arguments = self._reader(name)
         self._name_read = name
         self._step = self._repeat if self._format.repeats else self._argue
@@ -232,9 +233,9 @@ class CallParser:
         self._check()
         if self._held.lstrip().startswith(",") and self._format.end.startswith("}"):
             found = _OWN_ID.match(self._held)
-            if found is None and len(self._held) <= MAX_NAME:
+            if found is None and len(self._held) <= 2 * MAX_NAME:
                 raise NeedMore
-            self._take(0 if found is None else found.end())
+            self._pass(0 if found is None else found.end())
         self._read(self._format.end)
         self._release()
         self._num_calls += 1
@@ -253,7 +254,7 @@ class CallParser:
         if self._num_calls == MAX_CALLS and not is_closing:
             self._step = self._rest
             return
-        self._take(length)
+        self._pass(length)
         self._raw = "" if is_closing else self._raw
         self._is_behind_call = is_closing
         name = self._number if self._format.number_mark else self._name
@@ -266,7 +267,13 @@ class CallParser:
             self._events.append(ContentDelta(text))
 
     def _read(self, mark: str) -> None:
-        self._take(read_mark(mark, self._held))
+        self._pass(read_mark(mark, self._held))
+
+    def _pass(self, length: int) -> None:
+        """Take a name or a mark. A long one is none: in pieces, it would not be waited for."""
+        if length > MAX_NAME:
+            raise Malformed("names and marks are short")
+        self._take(length)
 
     def _take(self, length: int) -> None:
         self._raw += self._held[:length]
