@@ -137,6 +137,27 @@ def test_reasoning_is_read(server: LiveServer, parser: str, text: str, thought: 
     assert found == {"reasoning_text": thought, "text": said}
 
 
+@pytest.mark.parametrize("parser", ["gpt-oss", "kimi_k3", "cohere_command4", "qwen3", "mistral"])
+def test_calls_stay_as_they_are_written_beside_reasoning(server: LiveServer, parser: str) -> None:
+    """So that /parse_function_call can be asked next, as SGLang's trainers do."""
+    thoughts = {
+        "gpt-oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
+        "kimi_k3": "<|open|>think<|sep|>Hm.<|close|>think<|sep|>",
+        "cohere_command4": "<|START_THINKING|>Hm.<|END_THINKING|>",
+        "qwen3": "<think>Hm.</think>",
+        "mistral": "[THINK]Hm.[/THINK]",
+    }
+    calls_parser = {"qwen3": "qwen25"}.get(parser, parser)
+    names = [each.name for each in PARSERS[calls_parser]]
+    format = next(name for name in names if name in WRITERS)
+    calls = WRITERS[format]([("weather", ARGUMENTS), ("weather", {**ARGUMENTS, "days": 3})])
+    found = read(server, "/separate_reasoning", text=thoughts[parser] + calls, reasoning_parser=parser)
+    assert found["reasoning_text"] == "Hm."
+    found = read(server, "/parse_function_call", text=found["text"], tools=TOOLS, tool_call_parser=calls_parser)
+    assert [json.loads(call["parameters"]) for call in found["calls"]] == [ARGUMENTS, {**ARGUMENTS, "days": 3}]
+    assert not found["normal_text"].strip()
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "words"),
     [

@@ -33,7 +33,7 @@ Tag = dict[str, Any]
 class HarmonyParser:
     """Takes an answer in any pieces, behind a prompt that ends with START or not. Where calls are `sure` to be
     well-formed, their arguments come as they are written; else once they are complete, and what is no JSON object is
-    text."""
+    text. Without tools, a call is text with all that marks it."""
 
     def __init__(self, *, has_tools: bool, is_sure: bool) -> None:
         self._has_tools = has_tools
@@ -43,6 +43,8 @@ class HarmonyParser:
         """Behind a message's header."""
         self._channel = "final"
         self._name: str | None = None
+        self._is_kept = False
+        """Whether the message is a call, and stays as it is written."""
         self._arguments = JsonReader()
         self._body = ""
         """The text of a call that may be none."""
@@ -81,8 +83,11 @@ class HarmonyParser:
         length = len(header) + len(found)
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         self._channel = channel.group(1) if channel is not None else "final"
-        self._name = None
-        if recipient is not None and self._has_tools:
+        self._name, self._is_kept = None, recipient is not None and not self._has_tools
+        if self._is_kept:
+            self._channel = "final"
+            self._add(f"{header}{found}", events)
+        elif recipient is not None:
             self._name = recipient.group(1).removeprefix("functions.")
             if self._is_sure:
                 events.append(ToolCallStart(self._name))
@@ -113,6 +118,8 @@ class HarmonyParser:
         length += len(body)
         mark = next((end for end in _ENDS if at >= 0 and self._held.startswith(end, at)), "")
         if mark:
+            if self._is_kept and mark != "<|start|>":
+                self._add(mark, events)
             self._end(events)
             self._is_within = False
         taken = len(body) + (0 if mark == "<|start|>" else len(mark))
