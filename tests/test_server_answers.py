@@ -15,6 +15,8 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.server.answers import Turn
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import ChatBody
+from sgl.runtime.server.responses.body import MessageItem, ResponsesBody
+from sgl.runtime.server.responses.translation import chat_of
 from sgl.runtime.server.tool_calls import AnswerSplitter, Reading
 from tests.live_server import LiveServer
 
@@ -347,6 +349,12 @@ def test_templates_hear_of_what_only_they_know(engine: Engine) -> None:
     assert rendered(enable_thinking=False, chat_template_kwargs={"enable_thinking": True}).startswith("True")
     asked = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
     assert rendered(**asked) == "True null True none"
+    responses = ResponsesBody(
+        input="x", reasoning={"effort": "high"}, enable_thinking=False, documents=[{"text": "a"}]
+    )
+    chat = chat_of(responses, [MessageItem(role="user", content="x")])
+    ids = prompt_ids(engine.tokenizer, template, chat)
+    assert engine.tokenizer.decode(ids, skip_special_tokens=False) == 'False [{"text": "a"}] True high'
     assert rendered(documents=[{"text": "a</s>"}], add_generation_prompt=False) == ' [{"text": "a</s>"}] False '
 
 

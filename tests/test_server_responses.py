@@ -374,6 +374,11 @@ def test_every_field_of_the_package_is_decided(server: LiveServer) -> None:
     harmless |= {"include": ["reasoning.encrypted_content"], "stream_options": options}
     body = {"input": "x", "max_output_tokens": 1, **harmless}
     assert server.post("/v1/responses", body).json()["status"] == "incomplete"
+    its = {"enable_thinking": False, "thinking": {"type": "disabled"}, "chat_template_kwargs": {"a": 1}}
+    for given in (its, {"thinking": None}):
+        assert server.post("/v1/responses/input_tokens", {"input": "x", **given}).json()["input_tokens"]
+    answer = server.post("/v1/responses", {"input": "x", "reasoning_effort": "low"})
+    assert "called reasoning.effort" in answer.json()["error"]["message"]
 
 
 def test_keys_reach_only_what_is_their_own(engine: Engine) -> None:

@@ -1555,6 +1555,17 @@ export interface components {
          * @description POST /v1/chat/completions.
          */
         ChatBody: {
+            /** Chat Template Kwargs */
+            chat_template_kwargs?: {
+                [key: string]: unknown;
+            } | null;
+            /** Enable Thinking */
+            enable_thinking?: boolean | null;
+            thinking?: components["schemas"]["ThinkingChoice"] | null;
+            /** Documents */
+            documents?: {
+                [key: string]: unknown;
+            }[] | null;
             response_format?: components["schemas"]["ResponseFormat"] | null;
             structured_outputs?: components["schemas"]["StructuredOutputs"] | null;
             /** Regex */
@@ -1678,17 +1689,6 @@ export interface components {
             reasoning_effort?: string | number | null;
             /** Modalities */
             modalities?: "text"[] | null;
-            /** Chat Template Kwargs */
-            chat_template_kwargs?: {
-                [key: string]: unknown;
-            } | null;
-            /** Enable Thinking */
-            enable_thinking?: boolean | null;
-            thinking?: components["schemas"]["ThinkingChoice"] | null;
-            /** Documents */
-            documents?: {
-                [key: string]: unknown;
-            }[] | null;
             /** Add Generation Prompt */
             add_generation_prompt?: boolean | null;
             /** Continue Final Message */
@@ -2756,6 +2756,17 @@ export interface components {
          * @description POST /v1/responses/input_tokens, and what it shares with /v1/responses.
          */
         InputBody: {
+            /** Chat Template Kwargs */
+            chat_template_kwargs?: {
+                [key: string]: unknown;
+            } | null;
+            /** Enable Thinking */
+            enable_thinking?: boolean | null;
+            thinking?: components["schemas"]["ThinkingChoice"] | null;
+            /** Documents */
+            documents?: {
+                [key: string]: unknown;
+            }[] | null;
             response_format?: components["schemas"]["ResponseFormat"] | null;
             structured_outputs?: components["schemas"]["StructuredOutputs"] | null;
             /** Regex */
@@ -2860,10 +2871,6 @@ export interface components {
             text?: components["schemas"]["TextOptions"] | null;
             /** Truncation */
             truncation?: ("auto" | "disabled") | null;
-            /** Chat Template Kwargs */
-            chat_template_kwargs?: {
-                [key: string]: unknown;
-            } | null;
         };
         /**
          * InputFormat
@@ -4142,6 +4149,17 @@ export interface components {
          * @description POST /v1/responses.
          */
         ResponsesBody: {
+            /** Chat Template Kwargs */
+            chat_template_kwargs?: {
+                [key: string]: unknown;
+            } | null;
+            /** Enable Thinking */
+            enable_thinking?: boolean | null;
+            thinking?: components["schemas"]["ThinkingChoice"] | null;
+            /** Documents */
+            documents?: {
+                [key: string]: unknown;
+            }[] | null;
             /** Metadata */
             metadata?: {
                 [key: string]: string;
@@ -4252,10 +4270,6 @@ export interface components {
             text?: components["schemas"]["TextOptions"] | null;
             /** Truncation */
             truncation?: ("auto" | "disabled") | null;
-            /** Chat Template Kwargs */
-            chat_template_kwargs?: {
-                [key: string]: unknown;
-            } | null;
             /** Max Output Tokens */
             max_output_tokens?: number | null;
             /** Top Logprobs */

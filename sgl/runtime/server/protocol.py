@@ -323,12 +323,24 @@ class ThinkingChoice(Lenient):
     type: Literal["enabled", "disabled", "auto"]
 
 
+class TemplateFields(Strict):
+    """What chats, in either of OpenAI's APIs, say to the template."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Template variables such as enable_thinking."""
+    enable_thinking: bool | None = None
+    """The template variable, as Qwen's services take it."""
+    thinking: ThinkingChoice | None = None
+    documents: list[dict[str, Any]] | None = None
+    """The template variable `documents`."""
+
+
 @also_takes(
     (Anything, "verbosity prediction"),  # a predicted answer only saves time
     (Nothing, "web_search_options audio"),
     (Off, "echo add_special_tokens return_meta_info return_prompt_text use_audio_in_video"),
 )
-class ChatBody(SamplingBody):
+class ChatBody(SamplingBody, TemplateFields):
     """POST /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
@@ -344,13 +356,6 @@ class ChatBody(SamplingBody):
     reasoning_effort: str | float | None = None
     modalities: list[Literal["text"]] | None = None
 
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Template variables such as enable_thinking."""
-    enable_thinking: bool | None = None
-    """The template variable, as Qwen's services take it."""
-    thinking: ThinkingChoice | None = None
-    documents: list[dict[str, Any]] | None = None
-    """The template variable `documents`."""
     add_generation_prompt: bool | None = None
     """False: do not open the answer's turn."""
     continue_final_message: bool | None = None

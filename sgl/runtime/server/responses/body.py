@@ -18,7 +18,7 @@ from sgl.runtime.server.fields import (
     called,
     kind,
 )
-from sgl.runtime.server.protocol import EngineFields, TokenCount
+from sgl.runtime.server.protocol import EngineFields, TemplateFields, TokenCount
 
 MAX_METADATA = 16
 """Pairs of metadata."""
@@ -215,7 +215,7 @@ class StreamOptions(Strict):
     include_usage: Anything = None
 
 
-class InputBody(EngineFields):
+class InputBody(EngineFields, TemplateFields):
     """POST /v1/responses/input_tokens, and what it shares with /v1/responses."""
 
     input: str | list[Item] | None = None
@@ -227,8 +227,6 @@ class InputBody(EngineFields):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Template variables such as enable_thinking."""
     conversation: Nothing = None
     personality: Nothing = None
 
@@ -249,6 +247,7 @@ Include = Literal[
     (Anything, "max_tool_calls background_options image"),  # of tools, runs and images that there are none of
     (Nothing, "prompt moderation access_programs"),
     (called("max_output_tokens"), "max_tokens max_completion_tokens"),
+    (called("reasoning.effort"), "reasoning_effort"),
     (Off, "background"),
     (Empty, "context_management"),
 )

@@ -22,6 +22,7 @@ from sgl.runtime.server.protocol import (
     FunctionCallParam,
     Message,
     Part,
+    TemplateFields,
     Tool,
     ToolCall,
 )
@@ -54,12 +55,12 @@ def chat_of(body: InputBody, items: list[Item]) -> ChatBody:
         raise InvalidRequest("input is needed: a text or a list of items", param="input")
     fields: dict[str, Any] = {
         **body.engine_fields(),
+        **{name: getattr(body, name) for name in TemplateFields.model_fields},
         "messages": messages,
         "tools": None if body.tools is None else [_tool(tool) for tool in body.tools],
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
-        "chat_template_kwargs": body.chat_template_kwargs,
     }
     if body.text is not None and body.text.format is not None:
         if body.response_format is not None:
