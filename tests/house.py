@@ -199,7 +199,7 @@ MOST_LINES = {
     "kernels.moe": 1_850,
     "lang": 9_890,  # with reasoning's tags, what transformers adds to Jinja, and how turns begin on models that think
     "runtime": 27_790,  # without the server and what follows; with rows of GPUs that other engines read, in few runs
-    "runtime.cluster": 2_110,  # with a placement for each kind, who is starting, and what that leaves behind
+    "runtime.cluster": 2_140,  # with a placement for each kind, who is starting, and signals that wait for Ray
     "runtime.gateway": 3_750,  # with who has failed a program
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
     "runtime.media": 780,

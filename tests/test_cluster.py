@@ -37,7 +37,7 @@ from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
 from sgl.runtime.cluster.router import RouterProcess
-from sgl.runtime.cluster.running import Running, began, found, starting, sweep, uninterrupted
+from sgl.runtime.cluster.running import Running, began, found, starting, sweep
 from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.gateway.reports import Load
@@ -375,23 +375,46 @@ def test_a_spare_servers_name_tells_clusters_generations_and_devices_apart(monke
     assert len(names) == 6
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_signals_are_held_back_until_ray_has_started(number: int, signal_number: signal.Signals) -> None:
-    done = []
-    before = signal.getsignal(signal_number)
+SIGNALS = """
+import os, signal, subprocess, sys, threading
+from sgl.runtime.cluster.running import Signals
 
-    def start() -> None:
-        with uninterrupted():
-            for _ in range(number):
-                os.kill(os.getpid(), signal_number)
-            done.append("started")
-        done.append("went on")
+number, times = int(sys.argv[1]), int(sys.argv[2])
+signals, stops = Signals(), []
+threading.Thread(target=signal.sigwait, args=({signal.SIGUSR1},), daemon=True).start()
+signal.signal(number, signal.SIG_DFL)  # as Ray's C++ code has handlers of its own
+for _ in range(times):
+    os.kill(os.getpid(), number)
+print("goes on", flush=True)
+command = [sys.executable, "-c", "import signal; print(len(signal.pthread_sigmask(signal.SIG_BLOCK, [])), flush=True)"]
+subprocess.run(command, preexec_fn=lambda: None, check=True)
+signals.take()
+signals.tell(lambda: stops.append(1))
+os.kill(os.getpid(), number)
+assert len(stops) == (2 if times else 1), stops
+signals.check()
+"""
 
-    with contextlib.nullcontext() if number == 0 else pytest.raises(KeyboardInterrupt):
-        start()
-    assert done == (["started"] if number else ["started", "went on"])
-    assert signal.getsignal(signal_number) is before
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_signals_wait_until_ray_has_started_but_not_its_processes(times: int, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", SIGNALS, str(int(number)), str(times)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "goes on\n0\n"
+    assert done.stderr.endswith("KeyboardInterrupt\n"), done.stderr
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "from sgl.runtime.cluster.running import Signals; signals = Signals(); signals.take()\n"
+        "signal.raise_signal(signal.SIGINT); signals.check(); print('goes on', flush=True)\n"
+        "signal.raise_signal(signal.SIGTERM); signals.check()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "goes on\n"
+    assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
 # ── where processes go ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -735,14 +758,17 @@ def test_down_does_not_wait_without_end(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 UP = """
-import asyncio, sys, tempfile, time, types
+import asyncio, signal, sys, tempfile, time, types
 
 class RayCluster:
-    def __init__(self, address): pass
-    def close(self):
-        print("closes", flush=True)
+    def __init__(self, address):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray's C++ code has a handler of its own
+        self.say("starts", "started")
+    def say(self, before, after):
+        print(before, flush=True)
         time.sleep(1.0)
-        print("closed", flush=True)
+        print(after, flush=True)
+    def close(self): self.say("closes", "closed")
 
 class Cluster:
     def __init__(self, given, bound, ray): self.stopped = asyncio.Event()
@@ -750,63 +776,71 @@ class Cluster:
     async def run(self, on_ready):
         print("runs", flush=True)
         await self.stopped.wait()
+        if len(sys.argv) > 3:
+            raise getattr(sgl.errors, sys.argv[3])("it failed")
 
 for name, cls in (("serve_app", RayCluster), ("cluster", Cluster)):
     module = sys.modules[f"sgl.runtime.cluster.{name}"] = types.ModuleType(name)
     setattr(module, cls.__name__, cls)
+import sgl.errors
 from sgl.cli.cluster import up
 tempfile.tempdir = sys.argv[1]
-sys.exit(up(types.SimpleNamespace(file=sys.argv[2])))
+up(types.SimpleNamespace(file=sys.argv[2]))
+print("is never reached: Python's end would have Ray do things")
 """
+
+
+@contextlib.contextmanager
+def going_up(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], Any]]:
+    """A cluster's process without Ray; and a way to wait until it says these lines."""
+    file = folder / "cluster.yaml"
+    file.write_text("model_path: embedded\nport: 0\n")
+    command = [sys.executable, "-c", UP, str(folder), str(file), *more]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+
+        def says(*lines: str) -> None:
+            assert process.stdout is not None
+            assert [process.stdout.readline().decode().strip() for _ in lines] == list(lines)
+
+        yield process, says
+        says("")
+    assert not list(folder.glob("sgl-clusters-*/*"))
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_stops_no_cluster_within_its_end(second: signal.Signals, tmp_path: Path) -> None:
-    file = tmp_path / "cluster.yaml"
-    file.write_text("model_path: embedded\nport: 0\n")
-    command = [sys.executable, "-c", UP, str(tmp_path), str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"runs\n"
+    with going_up(tmp_path) as (process, says):
+        says("starts", "started", "runs")
         process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == b"closes\n"
+        says("closes")
         process.send_signal(second)
-        assert process.stdout.readline() == b"closed\n"
+        says("closed")
         assert process.wait(PATIENCE) == 0
-    assert not list(tmp_path.glob("sgl-clusters-*/*"))
 
 
-RAY = """
-import signal, time
-from sgl.runtime.cluster import serve_app
-
-def slow(before, after):
-    def function(**_):
-        print(before, flush=True)
-        time.sleep(1.0)
-        print(after, flush=True)
-    return function
-
-serve_app.ray.init, serve_app.ray.shutdown = slow("starts", "started"), slow("ends", "ended")
-serve_app.sweep = lambda folder: print("sweeps", flush=True)
-signal.signal(signal.SIGTERM, signal.default_int_handler)
-serve_app.RayCluster(None)
-"""
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_no_number_of_signals_ends_a_ray_that_still_starts(second: signal.Signals, tmp_path: Path) -> None:
+    with going_up(tmp_path) as (process, says):
+        says("starts")
+        for each in (signal.SIGTERM, second):
+            process.send_signal(each)
+        says("started", "closes")
+        process.send_signal(second)
+        says("closed")
+        assert process.wait(PATIENCE) == 130
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own
-def test_no_number_of_signals_ends_a_ray_that_still_starts_or_stops_its_end() -> None:
-    pytest.importorskip("ray")
-    with subprocess.Popen([sys.executable, "-c", RAY], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"starts\n"
-        for _ in range(2):
-            process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)
-        assert [process.stdout.readline() for _ in range(2)] == [b"started\n", b"ends\n"]
-        process.send_signal(signal.SIGTERM)
-        assert [process.stdout.readline() for _ in range(2)] == [b"ended\n", b"sweeps\n"]
-        assert b"KeyboardInterrupt" in process.communicate(timeout=PATIENCE)[1]
+@pytest.mark.parametrize(("error", "code"), [("ConfigError", 2), ("EngineDead", 1)])
+def test_a_cluster_that_fails_says_why_and_ends_with_the_code_of_that(
+    error: str, code: int, tmp_path: Path
+) -> None:
+    with going_up(tmp_path, error) as (process, says):
+        says("starts", "started", "runs")
+        process.send_signal(signal.SIGINT)
+        says("closes", "closed")
+        assert process.stderr is not None
+        assert process.stderr.read() == b"sgl: it failed\n"
+        assert process.wait(PATIENCE) == code
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own

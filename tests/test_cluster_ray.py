@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,8 +131,51 @@ def test_a_signal_to_all_processes_at_once_ends_them_all(tmp_path: Path) -> None
         pids = [pid for worker in running.status()["workers"] for pid in worker["pids"]]
         os.killpg(running.process.pid, signal.SIGTERM)
         assert running.process.wait(45.0) == 0, "Ray itself looks for its head for a minute, and aborts"
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-        assert not list(tmp_path.glob("sgl-clusters-*/*"))
+        assert_nothing_is_left(running.process.pid, pids, tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_without_end_end_a_cluster_whole(number: signal.Signals, tmp_path: Path) -> None:
+    with cluster({**OPTIONS, "replicas": 1}, tmp_path, ENVIRONMENT) as running:
+        pids = [pid for worker in running.status()["workers"] for pid in worker["pids"]]
+        while running.process.poll() is None:
+            running.process.send_signal(number)
+            time.sleep(0.01)
+    assert running.process.returncode == 0
+    assert_nothing_is_left(running.process.pid, pids, tmp_path)
+
+
+@pytest.mark.parametrize("after", [0.0, 4.0, 6.0, 8.0])
+def test_signals_without_end_end_a_cluster_that_starts(after: float, tmp_path: Path) -> None:
+    """Whatever it does after so many seconds."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(json.dumps({"model_path": "embedded", "port": 0, **OPTIONS}))
+    command = [sys.executable, "-m", "sgl", "cluster", "up", str(file)]
+    with subprocess.Popen(command, env={**ENVIRONMENT, "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE) as process:
+        wait_until(lambda: any(tmp_path.glob("sgl-clusters-*/*.starting")))
+        time.sleep(after)
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.01)
+        assert process.stdout is not None
+        assert process.returncode in (0, 130)
+        assert process.stdout.read() == b""
+    assert_nothing_is_left(process.pid, [], tmp_path)
+
+
+def assert_nothing_is_left(pid: int, pids: list[int], folder: Path) -> None:
+    """Of a cluster that this process was."""
+    wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in pids))
+    assert not list(folder.glob("sgl-clusters-*/*"))
+    assert not list(Path("/tmp").glob(f"sgl-ray-{pid}-*"))
+    wait_until(lambda: not any(f"/sgl-ray-{pid}-" in line for line in command_lines()))
+
+
+def command_lines() -> Iterator[str]:
+    """Of all processes."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield path.read_text(errors="replace")
 
 
 def test_ranks_of_a_replica_lie_on_two_nodes(tmp_path: Path) -> None:

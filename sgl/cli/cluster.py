@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,14 @@ from typing import Any
 
 from rich.console import Console
 
+from sgl.cli.exits import end_with
 from sgl.cli.logs import announce, configure_logging
 from sgl.cli.options import options_of_file, ray_address
 from sgl.errors import ConfigError, EngineDead, ServerUnreachable, needs_extra
 from sgl.runtime.cluster.config import Options
 from sgl.runtime.cluster.running import (
     Running,
+    Signals,
     found,
     is_starting,
     running,
@@ -30,7 +31,6 @@ from sgl.runtime.cluster.running import (
     starting_processes,
     sweep,
     sweep_start,
-    uninterrupted,
 )
 from sgl.runtime.server.serve import listen
 
@@ -43,8 +43,8 @@ _COMMAND_SECONDS = 60.0
 def up(options: SimpleNamespace) -> int:
     """Run a cluster until a signal or `sgl cluster down`."""
     given = Options.of(options_of_file(Path(options.file)), options.file)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the event loop handles it
-    with uninterrupted(), needs_extra("dist", "sgl cluster"):  # Python drops what strikes in an import's callback
+    signals = Signals()
+    with needs_extra("dist", "sgl cluster"):
         from sgl.runtime.cluster.cluster import Cluster
         from sgl.runtime.cluster.serve_app import RayCluster
     configure_logging(given.server.log_level, given.server.log_format)
@@ -62,25 +62,26 @@ def up(options: SimpleNamespace) -> int:
         cluster = Cluster(given, bound, ray)
         loop = asyncio.get_running_loop()
 
-        def stop(*_: Any) -> None:
+        def stop() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and the rest does
                 loop.call_soon_threadsafe(cluster.stop)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)  # the loop's own handlers go with it, before Ray has ended
+        signals.tell(stop)
         await cluster.run(on_ready)
 
-    try:
+    def serve() -> int:
         with starting(bound.getsockname()[1]):  # until it says more itself
+            signals.check()
             ray = RayCluster(given.cluster.ray_address or ray_address())
             try:
+                signals.take()
+                signals.check()
                 asyncio.run(run(ray))
             finally:
                 ray.close()
-    except KeyboardInterrupt:
-        sys.stderr.flush()
-        os._exit(130)  # Ray's C++ code, interrupted within its start, ends in a segfault where Python ends in order
-    return 0
+        return 0
+
+    end_with(serve)
 
 
 def _alive(port: int | None) -> Running:

@@ -10,9 +10,10 @@ from typing import Any
 
 import rich_click as click
 
+from sgl.cli.exits import exit_code
 from sgl.cli.options import Option, field_options, spread
 from sgl.cli.title import hide
-from sgl.errors import ConfigError, SglError, nearest_name, needs_extra
+from sgl.errors import nearest_name, needs_extra
 
 Parameters = list[click.Parameter]
 
@@ -33,16 +34,14 @@ def main(arguments: list[str] | None = None) -> None:
         keys = [getattr(options, name, None) or () for name in ("api_key", "admin_api_key")]
         hide(key for given in keys for key in ([given] if isinstance(given, str) else given))
     module, _, function = options.does.partition(":")
-    try:
+
+    def run() -> int:
         with needs_extra("engine", f"sgl {options.kind}"):
             home = importlib.import_module(f"sgl.cli.{module}")
         command: Callable[[SimpleNamespace], int] = getattr(home, function)
-        sys.exit(command(options))
-    except SglError as error:
-        sys.stderr.write(f"sgl: {error}\n")
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        return command(options)
+
+    sys.exit(exit_code(run))
 
 
 def parsed(arguments: list[str] | None) -> Any:

@@ -7,7 +7,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,8 @@ import msgspec
 
 from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.cluster.link import Link
+
+_SWEEPS, _SWEEP_SECONDS = 500, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class Running:
 
     def forget(self) -> None:
         """Have it found no more. Idempotent."""
-        (_folder() / f"{self.port}.json").unlink(missing_ok=True)
+        for kind in ("json", "starting"):
+            (_folder() / f"{self.port}.{kind}").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -144,35 +148,61 @@ def sweep_start(port: int, pid: int) -> None:
 def sweep(folder: str) -> None:
     """End other processes that have files of a Ray's folder open, and remove it. Ray's agents outlive a Ray that was
     killed."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # another user's, or it has ended
-            if int(process.name) != os.getpid() and any(
-                os.readlink(file).startswith(f"{folder}/") for file in (process / "fd").iterdir()
-            ):
-                os.kill(int(process.name), signal.SIGKILL)
+    for _ in range(_SWEEPS):  # one may have started another meanwhile
+        if not (pids := list(_that_use(folder))):
+            break
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_SWEEP_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold back a Ctrl-C or SIGTERM to the end of imports and of Ray's start, whose callbacks and C++ code drop an
-    exception in their middle or do not bear it: nor does what ends a Ray bear that one still starts."""
-    came: list[int] = []
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+def _that_use(folder: str) -> Iterator[int]:
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another user's, or it has ended
+            files = (os.readlink(file) for file in (process / "fd").iterdir())
+            if int(process.name) != os.getpid() and any(file.startswith(f"{folder}/") for file in files):
+                yield int(process.name)
 
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
 
-    for each, handler in before.items():
-        if handler is not signal.SIG_IGN:  # by nohup, say
-            signal.signal(each, note)
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    if came:
-        raise KeyboardInterrupt
+class Signals:
+    """SIGINT and SIGTERM, however many come and whenever: they are noted, and raise nothing themselves. An exception in
+    the middle of an import, of Ray's start or of its end would leave half of it behind."""
+
+    def __init__(self) -> None:
+        """They wait until `take`, also in all threads that start before it: Ray's start sets handlers of its own, which
+        end the process."""
+        both = (signal.SIGINT, signal.SIGTERM)
+        self._numbers = {each for each in both if signal.getsignal(each) is not signal.SIG_IGN}  # by nohup, say
+        self._came = False
+        self._stop: Callable[[], object] = bool
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
+        os.register_at_fork(after_in_child=self._let_through)  # to Ray's processes, which have a preexec_fn
+
+    def take(self) -> None:
+        """Note them from now on."""
+        for each in self._numbers:
+            signal.signal(each, self._note)
+        self._let_through()
+
+    def _let_through(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        self._stop()
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt if one came."""
+        if self._came or signal.sigpending() & self._numbers:
+            raise KeyboardInterrupt
+
+    def tell(self, stop: Callable[[], object]) -> None:
+        """Have it called at each from now on, and at once if one came."""
+        self._stop = stop
+        if self._came:
+            stop()
 
 
 def _exists(pid: int) -> bool:

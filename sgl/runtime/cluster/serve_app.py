@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
+import os
 import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ from sgl.errors import BackendError, ConfigError, needs_extra
 from sgl.machine_limits import num_processors
 from sgl.runtime.cluster.config import Options
 from sgl.runtime.cluster.placement import Host, Placement
-from sgl.runtime.cluster.running import new_folder, sweep, uninterrupted
+from sgl.runtime.cluster.running import new_folder, sweep
 
 with needs_extra("dist", "a cluster"):
     import ray
@@ -72,15 +72,16 @@ class RayCluster:
             }
         for name in ("ray", "ray.serve"):  # whose news are for those who know that Ray is there
             logging.getLogger(name).setLevel(logging.ERROR)
+        group = os.getpgrp()
         try:
-            with uninterrupted():
-                self._thread.submit(ray.init, address="local" if address is None else address, **about).result()
-        except (ConnectionError, RuntimeError, ValueError) as error:
+            self._thread.submit(ray.init, address="local" if address is None else address, **about).result()
+        except BaseException as error:
             self.close()
-            raise ConfigError(f"ray_address={address!r}: {error}", option="ray_address") from error
-        except BaseException:  # Ctrl-C: Ray takes ten seconds to start
-            self.close()
+            if isinstance(error, (ConnectionError, RuntimeError, ValueError)):
+                raise ConfigError(f"ray_address={address!r}: {error}", option="ray_address") from error
             raise
+        if os.getpgrp() != group:  # Ray's own, with its processes: a terminal's Ctrl-C would not come here any more
+            os.setpgid(0, group)
         self.is_own = address is None
         self.address = str(ray.get_runtime_context().gcs_address)
         self.host = "127.0.0.1" if self.is_own else str(ray.util.get_node_ip_address())
@@ -104,10 +105,8 @@ class RayCluster:
         return f"{self.folder or '/tmp/ray'}/session_latest/logs"
 
     def close(self) -> None:
-        """Leave it; one's own ends, which no further signal stops in its middle. Idempotent."""
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
-        ray.shutdown()
+        """End one's own; another's notices that this process ends. Idempotent. Without ray.shutdown(), whose C++ code
+        has SIGTERM kill this process from its middle on: the process has to end by os._exit, which calls none."""
         self._thread.shutdown(wait=False)
         if self.folder is not None:
             sweep(self.folder)
