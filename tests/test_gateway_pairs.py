@@ -240,6 +240,27 @@ def test_prefill_workers_answer_where_no_decode_worker_does() -> None:
     pairs(test, "PD", computes_or_answers, breaks)
 
 
+@pytest.mark.parametrize("how", ["garbage", "cut"])
+def test_a_prefill_worker_whose_answers_nobody_can_read_is_left_alone(how: str) -> None:
+    async def unreadable(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        await response.write(b'{"kv_transfer_params": {"le')
+        if how == "cut":
+            assert request.transport is not None
+            request.transport.abort()
+        return response
+
+    async def test(gateway: Gateway, workers: list[MockWorker], client: aiohttp.ClientSession) -> None:
+        for number in range(6):
+            assert (await post(client, "/generate", {"input_ids": [number, *PROMPT]}))[0] == 200
+        assert len(generated(workers[0])) == 3
+        assert gateway.servers[workers[0].url].breaker.is_open
+        assert value(gateway, "pairs_total", outcome="failed") == 6
+
+    pairs(test, "PD", unreadable, echo, breaker_failures=3, breaker_seconds=60.0)
+
+
 def test_pages_that_are_refused_are_computed_where_they_are_answered(caplog: pytest.LogCaptureFixture) -> None:
     async def test(gateway: Gateway, workers: list[MockWorker], client: aiohttp.ClientSession) -> None:
         for start in range(2):

@@ -195,8 +195,12 @@ class Pair:
             )
             async with pairs.passing.opened(asked) as (theirs, data, ticket):
                 self._prefill = ticket.worker.id
-                data = await whole(theirs, data, most=_MOST_BYTES)
-            return _params_of(data) if theirs.status == 200 else None
+                try:
+                    data = await whole(theirs, data, most=_MOST_BYTES)
+                    return _params_of(data) if theirs.status == 200 else None
+                except (aiohttp.ClientError, OSError, msgspec.MsgspecError, RecursionError):
+                    pairs.passing.lost(self._prefill)
+                    raise
         except RequestTimeout:
             raise
         except (SglError, aiohttp.ClientError, OSError, msgspec.MsgspecError, RecursionError) as error:

@@ -219,9 +219,8 @@ class Passing:
             left = None if passed.due is None else max(passed.due - time.monotonic(), 0.001)  # workers refuse 0
             if left is not None:
                 headers[DEADLINE_HEADER] = f"{left:.3f}"
-            call = Call(
-                min((each for each in (left, self._config.worker_timeout) if each is not None), default=None)
-            )
+            limits = [each for each in (self._config.worker_timeout, left) if each is not None]
+            call, began = Call(min(limits, default=None)), time.monotonic()
             try:
                 async with call.limit:
                     server.calls.add(call)
@@ -235,12 +234,17 @@ class Passing:
                     first = await theirs.content.readany()
                 call.theirs = theirs
             except TimeoutError:
+                if call.is_cut or call.seconds != left or server.is_mute(began):  # or a client has little patience
+                    self._servers.failed(server)
                 passed.left()
-                self._servers.failed(server)
                 raise NotBegunError("silent" if call.is_cut else "timeout") from None
             except (aiohttp.ClientError, OSError) as error:
                 self._servers.failed(server)
                 raise NotBegunError(_reason(error)) from error
+            except asyncio.CancelledError:  # its client has left
+                if server.is_mute(began):
+                    self._servers.failed(server)
+                raise
             if theirs.status in _AGAIN:
                 raise await self._refusal(theirs, first, worker)
             if (reason := why_not(theirs, passed.method, first)) is not None:
@@ -255,7 +259,7 @@ class Passing:
                 self._limits.accepted(key_of(passed.headers))
             ticket.first_byte()
             yield theirs, first, ticket
-            if theirs.content.at_eof():
+            if theirs.content.at_eof() and passed.method == "POST" and theirs.status < 400:  # its engine did it
                 self._servers.answered(worker)
         finally:
             if late is not None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -42,10 +43,11 @@ _CLOCK_SECONDS = 0.002  # that a timer may be early
 class Call:
     """A request at a worker."""
 
-    __slots__ = ("is_cut", "limit", "theirs")
+    __slots__ = ("is_cut", "limit", "seconds", "theirs")
 
     def __init__(self, seconds: float | None) -> None:
         """seconds: until the first byte of the answer, at most."""
+        self.seconds = seconds
         self.limit = asyncio.timeout(seconds)
         self.theirs: aiohttp.ClientResponse | None = None  # once there is the first byte
         self.is_cut = False
@@ -71,6 +73,7 @@ class Server:
     is_up: bool = True
     missed: int = 0  # looks without an answer, in a row
     missed_since: float = 0.0
+    heard_at: float = -math.inf  # when a part of an answer came
     calls: set[Call] = field(default_factory=set)
     is_leaving: bool = False  # it has been removed
     checks_keys: bool | None = None  # None: not known
@@ -82,6 +85,19 @@ class Server:
     def name(self) -> str:
         """For people."""
         return self.url if self.id.rstrip("/") == self.url else f"{self.id} at {self.url}"
+
+    @property
+    def lets_pass(self) -> bool:
+        """Whether a request may go there now. One that failed is tried again once it answers its looks."""
+        return self.is_up and self.breaker.lets_pass and not (self.breaker.is_open and self.missed)
+
+    def is_mute(self, began: float) -> bool:
+        """Whether it said nothing to anybody since a request began, for as long as a look would wait."""
+        return self.heard_at < began <= time.monotonic() - TIMEOUT
+
+    def heard(self) -> None:
+        """A part of an answer came from there."""
+        self.missed, self.heard_at = 0, time.monotonic()
 
     def miss(self, began: float) -> bool:
         """A look that began then got no answer. Whether the worker is silent: its calls are cut."""
@@ -133,7 +149,7 @@ class Servers:
     def ready(self) -> list[str]:
         """Those that take requests now."""
         draining = {worker.id for worker in self._fleet.workers if worker.is_draining}
-        return [its.id for its in self.all() if its.is_up and its.breaker.lets_pass and its.id not in draining]
+        return [its.id for its in self.all() if its.lets_pass and its.id not in draining]
 
     def ready_for(self, mode: str | None, tried: Mapping[str, int] = MappingProxyType({})) -> list[str]:
         """Those of that mode that take requests now; None: of any, of prefill workers only if there are no others.
@@ -201,14 +217,14 @@ class Servers:
         """A request's first byte came from there."""
         if (server := self._servers.get(worker_id)) is not None:
             server.breaker.began_to_answer()
-            server.missed = 0
+            server.heard()
             self.tell()
 
     def answered(self, worker_id: str | None) -> None:
-        """A request was answered there, to the end."""
+        """A request to generate was answered there with a result, to the end."""
         if (server := self._servers.get(worker_id or "")) is not None:
             server.breaker.succeeded()
-            server.missed = 0
+            server.heard()
             self.tell()
 
     def failed(self, server: Server) -> None:
@@ -266,7 +282,7 @@ class Servers:
     def heard(self, worker_id: str | None) -> None:
         """A part of an answer came from there."""
         if (server := self._servers.get(worker_id or "")) is not None:
-            server.missed = 0
+            server.heard()
 
     async def texts(self, path: str, headers: Mapping[str, str]) -> dict[str, str]:
         """What each that is up answers there, of those that do with 200."""
@@ -336,7 +352,7 @@ class Servers:
         self.adapters = frozenset().union(*(its.adapters for its in self.all()))
 
     async def _look_once(self, server: Server) -> None:
-        was_up, began = server.is_up, time.monotonic()
+        was_up, had_missed, began = server.is_up, server.missed, time.monotonic()
         try:
             async with self._get(server, "/health") as answer:
                 server.is_up, server.missed = answer.status < 500, 0
@@ -358,6 +374,8 @@ class Servers:
             self._fleet.index.forget(server.id)
         elif server.is_up and not was_up:
             self.began_to_answer(server.id)
+        elif had_missed and not server.missed:
+            self.tell()
         if server.is_up and server.checks_keys is None and self._config.key_rate is not None:
             await self._look_for_keys(server)
 

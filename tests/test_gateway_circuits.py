@@ -1,0 +1,128 @@
+"""When a gateway leaves a worker alone whose requests fail: a few pay for what is wrong with it, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from sgl.runtime.gateway import workers as workers_of
+from tests.patience import PATIENCE
+from tests.test_gateway import MockWorker, echo, gateway_of, run, until
+from tests.test_gateway_broken import JSON, RawWorker, beside, silent_after
+
+FAILURES = 3
+
+
+async def resets(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+    await asyncio.sleep(2 * PATIENCE)
+    return web.Response()
+
+
+WRONG = {"garbage": b"\x00\xff\x13 hello\r\n\r\n", "a reset": resets, "nothing": silent_after(b"")}
+NEUTRAL = {
+    "a model's list": ("GET", "/v1/models", JSON + b"Content-Length: 2\r\n\r\n{}"),
+    "a refusal": ("POST", "/tokenize", b"HTTP/1.1 400 X\r\nContent-Length: 2\r\n\r\n{}"),
+    "a defect": ("POST", "/tokenize", b"HTTP/1.1 500 X\r\nContent-Length: 2\r\n\r\n{}"),
+}
+OPTIONS = {"breaker_failures": FAILURES, "breaker_seconds": 0.05, "worker_timeout": 0.2}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_worker_whose_health_hangs_is_tried_no_more_once_it_has_failed_a_few_times(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_of, "TIMEOUT", 0.1)
+    monkeypatch.setattr(workers_of, "SILENT_SECONDS", 2 * PATIENCE)  # its looks alone do not find it
+    raw = RawWorker(generate=WRONG[wrong], health=silent_after(b""))
+
+    async def test() -> None:
+        async with beside(raw, echo, **OPTIONS) as (gateway, _, client):
+            server = gateway.servers[raw.url]
+            await until(lambda: server.missed > 0)
+            for _ in range(4 * FAILURES):
+                assert (await client.post("/generate", json={"text": "x"})).status == 200
+                await asyncio.sleep(0.02)  # its breaker half opens meanwhile, several times
+            assert raw.asked.count("generate") == FAILURES
+            assert server.is_up
+            raw.answers["health"] = JSON + b"Content-Length: 2\r\n\r\n{}"
+            await until(lambda: server.lets_pass)
+
+    run(test)
+
+
+@pytest.mark.parametrize("neutral", NEUTRAL)
+def test_answers_that_no_engine_gave_do_not_speak_for_a_worker_that_fails(neutral: str) -> None:
+    method, path, answer = NEUTRAL[neutral]
+    raw = RawWorker(generate=WRONG["garbage"], **{path.rpartition("/")[2]: answer})
+
+    async def test() -> None:
+        async with beside(raw, echo, **{**OPTIONS, "breaker_seconds": 60.0}) as (gateway, _, client):
+            for _ in range(3 * FAILURES):
+                assert (await client.post("/generate", json={"text": "x"})).status == 200
+                for _ in range(2):  # one of them goes there
+                    await (await client.request(method, path, json={})).read()
+            assert raw.asked.count("generate") == FAILURES
+            assert gateway.servers[raw.url].breaker.is_open
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["deadline", "leaves"])
+@pytest.mark.parametrize("patience", [0.3, 0.01])
+def test_a_worker_that_says_nothing_to_anybody_fails_those_whose_time_is_over(
+    how: str, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But nobody with little time makes a worker look broken."""
+    monkeypatch.setattr(workers_of, "TIMEOUT", 0.2)
+
+    async def test() -> None:
+        async with gateway_of(hangs, breaker_failures=FAILURES, breaker_seconds=60.0, worker_wait=0.05) as found:
+            gateway, [worker], client = found
+            breaker = gateway.servers[worker.url].breaker
+            headers = {"X-Sgl-Deadline-S": str(patience)} if how == "deadline" else {}
+            limit = aiohttp.ClientTimeout(PATIENCE if how == "deadline" else patience)
+            for number in range(FAILURES):
+                assert not breaker.is_open
+                with contextlib.suppress(TimeoutError):
+                    async with client.post("/generate", json={}, headers=headers, timeout=limit) as answer:
+                        assert answer.status == 408
+                await until(lambda: not any(its.in_flight for its in gateway.fleet.workers))
+                assert len(worker.requests) == number + 1 or patience < 0.1
+            assert breaker.is_open == (patience > 0.2)
+
+    run(test)
+
+
+def test_a_worker_that_answers_others_is_not_broken_for_those_whose_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers_of, "TIMEOUT", 0.2)
+
+    async def streams_or_hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        if request.path == "/generate":
+            return await hangs(request, worker)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(b'data: {"text": "one"}\n\n')
+            await asyncio.sleep(0.01)
+
+    async def test() -> None:
+        late = {"X-Sgl-Deadline-S": "0.4"}
+        async with (
+            gateway_of(streams_or_hangs, breaker_failures=1) as (gateway, [worker], client),
+            client.post("/v1/completions", json={"stream": True}) as stream,
+        ):
+            await stream.content.readany()
+            assert (await client.post("/generate", json={}, headers=late)).status == 408
+            assert not gateway.servers[worker.url].breaker.is_open
+
+    run(test)
