@@ -200,7 +200,7 @@ MOST_LINES = {
     "lang": 9_890,  # with reasoning's tags, what transformers adds to Jinja, and how turns begin on models that think
     "runtime": 27_790,  # without the server and what follows; with rows of GPUs that other engines read, in few runs
     "runtime.cluster": 2_140,  # with a placement for each kind, who is starting, and signals that wait for Ray
-    "runtime.gateway": 3_750,  # with who has failed a program
+    "runtime.gateway": 3_790,  # with who has failed a program, and what speaks for a worker
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
     "runtime.media": 780,
     "runtime.model.eagle": 470,
@@ -213,7 +213,7 @@ MOST_LINES = {
     "runtime.server": 12_740,  # with what trainers ask of SGLang, and the reader of KV events
     "runtime.speculate": 1_260,  # with what looking for drafts costs
     "runtime.transfer": 1_280,  # from GPU to GPU, too, and where the time of a read goes
-    "cli": 2_820,  # with clusters that end at any signal, and the place of what is no value of YAML
+    "cli": 2_865,  # with clusters that end at any signal with its code, and the place of what is no value of YAML
     "bench": 860,
     "platforms": 275,
     "compat": 490,
