@@ -130,7 +130,7 @@ def test_a_signal_to_all_processes_at_once_ends_them_all(tmp_path: Path) -> None
     with cluster({**OPTIONS, "replicas": 1}, tmp_path, ENVIRONMENT) as running:
         pids = [pid for worker in running.status()["workers"] for pid in worker["pids"]]
         os.killpg(running.process.pid, signal.SIGTERM)
-        assert running.process.wait(45.0) == 0, "Ray itself looks for its head for a minute, and aborts"
+        assert running.process.wait(PATIENCE) == 0, "Ray itself looks for its head for a minute, and aborts"
         assert_nothing_is_left(running.process.pid, pids, tmp_path)
 
 

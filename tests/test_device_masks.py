@@ -213,7 +213,7 @@ def test_the_mask_of_a_place_is_walked_once_while_there_is_room() -> None:
 
 def test_a_service_closes_what_is_small_and_compiles_the_rest() -> None:
     words = vocabulary()
-    service = CompileService(words, num_finishers=2, patience=30.0)
+    service = CompileService(words, num_finishers=2, patience=PATIENCE)
     try:
         flights = {name: service.submit(constraint) for name, constraint in _constraints().items()}
         small = flights["small"].result()

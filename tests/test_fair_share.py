@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.waiting_queue import DEFAULT_PATIENCE, SHARE
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint
+from tests.patience import wait_until
 from tests.program_client import SECONDS, Client, gen
 from tests.scheduler_driver import Driver, Setting, make_request
 
@@ -203,15 +204,6 @@ def held(engine: Engine) -> Iterator[threading.Event]:
     finally:
         let_go.set()
         loop.step = step  # type: ignore[method-assign]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(int(SECONDS / 0.005)):
-        if condition():
-            return
-        pause.wait(0.005)
-    raise AssertionError("it never was")
 
 
 def texts(prompt: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -177,10 +176,8 @@ def test_one_ends_with_its_leader_though_it_still_imports(tmp_path: Path) -> Non
 
 
 def test_many_at_once() -> None:
-    began = time.monotonic()
     processes: list[Fork] = [forks.forker(FOLLOWER).fork(WAITING, []) for _ in range(20)]
     assert len({each.pid for each in processes}) == 20
     for each in processes:
         each.kill()
     assert all(each.wait(PATIENCE) == -signal.SIGKILL for each in processes)
-    assert time.monotonic() - began < PATIENCE

@@ -24,6 +24,7 @@ from sgl.runtime.config import EMBEDDED
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.parallel import group as group_module
+from tests.patience import PATIENCE
 from tests.test_models import MODELS
 from tests.tiny_models import tiny_checkpoint
 
@@ -42,7 +43,7 @@ def on_gpus(work: Callable[..., Any], folder: Path, *arguments: Any, size: int =
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(size, mp_context=context) as pool:
         return [
-            future.result(300)
+            future.result(PATIENCE)
             for future in [pool.submit(_on_gpu, work, rank, str(folder), *arguments) for rank in range(size)]
         ]
 

@@ -18,6 +18,7 @@ from sgl.grammar.compiler import compile as compile_grammar
 from sgl.grammar.compiler import make_constraint
 from sgl.runtime.constraints.cursor import FinishedGrammar
 from sgl.runtime.constraints.service import CompileService
+from tests.patience import PATIENCE
 
 BYTES = Vocabulary([bytes([byte]) for byte in range(256)], [])
 SMOLLM2 = bytes([4, 6, 19, 20, 22, 29, 192, 193, 241, 242, *range(245, 254)])
@@ -138,10 +139,10 @@ def test_a_vocabulary_that_lacks_bytes_has_masks_on_the_device() -> None:
     vocabulary = Vocabulary([*tokens, b"</s>"], [len(tokens)])
     assert vocabulary.missing_bytes == SMOLLM2
     assert not vocabulary.is_byte_complete
-    service = CompileService(vocabulary, num_finishers=1, patience=60.0)
+    service = CompileService(vocabulary, num_finishers=1, patience=PATIENCE)
     try:
-        schema = service.submit(make_constraint({"json_schema": NOTE})).result(60)
-        control = service.submit(make_constraint({"regex": "\x04|abc"})).result(60)
+        schema = service.submit(make_constraint({"json_schema": NOTE})).result(PATIENCE)
+        control = service.submit(make_constraint({"regex": "\x04|abc"})).result(PATIENCE)
     finally:
         service.close()
     assert isinstance(schema, FinishedGrammar)

@@ -16,7 +16,7 @@ from sgl import Engine
 from sgl.errors import InvalidRequest
 from sgl.kernels import cpu
 from tests.bits import Requests, differing
-from tests.patience import wait_until
+from tests.patience import PATIENCE, wait_until
 from tests.test_weights_update import shaken, tensors_of
 from tests.tiny_heads import tiny_head
 from tests.tiny_models import tiny_checkpoint
@@ -111,7 +111,7 @@ def test_a_pause_changes_no_bits_and_an_update_those_behind_it(old: Path, new: P
             if folder is not None:
                 engine.update_weights_from_disk(folder)
             engine.continue_generation()
-            thread.join(60)
+            thread.join(PATIENCE)
             if folder is None:
                 assert found == [plain]
     so_far = [next(len(its) for its in done if list(its) == ids[: len(its)]) for ids, _ in found[0]]

@@ -30,6 +30,7 @@ from sgl.runtime.parallel import wire
 from sgl.runtime.parallel.ring import Ring
 from sgl.runtime.runner.cut_vocabulary import outline
 from sgl.runtime.sampling_params import SamplingParams
+from tests.patience import PATIENCE
 from tests.test_models import BROADER, MODELS, Paged, Step, in_chunks
 from tests.tiny_models import tiny_checkpoint
 
@@ -49,7 +50,7 @@ def on_ranks(folder: Path, tp_size: int, pp_size: int, work: Callable[[Ranks], T
         return work(ranks)
 
     with ThreadPoolExecutor(size) as pool:
-        return [future.result(300) for future in [pool.submit(run, rank) for rank in range(size)]]
+        return [future.result(PATIENCE) for future in [pool.submit(run, rank) for rank in range(size)]]
 
 
 class PagedStage(Paged):
@@ -267,7 +268,7 @@ def test_batches_pass_through_the_ring_bit_for_bit(capacity: int, tmp_path: Path
     for frame in [*sent, wire.Stop()]:
         writer.put(wire.packed(frame), lambda: None)
     for reader, thread in enumerate(threads):
-        thread.join(120)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
         assert writer.beats(reader) == len(got[reader]) == len(sent) + 1
         for one, other in zip(sent, got[reader], strict=False):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.tier_choice import weights_hash
+from tests.patience import wait_until
 from tests.test_gdn_models import tiny_hybrid
 from tests.tiny_models import tiny_checkpoint
 from tests.tiny_transformers import tiny_transformer
@@ -159,10 +159,7 @@ def test_an_idle_engine_finishes_its_copies(path: str) -> None:
     with eager(path) as engine:
         answers(engine)
         engine._loop.call(tiers_of(engine).saves.save_all_later)
-        for _ in range(1000):
-            if engine._loop.call(lambda: tiers_of(engine).poll_seconds) is None:
-                break
-            time.sleep(0.01)
+        wait_until(lambda: engine._loop.call(lambda: tiers_of(engine).poll_seconds) is None)
         assert engine._loop.call(lambda: tiers_of(engine).host.length(key_of(PROMPTS[-1]), None)) == 88
 
 
