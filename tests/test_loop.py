@@ -33,12 +33,16 @@ SECONDS = PATIENCE
 
 
 class SlowRunner(MockRunner):
-    """A mock runner that can be made slow, or broken."""
+    """A mock runner that can be made slow, or broken, and stands still before the step behind `most_steps`."""
 
     delay = 0.0
     failure: Exception | None = None
+    num_steps = 0
+    most_steps = 1 << 60
 
     def forward(self, batch: Batch) -> tuple[Batch, StepResult]:
+        wait_until(lambda: self.num_steps < self.most_steps)
+        self.num_steps += 1
         if self.failure is not None:
             raise self.failure
         time.sleep(self.delay)
@@ -159,13 +163,14 @@ def test_a_kept_stop_is_part_of_the_text(harness: Harness) -> None:
 
 
 def test_an_abort_is_answered_once_and_nothing_follows(harness: Harness) -> None:
-    harness.runner.delay = 0.002
+    harness.runner.most_steps = 10
     long = harness.submission([5, 6], 380, stop_ids=frozenset(), stream=True)
     other = harness.submission([7, 8], 20, stop_ids=frozenset())
     harness.loop.submit([long, other])
     assert harness.outputs.get(timeout=SECONDS).uid == long.request.uid
     harness.loop.abort([long.request.uid, 12345])
     harness.loop.abort([long.request.uid])
+    harness.runner.most_steps = 1 << 60
     harness.loop.call(lambda: None)
     outputs = harness.collect(2)
     last = outputs[long.request.uid][-1].finish_reason
@@ -180,11 +185,13 @@ def test_an_abort_is_answered_once_and_nothing_follows(harness: Harness) -> None
 
 
 def test_a_late_request_ends_with_a_timeout_and_the_others_finish(harness: Harness) -> None:
-    harness.runner.delay = 0.005
-    now = time.monotonic()
-    late = harness.submission([5, 6], 380, stop_ids=frozenset(), deadline=now + 0.1)
+    harness.runner.most_steps = 10
+    late = harness.submission([5, 6], 380, stop_ids=frozenset(), deadline=time.monotonic() + PATIENCE)
     fine = harness.submission([7, 8], 60, stop_ids=frozenset())
     harness.loop.submit([late, fine])
+    wait_until(lambda: harness.runner.num_steps == 10)
+    harness.scheduler._clock = lambda: time.monotonic() + PATIENCE
+    harness.runner.most_steps = 1 << 60
     outputs = harness.collect(2)
     reason = outputs[late.request.uid][-1].finish_reason
     assert reason is not None
@@ -205,9 +212,12 @@ def test_a_full_queue_answers_the_one_too_many() -> None:
 
 
 def test_a_runner_that_fails_answers_everybody_and_refuses_the_next(harness: Harness) -> None:
+    harness.runner.most_steps = 10
     submissions = [harness.submission([k + 1], 300, stop_ids=frozenset()) for k in range(6)]
     harness.loop.submit(submissions)
+    wait_until(lambda: harness.runner.num_steps == 10)
     harness.runner.failure = ZeroDivisionError("the device is gone")
+    harness.runner.most_steps = 1 << 60
     outputs = harness.collect(6)
     for submission in submissions:
         reason = outputs[submission.request.uid][-1].finish_reason
