@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
-from tests.patience import wait_until
+from sgl.runtime.loop import timers
+from sgl.runtime.program import machine
+from tests.live_server import slow_steps, state_of
+from tests.patience import PATIENCE, wait_until
 from tests.program_client import PRINTABLE, SECONDS, Client, assert_idle, gen
 
 PAGE = 4
@@ -86,16 +90,26 @@ def test_a_late_segment_costs_a_prefill_and_says_so(engine: Engine) -> None:
     assert (usage_of(client)["new_tokens"], usage_of(client)["cached_tokens"]) == (26, 0)
 
 
-def test_a_lease_lasts_while_the_program_runs_and_starts_anew_when_it_waits(folder: Path) -> None:
-    with started(folder, program_lease_ttl=0.2) as engine:
-        client = Client(engine, lease_s=1000.0)
+def test_a_lease_lasts_while_the_program_runs_and_starts_anew_when_it_waits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = 0.0
+    for module in (machine, timers):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
+    with started(folder, program_lease_ttl=PATIENCE) as engine:
+        client = Client(engine, lease_s=2 * PATIENCE)
         client.send(ir.Text("x" * 20), ir.Fork((1, 2)), gen(max_tokens=4))
         client.wait(ir.NodeDone)
-        began = time.monotonic()
-        client.send((1, gen(max_tokens=900)))
-        while time.monotonic() - began < 0.4 and len(client.of(ir.NodeDone)) < 2:
-            time.sleep(0.01)
-        assert len(client.of(ir.NodeDone)) == 2 or num_leases(engine) == 1
+        with slow_steps(engine):
+            client.send((1, gen(max_tokens=900)))
+            wait_until(lambda: state_of(engine)["num_running_reqs"])
+            ahead = 2 * PATIENCE
+            before = state_of(engine)["steps"]
+            wait_until(lambda: state_of(engine)["steps"] > before + 2)
+            assert num_leases(engine) == 1
+        wait_until(lambda: len(client.of(ir.NodeDone)) == 2)
+        assert num_leases(engine) == 2, "the branch has one of its own now"
+        ahead = 4 * PATIENCE
         wait_until(lambda: not num_leases(engine))
         client.session.cancel()
         assert client.is_done.wait(SECONDS)
