@@ -21,6 +21,7 @@ from sgl.errors import InvalidRequest
 from sgl.runtime.model.update import group as groups
 from sgl.runtime.model.update.group import FollowerGroups, TrainerGroup
 from sgl.runtime.parallel import wire
+from tests.live_server import slow_steps
 from tests.patience import PATIENCE, wait_until
 from tests.test_rollouts import steps
 from tests.test_server_training import free_port
@@ -135,7 +136,7 @@ def test_who_enters_a_group_that_is_left_waits_no_longer(engine: Engine, how: st
         else:
             engine.shutdown()
         with pytest.raises(InvalidRequest, match=r"no group 'g' of 2 .* came about .*: the group was left"):
-            entering.result(10)
+            entering.result(PATIENCE)
 
 
 class FakeRanks:
@@ -160,7 +161,7 @@ def test_a_group_that_another_rank_cannot_enter_is_undone_at_once(engine: Engine
     assert ranks.events[0].name == "g"
     ranks.number = ranks.events[0].number
     with pytest.raises(InvalidRequest, match="rank 1 is not of it, for a reason that is in the log"):
-        entering.result(10)
+        entering.result(PATIENCE)
     assert isinstance(ranks.events[-1], wire.LeaveGroup)
     with pytest.raises(InvalidRequest, match="there is no group 'g'"):
         engine.destroy_weights_update_group("g")
@@ -205,23 +206,24 @@ def generation(engine: Engine, params: dict[str, Any]) -> Future[Any]:
     return running
 
 
-def check_stands_still(engine: Engine, trainer: Trainer, hears: Callable[[], Any], length: int) -> None:
-    """Over NCCL, no step is under way while a broadcast is; other exchanges of ranks wait for it, too. length: of
-    generations, in tokens."""
+def check_stands_still(engine: Engine, trainer: Trainer, num_heard: Callable[[], int], length: int) -> None:
+    """Over NCCL, no step is under way while a broadcast is; other exchanges of ranks wait for it, too. num_heard:
+    broadcasts that were begun; length: of generations, in tokens."""
     params = {**GREEDY, "max_new_tokens": length}
     wanted = engine.generate(input_ids=PROMPT, sampling_params=params)["output_ids"]
     norm = torch.tensor(engine.get_weights_by_name(NORM))
     engine.init_weights_update_group(*trainer.place)
     engine._started.trainers.get("g").backend = "nccl"  # which differs in what it may wait for
-    running = generation(engine, params)
-    updating = later(lambda: engine.update_weights_from_distributed(*LOOK))
-    wait_until(hears)
+    with slow_steps(engine):
+        running = generation(engine, params)
+        updating = later(lambda: engine.update_weights_from_distributed(*LOOK))
+        wait_until(lambda: num_heard() == 1)
     before = steps(engine)
     reading, pausing = later(lambda: engine.get_weights_by_name(NORM)), later(lambda: engine.pause_generation())
     time.sleep(0.3)
     assert steps(engine) == before
     assert not any(each.done() for each in (running, updating, reading, pausing))
-    assert engine.heartbeat_age() < 0.3
+    wait_until(lambda: engine.heartbeat_age() < 0.3)
     trainer.broadcast_tensor(norm)
     assert updating.result(PATIENCE).success
     assert torch.equal(torch.tensor(reading.result(PATIENCE)), norm)
@@ -230,9 +232,10 @@ def check_stands_still(engine: Engine, trainer: Trainer, hears: Callable[[], Any
     assert ended["output_ids"] == wanted[: len(ended["output_ids"])]
     assert len(ended["output_ids"]) < length
     engine.continue_generation()
-    running = generation(engine, params)
-    updating = later(lambda: engine.update_weights_from_distributed(*LOOK))
-    time.sleep(0.1)
+    with slow_steps(engine):
+        running = generation(engine, params)
+        updating = later(lambda: engine.update_weights_from_distributed(*LOOK))
+        wait_until(lambda: num_heard() == 2)
     engine.destroy_weights_update_group("g")  # a trainer that does not come costs no more than this
     with pytest.raises(InvalidRequest, match="the group was left"):
         updating.result(PATIENCE)
@@ -254,7 +257,7 @@ def test_a_broadcast_over_nccl_has_its_place_between_two_steps(engine: Engine) -
         )
         engine._weights._ranks = FakeRanks(events)  # type: ignore[assignment]
         hears = [True, True]
-        check_stands_still(engine, Trainer(), lambda: "begin" in events, 400)
+        check_stands_still(engine, Trainer(), lambda: events.count("begin"), 400)
     assert [its.is_alone for its in events if isinstance(its, wire.Broadcast)] == hears
     for place, its in enumerate(events):
         if its == "begin":
@@ -279,7 +282,9 @@ def test_ranks_hear_a_broadcast_over_nccl_between_the_same_steps(folder: Path) -
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(group, "send", note)
-            check_stands_still(engine, Trainer(3), lambda: alone, 120)  # a token takes ranks without cores 0.3 s
+            check_stands_still(
+                engine, Trainer(3), lambda: len(alone), 120
+            )  # a token takes ranks without cores 0.3 s
         assert [its.is_alone for its in alone] == [True, True]
 
 
