@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -73,6 +74,9 @@ class Process:
 @pytest.mark.parametrize("meanwhile", ["nothing", "replaced", "recovered", "ended"])
 def test_only_the_process_that_hung_is_killed(monkeypatch: pytest.MonkeyPatch, meanwhile: str) -> None:
     signals: list[tuple[int, int]] = []
+    ticks: list[Watchdog] = []
+    tick = Watchdog.tick
+    monkeypatch.setattr(Watchdog, "tick", lambda its: (ticks.append(its), tick(its))[1])
     monkeypatch.setattr(process_module, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(process_module.os, "kill", lambda pid, number: signals.append((pid, number)))
     first, second = Process(1), Process(2)
@@ -82,17 +86,22 @@ def test_only_the_process_that_hung_is_killed(monkeypatch: pytest.MonkeyPatch, m
         engine._process, engine._is_up = first, True
         engine._watchdog._stuck = 50.0
         watching = asyncio.create_task(engine._watch())
-        async with asyncio.timeout(PATIENCE):
-            while not signals:
-                assert not watching.done(), watching.result()
-                await asyncio.sleep(0)
+
+        async def until(is_so: Callable[[], bool]) -> None:
+            async with asyncio.timeout(PATIENCE):
+                while not is_so():
+                    assert not watching.done(), watching.result()
+                    await asyncio.sleep(0)
+
+        await until(lambda: bool(signals))
+        before = len(ticks)
         if meanwhile == "replaced":
             engine._process, engine._watchdog = second, Watchdog()
         elif meanwhile == "recovered":
             engine._watchdog.heard(0.0)
         elif meanwhile == "ended":
             first.alive = False
-        await asyncio.sleep(0.1)
+        await until(lambda: len(ticks) > before + 1)  # the first looks whether to kill it
         watching.cancel()
 
     asyncio.run(scenario())
