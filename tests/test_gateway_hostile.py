@@ -218,7 +218,15 @@ def test_a_worker_that_falls_silent_holds_no_request_for_good(monkeypatch: pytes
             assert (await client.post("/generate", json={})).status == 503
             answer = await client.post("/flush_cache", headers={"X-Api-Key": "k"})
             assert (answer.status, workers[0].url in await answer.text()) == (503, True)
-            assert workers[0].requests[-1][2]["x-api-key"] == "k"
+
+    run(test)
+
+
+def test_who_asks_all_workers_is_known_to_each() -> None:
+    async def test() -> None:
+        async with gateway_of(echo, echo) as (_, workers, client):
+            assert (await client.post("/flush_cache", headers={"X-Api-Key": "k"})).status == 200
+            assert [worker.requests[-1][2]["x-api-key"] for worker in workers] == ["k", "k"]
 
     run(test)
 
@@ -425,13 +433,14 @@ def test_bodies_that_do_not_come_and_bodies_that_fill_the_memory_are_refused(
         return web.json_response({})
 
     async def test() -> None:
-        monkeypatch.setattr(bodies, "READ_SECONDS", 0.2)
         monkeypatch.setattr(bodies, "HELD_BYTES", 1 << 20)
         monkeypatch.setattr(bodies, "MAX_BYTES", 2 << 20)
         async with gateway_of(hangs) as (gateway, workers, client):
             workers[0].keeps_requests = False
             half = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
-            assert b" 408 " in await said(client, half)
+            with monkeypatch.context() as patch:
+                patch.setattr(bodies, "READ_SECONDS", 0.2)
+                assert b" 408 " in await said(client, half)
             tasks = [asyncio.ensure_future(client.post("/generate", data=bytes(600_000))) for _ in range(2)]
             done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             assert [task.result().status for task in done] == [429]

@@ -99,8 +99,8 @@ def test_who_does_not_know_the_secret_is_let_in_by_neither_side(
 
 
 def test_strangers_hold_nothing_and_disturb_nobody(sender: TcpSender, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "_HANDSHAKE_SECONDS", 0.5)
     end = receiver(sender, 1)
+    monkeypatch.setattr(tcp, "_HANDSHAKE_SECONDS", 0.5)
     strangers = [
         socket.create_connection(("127.0.0.1", sender.port)) for _ in range(40)
     ]  # more than shake hands at once
@@ -108,6 +108,7 @@ def test_strangers_hold_nothing_and_disturb_nobody(sender: TcpSender, monkeypatc
         with contextlib.suppress(OSError):
             stranger.sendall(secrets.token_bytes(200))
     wait_until(lambda: sender._handshakes._value == tcp._MOST_HANDSHAKES, "none is left")
+    monkeypatch.undo()
     for stranger in strangers:
         stranger.close()
     for rank in (0, 1, 5, 2**32 - 1):  # rank 0, one that is there, and none
