@@ -31,6 +31,7 @@ from sgl.runtime.model.update.shipped import shipped_tensors
 from sgl.runtime.server.adapters import change_adapter
 from sgl.runtime.server.training import DiskBody, MemoryBody, TrainingApi
 from tests.live_server import LiveServer
+from tests.patience import PATIENCE
 from tests.test_weights_update import shaken, tensors_of
 from tests.tiny_models import tiny_checkpoint
 
@@ -361,7 +362,9 @@ def test_who_hangs_up_leaves_nothing_half_done(what: str) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asking
         goes_on.set()
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(PATIENCE):
+            while not told:
+                await asyncio.sleep(0)
 
     asyncio.run(check())
     memory = (f"{what}_memory_occupation",)
