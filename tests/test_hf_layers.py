@@ -59,9 +59,12 @@ def test_layers_with_different_heads_share_a_cache(tmp_path: Path) -> None:
     compare(load_transformers(config), path, random_sequences(384))
 
 
-def test_fewer_heads_are_cached_several_times(tmp_path: Path) -> None:
-    fields = ARCHITECTURES["Gemma4ForCausalLM"]
-    path = tiny_transformer(tmp_path, "Gemma4ForCausalLM", **{**fields, "attention_k_eq_v": True})
+@pytest.mark.parametrize("first", ["sliding_attention", "full_attention"])
+def test_fewer_heads_are_cached_several_times(first: str, tmp_path: Path) -> None:
+    """Also where the first layer has them: a full one, of one head."""
+    kinds = [first, "sliding_attention", "full_attention"]
+    fields = {**ARCHITECTURES["Gemma4ForCausalLM"], "attention_k_eq_v": True, "layer_types": kinds}
+    path = tiny_transformer(tmp_path, "Gemma4ForCausalLM", **fields)
     config = TransformersConfig.from_pretrained(path)
     assert {layer.num_kv_heads for layer in config.layers} == {1, 2}
     assert config.num_kv_heads == 2

@@ -165,7 +165,7 @@ class TransformersModel:
         layer = self.config.layers[0]
         return AttentionShape(
             num_heads=layer.num_heads,
-            num_kv_heads=layer.num_kv_heads,
+            num_kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
             page_size=page_size,
             scale=self._scale,
