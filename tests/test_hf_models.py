@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from sgl.errors import ConfigError
 from sgl.runtime.engine import Engine
@@ -79,6 +80,24 @@ def test_phi_moe_turns_by_the_length_of_the_context(context_length: int, tmp_pat
             assert result["output_ids"] == reference.greedy(prompt, MAX_NEW)
             given = torch.tensor([each[0] for each in result["meta_info"]["input_token_logprobs"][1:]])
             torch.testing.assert_close(given, reference.logprobs(prompt), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("Exaone", "ExaoneForCausalLM"), ("InternLM3", "InternLM3ForCausalLM")]
+)
+def test_types_that_a_class_of_another_family_serves(name: str, published: str, tmp_path: Path) -> None:
+    """Whose fields and tensors have names of their own; by their makers' class, and by transformers'."""
+    config_class = getattr(transformers, f"{name}Config", None)
+    if config_class is None:
+        pytest.skip(f"this transformers has no {name}")
+    path = tiny_transformer(tmp_path, "LlamaForCausalLM", config_class)
+    reference, prompt = Reference(path), made_prompts()[0]
+    for architecture in ("LlamaForCausalLM", published):
+        edit_json(path / "config.json", architectures=[architecture])
+        with Engine(str(path), **{**OPTIONS, "model_impl": "auto"}) as engine:
+            params = {"temperature": 0.0, "max_new_tokens": MAX_NEW}
+            result = engine.generate(input_ids=prompt, sampling_params=params)
+            assert result["output_ids"] == reference.greedy(prompt, MAX_NEW)
 
 
 def test_llama_4_is_served_within_its_chunks(tmp_path: Path) -> None:

@@ -77,11 +77,17 @@ EYES = {
 }
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "AfmoeForCausalLM": {**HEADS, **WINDOW, **MOE, "num_dense_layers": 1, "global_attn_every_n_layers": 2},
+    "AXK1ForCausalLM": {**LATENT, **SHARED},
     "ApertusForCausalLM": {},
+    "Apertus1p5TextForCausalLM": {},
     "ArceeForCausalLM": HEADS,
+    "AriaTextForCausalLM": {**HEADS, "moe_num_experts": 4, "moe_topk": 2},
+    "BeamForCausalLM": {**HEADS, **WINDOW, **MOE, "n_group": 2, "topk_group": 1},
     "BioGptForCausalLM": {},
     "BitNetForCausalLM": {},
+    "CTRLLMHeadModel": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "dff": 96},
     "Cohere2ForCausalLM": {**WINDOW, "sliding_window_pattern": 2, "logit_scale": 0.7},
+    "Cohere2MoeForCausalLM": {**HEADS, **WINDOW, **MOE, "num_shared_experts": 1, "sliding_window_pattern": 2},
     "CodeGenForCausalLM": ROTARY,
     "CohereForCausalLM": {"logit_scale": 0.7, "use_qk_norm": True},
     "CwmForCausalLM": {**HEADS, **WINDOW},
@@ -91,7 +97,18 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Ernie4_5ForCausalLM": HEADS,
     "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
     "Exaone4ForCausalLM": {**HEADS, **WINDOW, "sliding_window_pattern": 2},
+    "ExaoneMoeForCausalLM": {
+        **WINDOW,
+        **MOE,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "sliding_window_pattern": 2,
+        "n_group": 2,
+        "topk_group": 1,
+    },
     "FlexOlmoForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2},
+    "FlintForCausalLM": {**HEADS, **WINDOW, **MOE, "shared_expert_intermediate_size": 32},
+    "FuyuForCausalLM": {},
     "GPT2LMHeadModel": GPT,
     "GPTBigCodeForCausalLM": GPT,
     "GPTJForCausalLM": ROTARY,
@@ -115,9 +132,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.0, 0.0, 0.0],
     },
     "Gemma4ForCausalLM": {**HEADS, **WINDOW, **PER_LAYER, "global_head_dim": 32, "num_global_key_value_heads": 1},
+    "Gemma4UnifiedForCausalLM": {**HEADS, **WINDOW},
     "GemmaForCausalLM": HEADS,
     "Glm4ForCausalLM": HEADS,
     "Glm4MoeForCausalLM": {**SHARED, **HEADS},
+    "Glm4MoeLiteForCausalLM": {**LATENT, **SHARED},
     "GlmForCausalLM": HEADS,
     "GptOssForCausalLM": {
         **HEADS,
@@ -127,13 +146,24 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeForCausalLM": {**GRANITE, **EXPERTS},
+    "GraniteMoeHybridForCausalLM": {**GRANITE, **EXPERTS, "layer_types": ["attention"] * 3, "mamba_n_heads": 8},
+    "GraniteMoeSWAForCausalLM": {**GRANITE, **EXPERTS, **WINDOW, "shared_intermediate_size": 32},
+    "GraniteMoeSharedForCausalLM": {**GRANITE, **EXPERTS, "shared_intermediate_size": 32},
+    "GraniteSWAForCausalLM": {**GRANITE, **WINDOW},
+    "HYV3ForCausalLM": {**HEADS, **MOE, "num_shared_experts": 1},
     "HeliumForCausalLM": HEADS,
     "HunYuanDenseV1ForCausalLM": HEADS,
+    "HunYuanMoEV1ForCausalLM": {**HEADS, "num_experts": 4, "moe_topk": 2},
     "HyperCLOVAXForCausalLM": HEADS,
     "Jais2ForCausalLM": {},
+    "Kolibri1ForCausalLM": {**HEADS, **WINDOW, **MOE, "shared_expert_intermediate_size": 32},
+    "LagunaForCausalLM": {**HEADS, **WINDOW, **MOE, "shared_expert_intermediate_size": 32},
     "LlamaForCausalLM": {"mlp_bias": True, "attention_bias": True},
+    "MellumForCausalLM": {**HEADS, **WINDOW, **MOE},
+    "MiMoV2FlashForCausalLM": {**WINDOW, **MOE, "head_dim": 24, "v_head_dim": 16, "n_group": 1, "topk_group": 1},
     "MiniCPM3ForCausalLM": LATENT,
     "MiniMaxM2ForCausalLM": {**EXPERTS, **HEADS},
+    "MinistralForCausalLM": {**HEADS, **WINDOW},
     "Ministral3ForCausalLM": {**HEADS, "rope_parameters": SCALED_QUERIES},
     "Mistral3ForConditionalGeneration": {
         "text_config": {"model_type": "mistral", **HEADS},
@@ -146,6 +176,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "vision_config": {**EYES, "vision_output_dim": 64, "projector_input_dim": 64, "projector_output_dim": 64},
     },
     "MixtralForCausalLM": EXPERTS,
+    "ModernBertDecoderForCausalLM": WINDOW,
     "NanoChatForCausalLM": {},
     "NemotronForCausalLM": HEADS,
     "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
@@ -181,26 +212,62 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "SeedOssForCausalLM": HEADS,
     "SmolLM3ForCausalLM": {"tie_word_embeddings": True},
+    "SolarOpenForCausalLM": {**HEADS, **SHARED},
     "StableLmForCausalLM": {},
     "Starcoder2ForCausalLM": WINDOW,
     "VaultGemmaForCausalLM": {**HEADS, **WINDOW},
     "YoutuForCausalLM": LATENT,
 }
 """transformers' class names, and what their configs need beside SIZES."""
-SINCE = {"CodeGenForCausalLM": "5.24", "GPTJForCausalLM": "5.24"}
-"""The first transformers whose attention of it can be replaced, where that is not the oldest one that sgl takes."""
+NEWER = (
+    "AXK1",
+    "Apertus1p5Text",
+    "AriaText",
+    "Beam",
+    "CTRL",
+    "CodeGen",
+    "Cohere2Moe",
+    "ExaoneMoe",
+    "Flint",
+    "Fuyu",
+)
+NEWER += (
+    "GPTJ",
+    "Gemma4Unified",
+    "Glm4MoeLite",
+    "GraniteMoeHybrid",
+    "GraniteMoeSWA",
+    "GraniteMoeShared",
+    "GraniteSWA",
+    "HYV3",
+)
+NEWER += (
+    "HunYuanMoEV1",
+    "Kolibri1",
+    "Laguna",
+    "Mellum",
+    "MiMoV2Flash",
+    "Ministral",
+    "ModernBertDecoder",
+    "SolarOpen",
+)
+SINCE = {
+    name: "5.24" for name in ARCHITECTURES if name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") in NEWER
+}
+"""A transformers that serves them, where the oldest one that sgl takes may not: it lacks them, or has attention that
+cannot be replaced."""
 
 
-def tiny_transformer(path: Path, architecture: str, **overrides: Any) -> Path:
+def tiny_transformer(path: Path, architecture: str, config_class: Any = None, **overrides: Any) -> Path:
     """Write a checkpoint of float32 numbers to path, and return it. No norm is one and no bias zero. Skips the test
-    where this transformers is too old for it."""
+    where this transformers is too old for it. config_class: where it is not the architecture's own."""
     if Version(transformers.__version__) < Version(SINCE.get(architecture, "0")):
         pytest.skip(f"{architecture} needs transformers {SINCE[architecture]}")
     model_class = getattr(transformers, architecture)
     fields = {**SIZES, "tie_word_embeddings": False, **overrides}
     if "text_config" in overrides:
         fields = {**overrides, "text_config": {**SIZES, **overrides["text_config"]}}
-    config = model_class.config_class(**fields)
+    config = (config_class or model_class.config_class)(**fields)
     model = model_class(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from sgl.errors import UnsupportedModel
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.media.config import MediaConfig, Towers
 from sgl.runtime.model.checkpoint import find_checkpoint
-from sgl.runtime.model.families import FAMILIES, ExpertNames, Family
+from sgl.runtime.model.families import FAMILIES, RENAMED, ExpertNames, Family
 from sgl.runtime.model.fields import Fields, read_json
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.scheme import QuantScheme
@@ -215,6 +215,8 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
     ]
     if fields.data.get(key) not in (None, known):
         raise fields.unsupported(f"activation {fields.data[key]!r}")
+    if fields.data.get("model_type") in RENAMED:
+        raise fields.unsupported(f"the other names of fields and tensors of {fields.data['model_type']!r}")
     if fields.data.get("use_bidirectional_attention"):
         raise fields.unsupported("attention to later tokens (use_bidirectional_attention)")
     for key in ("num_experts", "num_local_experts"):

@@ -313,3 +313,5 @@ FAMILIES = {
         *(GEMMA2, GEMMA3, GEMMA3_SEEING, PHI3, OLMO2, GLM, GLM4, GPT_OSS),
     )
 }
+RENAMED = frozenset({"exaone", "internlm3", "iquestcoder", "sarvam_mla", "sarvam_moe"})
+"""Model types published under classes of their own, which transformers serves by those of other families."""

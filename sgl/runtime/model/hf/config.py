@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from sgl.errors import ModelError, UnsupportedModel
 from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.model.config import DtypeName, special_tokens
-from sgl.runtime.model.families import FAMILIES
+from sgl.runtime.model.families import FAMILIES, RENAMED
 from sgl.runtime.model.fields import read_json
 from sgl.runtime.model.hf import probe
 from sgl.runtime.model.hf.probe import AttentionLayer, Refused
@@ -31,6 +31,7 @@ from sgl.runtime.model.quantized.scheme import QuantScheme
 _COUNT = re.compile(r"(\w+_)?(num|n)_(\w+_)?(layer|expert|block)s?")  # fields that number modules
 _MOST_PARTS = 4096
 _RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # layer types
+_STATELESS = frozenset({"attention", "full_attention", "sliding_attention", "mlp", "moe"})
 _TEXT_CLASSES = {"Llama4ForConditionalGeneration": "Llama4ForCausalLM"}  # whose own forward pass needs images
 _CHUNKED = "chunked_attention"
 _DECODERS = frozenset(
@@ -170,8 +171,8 @@ def _architecture(path: str, data: Mapping[str, Any]) -> str:
     name = str(names[0]) if isinstance(names, list) and len(names) == 1 else str(names)
     version = transformers.__version__
     mapped = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(data.get("model_type")))
-    if isinstance(mapped, str) and mapped.lower() == name.lower():
-        name = mapped  # published as PhiMoEForCausalLM
+    if isinstance(mapped, str) and (mapped.lower() == name.lower() or data.get("model_type") in RENAMED):
+        name = mapped  # published as PhiMoEForCausalLM, or ExaoneForCausalLM
     if name in _DECODERS:
         return name
     if isinstance(getattr(transformers, name, None), type):
@@ -226,8 +227,11 @@ def unsupported(path: str, architecture: str, feature: str) -> UnsupportedModel:
 
 def _check_states(config: Any, module: Any) -> None:
     """Raise Refused for layers whose state is not keys and values."""
-    recurrent = sorted({*(getattr(config.get_text_config(), "layer_types", None) or ())} & _RECURRENT)
-    if recurrent or module._is_stateful:
+    types = {*(getattr(config.get_text_config(), "layer_types", None) or ())}
+    recurrent = sorted(types & _RECURRENT)
+    # Granite 4.0 Micro is a hybrid with attention alone.
+    attends = bool(types) and types <= _STATELESS and not any(type(its) is nn.Conv1d for its in module.modules())
+    if recurrent or (module._is_stateful and not attends):
         shown = f" ({', '.join(recurrent)})" if recurrent else ""
         raise Refused(f"a model with recurrent layers{shown}")
 

@@ -77,6 +77,11 @@ class _Mask:
             raise AttributeError(name)
         raise Refused(f"a mask that its own code reads ({name})")
 
+    def _read(self, *_: Any) -> Any:
+        raise Refused("a mask that its own code reads")
+
+    __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __and__ = __rand__ = __invert__ = _read
+
 
 class _NoCache:
     """Stands for transformers' cache: layers may write keys and values to it, and nothing else."""
@@ -115,7 +120,7 @@ def probe(module: Any, context_length: int) -> Probed:
             out = module(
                 input_ids=ids,
                 position_ids=ids,
-                attention_mask=torch.ones_like(ids),
+                attention_mask=torch.ones_like(ids, device="cpu" if module._is_stateful else None),  # which read it
                 past_key_values=_NoCache(),
                 use_cache=False,
             )
