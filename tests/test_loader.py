@@ -336,6 +336,31 @@ def test_a_tied_head_is_the_embedding_also_where_the_checkpoint_repeats_it(tmp_p
     )
 
 
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3Model"])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_models_that_embed_texts_may_be_stored_without_a_head(
+    architecture: str, is_tied: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As Qwen3-Embedding is, the largest of which says in vain that its head is not tied."""
+    path = tiny_checkpoint(tmp_path, "qwen3", tie_word_embeddings=is_tied)
+    whole = load(path)
+
+    def behead(tensors: dict[str, torch.Tensor]) -> None:
+        bodies = {name.removeprefix("model."): its for name, its in tensors.items() if "lm_head" not in name}
+        tensors.clear()
+        tensors.update(bodies)
+
+    edit_weights(path, behead)
+    edit_json(path / "config.json", architectures=[architecture])
+    body = load(path)
+    assert body.weights.lm_head is body.weights.embedding
+    if is_tied:
+        assert_same_weights(whole, body)
+    left, right = (checkpoint_tensors(its.config, its.weights) for its in (whole, body))
+    assert all(torch.equal(left[name], right[name]) for name in left if name != "lm_head.weight")
+    assert ("has no head" in caplog.text) == (not is_tied)
+
+
 def test_random_weights_need_only_a_config_and_are_the_same_each_time(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     config = ModelConfig.from_pretrained(folder)

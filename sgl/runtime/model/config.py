@@ -12,7 +12,7 @@ from sgl.errors import UnsupportedModel
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.media.config import MediaConfig, Towers
 from sgl.runtime.model.checkpoint import find_checkpoint
-from sgl.runtime.model.families import FAMILIES, RENAMED, ExpertNames, Family
+from sgl.runtime.model.families import BODIES, FAMILIES, RENAMED, ExpertNames, Family
 from sgl.runtime.model.fields import Fields, read_json
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.scheme import QuantScheme
@@ -129,6 +129,7 @@ class ModelConfig:
         fields = Fields(path, read_json(folder / "config.json") if gguf is None else gguf.config)
         architectures = fields.data.get("architectures") or []
         name = str(architectures[0]) if len(architectures) == 1 else None
+        name = BODIES.get(str(name), name)
         if name not in FAMILIES:
             raise UnsupportedModel(
                 f"{path}: architecture {name or architectures} is not supported; supported: {', '.join(FAMILIES)}",

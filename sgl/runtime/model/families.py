@@ -315,3 +315,5 @@ FAMILIES = {
 }
 RENAMED = frozenset({"exaone", "internlm3", "iquestcoder", "sarvam_mla", "sarvam_moe"})
 """Model types published under classes of their own, which transformers serves by those of other families."""
+BODIES = {f"{name}Model": f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
+"""Classes without a head, of models that embed texts."""

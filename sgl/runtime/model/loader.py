@@ -28,7 +28,7 @@ from sgl.runtime.model.quantized.pack import grouped
 from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import DOWN, GATE_UP, WHOLE, Shard
-from sgl.runtime.model.weight_files import Entry, check_dtype, opened, read, read_headers
+from sgl.runtime.model.weight_files import BODY, Entry, check_dtype, model_headers, opened, read
 from sgl.runtime.model.weights import MATRICES, Weights, allocate_weights, checkpoint_tensors, keeps_groups
 
 
@@ -181,14 +181,17 @@ def num_weights(config: ModelConfig) -> int:
 
 def _load_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> Weights:
     folder = Path(config.path)
-    headers = read_headers(folder)
+    headers = model_headers(folder)
     if config.architecture.endswith("ForConditionalGeneration"):
         headers = {text_name(name): entry for name, entry in headers.items() if not name.startswith(OF_TOWERS)}
     entries, quantized = read_quantized(headers, config.scheme, device)
     without_use = {(its.file, its.name) for name, its in entries.items() if quantized.adds_nothing(name)}
     entries = _unfused(entries, config)
     # A tied checkpoint may hold the head, too; like transformers, use it if it differs.
-    tied = config.tie_word_embeddings and LM_HEAD not in entries
+    tied, is_body = config.tie_word_embeddings, any(entry.name == BODY for entry in entries.values())
+    if is_body and not tied and LM_HEAD not in entries:
+        logger.warning("%s embeds texts and has no head: what it generates means nothing", folder)
+    tied = LM_HEAD not in entries and (tied or is_body)
     fused = any(name.endswith(GATE_UP) for name in entries)
     shapes = tensor_shapes(config, tied=tied, fused=fused)
     transposed = _transposed(config, entries, shapes)

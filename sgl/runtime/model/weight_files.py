@@ -18,6 +18,7 @@ from sgl.runtime.gguf import is_gguf
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+BODY = "embed_tokens.weight"  # of a checkpoint without the first word of its names
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _PICKLED_INDEX, _PICKLED = "pytorch_model.bin.index.json", "pytorch_model.bin"
@@ -74,6 +75,15 @@ def read_headers(folder: Path) -> dict[str, Entry]:
             message = f"{folder / file_name} lacks the tensor {name}, which {index} places there"
             raise WeightsError(message, path=str(folder / file_name), tensor=name)
     return entries
+
+
+def model_headers(folder: Path) -> dict[str, Entry]:
+    """The same by the names of a model with a head: those that embed texts may be stored without the first word, as
+    Qwen3-Embedding is. Raises WeightsError."""
+    entries = read_headers(folder)
+    if BODY not in entries:
+        return entries
+    return {name if name.startswith("lm_head.") else f"model.{name}": entry for name, entry in entries.items()}
 
 
 def holds_pickles(folder: Path) -> bool:

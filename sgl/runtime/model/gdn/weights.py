@@ -21,7 +21,7 @@ from sgl.runtime.model.gdn.parts import cut, local, matrix_part
 from sgl.runtime.model.loader import check_tensors, read_quantized, say_dequantized
 from sgl.runtime.model.quantized.experts import pack_both, whole_experts
 from sgl.runtime.model.shard import WHOLE, Shard
-from sgl.runtime.model.weight_files import opened, read, read_headers
+from sgl.runtime.model.weight_files import model_headers, opened, read
 from sgl.runtime.model.weights import DecoderWeights, keeps_groups, matrix_tensors, packed
 
 _HEAD = "lm_head.weight"
@@ -139,7 +139,7 @@ class Slot:
 def load(config: HybridConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE) -> HybridWeights:
     """A part of the checkpoint's. Raises WeightsError."""
     folder = Path(config.path)
-    used = {name: entry for name, entry in read_headers(folder).items() if not name.startswith(IGNORED)}
+    used = {name: entry for name, entry in model_headers(folder).items() if not name.startswith(IGNORED)}
     # a tied checkpoint may hold the head, too
     entries, quantized = read_quantized(used, config.scheme, device)
     tied = config.tie_word_embeddings and _HEAD not in entries

@@ -21,7 +21,7 @@ from sgl.runtime.model.quantized.checkpoint import QuantizedCheckpoint
 from sgl.runtime.model.quantized.experts import pack_both
 from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import WHOLE, Shard
-from sgl.runtime.model.weight_files import opened, read, read_headers
+from sgl.runtime.model.weight_files import model_headers, opened, read
 from sgl.runtime.model.weights import keeps_groups
 
 _LM_HEAD = "lm_head.weight"
@@ -111,7 +111,7 @@ def _shape(name: str, target: torch.Tensor) -> tuple[int, ...]:
 
 def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device, shard: Shard) -> LatentWeights:
     folder = Path(config.path)
-    used = {name: entry for name, entry in read_headers(folder).items() if is_used(name, config)}
+    used = {name: entry for name, entry in model_headers(folder).items() if is_used(name, config)}
     entries, quantized = read_quantized(used, config.scheme, device)
     tied = config.tie_word_embeddings and _LM_HEAD not in entries
     check_tensors(entries, tensor_shapes(config, tied=tied), folder)

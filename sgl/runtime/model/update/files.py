@@ -14,7 +14,7 @@ from sgl.runtime.model.base import Model
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.choice import ModelImpl, read_config
 from sgl.runtime.model.update.writer import Given, Writer
-from sgl.runtime.model.weight_files import FLOAT_DTYPES, opened, read, read_headers
+from sgl.runtime.model.weight_files import FLOAT_DTYPES, model_headers, opened, read
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _FREE = (
@@ -52,7 +52,7 @@ class Files:
         if from_module is not None:
             self._tensors = from_module
             return {name: Given(tuple(its.shape), its.dtype) for name, its in from_module.items()}
-        self._tensors = read_headers(Path(find_checkpoint(self._path)))
+        self._tensors = model_headers(Path(find_checkpoint(self._path)))
         found = {}
         for name, its in self._tensors.items():
             if writer.ignores(writer.name(name)):
