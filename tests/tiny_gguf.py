@@ -23,7 +23,16 @@ WIDE: dict[str, Any] = {
     "intermediate_size": 256,
     "num_hidden_layers": 2,
 }  # rows of whole blocks
-ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3-moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+}
 _SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # bytes of a block where its two-byte scales begin
 
 
@@ -44,23 +53,38 @@ def tiny_gguf(
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     architecture = family if family in ARCHITECTURES else "llama"
     names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], model.config.num_hidden_layers)
-    writer = GGUFWriter(folder / "model.gguf", architecture)
+    writer = GGUFWriter(folder / "model.gguf", gguf.MODEL_ARCH_NAMES[ARCHITECTURES[architecture]])
     add_config(writer, model.config)
     random = np.random.default_rng(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            values = parameter.numpy()
             heads = heads_of(name, model.config) if architecture == "llama" else 0
-            values = turned(values, heads)
-            stored, packed, read = quantized(values, kind if values.ndim > 1 else "F32", random)
-            writer.add_tensor(names.get_name(name, (".weight", ".bias")), packed, raw_dtype=stored)
-            parameter.copy_(torch.from_numpy(turned_back(read, heads)))
+            for own, part in parts_of(names.get_name(name, (".weight", ".bias")), name, parameter):
+                values = turned(part.numpy(), heads)
+                more = 1 if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight") else 0
+                stored, packed, read = quantized(values + more, kind if values.ndim > 1 else "F32", random)
+                writer.add_tensor(own, packed, raw_dtype=stored)
+                part.copy_(torch.from_numpy(turned_back(read, heads)) - more)
     if tokenizer is not None:
         add_tokenizer(writer, tokenizer)
     change(writer)
     finish(writer)
     model.save_pretrained(folder / "same")
     return folder / "model.gguf", folder / "same"
+
+
+def parts_of(own: str | None, name: str, parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Tensors of a file, with views of a parameter: transformers has gates and ups of experts in one."""
+    layer = name.removeprefix("model.layers.").split(".")[0]
+    if name.endswith("experts.gate_up_proj"):
+        halves = parameter.chunk(2, 1)
+        return [
+            (f"blk.{layer}.ffn_{part}_exps.weight", its) for part, its in zip(("gate", "up"), halves, strict=True)
+        ]
+    if name.endswith("experts.down_proj"):
+        own = f"blk.{layer}.ffn_down_exps.weight"
+    assert own is not None, name
+    return [(own, parameter)]
 
 
 def finish(writer: GGUFWriter) -> None:
@@ -79,17 +103,36 @@ def add_config(writer: GGUFWriter, config: LlamaConfig) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(head_dim)
+    part = (
+        1.0
+        if "full_attention" in config.rope_parameters
+        else config.rope_parameters.get("partial_rotary_factor", 1.0)
+    )
+    writer.add_rope_dimension_count(int(head_dim * part))
     if head_dim * config.num_attention_heads != config.hidden_size:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
+    experts = getattr(config, "num_local_experts", getattr(config, "num_experts", None))
+    if experts is not None:
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if (size := getattr(config, "moe_intermediate_size", None)) is not None:
+            writer.add_expert_feed_forward_length(size)
+    if config.model_type in ("gemma2", "gemma3_text") or (config.model_type == "phi3" and config.sliding_window):
+        writer.add_sliding_window(config.sliding_window)
+    for add, cap in (("attn", "attn_logit_softcapping"), ("final", "final_logit_softcapping")):
+        if getattr(config, cap, None) is not None:
+            getattr(writer, f"add_{add}_logit_softcapping")(getattr(config, cap))
     rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
-    if rope["rope_type"] == "yarn":
+    if rope["rope_type"] in ("yarn", "longrope"):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    for which in ("long", "short") if rope["rope_type"] == "longrope" else ():
+        writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
 

@@ -17,8 +17,19 @@ import torch
 
 from sgl.errors import UnsupportedModel
 from sgl.runtime.gguf import GgufFile
+from sgl.runtime.model.families import FAMILIES, ExpertNames
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+}
+_MIXTRAL = "MixtralForCausalLM"  # called llama, too
 _SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -28,10 +39,23 @@ _SIZES = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
 }
+_ORIGINAL = "original_max_position_embeddings"
 _YARN = {
-    "original_context_length": "original_max_position_embeddings",
+    "original_context_length": _ORIGINAL,
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
+}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
+_OPTIONAL = {
+    "gemma2": _WINDOW | _CAP | {"attn_logit_softcapping": "attn_logit_softcapping"},
+    "gemma3": _WINDOW | _CAP | {"rope.freq_base_swa": "rope_local_base_freq"},
+    "phi3": _WINDOW,
+}
+_OF_EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
 }
 _WITHOUT_EFFECT = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -48,9 +72,25 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMAS = _INNER | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_INNER_OF = {
+    "gemma2": _GEMMAS,
+    "gemma3": _GEMMAS,
+    "olmo2": _GEMMAS,
+    "phi3": _INNER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+}
+_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
+_LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of those of 27B, which scale queries otherwise
 _ROPE_FACTORS = "rope_freqs.weight"
+_LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_TURNED, _PART, _FACTOR = "rope.dimension_count", "partial_rotary_factor", "attention_factor"
 _MAX_SIZE = 1 << 24
+_MOST_EXPERTS = 1 << 12
 
 
 class GgufCheckpoint:
@@ -64,11 +104,21 @@ class GgufCheckpoint:
         if self._arch not in _ARCHITECTURES:
             names = ", ".join(_ARCHITECTURES)
             raise self._unsupported(f"GGUF of another architecture than {names} (serve its folder of safetensors)")
-        self._names: dict[str, str] = {}  # Hugging Face's and llama.cpp's
+        self._architecture = _ARCHITECTURES[self._arch]
+        if self._arch == "llama" and self._file.metadata.get("llama.expert_count"):
+            self._architecture = _MIXTRAL
+        self._names: dict[
+            str, tuple[str, int | None]
+        ] = {}  # Hugging Face's and llama.cpp's, and which of its experts
         for name in self._tensors:
-            if (hf := _hf_name(name)) is not None:
-                self._names[hf] = name
-            elif name != _ROPE_FACTORS:
+            if (experts := _EXPERTS.fullmatch(name)) and self._architecture in (
+                _MIXTRAL,
+                _ARCHITECTURES["qwen3moe"],
+            ):
+                self._add_experts(name, *experts.groups())
+            elif (hf := self._hf_name(name)) is not None:
+                self._names[hf] = name, None
+            elif name != _ROPE_FACTORS and not (self._arch == "phi3" and name in (_LONG, _SHORT)):
                 raise self._unsupported(f"the tensor {name:.100}")
         self.config = self._config()
 
@@ -89,12 +139,39 @@ class GgufCheckpoint:
     def get_slice(self, name: str) -> _Slice:
         """What reads a part of it."""
         is_turned = self._arch == "llama" and re.search(r"\.[qk]_proj\.", name)
-        return _Slice(self._file, self._names[name], self.config["head_dim"] if is_turned else 0)
+        adds_one = self._arch in ("gemma2", "gemma3") and name.endswith("norm.weight")
+        own, expert = self._names[name]
+        return _Slice(self._file, own, self.config["head_dim"] if is_turned else 0, expert, adds_one=adds_one)
 
     def types(self) -> str:
         """Of the tensors, with how many there are of each."""
         counts = Counter(tensor.type for tensor in self._tensors.values()).most_common()
         return "GGUF: " + ", ".join(f"{count} x {name}" for name, count in counts)
+
+    def _hf_name(self, name: str) -> str | None:
+        of_layers = _INNER_OF.get(self._arch, _INNER)
+        if inner := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
+            layer, its, kind = inner.groups()
+            if its == "ffn_gate_inp" and f"blk.{layer}.ffn_gate_exps.weight" in self._tensors:
+                return f"model.layers.{layer}.{self._names_of_experts.block}.{self._names_of_experts.router}.{kind}"
+            return f"model.layers.{layer}.{of_layers[its]}.{kind}" if its in of_layers else None
+        outer, _, kind = name.partition(".")
+        return f"{_OUTER[outer]}.{kind}" if outer in _OUTER else None
+
+    @property
+    def _names_of_experts(self) -> ExpertNames:
+        names = FAMILIES[self._architecture].experts
+        assert names is not None, "it has experts"
+        return names
+
+    def _add_experts(self, name: str, layer: str, part: str) -> None:
+        """Those of a layer that lie in one tensor [experts, out, in]."""
+        names, shape = self._names_of_experts, self._tensors[name].shape
+        if len(shape) != 3 or shape[0] > _MOST_EXPERTS:
+            raise self._file.error(f"gives {name} the shape {list(shape)}, not that of experts", name)
+        module = {"gate": names.gate, "up": names.up, "down": names.down}[part]
+        for expert in range(shape[0]):
+            self._names[f"model.layers.{layer}.{names.block}.experts.{expert}.{module}.weight"] = name, expert
 
     def _config(self) -> dict[str, Any]:
         """What config.json would say."""
@@ -103,29 +180,55 @@ class GgufCheckpoint:
         if "token_embd.weight" not in tensors:
             raise self._file.error("lacks the tensor token_embd.weight", "token_embd.weight")
         own.setdefault("attention.head_count_kv", own.get("attention.head_count"))
+        if self._arch == "qwen3moe":
+            own.setdefault("feed_forward_length", own.get("expert_feed_forward_length"))
         if "attention.key_length" not in own:
             heads = self._size("attention.head_count", own.get("attention.head_count"))
             own["attention.key_length"] = self._size("embedding_length", own.get("embedding_length")) // heads
         config: dict[str, Any] = {hf: self._size(name, own.pop(name, None)) for name, hf in _SIZES.items()}
         head_dim = config["head_dim"]
-        for name in ("attention.value_length", "rope.dimension_count"):
-            if (length := own.pop(name, head_dim)) != head_dim:
+        turned = own.pop("rope.dimension_count", head_dim)
+        for name, length in (
+            ("attention.value_length", own.pop("attention.value_length", head_dim)),
+            (_TURNED, turned),
+        ):
+            if length != head_dim and not (self._arch == "phi3" and name == _TURNED and 0 < turned < head_dim):
                 raise self._unsupported(f"{name}={length!r:.100} beside heads of {head_dim}")
         if config["num_hidden_layers"] > len(tensors):
             raise self._file.error(f"has {len(tensors)} tensors, too few for {config['num_hidden_layers']} layers")
         bos, *eos = (metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos", "eot", "eom"))
         config |= {
-            "architectures": [_ARCHITECTURES[self._arch]],
+            "architectures": [self._architecture],
             "rms_norm_eps": self._number(own, "attention.layer_norm_rms_epsilon"),
             "vocab_size": self._size("vocab_size", tensors["token_embd.weight"].shape[0]),
             "tie_word_embeddings": "output.weight" not in tensors,
             "attention_bias": "blk.0.attn_q.bias" in tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-            "rope_parameters": self._rope(own, head_dim),
+            "rope_parameters": self._rope(own, head_dim)
+            | ({} if turned == head_dim else {_PART: turned / head_dim}),
             "bos_token_id": None if bos is None else self._size("bos_token_id", bos, 0),
             "eos_token_id": list(dict.fromkeys(self._size("eos_token_id", i, 0) for i in eos if i is not None)),
             "dtype": self._dtype(),
         }
+        if FAMILIES[self._architecture].experts is not None:
+            config |= {hf: self._size(name, own.pop(name, None)) for name, hf in _OF_EXPERTS.items() if name in own}
+            config["norm_topk_prob"] = True
+        for name, hf in _OPTIONAL.get(self._arch, {}).items():
+            if name in own:
+                config[hf] = self._number(own, name)
+        if self._arch in _LARGEST:
+            is_largest = config["num_hidden_layers"] == _LARGEST[self._arch]
+            scaled = config["hidden_size"] // config["num_attention_heads"] if is_largest else head_dim
+            config |= {"query_pre_attn_scalar": scaled, "rope_theta": config["rope_parameters"]["rope_theta"]}
+        if (original := config["rope_parameters"].get(_ORIGINAL)) is not None:
+            config[_ORIGINAL] = original  # or else the family's
+        if self._arch == "gemma3":  # of layers without a window
+            config |= {"rope_scaling": config["rope_parameters"], "rope_parameters": None}
+            pattern = own.pop("attention.sliding_window_pattern", None)
+            if isinstance(pattern, list):  # whether each layer has one
+                config["layer_types"] = [f"{'sliding' if its else 'full'}_attention" for its in pattern]
+            elif pattern is not None:
+                config["sliding_window_pattern"] = self._size("attention.sliding_window_pattern", pattern)
         if own.pop("attention.causal", True) is not True:
             raise self._unsupported("attention to later tokens")
         for name, value in own.items():
@@ -136,6 +239,8 @@ class GgufCheckpoint:
     def _rope(self, own: dict[str, Any], head_dim: int) -> dict[str, Any]:
         own.setdefault("rope.freq_base", 10000.0)
         theta, kind = self._number(own, "rope.freq_base"), own.pop("rope.scaling.type", "none")
+        if _LONG in self._tensors and _SHORT in self._tensors:
+            return self._long_rope(own, theta, kind)
         if kind not in ("none", "linear", "yarn"):
             raise self._unsupported(f"rope.scaling.type={kind!r:.100}")
         rope: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind, "rope_theta": theta}
@@ -153,6 +258,20 @@ class GgufCheckpoint:
         if kind != "none" or len(factors) != len(divisors) or not np.allclose(factors, divisors, 1e-4, 0):
             raise self._unsupported(f"a rope by {_ROPE_FACTORS} that is not Llama 3's")
         return rope | _LLAMA3 | {"rope_type": "llama3", "factor": float(factors.max())}
+
+    def _long_rope(self, own: dict[str, Any], theta: float, kind: object) -> dict[str, Any]:
+        if kind not in ("none", "longrope"):
+            raise self._unsupported(f"rope.scaling.type={kind!r:.100} beside {_LONG}")
+        rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": theta}
+        for name, hf in {
+            "original_context_length": "original_max_position_embeddings",
+            "attn_factor": _FACTOR,
+        }.items():
+            if f"rope.scaling.{name}" in own:
+                rope[hf] = self._number(own, f"rope.scaling.{name}")
+        for name, hf in ((_LONG, "long_factor"), (_SHORT, "short_factor")):
+            rope[hf] = self._file.read(name).astype(np.float64).ravel().tolist()
+        return rope
 
     def _dtype(self) -> str:
         """A GPU's default, by the type of most matrices."""
@@ -180,28 +299,30 @@ class GgufCheckpoint:
 
 
 class _Slice:
-    """Parts of a tensor. `head_dim`: of heads whose rows have llama.cpp's order, else 0."""
+    """Parts of a tensor. `head_dim`: of heads whose rows have llama.cpp's order, else 0. `expert`: whose part of it.
+    `adds_one`: its numbers are one more than in the checkpoint."""
 
-    def __init__(self, file: GgufFile, name: str, head_dim: int) -> None:
+    def __init__(self, file: GgufFile, name: str, head_dim: int, expert: int | None, *, adds_one: bool) -> None:
         self._file = file
         self._name = name
         self._head_dim = head_dim
+        self._expert = expert
+        self._adds_one = adds_one
 
     def get_shape(self) -> tuple[int, ...]:
-        return self._file.tensors[self._name].shape
+        shape = self._file.tensors[self._name].shape
+        return shape if self._expert is None else shape[1:]
 
     def get_dtype(self) -> str:
         return "F32"
 
     def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
         rows: slice | npt.NDArray[np.int64] = part[0] if part else slice(None)
+        num_rows = self.get_shape()[0]
         if self._head_dim:
-            rows = np.arange(self.get_shape()[0]).reshape(-1, self._head_dim // 2, 2).swapaxes(1, 2).ravel()[rows]
-        return torch.from_numpy(self._file.read(self._name, rows)[(slice(None), *part[1:])])
-
-
-def _hf_name(name: str) -> str | None:
-    if (inner := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)) and inner[2] in _INNER:
-        return f"model.layers.{inner[1]}.{_INNER[inner[2]]}.{inner[3]}"
-    outer, _, kind = name.partition(".")
-    return f"{_OUTER[outer]}.{kind}" if outer in _OUTER else None
+            rows = np.arange(num_rows).reshape(-1, self._head_dim // 2, 2).swapaxes(1, 2).ravel()[rows]
+        elif self._expert is not None:
+            assert isinstance(rows, slice), "no heads"
+            rows = slice(*(self._expert * num_rows + at for at in rows.indices(num_rows)[:2]))
+        values = self._file.read(self._name, rows)[(slice(None), *part[1:])]
+        return torch.from_numpy(values - 1 if self._adds_one else values)
