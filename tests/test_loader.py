@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
 from sgl.runtime.engine import Engine
 from sgl.runtime.model.checkpoint import checkpoint_folder, find_checkpoint
+from sgl.runtime.model.choice import ModelImpl, read_config
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.loader import load_decoder
@@ -334,6 +335,23 @@ def test_a_tied_head_is_the_embedding_also_where_the_checkpoint_repeats_it(tmp_p
     assert different.weights.lm_head is not different.weights.embedding, (
         "as in transformers, a head of its own counts"
     )
+
+
+@pytest.mark.parametrize("given", ["auto", ...])
+@pytest.mark.parametrize(
+    ("stored", "found"), [("float16", "float16"), ("bfloat16", "bfloat16"), ("float64", "float32")]
+)
+@pytest.mark.parametrize("model_impl", ["sgl", "transformers"])
+def test_a_dtype_that_the_config_does_not_say_is_that_of_the_weights(
+    given: Any, stored: str, found: str, model_impl: ModelImpl, folder: Path
+) -> None:
+    edit_json(folder / "config.json", torch_dtype=given, dtype=...)
+    edit_weights(
+        folder, lambda its: its.update({name: each.to(getattr(torch, stored)) for name, each in its.items()})
+    )
+    assert read_config(str(folder), model_impl).dtype == found
+    (folder / "model.safetensors").unlink()
+    assert read_config(str(folder), model_impl).dtype == "float32"
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3Model"])

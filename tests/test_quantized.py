@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sgl.kernels import limits
 from sgl.kernels.layers.grouped import GroupedMatrix
 from sgl.runtime.engine import Engine
 from sgl.runtime.model import loader, weights
+from sgl.runtime.model.choice import ModelImpl
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.model.quantized.codes import Codes, dequantize_mxfp4
@@ -250,6 +252,36 @@ def test_the_first_group_whose_targets_hold_a_module_says_its_layout(tmp_path: P
     assert "4 bits, groups of 32" in ModelConfig.from_pretrained(folder).checkpoint_format
 
 
+MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content"),
+    [
+        ("gptq-zeros", "quantize_config.json", {"bits": 4, "group_size": 32, "sym": False, "desc_act": False}),
+        ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
+        ("fp8-tensor", "hf_quant_config.json", MODELOPT),
+        ("fp8-tensor", "config.json", {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}),
+    ],
+)
+@pytest.mark.parametrize("model_impl", ["sgl", "transformers"])
+def test_a_scheme_may_stand_in_a_file_of_its_own(
+    name: str, file: str, content: dict[str, Any], model_impl: ModelImpl, tmp_path: Path
+) -> None:
+    """As older writers and ModelOpt have it."""
+    folder, dense = tiny_quantized(tmp_path, name)
+    edit_json(folder / "config.json", quantization_config=...)
+    (folder / file).touch()
+    if file == "config.json":
+        edit_json(folder / file, **content)
+    else:
+        (folder / file).write_text(json.dumps(content))
+    prompt = list(range(3, 40))
+    with Engine(str(folder), **{**OPTIONS, "model_impl": model_impl}) as engine:
+        result = engine.generate(input_ids=prompt, sampling_params={"temperature": 0.0, "max_new_tokens": 8})
+    assert result["output_ids"] == Reference(dense).greedy(prompt, 8)
+
+
 def test_symmetric_gptq_of_either_version_has_its_zeros_in_the_middle(tmp_path: Path) -> None:
     """Some writers call a checkpoint `gptq` whose zeros are 8, as v2's are."""
 
@@ -273,6 +305,7 @@ def test_symmetric_gptq_of_either_version_has_its_zeros_in_the_middle(tmp_path: 
         ({**AWQ, "version": "gemv"}, UnsupportedModel, ["gemv", "gemm"]),
         ({**AWQ, "group_size": 0}, ModelError, ["group_size", "0"]),
         ({**AWQ, "zero_point": "yes"}, ModelError, ["zero_point", "neither true nor false"]),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, UnsupportedModel, ["ModelOpt's 'NVFP4' (but FP8)"]),
         ({**GPTQ, "bits": 2}, UnsupportedModel, ["2 bits"]),
         ({**GPTQ, "bits": "4"}, ModelError, ["'4'", "whole number"]),
         ({**GPTQ, "checkpoint_format": "marlin"}, UnsupportedModel, ["marlin"]),

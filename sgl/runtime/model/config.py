@@ -13,9 +13,10 @@ from sgl.runtime.gguf import is_gguf
 from sgl.runtime.media.config import MediaConfig, Towers
 from sgl.runtime.model.checkpoint import find_checkpoint
 from sgl.runtime.model.families import BODIES, FAMILIES, RENAMED, ExpertNames, Family
-from sgl.runtime.model.fields import Fields, read_json
+from sgl.runtime.model.fields import Fields, read_config_json, read_json
 from sgl.runtime.model.gguf_checkpoint import GgufCheckpoint
 from sgl.runtime.model.quantized.scheme import QuantScheme
+from sgl.runtime.model.weight_files import stored_dtype
 
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -126,7 +127,7 @@ class ModelConfig:
         folder = find_checkpoint(path)
         path = str(folder)
         gguf = GgufCheckpoint(path) if is_gguf(path) else None
-        fields = Fields(path, read_json(folder / "config.json") if gguf is None else gguf.config)
+        fields = Fields(path, read_config_json(folder) if gguf is None else gguf.config)
         architectures = fields.data.get("architectures") or []
         name = str(architectures[0]) if len(architectures) == 1 else None
         name = BODIES.get(str(name), name)
@@ -379,8 +380,9 @@ def _is_local(fields: Fields, family: Family, num_layers: int) -> tuple[bool, ..
 
 
 def read_dtype(fields: Fields) -> DtypeName:
-    """The checkpoint's."""
-    name = str(fields.data.get("dtype") or fields.data.get("torch_dtype") or "float32").removeprefix("torch.")
+    """The checkpoint's; that of its numbers if its config does not say one."""
+    name = str(fields.data.get("dtype") or fields.data.get("torch_dtype") or "auto").removeprefix("torch.")
+    name = stored_dtype(Path(fields.path)) if name == "auto" else name
     if name not in get_args(DtypeName):
         raise fields.unsupported(f"dtype {name!r}")
     return cast(DtypeName, name)

@@ -10,6 +10,8 @@ from typing import Any
 from sgl.errors import ModelError, UnsupportedModel
 from sgl.runtime.model.families import FAMILIES
 
+_BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+
 
 class Fields:
     """A config.json, with path and architecture for errors; null counts as absent. Raises ModelError."""
@@ -76,6 +78,17 @@ class Fields:
             supported=tuple(FAMILIES),
             path=self.path,
         )
+
+
+def read_config_json(folder: Path) -> dict[str, Any]:
+    """A checkpoint's config.json, with the `quantization_config` that some writers put beside it. Raises ModelError."""
+    data = read_json(folder / "config.json")
+    text = data.get("text_config")
+    if not any(its.get("quantization_config") for its in (data, text if isinstance(text, dict) else {})):
+        for name, method in _BESIDE.items():
+            if (folder / name).is_file():
+                return {**data, "quantization_config": {"quant_method": method, **read_json(folder / name)}}
+    return data
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ tensors alone are read."""
 from __future__ import annotations
 
 import json
+import math
 import re
 import zipfile
 from dataclasses import dataclass
@@ -84,6 +85,19 @@ def model_headers(folder: Path) -> dict[str, Entry]:
     if BODY not in entries:
         return entries
     return {name if name.startswith("lm_head.") else f"model.{name}": entry for name, entry in entries.items()}
+
+
+def stored_dtype(folder: Path) -> str:
+    """torch's name of the type of most numbers of a checkpoint, where its config does not say one."""
+    try:
+        entries = read_headers(folder).values()
+    except WeightsError:  # there may be none yet
+        return "float32"
+    sizes: dict[str, int] = {"F32": 0}
+    for entry in entries:
+        if entry.dtype in FLOAT_DTYPES:
+            sizes[entry.dtype] = sizes.get(entry.dtype, 0) + math.prod(entry.shape)
+    return {"F16": "float16", "BF16": "bfloat16"}.get(max(sizes, key=sizes.__getitem__), "float32")
 
 
 def holds_pickles(folder: Path) -> bool:

@@ -19,7 +19,7 @@ from sgl.runtime.model.config import (
     read_rope,
     special_tokens,
 )
-from sgl.runtime.model.fields import Fields, read_json
+from sgl.runtime.model.fields import Fields, read_config_json
 from sgl.runtime.model.quantized.scheme import QuantScheme
 
 _SEES = "ForConditionalGeneration"
@@ -106,7 +106,7 @@ class HybridConfig:
         """Read a checkpoint whose architecture is one of `HYBRIDS`. Raises UnsupportedModel for features that are
         missing here, ModelError for an inconsistent config."""
         folder = find_checkpoint(path)
-        data = read_json(folder / "config.json")
+        data = read_config_json(folder)
         architecture = str(data["architectures"][0])
         text = data.get("text_config") if architecture.endswith(_SEES) else None
         if text is not None:  # what is not of the text part alone stands outside

@@ -22,11 +22,12 @@ from sgl.errors import ModelError, UnsupportedModel
 from sgl.runtime.model.checkpoint import checkpoint_folder
 from sgl.runtime.model.config import DtypeName, special_tokens
 from sgl.runtime.model.families import FAMILIES, RENAMED
-from sgl.runtime.model.fields import read_json
+from sgl.runtime.model.fields import read_config_json, read_json
 from sgl.runtime.model.hf import probe
 from sgl.runtime.model.hf.probe import AttentionLayer, Refused
 from sgl.runtime.model.hf.rotary import fix_frequencies
 from sgl.runtime.model.quantized.scheme import QuantScheme
+from sgl.runtime.model.weight_files import stored_dtype
 
 _COUNT = re.compile(r"(\w+_)?(num|n)_(\w+_)?(layer|expert|block)s?")  # fields that number modules
 _MOST_PARTS = 4096
@@ -86,7 +87,7 @@ class TransformersConfig:
         """Read a checkpoint folder, a config.json, or a hub id (downloads the checkpoint). Raises UnsupportedModel for
         architectures that cannot be served so, ModelError for a missing or inconsistent config."""
         folder = checkpoint_folder(path)
-        data = read_json(folder / "config.json")
+        data = read_config_json(folder)
         architecture = _architecture(str(folder), data)
         _check(str(folder), data)
         with _refusing(str(folder), architecture):
@@ -94,6 +95,7 @@ class TransformersConfig:
             if config.is_encoder_decoder:
                 raise Refused("an encoder-decoder")
             context_length = _context_length(config)
+            dtype = _dtype(str(folder), architecture, config)  # before a module is made of it, which sets another
             # some products have no other dtype on the meta device
             try:
                 module = empty_module(config, architecture, probe.NAME, torch.bfloat16)
@@ -115,7 +117,7 @@ class TransformersConfig:
             vocab_size=probed.vocab_size,
             hidden_size=probed.hidden_size,
             context_length=context_length,
-            dtype=_dtype(str(folder), architecture, config),
+            dtype=dtype,
             bos_token_id=bos,
             eos_token_ids=eos,
             layers=tuple(probed.layers),
@@ -134,7 +136,14 @@ class TransformersConfig:
 
 def plain_config(folder: str | Path) -> Any:
     """transformers' config of a checkpoint, as if it were not quantised."""
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    data = read_json(Path(folder) / "config.json")
+    is_auto = "auto" in (data.get("dtype"), data.get("torch_dtype"))  # which transformers looks for in torch
+    options = {"dtype": "float32"} if is_auto else {}
+    config = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, **options
+    )
+    if is_auto:
+        config.dtype = None
     for part in (config, config.get_text_config()):
         if getattr(part, "quantization_config", None) is not None:
             del part.quantization_config
@@ -266,7 +275,7 @@ def _context_length(config: Any) -> int:
 
 
 def _dtype(path: str, architecture: str, config: Any) -> DtypeName:
-    name = str(config.dtype or config.get_text_config().dtype or "float32").removeprefix("torch.")
+    name = str(config.dtype or config.get_text_config().dtype or stored_dtype(Path(path))).removeprefix("torch.")
     if name not in get_args(DtypeName):
         raise unsupported(path, architecture, f"dtype {name!r}")
     return cast(DtypeName, name)

@@ -18,7 +18,7 @@ from sgl.runtime.model.config import (
     read_rope,
     special_tokens,
 )
-from sgl.runtime.model.fields import Fields, read_json
+from sgl.runtime.model.fields import Fields, read_config_json, read_json
 from sgl.runtime.model.quantized.scheme import QuantScheme
 from sgl.runtime.model.rotary import temperature
 
@@ -140,7 +140,7 @@ class LatentConfig:
         """Read a checkpoint folder, a config.json, or a hub id (downloads the checkpoint). Raises UnsupportedModel for
         missing features, ModelError for a missing or inconsistent config."""
         folder = checkpoint_folder(path)
-        data = read_json(folder / "config.json")
+        data = read_config_json(folder)
         (architecture,) = data["architectures"]
         fields = Fields(str(folder), {**_DEFAULTS[architecture], **data}, architecture)
         _refuse_unsupported(fields)

@@ -11,7 +11,7 @@ from sgl.errors import ModelError, UnsupportedModel
 
 Kind = Literal["awq", "gptq", "packed", "int8", "fp8", "mxfp4"]
 
-_METHODS = "awq, gptq, compressed-tensors, fp8, fbgemm_fp8, mxfp4"
+_METHODS = "awq, gptq, compressed-tensors, fp8, fbgemm_fp8, modelopt, mxfp4"
 _KINDS: dict[str, Kind] = {"pack-quantized": "packed", "int-quantized": "int8", "float-quantized": "fp8"}
 _PER_GROUP, _PER_BLOCK = "group", "block"
 _MOST = 1 << 20  # columns of a group, or sides of a block
@@ -94,6 +94,7 @@ class _Reader:
             "compressed-tensors": ("compressed-tensors", self._compressed_tensors),
             "fp8": ("FP8", self._fp8),
             "fbgemm_fp8": ("FP8", lambda: (Layout(kind="fp8"),)),
+            "modelopt": ("ModelOpt", self._modelopt),
             "mxfp4": ("MXFP4", lambda: (Layout(kind="mxfp4", bits=4, group=32),)),
         }
         if not isinstance(method, str) or method not in readers:
@@ -137,6 +138,13 @@ class _Reader:
             return (Layout(kind="fp8"),)
         sides = self._config["weight_block_size"]
         return (Layout(kind="fp8", block=None if sides is None else self._sides("weight_block_size", sides)),)
+
+    def _modelopt(self) -> tuple[Layout, ...]:
+        inner = self._config.get("quantization")  # of a file beside config.json
+        algorithm = (inner if isinstance(inner, Mapping) else self._config).get("quant_algo")
+        if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+            self._refuse(f"ModelOpt's {algorithm!r:.100} (but FP8)")
+        return (Layout(kind="fp8"),)
 
     def _compressed_tensors(self) -> tuple[Layout, ...]:
         if (self._config.get("sparsity_config") or {}).get("format", "dense") != "dense":
