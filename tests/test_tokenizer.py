@@ -81,6 +81,26 @@ def test_more_tokens_than_the_model_has_embeddings_for_is_refused() -> None:
         tokenizer.check_fits(100)
 
 
+def test_added_tokens_without_embeddings_are_text(tmp_path: Path) -> None:
+    """As Gemma 3 1B's for images is; not one that ends texts."""
+    hf = wrap("byte level", chat_template="{{ messages[0].content }}").hf
+    rows = max(hf.get_vocab().values()) + 1
+    hf.add_tokens(["<image_soft_token>", "<pad>"], special_tokens=True)
+    hf.pad_token = "<pad>"
+    hf.save_pretrained(tmp_path)
+    whole, tokenizer = Tokenizer.load(tmp_path), Tokenizer.load(tmp_path, vocab_size=rows)
+    assert (whole.vocab_size, tokenizer.vocab_size) == (rows + 2, rows)
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "a <image_soft_token> b"}])
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert (ids < rows).all()
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.control_tokens == whole.control_tokens - {"<image_soft_token>", "<pad>"}
+    hf.eos_token = "<pad>"
+    hf.save_pretrained(tmp_path)
+    with pytest.raises(TokenizerError, match=f"largest token id is {rows + 1}"):
+        Tokenizer.load(tmp_path, vocab_size=rows)
+
+
 def test_templates_render_and_refuse() -> None:
     tokenizer = wrap("byte level", chat_template=TEMPLATE)
     text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])

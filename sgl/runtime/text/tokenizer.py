@@ -71,7 +71,10 @@ class Tokenizer:
         differently. Raises TokenizerError.
         """
         name = os.fspath(path)
-        tokenizer = cls(_load_hf(name), path=name)
+        hf = _load_hf(name)
+        if vocab_size is not None:
+            _drop_added(hf, vocab_size)
+        tokenizer = cls(hf, path=name)
         if vocab_size is not None:
             tokenizer.check_fits(vocab_size)
         return tokenizer
@@ -237,6 +240,21 @@ def _rendered_with_nulls(hf: Any, messages: Sequence[Mapping[str, Any]], options
     source = hf.get_chat_template(options.get("chat_template"), options.get("tools"))
     variables = {**hf.special_tokens_map, **options, "chat_template": source}
     return str(render_jinja_template([[dict(message) for message in messages]], **variables)[0][0])
+
+
+def _drop_added(hf: Any, vocab_size: int) -> None:
+    """Take away added tokens for which a model has no embeddings, such as Gemma 3 1B's for images, or padding."""
+    from tokenizers import Tokenizer as Backend
+
+    backend, end = getattr(hf, "backend_tokenizer", None), hf.eos_token_id
+    if backend is None or (end is not None and end >= vocab_size):
+        return
+    spec = json.loads(backend.to_str())
+    dropped = [token["content"] for token in spec["added_tokens"] if token["id"] >= vocab_size]
+    if dropped:
+        spec["added_tokens"] = [token for token in spec["added_tokens"] if token["id"] < vocab_size]
+        hf._tokenizer = Backend.from_str(json.dumps(spec))
+        logger.info("added tokens for which the model has no embeddings are text: %s", ", ".join(dropped[:8]))
 
 
 def token_table(backend: Backend) -> TokenTable | None:
