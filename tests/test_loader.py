@@ -20,7 +20,9 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.model.weights import checkpoint_tensors
+from tests.test_gdn_models import tiny_hybrid
 from tests.tiny_models import byte_tokenizer, edit_json, tiny_checkpoint
+from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
 
 INDEX = "model.safetensors.index.json"
 
@@ -377,6 +379,24 @@ def test_models_that_embed_texts_may_be_stored_without_a_head(
     left, right = (checkpoint_tensors(its.config, its.weights) for its in (whole, body))
     assert all(torch.equal(left[name], right[name]) for name in left if name != "lm_head.weight")
     assert ("has no head" in caplog.text) == (not is_tied)
+
+
+@pytest.mark.parametrize("kind", ["latent", "hybrid"])
+def test_other_layers_of_our_own_are_read_without_the_first_word_too(kind: str, tmp_path: Path) -> None:
+    path, architecture = tmp_path / "model", "DeepseekV3ForCausalLM"
+    if kind == "latent":
+        tiny_transformer(path, architecture, **{**ARCHITECTURES[architecture], "tie_word_embeddings": True})
+    else:
+        tiny_hybrid(path, "3.5")
+    options: dict[str, Any] = {"device": "cpu", "skip_tokenizer_init": True, "max_total_tokens": 128}
+    answers = []
+    for _ in range(2):
+        with Engine(str(path), model_impl="sgl", **options) as engine:
+            answer = engine.generate(input_ids=[5, 6, 7], sampling_params={"temperature": 0, "max_new_tokens": 4})
+            answers.append(answer["output_ids"])
+        tensors = {name.removeprefix("model."): its for name, its in load_file(path / "model.safetensors").items()}
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    assert answers[0] == answers[1]
 
 
 def test_random_weights_need_only_a_config_and_are_the_same_each_time(folder: Path) -> None:

@@ -168,7 +168,7 @@ def load(config: HybridConfig, dtype: torch.dtype, device: torch.device, shard: 
             for name, slot in places.items():
                 if entries[name].file == file:
                     is_quantized = name in quantized.shapes
-                    its = quantized.dequantized(name) if is_quantized else read(tensors, name, file)
+                    its = quantized.dequantized(name) if is_quantized else read(tensors, entries[name].name, file)
                     slot.put(cut(name, its, config, shard))
     say_dequantized(quantized, config.scheme, dtype)
     head = next(matrix_tensors(weights.lm_head))

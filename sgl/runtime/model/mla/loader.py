@@ -133,7 +133,7 @@ def _load_weights(config: LatentConfig, dtype: torch.dtype, device: torch.device
                     if name in quantized.shapes:
                         value = quantized.dequantized(name)[its]
                     else:
-                        value = read(tensors, name, file, its)
+                        value = read(tensors, entries[name].name, file, its)
                     _fill(name, target, paired_by_halves(name, value, config), config, shard)
     num_packed = sum(layer.experts is not None and layer.experts.is_packed for layer in weights.layers)
     say_dequantized(
