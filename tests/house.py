@@ -187,7 +187,8 @@ READS_ENVIRONMENT = (
     "sgl.cli.options",
     "sgl.runtime.forks",
     "sgl.runtime.cluster.spares",
-)  # or hands it on
+    "sgl.runtime.cluster.serve_app",
+)  # or hands it on, or gives it to Ray
 DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
 MOST_LINES = {

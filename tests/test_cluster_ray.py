@@ -63,6 +63,17 @@ def test_what_a_server_answers_a_cluster_answers(here: RunningCluster) -> None:
     assert all(worker["capabilities"]["context_length"] == 1024 for worker in status["workers"])
 
 
+def test_a_ray_of_its_own_is_this_users_alone_on_this_machine(here: RunningCluster) -> None:
+    status = here.status()
+    assert status["ray_address"].startswith("127.0.0.1:")
+    folder = Path(status["logs"]).parents[2]
+    assert folder.name.startswith(f"sgl-ray-{here.process.pid}-")
+    assert folder.stat().st_mode & 0o077 == 0
+    assert Path(status["logs"]).is_dir()
+    environment = Path(f"/proc/{status['pids']['controller']}/environ").read_bytes().split(b"\0")
+    assert len({each for each in environment if each.startswith((b"RAY_AUTH_TOKEN=", b"RAY_AUTH_MODE=token"))}) == 2
+
+
 def test_an_update_that_cannot_start_costs_no_request_and_is_undone(
     here: RunningCluster, texts: dict[int, str]
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from sgl.runtime.cluster.running import new_folder, sweep
 with needs_extra("dist", "a cluster"):
     import ray
     from ray import serve
+    from ray._private import ray_constants
     from ray.experimental import internal_kv as _kv
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
@@ -34,6 +36,7 @@ _STORE_BYTES = 100 << 20  # the least that Ray takes is 75 MiB; no tensor and no
 _OWN_CPUS = 256  # of a Ray on one machine: a replica counts its processes, and the machine's cores bound nothing
 _IMPORT = "sgl.runtime.cluster.replica:app"
 _PREFIX = "sgl-token-"
+_WITHIN = "r"  # Ray opens its own folder, with its sockets, to everybody; the one around it is the user's alone
 _DEPLOYMENT, _PREFILL = "worker", "prefill"
 _ENDING_SECONDS = 30.0  # of Ray Serve
 _HEALTH_SECONDS = 1.0
@@ -63,12 +66,13 @@ class RayCluster:
             _reach(address)
         about: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "sgl"}
         if address is None:
+            _keep_to_this_machine()
             self.folder = new_folder()
             about |= {
                 "num_cpus": max(_OWN_CPUS, num_processors()),
                 "object_store_memory": _STORE_BYTES,
                 "include_dashboard": False,
-                "_temp_dir": self.folder,
+                "_temp_dir": f"{self.folder}/{_WITHIN}",
             }
         for name in ("ray", "ray.serve"):  # whose news are for those who know that Ray is there
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -102,7 +106,7 @@ class RayCluster:
     @property
     def logs(self) -> str:
         """The folder of the processes' logs."""
-        return f"{self.folder or '/tmp/ray'}/session_latest/logs"
+        return f"{'/tmp/ray' if self.folder is None else f'{self.folder}/{_WITHIN}'}/session_latest/logs"
 
     def close(self) -> None:
         """End one's own; another's notices that this process ends. Idempotent. Without ray.shutdown(), whose C++ code
@@ -211,6 +215,14 @@ class ServeApp:
         ]
         schema = ServeDeploySchema.model_validate({"proxy_location": "Disabled", "applications": applications})
         _client().deploy_apps(schema)
+
+
+def _keep_to_this_machine() -> None:
+    """Have a Ray that starts listen on the loopback address alone, which outlives a change of networks, and to whom
+    knows a token of its own alone, not that of a file in the home folder, which may not be there."""
+    ray_constants.ENABLE_RAY_CLUSTER = False  # read when this module was imported
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"  # of its processes
+    os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def _reach(address: str) -> None:
