@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_MOST_FILES = 1 << 20
 _UNLIMITED = 1 << 60  # version 1's "none" is near 2^63
 
 
@@ -106,3 +107,12 @@ def _words(path: Path) -> list[str]:
 def _number(path: Path) -> int | None:
     words = _words(path)
     return int(words[0]) if len(words) == 1 and words[0].isdigit() else None
+
+
+def allow_open_files() -> None:
+    """Let this process have as many files open as it may, up to a million: the usual first limit, 1,024, is for
+    programs that use select(), and is 500 requests that are passed on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

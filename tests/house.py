@@ -219,7 +219,7 @@ MOST_LINES = {
     "platforms": 275,
     "compat": 490,
     "formats": 2_160,  # of every family that writes calls in its own way, read alike in any pieces
-    "": 860,
+    "": 870,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""
 

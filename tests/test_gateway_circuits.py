@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import socket
+import subprocess
+import sys
 
 import aiohttp
 import pytest
 from aiohttp import web
 
+from sgl.runtime.gateway import app
 from sgl.runtime.gateway import workers as workers_of
 from tests.patience import PATIENCE
 from tests.test_gateway import MockWorker, echo, gateway_of, run, until
@@ -126,3 +131,42 @@ def test_a_worker_that_answers_others_is_not_broken_for_those_whose_time_is_over
             assert not gateway.servers[worker.url].breaker.is_open
 
     run(test)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
+def test_what_the_gateway_itself_lacks_breaks_no_worker(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, lacks = app._to_worker, False
+
+    def to_worker(about: tuple[object, ...]) -> socket.socket:
+        if lacks:
+            raise OSError(number, "there is no more")
+        return connect(about)
+
+    monkeypatch.setattr(app, "_to_worker", to_worker)
+
+    raw = RawWorker(generate=JSON + b"Content-Length: 2\r\n\r\n{}")  # closes each connection
+
+    async def test() -> None:
+        nonlocal lacks
+        async with beside(raw, breaker_failures=1, retries=1) as (gateway, _, client):
+            lacks = True
+            for _ in range(3):
+                async with client.post("/generate", json={}) as answer:
+                    assert answer.status == 503
+                    assert "no files or ports left" in (await answer.json())["error"]["message"]
+            assert gateway.servers[raw.url].lets_pass
+            lacks = False
+            assert (await client.post("/generate", json={})).status == 200
+
+    run(test)
+
+
+def test_a_process_may_open_as_many_files_as_it_is_allowed() -> None:
+    code = (
+        "import resource; from sgl.machine_limits import allow_open_files\n"
+        "hard = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "allow_open_files(); assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)\n"
+        "allow_open_files()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

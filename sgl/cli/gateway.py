@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sgl.cli.logs import announce, configure_logging
 from sgl.cli.options import from_flags
 from sgl.errors import ConfigError, needs_extra
+from sgl.machine_limits import allow_open_files
 from sgl.runtime.gateway.config import GatewayConfig, checked_url
 from sgl.runtime.server.serve import listen
 
@@ -31,6 +32,7 @@ def gateway(options: SimpleNamespace) -> int:
     for url in options.worker:
         checked_url(url)
     configure_logging("info", "text")
+    allow_open_files()
     with needs_extra("gateway", "sgl gateway"):
         from sgl.runtime.gateway.app import Gateway
     serving = Gateway(config, admin_api_key=options.admin_api_key, workers=options.worker)

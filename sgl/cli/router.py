@@ -10,6 +10,7 @@ import threading
 
 from sgl.cli.logs import configure_logging
 from sgl.cli.member import watch
+from sgl.machine_limits import allow_open_files
 from sgl.runtime.cluster.router import route
 
 
@@ -19,4 +20,5 @@ def main() -> None:
     options = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=watch, name="sgl-parent", daemon=True).start()
     configure_logging(options["log_level"], options["log_format"])
+    allow_open_files()
     asyncio.run(route(options))

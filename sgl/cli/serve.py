@@ -21,6 +21,7 @@ from sgl.errors import ConfigError, InvalidRequest, needs_extra
 from sgl.formats.calls import formats_of
 from sgl.lang.ir.chat_template import jinja_template
 from sgl.lang.ir.reasoning import reasoning_format
+from sgl.machine_limits import allow_open_files
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.server.engine_process import EngineProcess, prepare
 from sgl.runtime.server.replicas import Replicas
@@ -62,6 +63,7 @@ Tell = Callable[[str, EngineConfig], None]
 def serve_engine(engine: EngineConfig, config: ServerConfig, tell: Tell = lambda url, config: None) -> None:
     """Serve until a signal; `tell` gets the URL and what was decided of the options once it is up."""
     began = time.monotonic()
+    allow_open_files()
     template = _chat_template(config)
     if config.tool_call_parser is not None:
         with _as_option("tool_call_parser"):

@@ -57,7 +57,7 @@ class Breaker:
         """It did not."""
         self._failures += 1
         if self._failures > self._most and (self._until is None or self._is_trying):  # it was open before
-            self._seconds = min(2 * self._seconds, MOST_SECONDS)
+            self._seconds = min(2 * self._seconds, max(MOST_SECONDS, self._least_seconds))
         if self._failures >= self._most or self._is_trying:
             self._until = self._clock() + self._seconds
         self._is_trying = False

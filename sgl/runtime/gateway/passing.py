@@ -26,7 +26,15 @@ from sgl.runtime.gateway.fleet import Fleet, Ticket
 from sgl.runtime.gateway.limits import Limits, key_of
 from sgl.runtime.gateway.metrics import GatewayMetrics
 from sgl.runtime.gateway.policy import Demand
-from sgl.runtime.gateway.replies import DUE_SECONDS, STALL_SECONDS, STREAMS, up_to_last_event, whole, why_not
+from sgl.runtime.gateway.replies import (
+    DUE_SECONDS,
+    STALL_SECONDS,
+    STREAMS,
+    is_ours,
+    up_to_last_event,
+    whole,
+    why_not,
+)
 from sgl.runtime.gateway.workers import Call, Servers
 from sgl.runtime.server import sse
 from sgl.runtime.server.deadline import DEADLINE_HEADER
@@ -239,7 +247,8 @@ class Passing:
                 passed.left()
                 raise NotBegunError("silent" if call.is_cut else "timeout") from None
             except (aiohttp.ClientError, OSError) as error:
-                self._servers.failed(server)
+                if not is_ours(error):
+                    self._servers.failed(server)
                 raise NotBegunError(_reason(error)) from error
             except asyncio.CancelledError:  # its client has left
                 if server.is_mute(began):
@@ -382,6 +391,8 @@ def error_event(path: str, error: SglError) -> bytes:
 
 def _reason(error: BaseException) -> str:
     """For a metric's label: a few kinds."""
+    if is_ours(error):
+        return "the gateway has no files or ports left"
     if isinstance(error, aiohttp.ClientConnectorError):
         return "no connection"
     if isinstance(error, (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionError)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import errno
 import json
 import re
 from dataclasses import MISSING, fields
@@ -31,6 +32,14 @@ _BEGINS = {"application/json": _JSON, "application/x-ndjson": _JSON, "text/event
 _MOST_HELD = 1 << 20  # of an event; what is longer is passed on in parts
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether a connection failed for want of files, ports or memory of this machine: it says nothing of a worker."""
+    return getattr(getattr(error, "os_error", error), "errno", None) in _OURS
 
 
 class Lost(Exception):

@@ -24,7 +24,7 @@ from sgl.runtime.gateway.breaker import Breaker
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.kv_follower import KvFollower, sources_of
-from sgl.runtime.gateway.replies import info_of, whole
+from sgl.runtime.gateway.replies import info_of, is_ours, whole
 from sgl.runtime.gateway.reports import Load, adapters_of, load_of, mode_of, tokens_of
 from sgl.runtime.server.kv_stream import Source
 from sgl.runtime.server.placement import BLOCK_IDS
@@ -359,6 +359,8 @@ class Servers:
         except TimeoutError:
             server.is_up = not server.miss(began) and server.is_up
         except (aiohttp.ClientError, OSError) as error:
+            if is_ours(error):
+                return
             server.is_up = False
             if isinstance(getattr(error, "os_error", error), ConnectionRefusedError):
                 server.missed = 0  # it may finish what it has
