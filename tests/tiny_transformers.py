@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,19 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Glm4ForCausalLM": HEADS,
     "Glm4MoeForCausalLM": {**SHARED, **HEADS},
     "Glm4MoeLiteForCausalLM": {**LATENT, **SHARED},
+    "Glm4vForConditionalGeneration": {
+        "text_config": {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [2, 1, 1],
+                "partial_rotary_factor": 0.5,
+            },
+        },
+        "vision_config": {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 8},
+        "image_token_id": 383,
+        "video_token_id": 382,
+    },
     "GlmForCausalLM": HEADS,
     "GptOssForCausalLM": {
         **HEADS,
@@ -159,6 +173,16 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Kolibri1ForCausalLM": {**HEADS, **WINDOW, **MOE, "shared_expert_intermediate_size": 32},
     "LagunaForCausalLM": {**HEADS, **WINDOW, **MOE, "shared_expert_intermediate_size": 32},
     "LlamaForCausalLM": {"mlp_bias": True, "attention_bias": True},
+    "LlavaForConditionalGeneration": {
+        "text_config": {"model_type": "llama"},
+        "vision_config": {"model_type": "clip_vision_model", **EYES},
+        "image_token_index": 383,
+    },
+    "LlavaOnevisionForConditionalGeneration": {
+        "text_config": {"model_type": "qwen2"},
+        "vision_config": {"model_type": "siglip_vision_model", **EYES},
+        "image_token_index": 383,
+    },
     "MellumForCausalLM": {**HEADS, **WINDOW, **MOE},
     "MiMoV2FlashForCausalLM": {**WINDOW, **MOE, "head_dim": 24, "v_head_dim": 16, "n_group": 1, "topk_group": 1},
     "MiniCPM3ForCausalLM": LATENT,
@@ -219,7 +243,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "YoutuForCausalLM": LATENT,
 }
 """transformers' class names, and what their configs need beside SIZES."""
-NEWER = (
+NEWER = [
     "AXK1",
     "Apertus1p5Text",
     "AriaText",
@@ -230,30 +254,27 @@ NEWER = (
     "ExaoneMoe",
     "Flint",
     "Fuyu",
-)
-NEWER += (
     "GPTJ",
     "Gemma4Unified",
     "Glm4MoeLite",
+    "Glm4v",
     "GraniteMoeHybrid",
     "GraniteMoeSWA",
     "GraniteMoeShared",
     "GraniteSWA",
     "HYV3",
-)
-NEWER += (
     "HunYuanMoEV1",
     "Kolibri1",
     "Laguna",
+    "Llava",
+    "LlavaOnevision",
     "Mellum",
     "MiMoV2Flash",
     "Ministral",
     "ModernBertDecoder",
     "SolarOpen",
-)
-SINCE = {
-    name: "5.24" for name in ARCHITECTURES if name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") in NEWER
-}
+]
+SINCE = {name: "5.24" for name in ARCHITECTURES if re.sub("(LMHeadModel|For.*)$", "", name) in NEWER}
 """A transformers that serves them, where the oldest one that sgl takes may not: it lacks them, or has attention that
 cannot be replaced."""
 

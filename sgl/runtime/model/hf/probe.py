@@ -21,7 +21,9 @@ NAME = "sgl_probe"
 OWN_ATTENTION = "attention that does not go through transformers' registry of attention functions"
 _NUM_TOKENS = 3  # unlike any other size of a tiny model's tensors
 _LONGEST_MASK = 1 << 20  # tokens: wider windows count as none
-_HARMLESS = frozenset({"scaling", "dropout", "sliding_window", "position_ids", "is_causal", "softcap", "s_aux"})
+_HARMLESS = frozenset(
+    {"scaling", "dropout", "sliding_window", "position_ids", "is_causal", "softcap", "s_aux", "logits_to_keep"}
+)
 
 
 class Refused(Exception):
