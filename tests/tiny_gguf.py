@@ -33,7 +33,9 @@ ARCHITECTURES = {
     "phi3": gguf.MODEL_ARCH.PHI3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
 }
-_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # bytes of a block where its two-byte scales begin
+_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_SCALES |= dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0,))
+"""Bytes of a block where its two-byte scales begin."""
 
 
 def tiny_gguf(
@@ -166,7 +168,7 @@ def turned_back(values: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
 def quantized(
     values: npt.NDArray[np.float32], kind: str, random: np.random.Generator
 ) -> tuple[Type, npt.NDArray[Any], npt.NDArray[np.float32]]:
-    """The type, the blocks, and what these stand for. The package cannot make K types: their blocks are random."""
+    """The type, the blocks, and what these stand for. The package makes no K and IQ types: their blocks are random."""
     stored = Type[kind]
     if kind not in _SCALES:
         packed = gguf.quantize(values, stored)
@@ -174,7 +176,7 @@ def quantized(
         size, block_bytes = gguf.GGML_QUANT_SIZES[stored]
         packed = random.integers(0, 256, (len(values), values.shape[1] // size, block_bytes), np.uint8)
         for at in _SCALES[kind]:
-            scales = random.uniform(1e-4, 3e-4, packed.shape[:2]) / (5 if kind == "Q6_K" else 1)
+            scales = random.uniform(1e-4, 3e-4, packed.shape[:2]) / (5 if kind in ("Q6_K", "IQ4_XS") else 1)
             packed[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
         packed = packed.reshape(len(values), -1)
     return stored, packed, gguf.dequantize(packed, stored).reshape(values.shape)
