@@ -233,6 +233,12 @@ def test_a_catastrophic_regex_ends_with_an_error_or_an_answer(regex: str) -> Non
     assert refused is None or (refused.param == "stop_regex" and "too long" in str(refused))
 
 
+def test_a_regex_that_the_empty_text_takes_too_long_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="too long") as refused:
+        StopMatcher([], ["(?:a?|b?|c?)" * 24 + r"\b"])
+    assert refused.value.param == "stop_regex"
+
+
 def test_many_slow_searches_end_in_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_regex, "SECONDS_PER_CHARACTER", 0.0)
     monkeypatch.setattr(stop_regex, "FREE_SECONDS", 1e-4)

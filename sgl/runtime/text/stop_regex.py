@@ -87,21 +87,11 @@ class RegexScanner:
         """The first match up to `end`; with `partial`, else the first that more text may complete."""
         start = max(self._starts[index], end - MAX_LOOK_BACK)
         began = time.thread_time()
-        is_done = False
-        while not is_done:
-            try:
-                match = compiled.search(self._text, start, end, partial=partial, timeout=MAX_SEARCH_SECONDS)
-                is_done = True
-            except TimeoutError:  # counts CPU time of all threads; only ours matters
-                is_done = False
-            seconds = time.thread_time() - began
-            if seconds > self._seconds_left or not (is_done or seconds < MAX_SEARCH_SECONDS):
-                raise InvalidRequest(
-                    f"stop_regex {self._regexes[index].source!r} takes too long to match: repeats inside of "
-                    "repeats, or several ways to match the same text, multiply",
-                    param="stop_regex",
-                )
-        self._seconds_left -= seconds
+        source = self._regexes[index].source
+        match = _search(source, compiled, self._text, start, end, partial=partial)
+        self._seconds_left -= time.thread_time() - began
+        if self._seconds_left < 0:
+            raise _too_slow(source)
         return match
 
     def _forget(self) -> None:
@@ -109,6 +99,25 @@ class RegexScanner:
         if unread > MAX_LOOK_BACK:
             self._text = self._text[unread:]
             self._starts = [start - unread for start in self._starts]
+
+
+def _search(source: str, compiled: Any, *where: Any, **options: Any) -> Any:
+    """The match. Raises InvalidRequest if it takes too long."""
+    began = time.thread_time()
+    while True:
+        try:
+            return compiled.search(*where, timeout=MAX_SEARCH_SECONDS, **options)
+        except TimeoutError:  # counts CPU time of all threads; only ours matters
+            if time.thread_time() - began >= MAX_SEARCH_SECONDS:
+                raise _too_slow(source) from None
+
+
+def _too_slow(source: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"stop_regex {source!r} takes too long to match: repeats inside of repeats, or several ways to match the same "
+        "text, multiply",
+        param="stop_regex",
+    )
 
 
 class StopRegex:
@@ -129,7 +138,7 @@ class StopRegex:
             self.compiled: Any = regex.compile(_as_regex_reads_it(source), regex.VERSION0)
         except (re.error, regex.error, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"stop_regex {source!r} is malformed: {error}", param="stop_regex") from error
-        if self.compiled.search("", timeout=MAX_SEARCH_SECONDS) is not None:
+        if _search(source, self.compiled, "") is not None:
             raise InvalidRequest(
                 f"stop_regex {source!r} matches the empty text: it would end every output before it begins",
                 param="stop_regex",
