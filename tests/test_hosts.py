@@ -25,6 +25,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.parallel import tcp, wire
 from sgl.runtime.parallel.tcp import Connection, TcpReceiver, TcpSender, secret_of
 from tests.patience import PATIENCE, wait_until
+from tests.ports import free_port
 from tests.test_server_process import ranks_of
 from tests.test_shards import random_batch, same
 
@@ -194,12 +195,6 @@ def test_a_secret_is_long_and_in_no_message(tmp_path: Path) -> None:
         _ = EngineConfig(nnodes=2, tp_size=2, node_rank=2, dist_init_addr="a:1", dist_key_file="f").address
 
 
-def free_address() -> str:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{sock.getsockname()[1]}"
-
-
 @pytest.fixture
 def follow(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
@@ -219,7 +214,7 @@ def follow(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]
 @pytest.mark.slow
 def test_hosts_compute_together_and_again_after_one_failed(follow: Callable[..., Any], tmp_path: Path) -> None:
     """Two stages of two ranks, the second on another host, which is killed, then stands still."""
-    secret, address = tmp_path / "secret", free_address()
+    secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"
     secret.write_text(secrets.token_hex(32))
     flags = ["--nnodes", "2", "--dist-init-addr", address, "--dist-key-file", str(secret)]
     other = follow("--tp", "2", "--pp", "2", "--node-rank", "1", *flags)
@@ -249,7 +244,7 @@ def test_hosts_compute_together_and_again_after_one_failed(follow: Callable[...,
 
             asker = threading.Thread(target=ask)
             asker.start()
-            time.sleep(0.5)
+            wait_until(lambda engine=engine: engine.get_server_info()["internal_states"][0]["num_running_reqs"])  # type: ignore[misc]
             os.kill(ranks_of(other.pid)[0], number)
             asker.join(PATIENCE)
             assert "of 4" in str(answers[0])

@@ -317,7 +317,7 @@ def test_a_server_of_two_ranks_comes_back_when_one_is_killed() -> None:
         long = {"text": "a", "sampling_params": LONG}
         asker = threading.Thread(target=lambda: failed.append(server.generate(long)))
         asker.start()
-        time.sleep(0.3)
+        wait_until(lambda: server.get("/server_info").json()["internal_states"][0]["num_running_reqs"])
         os.kill(rank, signal.SIGKILL)
         asker.join(PATIENCE)
         assert failed[0].status_code == 503 or failed[0].json()["meta_info"]["finish_reason"]["type"] == "abort"

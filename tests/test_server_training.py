@@ -9,7 +9,6 @@ import datetime
 import io
 import multiprocessing
 import pickle
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -32,6 +31,7 @@ from sgl.runtime.server.adapters import change_adapter
 from sgl.runtime.server.training import DiskBody, MemoryBody, TrainingApi
 from tests.live_server import LiveServer
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.test_weights_update import shaken, tensors_of
 from tests.tiny_models import tiny_checkpoint
 
@@ -248,12 +248,6 @@ def test_only_the_admin_changes_weights(server: LiveServer) -> None:
         *("/resume_memory_occupation", "/begin_weight_update", "/end_weight_update", "/post_process_weights"),
     ):
         assert post(server, path, key="guest").status_code == 403
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def trainers_group(port: int, size: int) -> Any:

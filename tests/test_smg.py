@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import requests
 from sgl.runtime.engine import Engine
 from tests.live_server import served
 from tests.patience import PATIENCE, wait_until
+from tests.ports import free_port
 
 SMG = shutil.which("smg")
 pytestmark = [
@@ -21,12 +21,6 @@ pytestmark = [
     pytest.mark.skipif(SMG is None, reason="smg is not on the PATH: pip install smg, in an environment of its own"),
 ]
 CHAT = {"model": "embedded", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 8}
-
-
-def free_port() -> int:
-    with socket.socket() as its:
-        its.bind(("127.0.0.1", 0))
-        return int(its.getsockname()[1])
 
 
 @pytest.fixture(params=["http", "grpc"])

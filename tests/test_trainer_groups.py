@@ -23,8 +23,8 @@ from sgl.runtime.model.update.group import FollowerGroups, TrainerGroup
 from sgl.runtime.parallel import wire
 from tests.live_server import slow_steps
 from tests.patience import PATIENCE, wait_until
+from tests.ports import free_port
 from tests.test_rollouts import steps
-from tests.test_server_training import free_port
 from tests.test_weights_update import GREEDY, OPTIONS, PROMPT
 from tests.tiny_models import tiny_checkpoint
 

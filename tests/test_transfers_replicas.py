@@ -7,7 +7,6 @@ import itertools
 import os
 import random
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +20,7 @@ from sgl.runtime.config import EngineConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.replicas import Replicas
 from tests.patience import PATIENCE, wait_until
+from tests.ports import free_port
 from tests.test_server_process import Served
 from tests.tiny_models import tiny_checkpoint
 
@@ -47,26 +47,13 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**OPTIONS, "model_path": str(tiny_checkpoint(folder)), "disaggregation_key_file": str(folder / "key")}
 
 
-def free_ports(number: int) -> int:
-    """The first of so many neighbours."""
-    while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            try:
-                for port in range(first + 1, first + number):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            return int(first)
-
-
 @pytest.fixture(params=["tcp", "cuda_ipc"])
 def engines(options: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[Callable[[str], list[Engine]]]:
     """Makes both engines of a server."""
     with ExitStack() as stack:
 
         def make(mode: str) -> list[Engine]:
-            port = {"disaggregation_port": free_ports(2)} if mode == "prefill" else {}
+            port = {"disaggregation_port": free_port(2)} if mode == "prefill" else {}
             each = {**options, "disaggregation_mode": mode, "disaggregation_transport": request.param, **port}
             each["disaggregation_buffer_mb"] = 1  # as many as there are pages
             return [stack.enter_context(Engine(**each, dp_rank=rank)) for rank in range(2)]

@@ -20,11 +20,12 @@ from sgl.errors import EngineDead, InvalidRequest, WeightsError
 from sgl.kernels import cpu
 from sgl.runtime.model.update import ranks
 from tests.patience import PATIENCE, wait_until
+from tests.ports import free_port
 from tests.test_gdn_models import tiny_hybrid
 from tests.test_mla import MODELS as MLA
 from tests.test_rollouts import PROMPT as SAMPLED
 from tests.test_rollouts import computed, group, steps
-from tests.test_server_training import free_port, started
+from tests.test_server_training import started
 from tests.test_weights_update import GREEDY, OPTIONS, PROMPT, expected, outcome, shaken, tensors_of
 from tests.tiny_models import tiny_checkpoint
 from tests.tiny_transformers import tiny_transformer
