@@ -134,6 +134,15 @@ def slowly(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a body records is sent before it must be: on a slow machine it may look busy with something else.
+    For tests that count requests."""
+    from sgl.lang.record import run
+
+    monkeypatch.setattr(run.idle_watch, "add", lambda _: None)
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny checkpoint whose tokens are bytes, unless the module has its own. Not to be written to."""

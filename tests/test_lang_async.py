@@ -48,6 +48,7 @@ async def agent(s, question):
 EXPECTED = [["<step>", "<step>"], "<copied>", "value", 6, "q<plan><|im_start|>user\ndone<|im_end|>\n"]
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_async_programs_await_values_and_forks() -> None:
     async def main() -> None:
         backend = ProgramBackend(MockBackend(echo))

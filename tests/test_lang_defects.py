@@ -410,6 +410,7 @@ def test_d20_text_of_users_never_reaches_the_backend_as_template_text() -> None:
     assert all(is_template for text, is_template in seen[0] if text.startswith("<|im_start|>"))
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_d21_a_fork_costs_no_request_of_its_own() -> None:
     @sgl.function
     def program(s):

@@ -21,6 +21,8 @@ from tests.patience import wait_until
 from tests.test_lang_defects import SOON, within
 from tests.tiny_models import calling_checkpoint, tiny_checkpoint
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 TEMPLATE = (
     "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"

@@ -216,6 +216,7 @@ class Broken(Backend):
         """Nothing is held."""
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(("where", "cause"), [("open", EngineDead), ("send", BackendError), ("event", EngineDead)])
 def test_a_dead_backend_is_raised_by_every_read(where: str, cause: type[Exception]) -> None:
     for read in READS.values():

@@ -19,6 +19,8 @@ from sgl.lang.ir.check import Checker, Limits, json_schema, program_from_wire
 from sgl.lang.ir.encoding import node_from_json, segment_from_json, to_json
 from tests.lang_mocks import MockBackend, ProgramBackend
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 SCHEMA_FILE = Path(__file__).resolve().parent.parent / "docs" / "ir.schema.json"
 PROGRAM = {"v": ir.VERSION, "name": "test", "seed": 1, "args": {"a": "text"}}
 

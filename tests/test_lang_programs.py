@@ -26,6 +26,8 @@ from tests.patience import PATIENCE
 from tests.test_lang_engine import folder as folder
 from tests.test_lang_requests import tree_of_thought
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 
 @pytest.fixture(scope="module", params=["in process", "over HTTP"])
 def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Any]:

@@ -102,6 +102,7 @@ def mixed(s):
     s += s.ref("scope").upper() + sgl.gen("z", dtype=int)
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize(
     ("program", "args"),
     [(few_shot, ("why",)), (chat, ("a", "b")), (choose, ("ok?",)), (parallel, ("cats",)), (mixed, ())],
@@ -110,6 +111,7 @@ def test_a_program_that_nobody_observes_is_one_request(program: Any, args: Any) 
     assert requests_of(program, *args) == 1
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_tree_of_thought_is_one_request() -> None:
     backend = ProgramBackend(MockBackend(echo))
     state = tree_of_thought.run("24?", backend=backend)
@@ -119,6 +121,7 @@ def test_a_tree_of_thought_is_one_request() -> None:
     assert len(backend.mock.calls) == 2 + 4 + 8 + 16
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("num_observed", range(5))
 def test_k_observations_are_at_most_k_more_requests(num_observed: int) -> None:
     @sgl.function
@@ -134,6 +137,7 @@ def test_k_observations_are_at_most_k_more_requests(num_observed: int) -> None:
     assert requests_of(program) == 1 + num_observed  # the last ones are shipped at the end
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_react_program_costs_one_request_per_observed_step() -> None:
     @sgl.function
     def react(s, question):
@@ -149,6 +153,7 @@ def test_a_react_program_costs_one_request_per_observed_step() -> None:
     assert backend.requests <= 5
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_bodies_are_executed_once_whatever_is_asked_of_the_state() -> None:
     executed = []
 
@@ -171,6 +176,7 @@ def test_bodies_are_executed_once_whatever_is_asked_of_the_state() -> None:
     assert backend.requests == 5
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_reading_values_after_the_run_costs_nothing_more() -> None:
     backend = ProgramBackend(MockBackend(echo))
     states = few_shot.run_batch([("a",), ("b",)], backend=backend)
@@ -180,7 +186,7 @@ def test_reading_values_after_the_run_costs_nothing_more() -> None:
     assert backend.requests == 2
 
 
-def test_a_body_that_turns_to_something_long_has_its_nodes_shipped() -> None:
+def test_a_body_that_turns_to_something_long_has_its_nodes_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = ProgramBackend(MockBackend(echo))
     arrived = []
 
@@ -189,6 +195,7 @@ def test_a_body_that_turns_to_something_long_has_its_nodes_shipped() -> None:
         s += "early" + sgl.gen("x")
         wait_until(lambda: backend.mock.calls)
         arrived.append(len(backend.mock.calls))
+        monkeypatch.setattr(lang_run.idle_watch, "add", lambda _: None)
         s += "late" + sgl.gen("y")
 
     program.run(backend=backend).sync()
@@ -196,6 +203,7 @@ def test_a_body_that_turns_to_something_long_has_its_nodes_shipped() -> None:
     assert backend.requests == 2
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_long_segment_is_shipped_before_anybody_observes() -> None:
     @sgl.function
     def program(s):

@@ -56,6 +56,7 @@ def test_a_conversation_goes_on_outside_a_function(backend: Any) -> None:
         s += "more"
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_session_gives_what_a_function_gives(engine: sgl.Engine) -> None:
     @sgl.function
     def program(s: sgl.ProgramState) -> None:
@@ -70,6 +71,7 @@ def test_a_session_gives_what_a_function_gives(engine: sgl.Engine) -> None:
     assert s.usage["requests"] == expected.usage["requests"] == 2
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_what_is_recorded_is_sent_when_it_is_looked_at_and_the_rest_at_the_end() -> None:
     backend = ProgramBackend()
     with sgl.session(backend) as s:

@@ -18,6 +18,8 @@ from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.patience import PATIENCE
 from tests.test_lang_defects import SOON, within
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 
 def add(a: int, b: int = 2) -> int:
     """Add two numbers.

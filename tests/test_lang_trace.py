@@ -12,6 +12,8 @@ from sgl.lang.ir import nodes as ir
 from tests.lang_mocks import MockBackend, ProgramBackend
 from tests.test_lang_requests import chat, few_shot, mixed, parallel, requests_of, tree_of_thought
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 
 def echo(prompt: Any, params: Any) -> str:
     """A reply that is the gen's name in brackets."""
