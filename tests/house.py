@@ -200,8 +200,8 @@ MOST_LINES = {
     "kernels.moe": 1_850,
     "lang": 9_890,  # with reasoning's tags, what transformers adds to Jinja, and how turns begin on models that think
     "runtime": 28_000,  # without the server and what follows; with GGUF of more families, and what lies beside configs
-    "runtime.cluster": 2_140,  # with a placement for each kind, who is starting, and signals that wait for Ray
-    "runtime.gateway": 3_790,  # with who has failed a program, and what speaks for a worker
+    "runtime.cluster": 2_150,  # with a placement for each kind, who is starting, and signals that wait for Ray
+    "runtime.gateway": 3_800,  # with who has failed a program, and what speaks for a worker
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
     "runtime.media": 780,
     "runtime.model.eagle": 470,
@@ -211,10 +211,10 @@ MOST_LINES = {
     "runtime.model.quantized": 860,
     "runtime.model.update": 1_350,  # with groups that are left at once
     "runtime.parallel": 1_530,  # with what ranks share beside pages
-    "runtime.server": 12_740,  # with what trainers ask of SGLang, and the reader of KV events
+    "runtime.server": 12_750,  # with what trainers ask of SGLang, the reader of KV events, and whose fault a host is
     "runtime.speculate": 1_260,  # with what looking for drafts costs
     "runtime.transfer": 1_280,  # from GPU to GPU, too, and where the time of a read goes
-    "cli": 2_865,  # with clusters that end at any signal with its code, and the place of what is no value of YAML
+    "cli": 2_885,  # with clusters that end at any signal with its code, and the place of what is no value of YAML
     "bench": 860,
     "platforms": 275,
     "compat": 490,

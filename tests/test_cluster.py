@@ -114,6 +114,11 @@ def test_the_command_names_an_unknown_key_and_starts_nothing(tmp_path: Path, cap
     assert f"{file}: there is no option 'replica' (did you mean 'replicas'?)" in capsys.readouterr().err
 
 
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the options in /dev/zero cannot be read: it has more than 1048576 char"):
+        options_of_file(Path("/dev/zero"))
+
+
 @pytest.mark.parametrize(
     "text", ["port: 1\nport: 2\n", "page-size: 1\npage_size: 1\n", "prefill_engine: {x: 1, x: 1}\n"]
 )
@@ -477,6 +482,36 @@ def test_what_does_not_fit_is_refused(
 
 def report(name: str, state: Any = "ready", **about: Any) -> Report:
     return Report(name, 1, state, url=f"http://{name}", **{"capabilities": CAPABILITIES, **about})
+
+
+def test_why_a_replica_did_not_start_is_known_after_it_has_gone_until_one_serves(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry()
+    registry.hear(report("a"), 0.0)
+    for _ in range(2):
+        registry.hear(report("b", "failed", reason="/m is no model"), 0.0)
+    assert caplog.text.count("worker b does not start: /m is no model") == 1
+    for _ in range(10):
+        registry.compare({"a": "RUNNING"}, 0.0)
+    assert (list(registry.workers), registry.last_failure) == (["a"], "/m is no model")
+    facts: dict[str, Any] = {
+        **dict.fromkeys(("model", "url", "logs"), "x"),
+        "serving": 1,
+        "replicas": 2,
+        "pids": {},
+        "undone": None,
+        "workers": registry.table(0.0),
+    }
+    link = SimpleNamespace(get=lambda path: facts)
+    monkeypatch.setattr(cli_cluster, "_alive", lambda port: SimpleNamespace(link=lambda: link))
+    for last, serving in (("/m is no model", 1), (None, 1), ("/m is no model", 2)):
+        facts |= {"last_failure": last, "serving": serving}
+        assert status(SimpleNamespace(port=None, json=False)) == 0
+        said = "the last replica that did not start: /m is no model" in capsys.readouterr().out
+        assert said == (last is not None and serving == 1)
+    registry.hear(report("c"), 0.0)
+    assert registry.last_failure is None
 
 
 def test_a_beat_brings_all_that_is_known_of_a_load() -> None:
@@ -882,6 +917,25 @@ def test_a_control_port_that_is_taken_is_said_by_its_name() -> None:
         "cannot listen on 127.0.0.1:30010 (control_port): [Errno 98] taken: give another port, or 0 for any free one"
     )
     assert refused.option == "control_port"
+
+
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        ("nohost.invalid", ": host is a name or address of this machine, 127.0.0.1 for it alone, 0.0.0.0 for all"),
+        ("203.0.113.7", ": host is a name or address of this machine, 127.0.0.1 for it alone, 0.0.0.0 for all"),
+    ],
+)
+def test_a_host_that_is_not_this_machine_is_said_by_its_name(host: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        listen(host, 0)
+    assert str(refused.value).endswith(said)
+    assert refused.value.option == "host"
+
+
+def test_a_port_that_only_root_may_take_is_said() -> None:
+    refused = cannot_listen(("127.0.0.1", 80), OSError(errno.EACCES, "Permission denied"))
+    assert str(refused).endswith(": ports below 1024 are root's: give another port")
 
 
 def test_a_ray_cluster_that_is_not_there_is_said_at_once() -> None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
+import subprocess
+import sys
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+import requests
 from aiohttp import web
 from yarl import URL
 
-from sgl.errors import QueueFull
+from sgl.errors import ConfigError, QueueFull
 from sgl.runtime.gateway import index
+from sgl.runtime.gateway import workers as workers_of
+from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.index import PrefixIndex
 from sgl.runtime.gateway.limits import Limits
 from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.server.training import TrainingApi
+from tests.patience import PATIENCE
 from tests.test_gateway import ADMIN, MockWorker, echo, gateway_of, run, until, value
 
 
@@ -198,3 +206,37 @@ def test_workers_are_listed_as_clients_of_sglangs_router_read_them() -> None:
                 assert answer.status == 405
 
     run(test)
+
+
+def test_a_worker_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_of, "MOST_WORKERS", 2)
+
+    async def test() -> None:
+        async with gateway_of(echo, echo) as (gateway, workers, client):
+            headers = {"Authorization": f"Bearer {ADMIN}"}
+            for url, status in ((workers[0].url, 200), ("http://127.0.0.1:1", 400)):
+                async with client.post("/workers", json={"url": url}, headers=headers) as answer:
+                    assert answer.status == status
+                    assert ("at most 2 workers" in await answer.text()) == (status == 400)
+            await gateway.remove_worker(workers[0].url)
+            assert (
+                await client.post("/workers", json={"url": "http://127.0.0.1:1"}, headers=headers)
+            ).status == 200
+
+    run(test)
+    with pytest.raises(ConfigError, match="at most 2 workers"):
+        Gateway(workers=[f"http://127.0.0.1:{port}" for port in range(1, 4)])
+
+
+@pytest.mark.parametrize("output", ["/dev/full", ">(true)"])
+def test_a_gateway_serves_though_nobody_can_be_told_of_it(output: str) -> None:
+    command = f"exec {sys.executable} -m sgl gateway --port 0 --worker http://127.0.0.1:1 > {output}"
+    with subprocess.Popen(["bash", "-c", command], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "standard output takes no more" in line)
+        url = re.search(r"http://127.0.0.1:\d+", line)
+        assert url is not None
+        assert requests.get(f"{url[0]}/health", timeout=PATIENCE).json()["workers"] == 1
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        assert process.wait(PATIENCE) == 0

@@ -117,9 +117,11 @@ def status(options: SimpleNamespace) -> int:
     for row in rows:
         line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
         console.print(line.rstrip(), markup=False)
-    for its in facts["workers"]:
-        if its["reason"]:
-            console.print(f"{its['id']}: {its['reason']}", markup=False)
+    reasons = [f"{its['id']}: {its['reason']}" for its in facts["workers"] if its["reason"]]
+    if not reasons and facts["last_failure"] is not None and facts["serving"] < facts["replicas"]:
+        reasons = [f"the last replica that did not start: {facts['last_failure']}"]
+    for reason in reasons:
+        console.print(reason, markup=False)
     return 0
 
 

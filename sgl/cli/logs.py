@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from typing import Any
 
 from sgl.runtime.server.identity import request_id
@@ -24,7 +26,15 @@ def announce(text: str) -> None:
     """Tell whoever started the process."""
     from rich.console import Console  # engines, which only log, do without
 
-    Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
+    try:
+        Console(soft_wrap=True, highlight=False).print(text, style="bold", markup=False)
+    except (
+        OSError,
+        SystemExit,
+    ) as error:  # the disk is full, or nobody reads (of which rich makes an exit): serve on
+        with open(os.devnull, "wb") as nothing:  # what is left in the stream would fail at its end
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        logging.getLogger("sgl").warning("%s; standard output takes no more: %r", text, error)
 
 
 _FRAMES = 15  # of a traceback's start and end: endless recursion has thousands

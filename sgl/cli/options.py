@@ -29,6 +29,7 @@ SYNONYMS = {
 """The original's other flags for a field."""
 
 
+_MOST_CHARACTERS = 1 << 20  # of a file
 _SEVERAL = {
     "--lora-paths": re.compile(r"[^-].*=.*|\{.*\}"),
     "--lora-target-modules": re.compile(r"[a-z_]+_proj(_\w+)?|experts|all|all-linear"),
@@ -205,7 +206,11 @@ def options_of_file(path: Path) -> dict[str, Any]:
                 raise yaml.constructor.ConstructorError(None, None, message, node.start_mark) from error
 
     try:
-        data = yaml.load(path.read_text(), Loader)
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
+        if len(text) > _MOST_CHARACTERS:
+            raise OSError(f"it has more than {_MOST_CHARACTERS} characters")
+        data = yaml.load(text, Loader)
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"the options in {path} cannot be read: {error}", option="config") from error
     if not isinstance(data, dict):

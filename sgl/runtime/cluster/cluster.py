@@ -124,6 +124,7 @@ class Cluster(Commands):
             "generation": self._generation,
             "is_updating": self._before is not None,
             "undone": self._undone,  # the last update whose replicas did not start
+            "last_failure": self._registry.last_failure,
             "serving": len(self._registry.serving(time.monotonic())),
             "patience": self._options.cluster.start_timeout + self._options.server.drain_timeout,
             "pids": {

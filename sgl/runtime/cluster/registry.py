@@ -82,6 +82,8 @@ class Registry:
 
     workers: dict[str, Worker] = field(default_factory=dict)
     version: int = 0  # grows whenever `serving` changes
+    last_failure: str | None = None
+    """Why a worker did not start or was refused, until one serves."""
     _told: dict[str, str] = field(default_factory=dict)
     _left: dict[str, float] = field(default_factory=dict)  # hosts, and when a worker was last gone from there
 
@@ -95,6 +97,10 @@ class Registry:
                 known.refused = self._refusal(report)
                 what = f"is refused: {known.refused}" if known.refused else f"serves at {report.url}"
                 logger.log(logging.ERROR if known.refused else logging.INFO, "worker %s %s", report.id, what)
+                self.last_failure = known.refused or None
+            elif report.state == "failed" and (before is None or known.report.state != "failed"):
+                logger.error("worker %s does not start: %s", report.id, report.reason)
+                self.last_failure = report.reason
             known.report, known.heard = report, now
         self._count(now)
 

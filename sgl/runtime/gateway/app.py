@@ -332,7 +332,10 @@ class Gateway:
             raise WrongKey("workers are changed with the gateway's admin_api_key only")
         if request.method == "POST" and "id" not in request.match_info:
             url, worker_id = _worker(await request.read())
-            await self.add_worker(url, worker_id)
+            try:
+                await self.add_worker(url, worker_id)
+            except ConfigError as error:  # there are too many
+                raise InvalidRequest(str(error), param="url") from error
         elif request.method == "DELETE":
             worker = self._listed(request.match_info.get("id") or request.query.get("id", ""))["id"]
             await (self.remove_worker if request.query.get("now") == "true" else self.drain_worker)(worker)

@@ -20,6 +20,7 @@ from typing import Any
 
 import aiohttp
 
+from sgl.errors import ConfigError
 from sgl.runtime.gateway.breaker import Breaker
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 PATIENCE, SILENT_SECONDS = 3, 10.0
 """Looks in a row without an answer, and their time, after which a worker is silent."""
+MOST_WORKERS = 4096
 TIMEOUT = 5.0
 """Seconds of a look."""
 _METRICS_BYTES = 8 << 20  # of a worker
@@ -163,11 +165,15 @@ class Servers:
         return [each for each, rank in ranks.items() if rank == least]
 
     def add(self, worker_id: str, url: str) -> None:
-        """One more, or another server in its place. Of the same one, what runs goes on, and it drains no longer."""
+        """One more, or another server in its place. Of the same one, what runs goes on, and it drains no longer. Raises
+        ConfigError if there are too many."""
         if worker_id in self._servers and self._servers[worker_id].url == url.rstrip("/"):
             self._fleet.undrain(worker_id)
             self.tell()
             return
+        if len(self) >= MOST_WORKERS and worker_id not in self:
+            message = f"a gateway has at most {MOST_WORKERS} workers, which it looks at each second: take one away"
+            raise ConfigError(message, option="worker")
         self.remove(worker_id)
         breaker = Breaker(self._config.breaker_failures, self._config.breaker_seconds)
         server = self._servers[worker_id] = Server(worker_id, url.rstrip("/"), breaker)

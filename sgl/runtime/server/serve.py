@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048  # pending connections: a benchmark's clients arrive at once
 _SILENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """TCP keepalive, in seconds and tries."""
+_HINTS = {
+    errno.EADDRINUSE: ": give another port, or 0 for any free one",
+    errno.EACCES: ": ports below 1024 are root's: give another port",
+}
 _LINGER = 2.0  # seconds to read a refused body, so that its client can read the answer
 
 
@@ -48,8 +52,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 def cannot_listen(address: tuple[Any, ...], error: OSError, option: str = "port") -> ConfigError:
     """Two sockets can be bound to a port, until one of them listens: so this may show up later, too."""
-    hint = ": give another port, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
     where = f"{address[0]}:{address[1]}" + (f" ({option})" if option != "port" else "")
+    hint = _HINTS.get(error.errno or 0, "")
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        option = "host"
+        hint = ": host is a name or address of this machine, 127.0.0.1 for it alone, 0.0.0.0 for all"
     return ConfigError(f"cannot listen on {where}: {error}{hint}", option=option)
 
 
