@@ -59,6 +59,8 @@ def assert_same_weights(left: Decoder, right: Decoder) -> None:
         ),
         ({"architectures": ...}, UnsupportedModel, ["supported: LlamaForCausalLM"]),
         ({"hidden_act": "gelu"}, UnsupportedModel, ["gelu"]),
+        ({"is_causal": False}, UnsupportedModel, ["attention to later tokens (is_causal)"]),
+        ({"text_config": {"is_causal": False}}, UnsupportedModel, ["attention to later tokens (is_causal)"]),
         ({"quantization_config": {"quant_method": "eetq"}}, UnsupportedModel, ["quantized", "eetq"]),
         ({"num_local_experts": 8}, UnsupportedModel, ["mixture of experts"]),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, ModelError, ["'short_factor' is None"]),

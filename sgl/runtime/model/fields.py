@@ -81,10 +81,16 @@ class Fields:
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
-    """A checkpoint's config.json, with the `quantization_config` that some writers put beside it. Raises ModelError."""
+    """A checkpoint's config.json, with the `quantization_config` that some writers put beside it. Raises ModelError,
+    and UnsupportedModel for what no decoder does."""
     data = read_json(folder / "config.json")
     text = data.get("text_config")
-    if not any(its.get("quantization_config") for its in (data, text if isinstance(text, dict) else {})):
+    sections = (data, text if isinstance(text, dict) else {})
+    if any(its.get("is_causal") is False for its in sections):  # of models that embed texts
+        name = str(data.get("architectures"))
+        feature = f"{folder}: attention to later tokens (is_causal) is not supported ({name})"
+        raise UnsupportedModel(feature, architecture=name, supported=tuple(FAMILIES), path=str(folder))
+    if not any(its.get("quantization_config") for its in sections):
         for name, method in _BESIDE.items():
             if (folder / name).is_file():
                 return {**data, "quantization_config": {"quant_method": method, **read_json(folder / name)}}
