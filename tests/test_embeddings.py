@@ -158,6 +158,7 @@ def test_a_retracted_mean_begins_anew(folders: Callable[[str], Path], oracle: Or
             others = {"input_ids": prompts_of(6, 40, 40, 40), "sampling_params": grown}
             thread = threading.Thread(target=engine.generate, kwargs=others)
             thread.start()
+            wait_until(lambda thread=thread: engine._scheduler.num_running or not thread.is_alive())  # type: ignore[misc]
             found = engine.encode(input_ids=prompts, pooling="mean", normalize=False)
             thread.join()
             for ids, result in zip(prompts, found, strict=True):
