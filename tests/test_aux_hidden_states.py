@@ -28,6 +28,7 @@ def test_aux_hidden_states_are_what_transformers_calls_hidden_states(
     decoder.aux_hidden_states = AuxHiddenStates(
         layers, most_tokens, decoder.config.hidden_size, decoder.dtype, decoder.device
     )
+    decoder.aux_hidden_states.is_on = True
     sequences = random_sequences(decoder.config.vocab_size)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, torch_dtype=torch.float32).eval()
     with torch.inference_mode():

@@ -30,7 +30,8 @@ from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.drafts import DraftRunner, HeadRunner
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.sampling_params import SamplingParams
-from sgl.runtime.scheduler.request import Phase, Request
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.scheduler.step import Step
 from sgl.runtime.speculate.drafter import DraftRequest
 from sgl.runtime.speculate.models import EagleDrafter, ModelDrafter
 from tests.tiny_heads import HeadOracle, tiny_head
@@ -97,6 +98,7 @@ class Served:
             top_logprobs=np.full(size, -1, np.int32),
             setups=setups,
         )
+        batch.is_observed = self.drafter.wants(Step(batch, [self.requests[row] for row in rows], 0))
         result = self.runner.launch(batch).wait()
         for row, is_end, token in zip(rows, ends, result.next_tokens.tolist(), strict=True):
             if is_end:
@@ -135,11 +137,8 @@ def draft_model(path: Path, as_many: int = 384, max_positions: int = 64, **overr
     )
 
 
-@pytest.mark.parametrize("kind", ["draft", "eagle"])
 @pytest.mark.parametrize("computed", [1, 5])
-def test_what_a_cached_prefix_lacks_is_filled_in_by_some_in_each_step(
-    kind: str, computed: int, tmp_path: Path
-) -> None:
+def test_what_a_cached_prefix_lacks_is_filled_in_by_some_in_each_step(computed: int, tmp_path: Path) -> None:
     """All of it at once might take more memory than there is, and everybody would wait. computed: tokens of the
     model's step."""
     model = target(tmp_path / "target")
@@ -147,8 +146,8 @@ def test_what_a_cached_prefix_lacks_is_filled_in_by_some_in_each_step(
 
     def served(most_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
         """Drafts in each of seven steps, and tokens of the passes that the drafter made in each."""
-        made = draft_model(tmp_path / "draft") if kind == "draft" else eagle(tmp_path / "head", model)
-        made._most_tokens = made._left = most_tokens
+        made = draft_model(tmp_path / "draft")
+        made._most_tokens = most_tokens
         its = Served(model, made)
         its.enter(0, prompt, range(1, 16), cached_len=41 - computed)
         its.requests[0].cached_len = 41 - computed
@@ -182,7 +181,7 @@ def test_what_a_cached_prefix_lacks_is_filled_in_by_some_in_each_step(
 def test_rows_of_one_cached_prefix_do_not_fill_it_in_twice(tmp_path: Path) -> None:
     prompt = [3 + 7 * i % 200 for i in range(41)]
     its = Served(target(tmp_path / "target"), made := draft_model(tmp_path / "draft"))
-    made._most_tokens = made._left = 8
+    made._most_tokens = 8
     for row in (0, 1):
         its.enter(row, prompt, [*range(1, 11), *range(20 + 5 * row, 25 + 5 * row)], cached_len=40)
         its.requests[row].cached_len = 40
@@ -206,6 +205,19 @@ def eagle(path: Path, model: Decoder, **changes: Any) -> EagleDrafter:
     )
 
 
+def test_a_draft_model_does_nothing_before_it_is_asked(tmp_path: Path) -> None:
+    its = Served(target(tmp_path / "target"), made := draft_model(tmp_path / "draft"))
+    its.enter(0, [3 + 7 * i % 200 for i in range(20)], range(1, 16))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made._runner, "forward", None)
+        its.step({0: 20})
+        for drawn in (True, False, True):
+            its.step({0: 1}, drawn=drawn)
+    assert not made._rows
+    assert not made._setups
+    assert len(its.propose({0: 3})[0]) == 3
+
+
 class ModelOracle:
     """The likeliest tokens by transformers."""
 
@@ -213,7 +225,8 @@ class ModelOracle:
         self.model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32).eval()
 
     @torch.inference_mode()
-    def drafts(self, ids: list[int], most: int, computed: int) -> list[int]:
+    def drafts(self, ids: list[int], most: int, computed: int, holes: Sequence[int]) -> list[int]:
+        assert not holes
         ids = list(ids)
         for _ in range(most):
             ids.append(int(self.model(torch.tensor([ids])).logits[0, -1].argmax()))
@@ -229,9 +242,121 @@ class EagleOracle:
         self.layers = layers
 
     @torch.inference_mode()
-    def drafts(self, ids: list[int], most: int, computed: int) -> list[int]:
+    def drafts(self, ids: list[int], most: int, computed: int, holes: Sequence[int] = ()) -> list[int]:
+        """holes: entries that nothing attends to."""
         states = self.model(torch.tensor([ids[:computed]]), output_hidden_states=True).hidden_states
-        return self.head.drafts(torch.cat([states[its + 1][0] for its in self.layers], -1), ids, most)
+        return self.head.drafts(torch.cat([states[its + 1][0] for its in self.layers], -1), ids, most, holes)
+
+
+@pytest.fixture
+def headed(tmp_path: Path) -> tuple[Served, EagleOracle]:
+    model = target(tmp_path / "target")
+    drafter = eagle(tmp_path / "head", model)
+    return Served(model, drafter), EagleOracle(tmp_path / "target", tmp_path / "head", drafter.layers)
+
+
+def entries_of(its: Served, row: int) -> tuple[list[int], list[int]]:
+    """Drafts of a row, and its holes."""
+    drafts = its.propose({row: 3})[row]
+    found: Any = its.drafter._rows[its.requests[row].uid]
+    return drafts, found.holes.tolist()
+
+
+def test_a_head_attends_to_no_token_whose_hidden_states_it_has_not_seen(headed: tuple[Served, EagleOracle]) -> None:
+    """Neither in a cached prefix, nor where it rested; and it drafts from none."""
+    its, oracle = headed
+    drafter: Any = its.drafter
+    prompt = drawn(random.Random(4), 19)
+    drafter.follow(is_on=False)
+    its.enter(0, prompt[:9], range(1, 17))
+    its.step({0: 9})
+    assert its.propose({0: 3})[0] == []
+    drafter.follow(is_on=True)
+    its.enter(1, prompt, [1, 2, *range(20, 34)], cached_len=8)
+    its.requests[1].cached_len = 8
+    its.step({1: 11})
+    drafts, holes = entries_of(its, 1)
+    assert holes == [1, 2, 3, 4, 5, 6, 7, 8], "entry 8 needs the hidden states of token 7"
+    assert drafts == oracle.drafts(its.known(1), 3, 19, holes)
+    assert drafts != oracle.drafts(its.known(1), 3, 19)
+    drafter.is_resting = True
+    for _ in range(2):
+        its.step({1: 1})
+    assert its.propose({1: 3})[1] == [], "its last token has none"
+    drafter.is_resting = False
+    its.step({1: 1})
+    drafts, holes = entries_of(its, 1)
+    assert holes == [*range(1, 9), 20, 21]
+    assert drafts == oracle.drafts(its.known(1), 3, 22, holes)
+    # another row of the same prefix finds the entries that the first has
+    its.enter(2, [*its.known(1)[:16], 7, 8], [1, 2, 20, 21, *range(40, 52)], cached_len=16)
+    its.requests[2].cached_len = 16
+    its.step({2: 2})
+    drafts, holes = entries_of(its, 2)
+    assert holes == [1, 2, 3, 4, 5, 6, 7, 8, 16], "the other's token 16 is another"
+    assert drafts == oracle.drafts(its.known(2), 3, 18, holes)
+
+
+def test_a_page_of_another_in_place_of_ones_own_is_used_when_it_was_seen(
+    headed: tuple[Served, EagleOracle],
+) -> None:
+    """Two rows with one prompt, of which the second is given the first's pages while it runs."""
+    its, oracle = headed
+    prompt = drawn(random.Random(8), 10)
+    its.enter(1, prompt, range(20, 36))
+    its.enter(0, prompt, range(1, 17))
+    its.step({1: 10, 0: 10})
+    its.pages[1][:2] = [1, 2]
+    drafts, holes = entries_of(its, 1)
+    assert holes == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert drafts == oracle.drafts(its.known(1), 3, 10, holes)
+    check(its, oracle, {0: 3})
+    check(its, oracle, {1: 3})
+
+
+def test_pages_of_others_are_not_taken_for_ones_own(headed: tuple[Served, EagleOracle]) -> None:
+    """Computed while the head rested, at slots where it knew other tokens."""
+    its, oracle = headed
+    drafter: Any = its.drafter
+    rng = random.Random(6)
+    its.enter(0, drawn(rng, 12), range(1, 17))
+    its.step({0: 12})
+    check(its, oracle, {0: 3})
+    its.leave(0)
+    drafter.follow(is_on=False)
+    prompt = drawn(rng, 12)
+    its.enter(0, prompt, range(1, 17))
+    its.step({0: 12})
+    its.leave(0)
+    drafter.follow(is_on=True)
+    its.enter(1, [*prompt, 5, 6, 7], [1, 2, 3, *range(20, 33)], cached_len=12)
+    its.requests[1].cached_len = 12
+    its.step({1: 3})
+    drafts, holes = entries_of(its, 1)
+    assert holes == list(range(1, 13))
+    assert drafts == oracle.drafts(its.known(1), 3, 15, holes)
+
+
+def test_a_head_that_is_not_asked_costs_no_step_anything(headed: tuple[Served, EagleOracle]) -> None:
+    its, oracle = headed
+    drafter: Any = its.drafter
+    its.enter(0, drawn(random.Random(5), 12), range(1, 17))
+    its.step({0: 12})
+    check(its, oracle, {0: 2})
+    drafter.follow(is_on=False)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("forward", "read", "place"):
+            patch.setattr(drafter._runner, name, None)
+        patch.setattr(drafter, "observe", None)
+        patch.setattr("sgl.runtime.model.aux_hidden_states.AuxHiddenStates.hidden", None)
+        its.enter(1, drawn(random.Random(6), 9), range(20, 36))
+        its.step({0: 1, 1: 9})
+        its.step({0: 1, 1: 1}, drawn=True)
+        assert its.propose({0: 2, 1: 2}) == {0: [], 1: []}
+    drafter.follow(is_on=True)
+    its.step({0: 1, 1: 1})
+    assert len(its.propose({0: 2})[0]) == 2, "it goes on"
+    assert its.propose({1: 2})[1] == [], "this one it does not follow"
 
 
 @pytest.fixture(params=["model", "eagle"])
@@ -247,7 +372,9 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Served, Any]
 def check(served: Served, oracle: Any, most: dict[int, int]) -> None:
     proposed = served.propose(most)
     for row, count in most.items():
-        assert proposed[row] == oracle.drafts(served.known(row), count, served.done[row]), row
+        holes = served.drafter._rows[served.requests[row].uid].holes.tolist()
+        assert proposed[row] == oracle.drafts(served.known(row), count, served.done[row], holes), row
+        assert len(holes) <= 1, "a fork's first own entry needs the hidden states of another's token"
 
 
 def drawn(rng: random.Random, count: int) -> list[int]:
@@ -289,13 +416,24 @@ def test_what_stood_is_not_computed_again(tmp_path: Path) -> None:
     its.step({0: 3})
     first = its.propose({0: 5})[0]
     its.requests[0].output_ids += first[:3]
-    row = drafter._rows[0]
-    drafter._catch_up(row, its.requests[0])
-    assert row.done == 4 + 3
-    its.requests[0].phase = Phase.DONE
-    drafter.leave(its.requests[0])
-    assert drafter._is_filled[4 : 4 + 7].all()
-    assert not drafter._is_filled[4 + 8 :].any()
+    passes: list[int] = []
+    forward = drafter._runner.forward
+
+    def counted(batch: Batch) -> Any:
+        passes.append(int(batch.q_lens.sum()))
+        return forward(batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafter._runner, "forward", counted)
+        assert its.propose({0: 2})[0] == first[3:]
+        its.requests[0].output_ids += [first[3] ^ 1, 5]  # others than were drafted
+        its.propose({0: 1})
+        its.leave(0)
+        its.enter(1, [*its.known(0), 9], range(1, 17), cached_len=9)  # finds all of it
+        its.requests[1].cached_len = 9
+        its.step({1: 1})
+        its.propose({1: 1})
+    assert passes == [1, 1, 2, 2]
 
 
 def test_equal_weights_draft_what_is_drawn(tmp_path: Path) -> None:

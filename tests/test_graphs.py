@@ -91,7 +91,8 @@ class _Placing:
     def plan_decode(self, step: AttentionStep, variant: int, inputs: Any) -> list[torch.Tensor]:
         assert max(each.ndim for each in inputs) == (1 if step.windowed is None else 2)
         assert sum(each.ndim for each in inputs) <= MAX_INPUTS
-        return [torch.from_numpy(each) for each in inputs]
+        self.placed = [torch.from_numpy(each) for each in inputs]
+        return self.placed
 
     def plan_verify(self, step: AttentionStep, queries: int, inputs: Any) -> list[torch.Tensor]:
         return self.plan_decode(step, 0, inputs)
@@ -117,15 +118,23 @@ def test_replayed_steps_write_where_launched_ones_would(has_pools: bool) -> None
         if sum(q_lens) == 3:
             decodes = DecodeGraphs(model, kv, attention, tokens, 4)
             decodes._graphs[4, 0, False] = SimpleNamespace(replay=lambda: None)  # type: ignore[assignment]
-            replayed = decodes.run(batch, step, with_inputs=True)
-            assert replayed is not None
-            assert replayed.inputs is not None
-            found, places = replayed.inputs[2], np.arange(3)
+            assert decodes.run(batch, step) is not None
+            found, places = attention.placed[2], np.arange(3)
+            batch.is_observed = True
+            assert decodes.run(batch, step) is None, "they keep no hidden states"
+            checks = VerifyGraphs(model, kv, attention, tokens, 4)
+            checks._graphs[4, 2] = SimpleNamespace(replay=lambda: None)  # type: ignore[assignment]
+            observed = checks.run(batch, step)
+            assert observed is not None
+            assert observed.places.tolist() == [0, 2, 4]
+            assert observed.slots.numpy()[..., [0, 2, 4]].tolist() == expected[..., :3].tolist()
+            batch.is_observed = False
+            assert checks.run(batch, step) is None
         else:
             checks = VerifyGraphs(model, kv, attention, tokens, 4)
             checks._graphs[4, 4] = SimpleNamespace(replay=lambda: None)  # type: ignore[assignment]
             verified = checks.run(batch, step)
             assert verified is not None
-            found, places = verified.inputs[2], verified.places.numpy()
+            found, places = verified.slots, verified.places.numpy()
             assert places.tolist() == [0, 1, 2, 4, 8, 9]
         assert found.numpy()[..., places].tolist() == expected[..., : len(places)].tolist()

@@ -13,6 +13,7 @@ import pytest
 import sgl
 from sgl import Engine
 from sgl.errors import ConfigError
+from sgl.runtime.speculate.budget import Budget
 from tests.tiny_heads import tiny_head
 from tests.tiny_models import tiny_checkpoint
 
@@ -144,6 +145,49 @@ def test_a_draft_model_of_random_weights_needs_no_files(folder: Path, tmp_path: 
     with Engine(**options, **drafts) as its:
         its.generate(input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 30, "ignore_eos": True, "seed": 1})
         assert accepted(its) == 1.0
+
+
+@pytest.mark.parametrize("drafter", ["random", "eagle"])
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_a_drafter_that_does_not_pay_leaves_steps_as_they_are(
+    drafter: str, run_ahead: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No passes of its own, no hidden states, no looks: until it is tried again, with requests that begin then."""
+    prompts = [[5, 6, 7, 8], list(range(20, 60))]
+    params: list[dict[str, Any]] = [{"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True}] * 2
+    with engine(folder, None) as plain:
+        expected = answers(plain, prompts, params)
+    with engine(folder, drafter, disable_overlap_schedule=not run_ahead) as its:
+        speculator, runner, counters = its._loop._speculator, its._started.runner, its._loop.scheduler.counters
+        [model] = speculator._models
+        batches: list[Any] = []
+        looks: list[bool] = []
+        forward = runner.forward
+
+        def noted(batch: Any) -> Any:
+            batches.append(batch)
+            looks.append(speculator.wants_results)
+            return forward(batch)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Budget, "divide", lambda self, num_rows, drafts: [0] * len(drafts))
+            answers(its, prompts, params)
+            assert not speculator._follows
+            patch.setattr(runner, "forward", noted)
+            patch.setattr(model, "_runner", None)
+            patch.setattr(model, "propose", None)
+            patch.setattr(model, "observe", None)
+            drafted = counters.drafted_tokens
+            assert answers(its, prompts, params) == expected
+            assert counters.drafted_tokens == drafted
+        assert len(batches) == 30
+        assert not any(batch.is_observed for batch in batches)
+        assert not any(looks), "steps may run ahead"
+        its._loop.call(lambda: speculator._rests.update({1: 0, 2: 0}))  # a trial is due
+        for _ in range(8):
+            assert answers(its, prompts, params) == expected
+        assert counters.drafted_tokens > drafted
+        assert its.check_ledger() == []
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from sgl.kernels.attention.torch import TorchAttention
-from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, RowSetup
+from sgl.runtime.batch import FROM_DEVICE, Batch, RowSetup
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
@@ -28,6 +28,7 @@ from sgl.runtime.runner.capture import capturing
 from sgl.runtime.runner.graphs import DecodeGraphs
 from sgl.runtime.runner.observer import ObservedStep, Observer
 from sgl.runtime.runner.runner import ModelRunner
+from sgl.runtime.runner.verify_graphs import VerifyGraphs
 from sgl.runtime.sampling_params import SamplingParams
 from tests.tiny_models import tiny_checkpoint
 
@@ -93,7 +94,8 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))
-    monkeypatch.setattr(DecodeGraphs, "_forward", Graph.recorded(DecodeGraphs._forward))
+    for graphs in (DecodeGraphs, VerifyGraphs):
+        monkeypatch.setattr(graphs, "_forward", Graph.recorded(graphs._forward))
 
 
 def make_runner(model: Decoder, max_graph_rows: int, observer: Observer | None = None) -> ModelRunner:
@@ -104,6 +106,8 @@ def make_runner(model: Decoder, max_graph_rows: int, observer: Observer | None =
     runner = ModelRunner(model, kv, attention, device=CPU, observer=observer, **limits)
     if runner._graphs is not None:
         runner._graphs.capture()
+    if runner._verify_graphs is not None and observer is not None:
+        runner._verify_graphs.capture()
     return runner
 
 
@@ -163,29 +167,49 @@ class Watcher:
     def __init__(self) -> None:
         self.seen: list[list[torch.Tensor]] = []
 
-    def loaded(self, pages: Int32Array) -> None: ...
-
     def observe(self, step: ObservedStep) -> None:
+        assert len(step.slots) == step.batch.q_lens.sum()
         assert len(step.pages) == len(step.batch)
-        self.seen.append([its.clone() for its in (step.token_ids, step.positions, step.slots, *step.hidden)])
+        self.seen.append([its.clone() for its in (step.slots, *step.hidden)])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("stand_ins")
 def test_an_observer_is_shown_replayed_steps_as_launched_ones(tmp_path: Path) -> None:
+    """Decodes that it sees are replayed as steps that verify; others by graphs that keep nothing."""
     model = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path)), device=CPU, dtype="float32")
-    found = []
+    found, tokens = [], []
     for max_graph_rows in (0, 5):
         watcher, kv_lens = Watcher(), [0] * ROWS
         runner = make_runner(model, max_graph_rows, watcher)
-        runner.launch(batch_of(list(range(ROWS)), 2, kv_lens, [{}] * ROWS)).wait()
-        for rows in ([5, 1, 2], [0, 1, 2, 3, 4, 5], [3]):
-            runner.launch(batch_of(rows, 1, kv_lens, [{}] * ROWS)).wait()
-        found.append(watcher.seen[-4:])
+        for is_observed in (True, False, True):
+            for rows in ([5, 1, 2], [0, 1, 2, 3, 4, 5], [3]):
+                q_len = 1 if kv_lens[3] else 2
+                batch = batch_of(list(range(ROWS)) if q_len > 1 else rows, q_len, kv_lens, [{}] * ROWS)
+                batch.is_observed = is_observed
+                before = len(watcher.seen)
+                tokens.append(runner.launch(batch).wait().next_tokens.tolist())
+                assert len(watcher.seen) == before + is_observed
+        assert len(watcher.seen) == 6
+        found.append(watcher.seen)
         model.aux_hidden_states = None
+    assert tokens[: len(tokens) // 2] == tokens[len(tokens) // 2 :]
     for launched, replayed in zip(*found, strict=True):
-        assert all(map(torch.equal, launched[:3], replayed[:3]))
-        torch.testing.assert_close(launched[3:], replayed[3:], atol=1e-5, rtol=1e-5)
+        assert torch.equal(launched[0], replayed[0])
+        torch.testing.assert_close(launched[1:], replayed[1:], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_observed", [True, False])
+def test_steps_that_nobody_observes_keep_no_hidden_states(is_observed: bool, tmp_path: Path) -> None:
+    model = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path)), device=CPU, dtype="float32")
+    watcher = Watcher()
+    runner = make_runner(model, 0, watcher)
+    batch = batch_of([0, 1], 2, [0] * ROWS, [{}] * ROWS)
+    batch.is_observed = is_observed
+    runner.forward(batch)
+    assert runner._aux is not None
+    assert bool(runner._aux._kept.any()) == is_observed
+    assert len(watcher.seen) == is_observed
 
 
 @pytest.mark.usefixtures("stand_ins")

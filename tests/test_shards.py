@@ -223,6 +223,7 @@ def random_batch(rng: np.random.Generator) -> Batch:
         pool_from={b: b + 1 for b in chosen},
         token_ids_logprob={b: ids(20) for b in chosen},
         is_streamed=bool(rng.integers(2)),
+        is_observed=bool(rng.integers(2)),
     )
 
 

@@ -41,7 +41,7 @@ RECORD: dict[str, Any] = {
 class Oracle:
     """Drafts what plain decoding gave, by prompt and seed, with mistakes now and then."""
 
-    name, costs_device_time = "oracle", False
+    name = "oracle"
 
     def __init__(self, outputs: dict[tuple[tuple[int, ...], int], list[int]], mistakes: float, seed: int) -> None:
         self._outputs = outputs
@@ -431,6 +431,88 @@ def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
     assert scheduler.given == [1] * 4
     assert not speculator._divide(guesses, 4)
     assert len(scheduler.given) == 4, "not again at once"
+
+
+class Model:
+    """A model that takes time and is never asked."""
+
+    name, is_resting, is_on = "model", False, True
+
+    def follow(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+
+class Steps:
+    """Decode steps of one row, timed by a clock of their own."""
+
+    def __init__(self) -> None:
+        self.model, self.seconds = Model(), 0.0
+        self.speculator = Speculator(cast(Any, None), [], [cast(Any, self.model)], most=7, budget=Budget())
+        self.speculator._clock = lambda: self.seconds
+
+    def run(self, count: int, seconds: float) -> int:
+        """How many had drafts. seconds: of such a step; others take 10 ms."""
+        found = 0
+        for _ in range(count):
+            is_asked = self.speculator.wants_results
+            if is_asked:
+                self.speculator._choose(1)
+            if is_asked := is_asked and self.model.is_on:
+                found += 1
+                if self.speculator._trial:
+                    self.speculator._went_on(1, is_drafted=True)
+            self.seconds += seconds if is_asked else 0.010
+            lens = np.array([5 if is_asked else 1])
+            step = SimpleNamespace(q_lens=lens, setups=[], samples=lens > 0, is_observed=False)
+            self.speculator.measure(cast(Any, Sized(step.__dict__)))
+        return found
+
+
+class Sized(SimpleNamespace):
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(**fields)
+
+    def __len__(self) -> int:
+        return len(self.q_lens)
+
+
+@pytest.mark.parametrize("seconds", [0.030, 0.100])
+def test_models_that_do_not_pay_are_tried_as_rarely_as_trials_are_long(seconds: float) -> None:
+    its = Steps()
+    budget = cast(Budget, its.speculator._budget)
+    budget.costs.saw(1, 0, 1, 0.010)
+    for _ in range(100):
+        budget.costs.saw(1, 4, 5, seconds)
+        budget.acceptance("model", 0).saw(0, 1)
+    its.run(1, seconds)
+    assert not its.model.is_on
+    began, drafted = its.seconds, its.run(50_000, seconds)
+    assert drafted >= 8 * 5
+    assert drafted % 8 == 0
+    assert its.seconds - began < 1.012 * 50_000 * 0.010
+    for _ in range(100):
+        budget.acceptance("model", 0).saw(4, 4)
+    assert its.run(20_000, 0.011) > 1_000, "and when they pay again, it is seen"
+
+
+def test_models_are_asked_where_they_pay_whatever_others_found() -> None:
+    """With fewer rows, at once."""
+    its = Steps()
+    budget = cast(Budget, its.speculator._budget)
+    for rows in (1, 64):
+        for _ in range(30):
+            budget.costs.saw(rows, 0, 1, 0.010)
+            budget.costs.saw(rows, 4 * rows, 5, 0.011 if rows == 1 else 0.080)
+    its.speculator._choose(64)
+    assert not its.model.is_on
+    assert not its.speculator.wants_results
+    its.run(1, 0.011)
+    assert its.model.is_on
+    assert its.speculator.wants_results
 
 
 def test_options_that_cannot_be_are_refused_by_name(folder: Path) -> None:

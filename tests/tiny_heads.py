@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,17 +99,19 @@ class HeadOracle:
         }
         self.embedding = self.tensors.get("embed_tokens.weight", embedding)
 
-    def logits(self, hidden: torch.Tensor, ids: list[int], given: list[torch.Tensor]) -> list[torch.Tensor]:
+    def logits(
+        self, hidden: torch.Tensor, ids: list[int], given: list[torch.Tensor], holes: Sequence[int] = ()
+    ) -> list[torch.Tensor]:
         """[hidden_size] logits over the target's vocabulary, and the state before the last norm, of the last entry.
         hidden: [n, 3 * target hidden], of the first n tokens of ids. given: states of the tokens behind, but for the
-        last."""
+        last. holes: entries that nothing attends to."""
         features = torch.cat((self._linear("fc", hidden), *(its[None] for its in given)))
         assert len(ids) == len(features) + 1
         embedded = self._norm("midlayer.input_layernorm", self.embedding[torch.tensor(ids[1:])])
         normed = self._norm("midlayer.hidden_norm", features)
         residual = normed if self.config.get("norm_before_residual") else features
         x = torch.cat((embedded, normed), -1)
-        x = residual + self._linear("midlayer.self_attn.o_proj", self._attend(x))
+        x = residual + self._linear("midlayer.self_attn.o_proj", self._attend(x, [hole - 1 for hole in holes]))
         y = self._norm("midlayer.post_attention_layernorm", x)
         gate, up = (self._linear(f"midlayer.mlp.{name}_proj", y) for name in ("gate", "up"))
         x = x + self._linear("midlayer.mlp.down_proj", functional.silu(gate) * up)
@@ -117,18 +120,18 @@ class HeadOracle:
         drafted = torch.arange(len(last)) + self.tensors.get("d2t", 0)
         return [torch.full((self.layer["vocab_size"],), -math.inf).index_copy(0, drafted, last), x[-1]]
 
-    def drafts(self, hidden: torch.Tensor, ids: list[int], most: int) -> list[int]:
-        """The likeliest tokens behind ids, one after the other. hidden: of the first tokens."""
+    def drafts(self, hidden: torch.Tensor, ids: list[int], most: int, holes: Sequence[int] = ()) -> list[int]:
+        """The likeliest tokens behind ids, one after the other. hidden: of the first tokens. holes: see `logits`."""
         ids, given, count = list(ids), [], len(ids)
         while len(ids) < count + most:
             known = len(hidden) + len(given)
-            logits, state = self.logits(hidden, ids[: known + 1], given)
+            logits, state = self.logits(hidden, ids[: known + 1], given, holes)
             given.append(state)
             if known + 1 == len(ids):
                 ids.append(int(logits.argmax()))
         return ids[count:]
 
-    def _attend(self, x: torch.Tensor) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, holes: list[int]) -> torch.Tensor:
         heads, kv_heads = self.layer["num_attention_heads"], self.layer["num_key_value_heads"]
         head_dim = self.layer.get("head_dim", self.layer["hidden_size"] // heads)
         query, key, value = (
@@ -146,7 +149,10 @@ class HeadOracle:
         query, key = turned(query), turned(key).repeat_interleave(heads // kv_heads, 1)
         value = value.repeat_interleave(heads // kv_heads, 1)
         scores = torch.einsum("qhd,khd->hqk", query, key) * head_dim**-0.5
-        scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -math.inf)
+        hidden = torch.ones(len(x), len(x)).triu(1).bool()
+        hidden[:, holes] = True
+        hidden[holes, holes] = False  # whose outputs nobody reads
+        scores = scores.masked_fill(hidden, -math.inf)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).flatten(1)
 
     def _linear(self, name: str, x: torch.Tensor) -> torch.Tensor:

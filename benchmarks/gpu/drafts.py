@@ -168,6 +168,7 @@ def _unbounded(engine: Engine) -> Iterator[None]:
     budget = speculator._budget
     engine._loop.call(lambda: setattr(speculator, "_budget", None))
     engine._loop.call(lambda: setattr(speculator, "_until_look", 0))
+    engine._loop.call(lambda: speculator._follow(is_on=True))
     try:
         yield
     finally:

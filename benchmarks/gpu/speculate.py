@@ -83,7 +83,7 @@ def main() -> None:
 class _Simulated:
     """Drafts any tokens; `accepted` says how many are accepted."""
 
-    name, costs_device_time = "simulated", False
+    name = "simulated"
 
     def __init__(self, share: float) -> None:
         self._share = share

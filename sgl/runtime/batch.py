@@ -94,6 +94,8 @@ class Batch:
     """The number of the last `PendingMoves` of which its rows read something."""
     is_streamed: bool = False
     """Whether a client reads tokens as they come and so needs a core, too."""
+    is_observed: bool = False
+    """Whether a runner's observer sees it: then it is no replayed decode step, on any rank."""
 
     def __len__(self) -> int:
         return len(self.rows)

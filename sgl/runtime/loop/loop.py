@@ -239,6 +239,7 @@ class EngineLoop:
         if step is not None:
             self._note_first_step(step)
             step.batch.is_streamed = self._num_streamed > 0
+            step.batch.is_observed = self._speculator.observes(step)
             self._launched.append((step, self._runner.forward(step.batch)))
             self.scheduler.after_launch(step)
         unhandled, self._in_flight = self._in_flight, None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 
@@ -15,6 +18,8 @@ class AuxHiddenStates:
         """layers: numbers of layers; -1: the embeddings; never the last one, which computes only the tokens to sample
         after. most_tokens: of a step that is replayed, with its padding."""
         self.layers = layers
+        self.is_on = False
+        """Whether steps that are launched, or captured, keep theirs."""
         self._places = {layer: place for place, layer in enumerate(layers)}
         self._kept = torch.zeros(len(layers), most_tokens, hidden_size, dtype=dtype, device=device)
         self._large = list(self._kept.unbind())  # of a step of more tokens
@@ -26,7 +31,7 @@ class AuxHiddenStates:
 
     def keep(self, layer: int, residual: torch.Tensor) -> None:
         """Copy what came out of a layer, [T, hidden_size], if it is one of them."""
-        place = self._places.get(layer)
+        place = self._places.get(layer) if self.is_on else None
         if place is None:
             return
         if len(residual) <= self._kept.shape[1]:
@@ -39,3 +44,17 @@ class AuxHiddenStates:
         if num_tokens <= self._kept.shape[1]:
             return self._kept[:, :num_tokens].unbind()
         return tuple(self._large)
+
+
+@contextmanager
+def keeping(model: object) -> Iterator[None]:
+    """Meanwhile a model keeps the hidden states that are wanted of it, if any."""
+    aux: AuxHiddenStates | None = getattr(model, "aux_hidden_states", None)
+    if aux is None:
+        yield
+        return
+    before, aux.is_on = aux.is_on, True
+    try:
+        yield
+    finally:
+        aux.is_on = before

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep
-from sgl.runtime.batch import Batch, Int32Array
+from sgl.runtime.batch import Batch, Int32Array, Int64Array
 from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.eagle.head import EagleHead
 from sgl.runtime.model.kv_cache import KVCache
@@ -53,12 +53,19 @@ class HeadRunner(DraftRunner):
         )
         self._head = head
         self._offsets = np.arange(page_size, dtype=np.int32)
+        self._holes: dict[int, Int64Array] = {}
         self._features = torch.zeros(num_slots, head.config.hidden_size, dtype=head.dtype, device=head.device)
 
     def place(self, row: int, first: int, pages: Int32Array) -> None:
         """Pages of a row from index `first` on."""
         slots = (pages[:, None] * len(self._offsets) + self._offsets).reshape(-1)
         super().place(row, first * len(self._offsets), slots)
+
+    def skip(self, row: int, holes: Int64Array) -> None:
+        """Nothing attends to these of a row's entries: ascending, all before what is computed from now on."""
+        self._holes.pop(row, None)
+        if len(holes):
+            self._holes[row] = holes
 
     def close(self) -> None:
         """See `ModelRunner`."""
@@ -95,7 +102,13 @@ class HeadRunner(DraftRunner):
         )
         if len(packed.from_device):
             token_ids.index_copy_(0, from_device, self._sampler.next_tokens.index_select(0, from_rows))
-        self._attention.plan(AttentionStep(batch.q_lens, batch.kv_lens - 1, np.ascontiguousarray(pages[:, 1:])))
+        entry_lens, there = batch.kv_lens - 1, np.ascontiguousarray(pages[:, 1:])
+        for b, row in enumerate(batch.rows.tolist() if self._holes else ()):
+            holes = self._holes.get(row)
+            if holes is not None and (count := int(np.searchsorted(holes, batch.kv_lens[b]))):
+                entry_lens[b] -= count
+                there[b, :-count] = np.delete(there[b], holes[:count] - 1)
+        self._attention.plan(AttentionStep(batch.q_lens, entry_lens, there))
         features = self._features.index_select(0, previous)
         tokens = Tokens(token_ids, positions, slots, last)
         hidden, unnormed = self._head.forward(tokens, features, self._kv, self._attention)

@@ -27,13 +27,11 @@ from sgl.runtime.runner.states import RowStates
 
 
 class Replayed(NamedTuple):
-    """float32 logits [B, len(vocabulary)]; int64 [B] request rows and positions of the next tokens. `inputs`: int64 [B]
-    token ids (until the next are sampled), positions and slots of the replayed tokens; None unless asked for."""
+    """float32 logits [B, len(vocabulary)]; int64 [B] request rows and positions of the next tokens."""
 
     logits: torch.Tensor
     rows: torch.Tensor
     positions: torch.Tensor
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -80,15 +78,13 @@ class DecodeGraphs:
             self._adapters = torch.zeros(num_bytes, dtype=torch.uint8, device=model.device)
         self._logits = torch.empty(max_rows, len(model.vocabulary), dtype=torch.float32, device=model.device)
 
-    def run(self, batch: Batch, step: AttentionStep, *, with_inputs: bool = False) -> Replayed | None:
+    def run(self, batch: Batch, step: AttentionStep) -> Replayed | None:
         """Replay the step; results are valid until the next run. None if it has several tokens in a row, scored
-        positions, images, or too many rows. Never waits for the device.
-
-        step: the batch's rows, with their pages. with_inputs: see `Replayed`.
-        """
+        positions, images, or too many rows, or is observed: these graphs keep no hidden states. Never waits for the
+        device. step: the batch's rows, with their pages."""
         num_rows = len(batch)
         is_plain = num_rows == len(batch.token_ids) and bool(batch.samples.all())
-        is_plain = is_plain and not (batch.score_targets or batch.places)
+        is_plain = is_plain and not (batch.score_targets or batch.places or batch.is_observed)
         if num_rows > self._buckets[-1] or not is_plain:
             return None
         variant = self._attention.variant(step)
@@ -112,11 +108,7 @@ class DecodeGraphs:
         if batch.adapters is not None:
             self._place_adapters(np.concatenate((batch.adapters, np.full(padding, NO_ADAPTER, np.int32))))
         self._graphs[bucket, variant, batch.adapters is not None].replay()
-        replayed = Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows])
-        if not with_inputs:
-            return replayed
-        ids = self._next_tokens.index_select(0, replayed.rows)
-        return replayed._replace(inputs=(ids, placed[1][:num_rows], placed[2][..., :num_rows]))
+        return Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows])
 
     def drop(self) -> None:
         """Let go of what was recorded, until the next `capture`."""

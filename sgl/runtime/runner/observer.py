@@ -3,7 +3,6 @@ its KV pages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,44 +19,32 @@ class ObservedStep:
 
     batch: Batch
     pages: Int32Array  # [B, n] the batch's rows of the page table, on the host
-    token_ids: torch.Tensor  # int64 [T], those from the device filled in
-    positions: torch.Tensor  # int64 [T] as the layers see them
     slots: torch.Tensor  # int64 [T] page * page_size + offset, where each token's keys and values went
     hidden: tuple[torch.Tensor, ...]  # by `layers`: [T, hidden_size] in the model's dtype
 
 
 class Observer(Protocol):
-    """Sees every step of one runner, prompts and padding aside, in launch order. Rank 0 alone has one: hidden states
-    behind a layer are whole on each tensor-parallel rank."""
+    """Sees the steps of one runner that are marked so (`Batch.is_observed`), prompts and padding aside, in launch
+    order. Rank 0 alone has one: hidden states behind a layer are whole on each tensor-parallel rank."""
 
     layers: tuple[int, ...]
     """The target's layers behind which hidden states (with the residual) are wanted, ascending; they are kept for
-    every token of a step, also of replayed graphs. Empty: none, and `hidden` is empty."""
+    every token of such a step. Empty: none, and no step is seen."""
 
     def observe(self, step: ObservedStep) -> None:
         """A step was launched. Must not wait for the device."""
-
-    def loaded(self, pages: Int32Array) -> None:
-        """The model's part of these pages, [n], comes from host memory; nothing else of their tokens does."""
 
     def close(self) -> None:
         """Give the device's memory back after the last step. Idempotent."""
 
 
 def observed(
-    batch: Batch,
-    pages: Int32Array,
-    inputs: Sequence[torch.Tensor],
-    aux: AuxHiddenStates | None,
-    places: torch.Tensor | None,
+    batch: Batch, pages: Int32Array, slots: torch.Tensor, aux: AuxHiddenStates, places: torch.Tensor | None
 ) -> ObservedStep:
-    """A step as observers see it. inputs: token ids, positions and slots, perhaps padded behind the step's, or with its
-    tokens at `places`, int64 [T]. aux: what kept its hidden states."""
+    """A step as observers see it. slots: perhaps padded behind the step's, or with its tokens at `places`, int64 [T].
+    aux: what kept its hidden states."""
     num_tokens = int(batch.q_lens.sum())
-    hidden = () if aux is None else aux.hidden(num_tokens if places is None else len(inputs[0]))
     if places is None:
-        token_ids, positions, slots = (each[:num_tokens] for each in inputs)
-    else:
-        token_ids, positions, slots = (each.index_select(0, places) for each in inputs)
-        hidden = tuple(each.index_select(0, places) for each in hidden)
-    return ObservedStep(batch, pages, token_ids, positions, slots, hidden)
+        return ObservedStep(batch, pages, slots[:num_tokens], aux.hidden(num_tokens))
+    hidden = tuple(each.index_select(0, places) for each in aux.hidden(len(slots)))
+    return ObservedStep(batch, pages, slots.index_select(0, places), hidden)

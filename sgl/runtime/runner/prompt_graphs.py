@@ -15,6 +15,7 @@ import torch
 from sgl.kernels.attention.base import GraphAttention
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import Int64Array
+from sgl.runtime.model.aux_hidden_states import keeping
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.kv_cache import KVCache
@@ -111,7 +112,8 @@ class PromptGraphs:
     def capture(self) -> None:
         """Record every bucket, the largest first, whose memory others reuse."""
         self._inputs.zero_()  # what earlier steps left there may not be token ids where another bucket has them
-        with capturing(f"steps of up to {self._buckets[-1]} tokens with prompts") as (pool, stream):
+        what = f"steps of up to {self._buckets[-1]} tokens with prompts"
+        with keeping(self._model), capturing(what) as (pool, stream):
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for bucket in reversed(self._buckets):

@@ -104,12 +104,12 @@ class ModelRunner:
         copies, which ranks may have `shared`. mapped_rows: see `HostPages`. observer: one with layers is for a Decoder.
         deterministic: rows do not depend on others."""
         self._model, self._observer, self._multiple = model, observer, TILE if deterministic else 1
+        self._aux: AuxHiddenStates | None = None
         if observer is not None and observer.layers:
             assert isinstance(model, Decoder), "startup refuses others"
             most_tokens, hidden_size = max(max_rows * MAX_QUERIES, max_graph_tokens), model.config.hidden_size
-            model.aux_hidden_states = AuxHiddenStates(
-                observer.layers, most_tokens, hidden_size, model.dtype, device
-            )
+            self._aux = AuxHiddenStates(observer.layers, most_tokens, hidden_size, model.dtype, device)
+            model.aux_hidden_states = self._aux
         self._vision = vision_of(model)
         self._states: RowStates | None = None
         if isinstance(model, RecurrentModel):
@@ -166,17 +166,15 @@ class ModelRunner:
             step, states = self._step(batch), self._states
             if states is not None:
                 states.load(batch)
-            replayed, is_seen = None, self._observer is not None
-            if self._graphs is not None:
-                replayed = self._graphs.run(batch, step, with_inputs=is_seen)
+            if self._aux is not None:
+                self._aux.is_on = batch.is_observed
+            replayed = None if self._graphs is None else self._graphs.run(batch, step)
             if replayed is None:
                 self._launching_since = monotonic()
                 try:
                     hidden, sampling = self._forward(batch, step)
                 finally:
                     self._launching_since = None
-            elif replayed.inputs is not None:
-                self._show(batch, step.page_table, *replayed.inputs)
             if states is not None:
                 states.save(batch)
             if replayed is not None:
@@ -283,8 +281,6 @@ class ModelRunner:
     def move(self, moves: PageMoves) -> PendingMoves:
         """Copy pages between the device and host memory; see `batch.Mover`."""
         assert self.host is not None, "there is host memory for copies"
-        if self._observer is not None and len(moves.loads):
-            self._observer.loaded(moves.loads[:, 1])
         return self.hybrid_host.move(moves, self.host.move(moves))
 
     def measure(self, num_tokens: int, launch: Callable[[Batch], AnyStep] | None = None) -> tuple[float, float]:
@@ -396,8 +392,7 @@ class ModelRunner:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
         of sampled ones, [S, hidden_size]."""
         if self._verify_graphs is not None and (verified := self._verify_graphs.run(batch, step)) is not None:
-            if self._observer is not None:
-                self._show(batch, step.page_table, *verified.inputs, places=verified.places)
+            self._show(batch, step.page_table, verified.slots, verified.places)
             return verified.sampling, verified.sampling
         graphs, num_tokens = self._prompt_graphs, int(batch.q_lens.sum())
         is_plain = not batch.places and batch.adapters is None
@@ -408,22 +403,19 @@ class ModelRunner:
             hidden = self._model.forward(inputs, self._kv, self._attention)
         else:
             hidden = graphs.run(num_tokens, inputs.wanted)
-        if self._observer is not None:
-            self._show(batch, step.page_table, inputs.ids, inputs.positions, inputs.slots)
+        self._show(batch, step.page_table, inputs.slots)
         if len(inputs.last) == len(hidden):
             return hidden, hidden
         return hidden, hidden.index_select(0, inputs.last)
 
     def _show(
-        self, batch: Batch, pages: Int32Array, *inputs: torch.Tensor, places: torch.Tensor | None = None
+        self, batch: Batch, pages: Int32Array, slots: torch.Tensor, places: torch.Tensor | None = None
     ) -> None:
-        """Let the observer see a step. inputs: token ids, positions and slots, perhaps padded behind the step's, or
-        with its tokens at `places`."""
-        assert self._observer is not None, "there is one"
-        aux = self._model.aux_hidden_states if isinstance(self._model, Decoder) else None
-        token_ids, positions, slots = inputs
-        inputs = token_ids, positions, slots if self._kv.windowed is None else slots[0]
-        self._observer.observe(observed(batch, pages, inputs, aux, places))
+        """Let the observer see a step, if it does. slots: perhaps padded behind the step's, or with its tokens at
+        `places`."""
+        if batch.is_observed and self._observer is not None and self._aux is not None:
+            slots = slots if self._kv.windowed is None else slots[0]
+            self._observer.observe(observed(batch, pages, slots, self._aux, places))
 
     def _inputs(self, batch: Batch, step: AttentionStep, upload: Callable[..., Any] | None = None) -> Inputs:
         """Upload a step and plan its attention."""

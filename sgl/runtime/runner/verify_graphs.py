@@ -15,6 +15,7 @@ import torch
 from sgl.kernels.attention.base import AttentionStep, GraphAttention
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int64Array
+from sgl.runtime.model.aux_hidden_states import keeping
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
@@ -32,7 +33,7 @@ class Verified(NamedTuple):
 
     sampling: torch.Tensor  # [S, hidden_size] behind the last norm, of the tokens to sample after
     places: torch.Tensor  # int64 [T] where the step's tokens lie among the padded ones
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # int64, of padded tokens: ids, positions, slots
+    slots: torch.Tensor  # int64, of padded tokens
 
 
 class VerifyGraphs:
@@ -55,11 +56,11 @@ class VerifyGraphs:
 
     def run(self, batch: Batch, step: AttentionStep) -> Verified | None:
         """Replay the step. None if a row is longer, does not sample or has an adapter, images or scored positions, or
-        there are too many rows, or one token in each. Never waits for the device."""
+        there are too many rows, or one token in each and nobody observes it. Never waits for the device."""
         num_rows, longest = len(batch), int(batch.q_lens.max())
         is_plain = bool(batch.samples.all()) and not (batch.score_targets or batch.places or batch.pool_from)
         if (
-            not 1 < longest <= MAX_QUERIES
+            not (1 if batch.is_observed else 2) <= longest <= MAX_QUERIES
             or num_rows > self._rows[-1]
             or not is_plain
             or batch.adapters is not None
@@ -80,12 +81,12 @@ class VerifyGraphs:
         rows[places], token_ids[places] = batch.rows[of_row], batch.token_ids
         slots[..., places] = slots_of(step, of_row, positions, self._kv.page_size)[..., : len(places)]
         positions_there[places] = positions if batch.offsets is None else positions + batch.offsets[of_row]
-        _, _, positions_on, slots_on = self._attention.plan_verify(step, queries, inputs)
+        slots_on = self._attention.plan_verify(step, queries, inputs)[3]
         sampling, after = batch.sampling
         last = sampling * queries + batch.q_lens[sampling] - 1 - after
         last_on, places_on = self._uploader.upload(last.astype(np.int64), places.astype(np.int64))
         self._graphs[bucket, queries].replay()
-        return Verified(self._hidden.index_select(0, last_on), places_on, (self._ids, positions_on, slots_on))
+        return Verified(self._hidden.index_select(0, last_on), places_on, slots_on)
 
     def drop(self) -> None:
         """Let go of what was recorded, until the next `capture`."""
@@ -94,7 +95,8 @@ class VerifyGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Record every bucket, the largest first, whose memory others reuse."""
-        with capturing(f"steps that verify drafts of up to {self._rows[-1]} rows") as (pool, stream):
+        what = f"steps that verify drafts of up to {self._rows[-1]} rows"
+        with keeping(self._model), capturing(what) as (pool, stream):
             for queries in reversed(_QUERIES):
                 for bucket in reversed(self._rows):
                     lens = np.full(bucket, queries, np.int32)

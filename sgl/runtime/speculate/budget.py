@@ -60,14 +60,14 @@ class StepCosts:
     def saw(self, num_rows: int, num_drafts: int, longest: int, seconds: float, *, waited: bool = False) -> None:
         """A step of so many rows took that long. longest: tokens of its longest row. waited: whether it was begun only
         when the one before was handled, as steps with drafts are."""
-        cost = self._costs.setdefault(_size(num_rows), _Cost())
+        cost = self._costs.setdefault(size_of(num_rows), _Cost())
         if not num_drafts and waited:
             if cost.plain:
                 cost.waiting = _moved(cost.waiting or cost.plain, seconds)
         elif not num_drafts:
             cost.plain = _moved(cost.plain, seconds)
         elif cost.plain:
-            key = _size(longest)
+            key = size_of(longest)
             computed = self._computed(num_rows, num_drafts, key)
             extra = (seconds / cost.plain - 1) / computed
             before = cost.extra.get(key, _EXTRA[True] / num_rows if self._compiles else extra)
@@ -77,18 +77,18 @@ class StepCosts:
 
     def plain(self, num_rows: int) -> float:
         """Seconds of a step of so many rows without drafts; 0: never seen."""
-        return self._costs[_size(num_rows)].plain if _size(num_rows) in self._costs else 0.0
+        return self._costs[size_of(num_rows)].plain if size_of(num_rows) in self._costs else 0.0
 
     def waiting(self, num_rows: int) -> float:
         """How many plain steps longer such a step takes if it is begun only when the one before was handled."""
-        cost = self._costs.get(_size(num_rows), _Cost())
+        cost = self._costs.get(size_of(num_rows), _Cost())
         return max(0.0, cost.waiting / cost.plain - 1) if cost.plain and cost.waiting else 0.0
 
     def ratio(self, num_rows: int, num_drafts: int, longest: int) -> float:
         """How many plain steps such a step takes."""
         if not num_drafts:
             return 1.0
-        cost, key = self._costs.get(_size(num_rows), _Cost()), _size(longest)
+        cost, key = self._costs.get(size_of(num_rows), _Cost()), size_of(longest)
         extra = cost.extra.get(key)
         if extra is None:  # as the nearest that is known
             known = sorted(cost.extra, key=lambda other: (abs(other - key), other))
@@ -139,6 +139,6 @@ def _moved(before: float, seconds: float) -> float:
     return before + _NEW * (min(seconds, _MOST_LONGER * before) - before) if before else seconds
 
 
-def _size(number: int) -> int:
+def size_of(number: int) -> int:
     """The next power of two."""
     return 1 << max(number - 1, 0).bit_length()

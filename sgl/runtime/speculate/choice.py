@@ -8,7 +8,7 @@ from sgl.errors import ConfigError
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.speculate.budget import Budget
-from sgl.runtime.speculate.drafter import Drafter
+from sgl.runtime.speculate.drafter import DeviceDrafter, Drafter
 from sgl.runtime.speculate.grammar import GrammarDrafter
 from sgl.runtime.speculate.lookup import Lookup
 from sgl.runtime.speculate.pools import Pools
@@ -75,7 +75,7 @@ def _check_needed(config: EngineConfig) -> None:
             raise ConfigError(f"{option}={given!r} needs {needs}", option=option)
 
 
-def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Drafter] = ()) -> Speculator:
+def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[DeviceDrafter] = ()) -> Speculator:
     """The drafters that the options name. models: those that compute on the device."""
     drafters: list[Drafter] = []
     if config.speculative_algorithm in ("auto", "NGRAM"):
@@ -87,7 +87,8 @@ def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Draf
     row_tokens = config.speculative_num_draft_tokens or ROW_TOKENS
     return Speculator(
         scheduler,
-        [*drafters, *models],
+        drafters,
+        models,
         most=row_tokens - 1,
         jumps=not config.disable_jump_forward,
         pins=config.deterministic,

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.scheduler.request import Request
+from sgl.runtime.scheduler.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,6 @@ class Drafter(Protocol):
 
     name: str
     """In metrics and traces."""
-    costs_device_time: bool
-    """Whether proposing takes time on the device: then it is asked only for what a step will verify."""
 
     def enter(self, request: Request) -> None:
         """The request has a row."""
@@ -70,3 +69,27 @@ class Drafter(Protocol):
 
     def leave(self, request: Request) -> None:
         """The request gave up its row, by a retract or its end. Idempotent."""
+
+
+class DeviceDrafter(Drafter, Protocol):
+    """A drafter that takes time on the device: it is asked while it pays, and in trials."""
+
+    is_resting: bool = False
+    """Whether steps that only decode are to be plain ones, to be measured."""
+
+    def follow(self, *, is_on: bool) -> None:
+        """Whether it may be asked from now on; at first it may. Off: no step costs anything, and a head misses what is
+        computed meanwhile."""
+
+    def wants(self, step: Step) -> bool:
+        """Of every step, before it is launched: whether `Observer.observe` is to see it."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there may be a request to draft for."""
+        ...
+
+    def knows(self, request: Request) -> bool:
+        """Whether it may be drafted for."""
+        ...

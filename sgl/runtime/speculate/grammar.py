@@ -17,7 +17,6 @@ class GrammarDrafter(Drafter):
     """See `Drafter`. Grades are how often it had to choose."""
 
     name = "grammar"
-    costs_device_time = False
 
     def enter(self, request: Request) -> None:
         """See `Drafter`. A constraint knows where its output stands."""

@@ -24,7 +24,6 @@ class Lookup(Drafter):
     """See `Drafter`. Reads on where a draft was accepted, and searches again where one was rejected."""
 
     name = "lookup"
-    costs_device_time = False
 
     def __init__(self, pools: Pools | None = None, *, scanned_tokens: int = SCANNED_TOKENS) -> None:
         """pools: earlier outputs by `Request.origin`; ended requests are added. None: nothing is kept."""

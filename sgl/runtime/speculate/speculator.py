@@ -11,14 +11,19 @@ from sgl.runtime.batch import Batch, Int32Array
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.scheduler import Scheduler
-from sgl.runtime.speculate.budget import Budget
-from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
+from sgl.runtime.scheduler.step import Step
+from sgl.runtime.speculate.budget import Budget, size_of
+from sgl.runtime.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, Drafter, DraftRequest
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128  # steps without a look, after looks that found no gain
 _LOOKING = 0.01  # of a step's time, for looks that find no gain, where a look costs nothing else
 _WAITING = 0.02  # of the time, for looks that find nothing, before which no step is begun
 _PLAIN, _PLAIN_STEPS = 128, 3  # steps with drafts, after which so many without are measured anew
 _TRIED = 4  # tokens of a trial, whatever the budget says, of all rows
+_TRIAL = 8  # looks with drafts of a model, in a trial of it,
+_EMPTY_LOOK = 1 / 8  # of such a look is one without
+_TRYING = 0.01  # of the time, for such trials
+_LONGEST_REST = 1 << 14  # steps without one
 
 
 class _Guess(NamedTuple):
@@ -38,6 +43,7 @@ class Speculator:
         self,
         scheduler: Scheduler,
         drafters: Sequence[Drafter] = (),
+        models: Sequence[DeviceDrafter] = (),
         *,
         most: int = 0,
         jumps: bool = True,
@@ -45,12 +51,13 @@ class Speculator:
         budget: Budget | None = None,
         is_on_host: bool = False,
     ) -> None:
-        """most: drafts of a row, at most. jumps: whether certain tokens are appended. pins: see `EngineLoop`. budget:
-        None: each row has as
-        many drafts as are proposed. is_on_host: whether steps are computed by this thread, so that its time is theirs,
-        whoever else has the processor, and a look costs nothing but its own."""
+        """models: drafters that take time on the device. most: drafts of a row, at most. jumps: whether certain tokens
+        are appended. pins: see `EngineLoop`. budget: None: each row has as many drafts as are proposed. is_on_host:
+        whether steps are computed by this thread, so that its time is theirs, whoever else has the processor, and a
+        look costs nothing but its own."""
         self._scheduler = scheduler
-        self._drafters = list(drafters)
+        self._hosts, self._models = list(drafters), list(models)
+        self._drafters = [*drafters, *models]
         self._most = most
         self._jumps, self._pins = jumps, pins
         self._budget = budget
@@ -63,12 +70,27 @@ class Speculator:
         self._since_plain = 0  # steps with drafts
         self._since_drafts = 0  # steps
         self._waited = False  # whether the step under way began only when the one before was handled
+        self._follows = True  # whether models are asked
+        self._trial = 0.0  # looks left in which they are, though they did not pay
+        self._trial_seconds = 0.0  # that it took
+        self._num_steps = 0
+        self._rests: dict[int, int] = {}  # by `size_of` rows for which models do not pay: step of the next trial
+        self._size = 0  # of the latest step
         self._handled: float | None = None  # seconds, when results were last handled
 
     @property
     def wants_results(self) -> bool:
         """Whether the next step may have drafts, behind the tokens of the latest one."""
-        return bool(self._drafters) and self._until_look <= 0
+        return self._until_look <= 0 and bool(self._hosts or self._asks_models)
+
+    @property
+    def _asks_models(self) -> bool:
+        return self._follows and any(model.is_ready for model in self._models)
+
+    def observes(self, step: Step) -> bool:
+        """Of each step before it is launched: whether a model wants to see it."""
+        wanted = [model.wants(step) for model in self._models]  # all are told
+        return any(wanted)
 
     def draft(self, hinted: Iterable[Request] = ()) -> None:
         """Give drafts to rows of the next step. Nothing may be in flight. hinted: requests whose constraint tells a
@@ -86,16 +108,23 @@ class Speculator:
             self._enter(request)
             if request.drafts:  # left from a step that had no room
                 self._scheduler.draft(request, ())
-        if self._is_plain_due(len(running)):
+        is_plain_due = self._is_plain_due(len(running))
+        for model in self._models:
+            model.is_resting = is_plain_due
+        if is_plain_due:
             return
+        self._choose(len(running))
         began = self._clock()
         wanted = [self._draft_request(request, most) for request in requests if (most := self._room(request)) > 0]
         guesses = self._propose(wanted, len(running))
         for guess in guesses:
             self._guesses[guess.request.uid] = guess
-        if self._divide(guesses, len(running)):
+        pays, is_trial = self._divide(guesses, len(running)), self._trial > 0 and self._asks_models
+        if is_trial:
+            self._went_on(len(running), is_drafted=any(guess.drafter in self._models for guess in guesses))
+        if pays:
             self._pause = _FIRST_PAUSE
-        else:
+        elif not is_trial:
             self._rest_from_looks(len(running), self._clock() - began, has_guesses=bool(guesses))
         for request in hinted:
             if not request.drafts:
@@ -107,13 +136,19 @@ class Speculator:
             return
         self._until_look -= 1
         self._since_drafts += 1
+        self._num_steps += 1
         before, self._handled = self._handled, self._clock()
         waited, self._waited = self._waited, False
         num_rows, longest = len(batch), int(batch.q_lens.max())
+        size = size_of(num_rows)
+        if not self._follows and (size != self._size or self._num_steps >= self._rests.get(size, 0)):
+            self._choose(num_rows)
+        self._size = size
         if before is None or batch.setups or longest > self._most + 1 or not batch.samples.all():
             return
-        num_drafts = int(batch.q_lens.sum()) - num_rows
-        self._budget.costs.saw(num_rows, num_drafts, longest, self._handled - before, waited=waited)
+        num_drafts, seconds = int(batch.q_lens.sum()) - num_rows, self._handled - before
+        self._trial_seconds += seconds - self._budget.costs.plain(num_rows)
+        self._budget.costs.saw(num_rows, num_drafts, longest, seconds, waited=waited or batch.is_observed)
 
     def rest(self) -> None:
         """There is nothing to do for a while."""
@@ -125,6 +160,33 @@ class Speculator:
         self._entered.pop(request.uid, None)
         for drafter in self._drafters:
             drafter.leave(request)
+
+    def _choose(self, num_rows: int) -> None:
+        """Whether models are asked: while they pay with so many rows, or to try whether they do by now."""
+        if self._budget is None or not self._models:
+            return
+        shares = [self._budget.acceptance(model.name, 0).share for model in self._models]
+        pays = any(any(self._budget.divide(num_rows, [(share, self._most)] * num_rows)) for share in shares)
+        size = size_of(num_rows)
+        if pays:
+            self._trial = 0.0
+            self._rests.pop(size, None)
+        elif not self._trial and self._num_steps >= self._rests.setdefault(size, self._num_steps + _LONGEST_PAUSE):
+            self._trial, self._trial_seconds, self._until_look = _TRIAL, 0.0, 0
+        self._follow(is_on=pays or self._trial > 0)
+
+    def _follow(self, *, is_on: bool) -> None:
+        self._follows = is_on
+        for model in self._models:
+            model.follow(is_on=is_on)
+
+    def _went_on(self, num_rows: int, *, is_drafted: bool) -> None:
+        """A look was one of the trial. Behind the last one models rest, for so long that trials take little time."""
+        self._trial -= 1.0 if is_drafted else _EMPTY_LOOK
+        if self._trial <= 0 and self._budget is not None:
+            self._trial, plain = 0.0, self._budget.costs.plain(num_rows)
+            rest = math.ceil(self._trial_seconds / (_TRYING * plain)) if plain else 0
+            self._rests[size_of(num_rows)] = self._num_steps + min(max(rest, _LONGEST_PAUSE), _LONGEST_REST)
 
     def _is_plain_due(self, num_rows: int) -> bool:
         """Whether the next steps have no drafts, to be measured."""
@@ -180,27 +242,33 @@ class Speculator:
         """The best guess for each request. Drafters that take time on the device come last, for those where others are
         not as good."""
         best: dict[int, _Guess] = {}
-        for drafter in sorted(self._drafters, key=lambda each: each.costs_device_time):
-            chosen = requests
-            if drafter.costs_device_time and self._budget is not None:
-                share = self._budget.acceptance(drafter.name, 0).share
-                chosen = [
-                    asked for asked in requests if (g := best.get(asked.request.uid)) is None or g.share < share
-                ]
-                gains = any(self._budget.divide(num_rows, [(share, asked.most) for asked in chosen]))
-                if not (gains or self._is_trial_due):
+        for drafter in self._hosts:
+            self._ask(drafter, requests, best)
+        for model in self._models:
+            chosen = [asked for asked in requests if model.knows(asked.request)]
+            if self._budget is not None:
+                share = self._budget.acceptance(model.name, 0).share
+                chosen = [it for it in chosen if (g := best.get(it.request.uid)) is None or g.share < share]
+                if self._trial:
+                    chosen = chosen[:_TRIED]
+                elif not any(self._budget.divide(num_rows, [(share, asked.most) for asked in chosen])):
                     continue
-            if not chosen:
-                continue
-            for asked, draft in zip(chosen, drafter.propose(chosen), strict=True):
-                if not draft.token_ids:
-                    continue
-                share = 1.0 if self._budget is None else self._budget.acceptance(drafter.name, draft.grade).share
-                request = asked.request
-                before = best.get(request.uid)
-                if before is None or _worth(share, draft) > _worth(before.share, before.draft):
-                    best[request.uid] = _Guess(asked.request, drafter, draft, share, len(asked.request.output_ids))
+            if self._follows:
+                self._ask(model, chosen, best)
         return list(best.values())
+
+    def _ask(self, drafter: Drafter, requests: Sequence[DraftRequest], best: dict[int, _Guess]) -> None:
+        """Put what it drafts among the best guesses, by uid, where it is better."""
+        if not requests:
+            return
+        for asked, draft in zip(requests, drafter.propose(requests), strict=True):
+            if not draft.token_ids:
+                continue
+            share = 1.0 if self._budget is None else self._budget.acceptance(drafter.name, draft.grade).share
+            before = best.get(asked.request.uid)
+            if before is None or _worth(share, draft) > _worth(before.share, before.draft):
+                num_tokens = len(asked.request.output_ids)
+                best[asked.request.uid] = _Guess(asked.request, drafter, draft, share, num_tokens)
 
     def _divide(self, guesses: list[_Guess], num_rows: int) -> bool:
         """Give the guesses out, as many as pay, or some to try whether they do by now. False: none does."""
@@ -210,7 +278,8 @@ class Speculator:
             paid = self._budget.divide(num_rows, [(g.share, n) for g, n in zip(guesses, numbers, strict=True)])
             pays = any(paid)
             most = _TRIED // max(1, num_rows) or 1
-            numbers = [min(n, most) for n in numbers] if self._is_trial_due and not pays else paid
+            is_tried = (self._is_trial_due or self._trial > 0) and not pays
+            numbers = [min(n, most) for n in numbers] if is_tried else paid
         for guess, number in zip(guesses, numbers, strict=True):
             if number and self._give(guess.request, guess.draft, number):
                 self._since_drafts = 0
