@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.loader import opened, read, read_headers
+from sgl.runtime.model.weight_files import opened, read, read_headers
 
 
 @dataclass(frozen=True, slots=True)
