@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from sgl.child import command
 from sgl.cli import cluster as cli_cluster
 from sgl.cli import main
-from sgl.cli.cluster import down, scale, status
+from sgl.cli.cluster import down, scale, status, update
 from sgl.cli.options import options_of_file
 from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.cluster import spares
@@ -112,6 +112,17 @@ def test_the_command_names_an_unknown_key_and_starts_nothing(tmp_path: Path, cap
         main(["cluster", "up", str(file)])
     assert stopped.value.code == 2
     assert f"{file}: there is no option 'replica' (did you mean 'replicas'?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["breaker_seconds: .nan", "start_timeout: 2026-01-01", "api_key: !!binary eHg="])
+def test_a_value_that_json_does_not_have_is_refused_by_its_name_also_by_an_update(
+    text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text(f"model_path: embedded\n{text}\n")
+    with pytest.raises(ConfigError) as refused:
+        update(SimpleNamespace(file=str(file), port=None))
+    assert refused.value.option == text.partition(":")[0]
 
 
 def test_a_file_without_an_end_is_refused() -> None:
@@ -510,6 +521,8 @@ def test_why_a_replica_did_not_start_is_known_after_it_has_gone_until_one_serves
         assert status(SimpleNamespace(port=None, json=False)) == 0
         said = "the last replica that did not start: /m is no model" in capsys.readouterr().out
         assert said == (last is not None and serving == 1)
+    del facts["last_failure"]  # a cluster of an older version
+    assert status(SimpleNamespace(port=None, json=False)) == 0
     registry.hear(report("c"), 0.0)
     assert registry.last_failure is None
 

@@ -118,7 +118,7 @@ def status(options: SimpleNamespace) -> int:
         line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
         console.print(line.rstrip(), markup=False)
     reasons = [f"{its['id']}: {its['reason']}" for its in facts["workers"] if its["reason"]]
-    if not reasons and facts["last_failure"] is not None and facts["serving"] < facts["replicas"]:
+    if not reasons and facts.get("last_failure") and facts["serving"] < facts["replicas"]:
         reasons = [f"the last replica that did not start: {facts['last_failure']}"]
     for reason in reasons:
         console.print(reason, markup=False)
@@ -145,6 +145,7 @@ def scale(options: SimpleNamespace) -> int:
 def update(options: SimpleNamespace) -> int:
     """Replace the replicas one by one by ones with a file's options; returns once they serve."""
     given = options_of_file(Path(options.file))
+    Options.of(given, options.file)  # YAML has values that JSON, in which the cluster is asked, has not
     known = _alive(options.port)
     asked = known.link().post("/update", {"options": given, "source": options.file}, seconds=_COMMAND_SECONDS)
 
