@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from sgl import Engine
 from sgl.errors import EngineDead, InvalidRequest, RequestAborted, RequestTimeout
 from sgl.lang.ir import nodes as ir
+from tests.live_server import slow_steps
 from tests.patience import PATIENCE, wait_until
 from tests.program_client import Client, gen
 from tests.test_weights_update import shaken
@@ -47,6 +49,8 @@ class Running:
     def __init__(self, engine: Engine, **options: Any) -> None:
         self._engine, self._options = engine, options
         self.result: Any = None
+        self.slow = ExitStack()
+        """Until it is waited for."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -57,14 +61,19 @@ class Running:
             self.result = error
 
     def wait(self) -> Any:
+        self.slow.close()
         self._thread.join(PATIENCE)
         assert self.result is not None
         return self.result
 
 
 def begun(engine: Engine, **options: Any) -> Running:
+    """One that surely runs for as long as the test needs."""
     before = steps(engine)
-    running = Running(engine, **options)
+    with ExitStack() as slow:
+        slow.enter_context(slow_steps(engine))
+        running = Running(engine, **options)
+        running.slow = slow.pop_all()
     wait_until(lambda: steps(engine) > before + 3)
     return running
 
@@ -131,9 +140,10 @@ def test_programs_with_branches_and_leases_are_paused_alike(engine: Engine, mode
     client.send(ir.Text("x" * 40), gen(max_tokens=4))
     client.wait(ir.NodeDone)
     before = steps(engine)
-    client.send(ir.Fork((1, 2)), (1, gen(max_tokens=120)), (2, gen(max_tokens=120)), final=True)
-    wait_until(lambda: steps(engine) > before + 3)
-    engine.pause_generation(mode)
+    with slow_steps(engine):
+        client.send(ir.Fork((1, 2)), (1, gen(max_tokens=120)), (2, gen(max_tokens=120)), final=True)
+        wait_until(lambda: steps(engine) > before + 3)
+        engine.pause_generation(mode)
     engine.continue_generation()
     client.wait(ir.Done)
     failed = client.of(ir.NodeFailed)

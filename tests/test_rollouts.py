@@ -16,6 +16,7 @@ from sgl import Engine
 from sgl.errors import InvalidRequest
 from sgl.kernels import cpu
 from tests.bits import Requests, differing
+from tests.live_server import slow_steps
 from tests.patience import PATIENCE, wait_until
 from tests.test_weights_update import shaken, tensors_of
 from tests.tiny_heads import tiny_head
@@ -104,9 +105,10 @@ def test_a_pause_changes_no_bits_and_an_update_those_behind_it(old: Path, new: P
 
             before = steps(engine)
             thread = threading.Thread(target=run, daemon=True)
-            thread.start()
-            wait_until(lambda before=before: steps(engine) > before + 5)  # type: ignore[misc]
-            engine.pause_generation(mode)
+            with slow_steps(engine):
+                thread.start()
+                wait_until(lambda before=before: steps(engine) > before + 5)  # type: ignore[misc]
+                engine.pause_generation(mode)
             done = engine._loop.call(lambda: {tuple(its.request.output_ids) for its in engine._loop._live.values()})
             if folder is not None:
                 engine.update_weights_from_disk(folder)

@@ -19,6 +19,7 @@ from sgl import Engine
 from sgl.errors import EngineDead, InvalidRequest, WeightsError
 from sgl.kernels import cpu
 from sgl.runtime.model.update import ranks
+from tests.live_server import slow_steps
 from tests.patience import PATIENCE, wait_until
 from tests.ports import free_port
 from tests.test_gdn_models import tiny_hybrid
@@ -317,9 +318,10 @@ class Stopped:
         self._engine, self.results = engine, list[Any]()
         before = steps(engine)
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        wait_until(lambda: steps(engine) > before + 8)
-        engine.pause_generation(mode)
+        with slow_steps(engine):
+            self._thread.start()
+            wait_until(lambda: steps(engine) > before + 8)
+            engine.pause_generation(mode)
         self.so_far = engine._loop.call(self._ids)
 
     def _run(self) -> None:
