@@ -17,8 +17,11 @@ from sgl.cli import main
 from sgl.errors import ConfigError
 from sgl.runtime.gateway import app, bodies, failures, passing, programs, replies
 from sgl.runtime.gateway import workers as workers_of
+from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.config import checked_url
 from sgl.runtime.gateway.demands import demand_of, session_of
+from sgl.runtime.gateway.running import serving
+from sgl.runtime.server.serve import listen
 from tests.patience import PATIENCE
 from tests.test_gateway import ADMIN, Answer, MockWorker, echo, gateway_of, run, until, value
 
@@ -523,5 +526,32 @@ def test_what_a_worker_says_of_itself_counts_if_it_can_be_read(said: object) -> 
             await until(lambda: (worker.others, worker.kv_usage) == (0, 0.0))
             assert (await client.post("/generate", json={"text": "x"})).status == 200
             assert gateway.servers[workers[0].url].is_up
+
+    run(test)
+
+
+NO_REQUESTS = {
+    "no HTTP": (b"garbage\r\n\r\n", 400),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+    "another version": (b"GET / HTTP/9.9\r\n\r\n", 400),
+    "a long path": (b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n", 414),
+    "a long header": (b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000 + b"\r\n\r\n", 431),
+    "no chunk": (b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+}
+
+
+@pytest.mark.parametrize("sent", NO_REQUESTS)
+def test_what_is_no_request_is_answered_with_an_error_as_servers_write_it(sent: str) -> None:
+    data, status = NO_REQUESTS[sent]
+
+    async def test() -> None:
+        with listen("127.0.0.1", 0) as bound:
+            async with serving(Gateway(workers=["http://127.0.0.1:1"]), bound, 1.0):
+                reader, writer = await asyncio.open_connection(*bound.getsockname())
+                writer.write(data)
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+                assert int(head.split()[1]) == status
+                assert json.loads(body)["error"]["message"]
+                writer.close()
 
     run(test)

@@ -8,11 +8,13 @@ import gc
 import signal
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from sgl.runtime.gateway.app import Gateway
+from sgl.runtime.server.connection import Connection
 
 BACKLOG = 2048
 UNUSED_SECONDS = 60.0
@@ -23,14 +25,25 @@ UNUSED_SECONDS = 60.0
 async def serving(gateway: Gateway, bound: socket.socket, drain_seconds: float) -> AsyncIterator[asyncio.Event]:
     """Serve within the context, and finish what runs, for so long; yields what SIGTERM sets."""
     options: dict[str, Any] = {"access_log": None, "keepalive_timeout": UNUSED_SECONDS, "lingering_time": 2.0}
-    runner = web.AppRunner(gateway.app, handler_cancellation=True, shutdown_timeout=drain_seconds, **options)
+    runner = web.AppRunner(gateway.app, handler_cancellation=True, shutdown_timeout=drain_seconds)
     await runner.setup()
-    await web.SockSite(runner, bound, backlog=BACKLOG).start()
+    assert runner.server is not None
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    make = partial(_Connection, runner.server, loop=loop, **options)
+    listener = await loop.create_server(make, sock=bound, backlog=BACKLOG)
     gc.collect()
     gc.freeze()  # modules stay: to look through them takes so long that all requests wait
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     try:
         yield stop
     finally:
+        listener.close()
         await runner.cleanup()
+
+
+class _Connection(Connection):
+    """A server's, whose client has left once it closes its sending side."""
+
+    def eof_received(self) -> None:
+        """The client sends no more."""
+        web.RequestHandler.eof_received(self)
