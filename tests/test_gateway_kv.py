@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+import socket
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,9 @@ class Publisher:
     def __init__(self) -> None:
         self.context = zmq.Context()
         self.out, self.replay = self.context.socket(zmq.XPUB), self.context.socket(zmq.ROUTER)
-        for socket in (self.out, self.replay):
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.bind("tcp://127.0.0.1:0")
+        for its in (self.out, self.replay):
+            its.setsockopt(zmq.LINGER, 0)
+            its.bind("tcp://127.0.0.1:0")
         self.kept: list[tuple[int, bytes]] = []
         self.asked: list[int] = []
         self.number = 0
@@ -464,29 +465,21 @@ def test_engines_of_one_server_are_followed_wherever_each_publishes(tmp_path: Pa
     run(test)
 
 
-def test_a_worker_that_announces_events_and_has_none_serves_as_others_do(unused: Callable[[], int]) -> None:
+def test_a_worker_that_announces_events_and_has_none_serves_as_others_do() -> None:
     async def test() -> None:
         async with gateway_of(echo, echo, routing_policy="cache_aware") as (gateway, workers, client):
+            nobody.bind(("127.0.0.1", 0))
             for worker in workers:
-                port = int(
-                    worker.url.rpartition(":")[2]
-                )  # its own, which speaks HTTP, and one where nobody listens
-                where = {"kv_events": f"tcp://x:{port}", "kv_events_replay": f"tcp://x:{unused()}"}
+                own = worker.url.rpartition(":")[2]  # which speaks HTTP
+                where = {
+                    "kv_events": f"tcp://x:{own}",
+                    "kv_events_replay": f"tcp://x:{nobody.getsockname()[1]}",
+                }
                 worker.info = {**INFO, "internal_states": [{**STATE, **where}]}
             await until(lambda: len(gateway.servers.kv.workers) == 2)
             answers = [await client.post("/generate", json={"input_ids": IDS[0]}) for _ in range(4)]
             assert {answer.status for answer in answers} == {200}
             assert len({answer.headers["X-Sgl-Worker"] for answer in answers}) == 1, "by what was sent where"
 
-    run(test)
-
-
-@pytest.fixture
-def unused() -> Callable[[], int]:
-    import socket
-
-    def port() -> int:
-        with socket.create_server(("127.0.0.1", 0)) as bound:
-            return int(bound.getsockname()[1])
-
-    return port
+    with socket.socket() as nobody:  # it has a port that nobody listens at, and nobody else gets
+        run(test)
