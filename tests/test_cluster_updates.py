@@ -281,5 +281,5 @@ def served(monkeypatch: pytest.MonkeyPatch, *applications: Any) -> ServeApp:
     """Of which Ray Serve says so."""
     names = ("app", "app-prefill", "another's")
     details = {"applications": dict(zip(names, applications, strict=False))}
-    monkeypatch.setattr(serve_app, "_client", lambda: SimpleNamespace(get_serve_details=lambda: details))
+    monkeypatch.setattr(serve_app, "_details", lambda: details)
     return ServeApp("app")

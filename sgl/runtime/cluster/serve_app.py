@@ -161,7 +161,7 @@ class ServeApp:
         """The replicas' states, by id; None while Ray Serve reads what it was told and lists none of those that there
         are. Raises BackendError while its controller is away."""
         try:
-            details = _client().get_serve_details()
+            details = _details()
         except Exception as error:  # any of Ray's: its controller is being started again
             raise BackendError(f"Ray Serve's controller does not answer: {error}", retryable=True) from error
         found = [each for name, each in details["applications"].items() if name in self._names]
@@ -182,13 +182,18 @@ class ServeApp:
     def delete(self) -> None:
         """Drain and end all replicas, and Ray Serve if nobody else uses it."""
         ours = set(self._names)
-        if set(serve.status().applications) <= ours:
+        try:
+            there = set(_details()["applications"])
+        except Exception as error:  # any of Ray's: its raylet was killed, say
+            logger.error("Ray Serve does not answer, and drains nothing: %s", error)
+            return
+        if there <= ours:
             # as serve.shutdown(), but not to be tried again once it has ended: Ray would print that
             ending = _client()._controller.graceful_shutdown.options(max_task_retries=0)
             with contextlib.suppress(ray.exceptions.RayActorError, TimeoutError):
                 ray.get(ending.remote(), timeout=_ENDING_SECONDS)
         else:
-            for name in ours & set(serve.status().applications):
+            for name in ours & there:
                 serve.delete(name)
 
     @property
@@ -239,6 +244,11 @@ def _reach(address: str) -> None:
 
 def _client() -> Any:
     return _get_global_client()
+
+
+def _details() -> Any:
+    """As the client's get_serve_details, which waits without end for a controller that nobody starts again."""
+    return ray.get(_client()._controller.get_serve_instance_details.remote(), timeout=_ENDING_SECONDS)
 
 
 def _text(value: Any) -> str:
