@@ -7,6 +7,7 @@ import json
 import time
 from functools import cache, partial
 from typing import Any
+from unittest import mock
 
 import jsonschema
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks.json_generation import BYTES
 from sgl.errors import InvalidRequest
+from sgl.formats import harmony
 from sgl.formats.arguments import JsonReader
 from sgl.formats.call_format import BlockKind, CallFormat
 from sgl.formats.calls import FORMATS, PARSERS, formats_of
@@ -605,9 +607,13 @@ PIECES += ("<|end|>", "<|call|>", "<|return|>", "<|constrain|>json", " to=functi
 
 
 @pytest.mark.parametrize("is_sure", [False, True])
-@given(parts=st.lists(st.sampled_from(PIECES), max_size=12), cuts=st.lists(st.integers(0, 100)))
+@given(
+    parts=st.lists(st.sampled_from(PIECES), max_size=12),
+    cuts=st.lists(st.integers(0, 100)),
+    longest=st.sampled_from([4, 30, 4096]),
+)
 def test_any_messages_in_channels_are_read_alike_in_any_pieces(
-    is_sure: bool, parts: list[str], cuts: list[int]
+    is_sure: bool, parts: list[str], cuts: list[int], longest: int
 ) -> None:
     def events(edges: list[int]) -> list[tuple[str, str]]:
         reader, found = reader_of(BY_NAME["gpt-oss"], {}, is_sure=is_sure), list[tuple[str, str]]()
@@ -621,7 +627,14 @@ def test_any_messages_in_channels_are_read_alike_in_any_pieces(
         return found
 
     text = "".join(parts) + "."
-    assert events([0, len(text)]) == events([0, *sorted({min(cut, len(text) - 1) for cut in cuts}), len(text)])
+    with mock.patch.object(harmony, "_MAX_HEADER", longest):
+        assert events([0, len(text)]) == events([0, *sorted({min(cut, len(text) - 1) for cut in cuts}), len(text)])
+
+
+@pytest.mark.parametrize("begun", ["<|channel|>analysis ", "<|start|>assistant<|channel|>", " to="])
+def test_a_header_that_does_not_end_is_text(begun: str) -> None:
+    text = begun + "x" * 5000
+    assert read(BY_NAME["gpt-oss"], text, [], is_sure=False) == ("", text, [])
 
 
 @pytest.mark.parametrize("name", ["hermes", "olmo3", "kimi_k3", "xlam"])

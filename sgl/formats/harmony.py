@@ -19,6 +19,8 @@ from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDel
 
 START: Final = "<|start|>assistant"
 MESSAGE: Final = "<|message|>"
+_MAX_HEADER: Final = 4096
+"""Characters; more are text."""
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -71,11 +73,15 @@ class HarmonyParser:
 
     def _read_header(self, events: list[Event], *, final: bool) -> int:
         """How many characters were read."""
-        header, found, _ = self._held.partition(MESSAGE)
+        most = _MAX_HEADER + len(MESSAGE)
+        header, found, _ = self._held[:most].partition(MESSAGE)
         start = self._held.lstrip()
         if any(map(start.startswith, _BEGINNINGS)):
-            if not found:
+            if not found and len(self._held) < most:
                 return 0
+            if not found:  # a text that begins like one
+                mark = next(each for each in _BEGINNINGS if start.startswith(each))
+                return self._begin_text(len(self._held) - len(start) + len(mark), events)
         elif not final and any(each.startswith(start) for each in _BEGINNINGS):
             return 0
         else:  # a text without a header
@@ -94,6 +100,13 @@ class HarmonyParser:
         self._is_within, self._body, self._arguments = True, "", JsonReader()
         self._held = self._held[length:]
         return length or (0 if not self._held else self._read_body(events, final=final))
+
+    def _begin_text(self, length: int, events: list[Event]) -> int:
+        """A message without a header, of whose text so many characters are taken."""
+        self._channel, self._name, self._is_kept, self._is_within = "final", None, False, True
+        self._add(self._held[:length], events)
+        self._held = self._held[length:]
+        return length
 
     def _read_body(self, events: list[Event], *, final: bool) -> int:
         length = 0
