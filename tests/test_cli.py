@@ -174,6 +174,25 @@ def test_what_a_file_raises_is_its_own(tmp_path: Path, line: str, words: str) ->
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("line", ["print('x' * 100)\nwhile True: print('x' * 10_000)", "print('x' * 2_000_000)"])
+def test_output_that_nobody_reads_further_ends_a_command_quietly(
+    tmp_path: Path, line: str, unbuffered: str
+) -> None:
+    file = tmp_path / "file.py"
+    file.write_text(line)
+    with subprocess.Popen(
+        [sys.executable, "-m", "sgl", "run", str(file)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.read(10) == b"x" * 10
+        process.stdout.close()
+        assert process.wait(PATIENCE) == 141
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -20,28 +20,28 @@ Parameters = list[click.Parameter]
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit: 0 done, 1 failed, 2 called wrongly."""
+    sys.exit(exit_code(lambda: _called(arguments)))
+
+
+def _called(arguments: list[str] | None) -> int:
     try:
         options = parsed(arguments)
     except click.UsageError as error:
         path = "sgl" if error.ctx is None else error.ctx.command_path
         sys.stderr.write(f"{path}: {_explained(error)} (see {path} --help)\n")
-        sys.exit(2)
+        return 2
     except click.Abort:
-        sys.exit(130)
+        return 130
     if isinstance(options, int):  # of --help and --version
-        sys.exit(options)
+        return options
     if arguments is None:
         keys = [getattr(options, name, None) or () for name in ("api_key", "admin_api_key")]
         hide(key for given in keys for key in ([given] if isinstance(given, str) else given))
     module, _, function = options.does.partition(":")
-
-    def run() -> int:
-        with needs_extra("engine", f"sgl {options.kind}"):
-            home = importlib.import_module(f"sgl.cli.{module}")
-        command: Callable[[SimpleNamespace], int] = getattr(home, function)
-        return command(options)
-
-    sys.exit(exit_code(run))
+    with needs_extra("engine", f"sgl {options.kind}"):
+        home = importlib.import_module(f"sgl.cli.{module}")
+    command: Callable[[SimpleNamespace], int] = getattr(home, function)
+    return command(options)
 
 
 def parsed(arguments: list[str] | None) -> Any:
