@@ -120,8 +120,8 @@ def add_config(writer: GGUFWriter, config: LlamaConfig) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
         if (size := getattr(config, "moe_intermediate_size", None)) is not None:
             writer.add_expert_feed_forward_length(size)
-    if config.model_type in ("gemma2", "gemma3_text") or (config.model_type == "phi3" and config.sliding_window):
-        writer.add_sliding_window(config.sliding_window)
+    if config.model_type in ("gemma2", "gemma3_text", "phi3"):
+        writer.add_sliding_window(config.sliding_window or 0)
     for add, cap in (("attn", "attn_logit_softcapping"), ("final", "final_logit_softcapping")):
         if getattr(config, cap, None) is not None:
             getattr(writer, f"add_{add}_logit_softcapping")(getattr(config, cap))
@@ -131,8 +131,9 @@ def add_config(writer: GGUFWriter, config: LlamaConfig) -> None:
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
-    if rope["rope_type"] in ("yarn", "longrope"):
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] in ("yarn", "longrope") or config.model_type == "phi3":
+        original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+        writer.add_rope_scaling_orig_ctx_len(original)
     for which in ("long", "short") if rope["rope_type"] == "longrope" else ():
         writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
     writer.add_bos_token_id(1)

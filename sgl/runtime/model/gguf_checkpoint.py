@@ -87,7 +87,7 @@ _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of those of 27B, which scale queries otherwise
 _ROPE_FACTORS = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, _ORIGINAL: 8192}
 _TURNED, _PART, _FACTOR = "rope.dimension_count", "partial_rotary_factor", "attention_factor"
 _MAX_SIZE = 1 << 24
 _MOST_EXPERTS = 1 << 12
@@ -107,9 +107,8 @@ class GgufCheckpoint:
         self._architecture = _ARCHITECTURES[self._arch]
         if self._arch == "llama" and self._file.metadata.get("llama.expert_count"):
             self._architecture = _MIXTRAL
-        self._names: dict[
-            str, tuple[str, int | None]
-        ] = {}  # Hugging Face's and llama.cpp's, and which of its experts
+        self._names: dict[str, tuple[str, int | None]] = {}
+        """By Hugging Face's, llama.cpp's, and which of its experts."""
         for name in self._tensors:
             if (experts := _EXPERTS.fullmatch(name)) and self._architecture in (
                 _MIXTRAL,
@@ -213,6 +212,8 @@ class GgufCheckpoint:
         if FAMILIES[self._architecture].experts is not None:
             config |= {hf: self._size(name, own.pop(name, None)) for name, hf in _OF_EXPERTS.items() if name in own}
             config["norm_topk_prob"] = True
+        if own.get("attention.sliding_window") == 0:  # there is none
+            config["sliding_window"] = own.pop("attention.sliding_window") or None
         for name, hf in _OPTIONAL.get(self._arch, {}).items():
             if name in own:
                 config[hf] = self._number(own, name)
@@ -241,6 +242,8 @@ class GgufCheckpoint:
         theta, kind = self._number(own, "rope.freq_base"), own.pop("rope.scaling.type", "none")
         if _LONG in self._tensors and _SHORT in self._tensors:
             return self._long_rope(own, theta, kind)
+        if kind == "none":
+            own.pop("rope.scaling.original_context_length", None)  # which converters write of every Phi
         if kind not in ("none", "linear", "yarn"):
             raise self._unsupported(f"rope.scaling.type={kind!r:.100}")
         rope: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind, "rope_theta": theta}
@@ -263,10 +266,7 @@ class GgufCheckpoint:
         if kind not in ("none", "longrope"):
             raise self._unsupported(f"rope.scaling.type={kind!r:.100} beside {_LONG}")
         rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": theta}
-        for name, hf in {
-            "original_context_length": "original_max_position_embeddings",
-            "attn_factor": _FACTOR,
-        }.items():
+        for name, hf in {"original_context_length": _ORIGINAL, "attn_factor": _FACTOR}.items():
             if f"rope.scaling.{name}" in own:
                 rope[hf] = self._number(own, f"rope.scaling.{name}")
         for name, hf in ((_LONG, "long_factor"), (_SHORT, "short_factor")):
