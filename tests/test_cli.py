@@ -174,6 +174,16 @@ def test_what_a_file_raises_is_its_own(tmp_path: Path, line: str, words: str) ->
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(("words", "code"), [("--version", 0), ("nonsense", 2), ("serve --port abc", 2)])
+def test_closed_and_full_streams_change_no_exit_code(words: str, code: int, closed: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m sgl {words} {closed}"], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("line", ["print('x' * 100)\nwhile True: print('x' * 10_000)", "print('x' * 2_000_000)"])
 def test_output_that_nobody_reads_further_ends_a_command_quietly(

@@ -10,7 +10,7 @@ from typing import Any
 
 import rich_click as click
 
-from sgl.cli.exits import exit_code
+from sgl.cli.exits import exit_code, failed
 from sgl.cli.options import Option, field_options, spread
 from sgl.cli.title import hide
 from sgl.errors import nearest_name, needs_extra
@@ -28,8 +28,7 @@ def _called(arguments: list[str] | None) -> int:
         options = parsed(arguments)
     except click.UsageError as error:
         path = "sgl" if error.ctx is None else error.ctx.command_path
-        sys.stderr.write(f"{path}: {_explained(error)} (see {path} --help)\n")
-        return 2
+        return failed(f"{path}: {_explained(error)} (see {path} --help)", 2)
     except click.Abort:
         return 130
     if isinstance(options, int):  # of --help and --version
