@@ -464,7 +464,7 @@ class Steps:
             if is_asked := is_asked and self.model.is_on:
                 found += 1
                 if self.speculator._trial:
-                    self.speculator._went_on(1, is_drafted=True)
+                    self.speculator._went_on(is_drafted=True)
             self.seconds += seconds if is_asked else 0.010
             lens = np.array([5 if is_asked else 1])
             step = SimpleNamespace(q_lens=lens, setups=[], samples=lens > 0, is_observed=False)
@@ -513,6 +513,45 @@ def test_models_are_asked_where_they_pay_whatever_others_found() -> None:
     its.run(1, 0.011)
     assert its.model.is_on
     assert its.speculator.wants_results
+
+
+@pytest.mark.parametrize("batches", [[16], [16, 17], [3, 17, 40]])
+def test_trials_take_their_share_of_the_time_whatever_rows_steps_have(batches: list[int]) -> None:
+    """Other numbers than there are running requests: some may wait."""
+    running = {i: SimpleNamespace(uid=i, row=i) for i in range(17)}
+    memory = SimpleNamespace(running=running)
+    scheduler = SimpleNamespace(memory=memory, may_draft=lambda request: False)
+    model, seconds, extra = Model(), 0.0, 0.0
+    speculator = Speculator(cast(Any, scheduler), [], [cast(Any, model)], most=7, budget=Budget())
+    speculator._clock = lambda: seconds
+    budget = cast(Budget, speculator._budget)
+    for num_rows in (17, *batches):
+        budget.costs.saw(num_rows, 0, 1, 0.010)
+    for _ in range(100):
+        budget.acceptance("model", 0).saw(0, 1)
+    num_on = 0
+    for i in range(30_000):
+        speculator.draft()
+        num_on += model.is_on
+        extra += 0.001 * model.is_on
+        seconds += 0.010 + 0.001 * model.is_on
+        lens = np.ones(batches[i % len(batches)], int)
+        step = SimpleNamespace(q_lens=lens, setups=[], samples=lens > 0, is_observed=model.is_on)
+        speculator.measure(cast(Any, Sized(step.__dict__)))
+    assert num_on >= 64, "trials come"
+    assert extra < 0.012 * seconds
+
+
+def test_what_an_idle_engine_is_asked_next_is_followed() -> None:
+    """What pays with no rows says nothing of those to come."""
+    model, running = Model(), dict[int, Any]()
+    scheduler = SimpleNamespace(memory=SimpleNamespace(running=running), may_draft=lambda request: False)
+    speculator = Speculator(cast(Any, scheduler), [], [cast(Any, model)], most=7, budget=Budget())
+    for num_rows in (0, 1):
+        cast(Budget, speculator._budget).costs.saw(num_rows, 0, 1, 0.010)
+    speculator.draft()
+    assert model.is_on
+    assert speculator.wants_results
 
 
 def test_options_that_cannot_be_are_refused_by_name(folder: Path) -> None:

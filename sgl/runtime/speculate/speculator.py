@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from time import perf_counter, thread_time
 from typing import NamedTuple
@@ -72,9 +73,9 @@ class Speculator:
         self._waited = False  # whether the step under way began only when the one before was handled
         self._follows = True  # whether models are asked
         self._trial = 0.0  # looks left in which they are, though they did not pay
-        self._trial_seconds = 0.0  # that it took
-        self._num_steps = 0
-        self._rests: dict[int, int] = {}  # by `size_of` rows for which models do not pay: step of the next trial
+        self._trial_size, self._trial_seconds = 0, 0.0  # of which rows it is, and what it took
+        self._num_steps: Counter[int] = Counter()  # by `size_of` their rows
+        self._rests: dict[int, int] = {}  # of these, where models do not pay: number at the next trial
         self._size = 0  # of the latest step
         self._handled: float | None = None  # seconds, when results were last handled
 
@@ -103,6 +104,8 @@ class Speculator:
         running = self._scheduler.memory.running
         for uid in [uid for uid, (request, row) in self._entered.items() if request.row != row]:
             self._leave(uid)
+        if not running:  # which models pay is not known before requests are admitted
+            return
         requests = [request for request in running.values() if self._scheduler.may_draft(request)]
         for request in requests:
             self._enter(request)
@@ -121,7 +124,7 @@ class Speculator:
             self._guesses[guess.request.uid] = guess
         pays, is_trial = self._divide(guesses, len(running)), self._trial > 0 and self._asks_models
         if is_trial:
-            self._went_on(len(running), is_drafted=any(guess.drafter in self._models for guess in guesses))
+            self._went_on(is_drafted=any(guess.drafter in self._models for guess in guesses))
         if pays:
             self._pause = _FIRST_PAUSE
         elif not is_trial:
@@ -136,12 +139,12 @@ class Speculator:
             return
         self._until_look -= 1
         self._since_drafts += 1
-        self._num_steps += 1
         before, self._handled = self._handled, self._clock()
         waited, self._waited = self._waited, False
         num_rows, longest = len(batch), int(batch.q_lens.max())
         size = size_of(num_rows)
-        if not self._follows and (size != self._size or self._num_steps >= self._rests.get(size, 0)):
+        self._num_steps[size] += 1
+        if not self._follows and (size != self._size or self._num_steps[size] >= self._rests.get(size, 0)):
             self._choose(num_rows)
         self._size = size
         if before is None or batch.setups or longest > self._most + 1 or not batch.samples.all():
@@ -168,11 +171,12 @@ class Speculator:
         shares = [self._budget.acceptance(model.name, 0).share for model in self._models]
         pays = any(any(self._budget.divide(num_rows, [(share, self._most)] * num_rows)) for share in shares)
         size = size_of(num_rows)
+        num_steps = self._num_steps[size]
         if pays:
             self._trial = 0.0
             self._rests.pop(size, None)
-        elif not self._trial and self._num_steps >= self._rests.setdefault(size, self._num_steps + _LONGEST_PAUSE):
-            self._trial, self._trial_seconds, self._until_look = _TRIAL, 0.0, 0
+        elif not self._trial and num_steps >= self._rests.setdefault(size, num_steps + _LONGEST_PAUSE):
+            self._trial, self._trial_size, self._trial_seconds, self._until_look = _TRIAL, size, 0.0, 0
         self._follow(is_on=pays or self._trial > 0)
 
     def _follow(self, *, is_on: bool) -> None:
@@ -180,13 +184,13 @@ class Speculator:
         for model in self._models:
             model.follow(is_on=is_on)
 
-    def _went_on(self, num_rows: int, *, is_drafted: bool) -> None:
+    def _went_on(self, *, is_drafted: bool) -> None:
         """A look was one of the trial. Behind the last one models rest, for so long that trials take little time."""
         self._trial -= 1.0 if is_drafted else _EMPTY_LOOK
         if self._trial <= 0 and self._budget is not None:
-            self._trial, plain = 0.0, self._budget.costs.plain(num_rows)
+            self._trial, size, plain = 0.0, self._trial_size, self._budget.costs.plain(self._trial_size)
             rest = math.ceil(self._trial_seconds / (_TRYING * plain)) if plain else 0
-            self._rests[size_of(num_rows)] = self._num_steps + min(max(rest, _LONGEST_PAUSE), _LONGEST_REST)
+            self._rests[size] = self._num_steps[size] + min(max(rest, _LONGEST_PAUSE), _LONGEST_REST)
 
     def _is_plain_due(self, num_rows: int) -> bool:
         """Whether the next steps have no drafts, to be measured."""
