@@ -199,6 +199,18 @@ def test_an_observer_is_shown_replayed_steps_as_launched_ones(tmp_path: Path) ->
         torch.testing.assert_close(launched[1:], replayed[1:], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("stand_ins")
+def test_graphs_of_decodes_keep_nothing_whatever_the_latest_step_did(tmp_path: Path) -> None:
+    """They are captured anew when memory is resumed."""
+    model = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path)), device=CPU, dtype="float32")
+    runner: Any = make_runner(model, 2, Watcher())
+    runner._aux.is_on, seen = True, list[bool]()
+    runner._graphs._forward = lambda *inputs: seen.append(runner._aux.is_on)
+    runner._graphs.capture()
+    assert seen
+    assert not any(seen)
+
+
 @pytest.mark.parametrize("is_observed", [True, False])
 def test_steps_that_nobody_observes_keep_no_hidden_states(is_observed: bool, tmp_path: Path) -> None:
     model = load_decoder(ModelConfig.from_pretrained(tiny_checkpoint(tmp_path)), device=CPU, dtype="float32")

@@ -47,13 +47,13 @@ class AuxHiddenStates:
 
 
 @contextmanager
-def keeping(model: object) -> Iterator[None]:
-    """Meanwhile a model keeps the hidden states that are wanted of it, if any."""
+def keeping(model: object, *, is_on: bool = True) -> Iterator[None]:
+    """Meanwhile a model keeps the hidden states that are wanted of it, if any, or none."""
     aux: AuxHiddenStates | None = getattr(model, "aux_hidden_states", None)
     if aux is None:
         yield
         return
-    before, aux.is_on = aux.is_on, True
+    before, aux.is_on = aux.is_on, is_on
     try:
         yield
     finally:

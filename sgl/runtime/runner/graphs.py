@@ -17,6 +17,7 @@ from sgl.kernels.attention.base import AttentionStep, GraphAttention
 from sgl.kernels.lora.rows import NO_ADAPTER, AdapterRows, block_of, most_tiles, tiled
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array
+from sgl.runtime.model.aux_hidden_states import keeping
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.lora import LoraSlots, LoraStep
@@ -117,7 +118,8 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Record every bucket, the largest first, whose memory others reuse."""
-        with capturing(f"decode steps of up to {self._buckets[-1]} rows") as (pool, stream):
+        what = f"decode steps of up to {self._buckets[-1]} rows"
+        with keeping(self._model, is_on=False), capturing(what) as (pool, stream):
             for bucket in reversed(self._buckets):
                 ones = np.ones(bucket, np.int32)
                 step = AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32))
