@@ -337,6 +337,66 @@ def test_pages_of_others_are_not_taken_for_ones_own(headed: tuple[Served, EagleO
     assert drafts == oracle.drafts(its.known(1), 3, 15, holes)
 
 
+def test_a_request_with_too_many_holes_is_followed_no_more(
+    headed: tuple[Served, EagleOracle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked at before each step; and once a look, not a pass, slots are listed without them."""
+    its, _ = headed
+    drafter: Any = its.drafter
+    prompt = drawn(random.Random(4), 12)
+    drafter.follow(is_on=False)
+    its.enter(0, prompt[:8], range(1, 17))
+    its.step({0: 8})
+    drafter.follow(is_on=True)
+    deleted, delete = list[int](), np.delete
+    monkeypatch.setattr(np, "delete", lambda slots, holes: deleted.append(len(holes)) or delete(slots, holes))
+    for row, most in ((1, 8), (2, 7)):
+        monkeypatch.setattr("sgl.runtime.speculate.models._MOST_HOLES", most)
+        its.enter(row, prompt, [1, 2, *range(4 + 16 * row, 18 + 16 * row)], cached_len=8)
+        its.requests[row].cached_len = 8
+        its.step({row: 4})
+        assert len(its.propose({row: 3})[row]) == (3 if most == 8 else 0)
+    assert deleted[:1] == [8]
+    assert len(deleted) <= 2
+    assert list(drafter._followed) == [101]
+
+
+def test_a_request_that_is_back_in_a_row_between_two_looks_is_followed(headed: tuple[Served, EagleOracle]) -> None:
+    its, oracle = headed
+    drafter: Any = its.drafter
+    its.enter(0, drawn(random.Random(4), 12), range(1, 17))
+    its.step({0: 12})
+    check(its, oracle, {0: 3})
+    its.requests[2] = request = its.requests.pop(0)
+    request.row, its.done[2], its.pages[2] = 2, 0, np.arange(20, 36, dtype=np.int32)
+    request.output_ids.clear()
+    its.step({2: 12})
+    drafter.leave(request)  # its former row, when that is seen to be gone
+    check(its, oracle, {2: 3})
+    request.row = -1
+    drafter.leave(request)
+    assert not drafter.is_ready
+
+
+@pytest.mark.parametrize("max_new_tokens", [0, 1, 2])
+def test_requests_too_short_for_drafts_are_not_followed(
+    max_new_tokens: int, headed: tuple[Served, EagleOracle]
+) -> None:
+    its, _ = headed
+    its.enter(0, drawn(random.Random(4), 9), range(1, 17))
+    its.requests[0].max_new_tokens = max_new_tokens
+    its.step({0: 9})
+    assert its.drafter.is_ready == (max_new_tokens > 1)
+
+
+def test_heads_are_warmed_up_with_what_they_do_in_steps_that_they_see(tmp_path: Path) -> None:
+    runner: Any = eagle(tmp_path / "head", target(tmp_path / "target"))._runner
+    fused, seen = runner._head.fused, list[int]()
+    runner._head.fused = lambda hidden: seen.append(len(hidden[0])) or fused(hidden)
+    runner.warm_up(40)
+    assert seen == [40, 1]
+
+
 def test_a_head_that_is_not_asked_costs_no_step_anything(headed: tuple[Served, EagleOracle]) -> None:
     its, oracle = headed
     drafter: Any = its.drafter

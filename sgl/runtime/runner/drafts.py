@@ -12,6 +12,7 @@ import torch
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep
 from sgl.runtime.batch import Batch, Int32Array, Int64Array
 from sgl.runtime.batch import PendingStep as AnyStep
+from sgl.runtime.model.eagle.config import NUM_LAYERS_READ
 from sgl.runtime.model.eagle.head import EagleHead
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
@@ -53,7 +54,7 @@ class HeadRunner(DraftRunner):
         )
         self._head = head
         self._offsets = np.arange(page_size, dtype=np.int32)
-        self._holes: dict[int, Int64Array] = {}
+        self._holes: dict[int, tuple[Int64Array, Int32Array]] = {}  # by row, and the slots of its other entries
         self._features = torch.zeros(num_slots, head.config.hidden_size, dtype=head.dtype, device=head.device)
 
     def place(self, row: int, first: int, pages: Int32Array) -> None:
@@ -61,11 +62,12 @@ class HeadRunner(DraftRunner):
         slots = (pages[:, None] * len(self._offsets) + self._offsets).reshape(-1)
         super().place(row, first * len(self._offsets), slots)
 
-    def skip(self, row: int, holes: Int64Array) -> None:
-        """Nothing attends to these of a row's entries: ascending, all before what is computed from now on."""
+    def skip(self, row: int, holes: Int64Array, end: int) -> None:
+        """Nothing attends to these of a row's entries: ascending. end: entries that have pages, whose pages stay until
+        the next `skip`."""
         self._holes.pop(row, None)
         if len(holes):
-            self._holes[row] = holes
+            self._holes[row] = holes, np.delete(self._page_table[row, 1:end], holes - 1)
 
     def close(self) -> None:
         """See `ModelRunner`."""
@@ -81,6 +83,11 @@ class HeadRunner(DraftRunner):
     def warm_up(self, num_tokens: int, launch: Callable[[Batch], AnyStep] | None = None) -> None:
         """See `ModelRunner`."""
         super().warm_up(num_tokens, launch or (lambda batch: self.launch(self._behind_first(batch))))
+        for size in (num_tokens, 1):
+            shape = size, self._head.config.target_hidden_size
+            hidden = torch.zeros(shape, dtype=self._head.dtype, device=self._head.device)
+            slots = torch.zeros(size, dtype=torch.int64, device=self._head.device)  # of the dummy page
+            self.read((hidden,) * NUM_LAYERS_READ, slots)
 
     def _behind_first(self, batch: Batch) -> Batch:
         """Rows of prompts without their first tokens."""
@@ -104,10 +111,10 @@ class HeadRunner(DraftRunner):
             token_ids.index_copy_(0, from_device, self._sampler.next_tokens.index_select(0, from_rows))
         entry_lens, there = batch.kv_lens - 1, np.ascontiguousarray(pages[:, 1:])
         for b, row in enumerate(batch.rows.tolist() if self._holes else ()):
-            holes = self._holes.get(row)
-            if holes is not None and (count := int(np.searchsorted(holes, batch.kv_lens[b]))):
-                entry_lens[b] -= count
-                there[b, :-count] = np.delete(there[b], holes[:count] - 1)
+            if row in self._holes:
+                holes, others = self._holes[row]
+                entry_lens[b] -= np.searchsorted(holes, batch.kv_lens[b])
+                there[b, : entry_lens[b]] = others[: entry_lens[b]]
         self._attention.plan(AttentionStep(batch.q_lens, entry_lens, there))
         features = self._features.index_select(0, previous)
         tokens = Tokens(token_ids, positions, slots, last)

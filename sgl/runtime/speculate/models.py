@@ -27,6 +27,7 @@ from sgl.runtime.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, DraftR
 _Keys = npt.NDArray[np.uint64]
 _Span = tuple[int, int]  # tokens from the first up to the second
 _LONGEST_HOLE = 64  # tokens without features, behind which a head follows a request no more
+_MOST_HOLES = 1 << 12  # tokens without KV in all, likewise
 _MOST_FORCED = 8  # tokens that a head goes through one by one, before it drafts
 _NO_IDS: Int32Array = np.empty(0, np.int32)
 _NO_PAGE_WRITES: Int32Array = np.empty((0, 3), np.int32)
@@ -36,6 +37,7 @@ _NO_PAGE_WRITES: Int32Array = np.empty((0, 3), np.int32)
 class _Followed:
     """A request whose features are kept."""
 
+    row: int
     slots: Int32Array  # [max_positions] by token: where its feature went; 0: nowhere, which is the dummy page
     sure: int = 0  # at the latest step that was seen, tokens that were known for good,
     end: int = 0  # and all tokens, with the drafts
@@ -213,6 +215,8 @@ class ModelDrafter(DeviceDrafter, Observer):
             return None
         self._add_keys(row, _known_from(request, row.num_keys))
         spans, start = self._missing(row, asked, reach - 1), reach - 1
+        if not self.knows(request):
+            return None  # no longer
         if spans and spans[-1][1] == start:
             start, _ = spans.pop()
         ids = _known_from(request, spans[0][0] if spans else start)
@@ -317,8 +321,9 @@ class EagleDrafter(ModelDrafter):
         for request in step.requests if begun else ():
             if request.row in begun:
                 followed.pop(request.uid, None)
-                if self._follows and request.layout is None and not request.params.has_penalties:
-                    followed[request.uid] = _Followed(np.zeros(self._max_positions, np.int32))
+                can_draft = request.layout is None and not request.params.has_penalties
+                if self._follows and can_draft and request.max_new_tokens > len(request.output_ids) + 1:
+                    followed[request.uid] = _Followed(request.row, np.zeros(self._max_positions, np.int32))
         if not self._follows or not followed or (self.is_resting and len(batch.token_ids) == len(batch)):
             return False
         self._seen = [followed.get(request.uid) for request in step.requests]
@@ -347,7 +352,9 @@ class EagleDrafter(ModelDrafter):
 
     def leave(self, request: Request) -> None:
         super().leave(request)
-        self._followed.pop(request.uid, None)
+        followed = self._followed.get(request.uid)
+        if followed is not None and (request.is_done or followed.row != request.row):  # not of another row by now
+            del self._followed[request.uid]
 
     def _reach(self, row: _Row, asked: DraftRequest) -> int | None:
         """One token more than the model has computed: further ones need the head's own features."""
@@ -371,7 +378,9 @@ class EagleDrafter(ModelDrafter):
         has = self._has(row, self._followed[asked.request.uid], np.arange(start, max(start, end)) - 1)
         holes = np.concatenate((row.holes[row.holes < start], start + np.flatnonzero(~has)))
         row.holes = holes[~self._are_right(row, holes)]  # others may have seen these
-        self._head.skip(row.number, row.holes)
+        if len(row.holes) > _MOST_HOLES:
+            del self._followed[asked.request.uid]
+        self._head.skip(row.number, row.holes, len(row.pages) * self._page_size)
         edges = start + np.flatnonzero(np.diff(has, prepend=False, append=False))
         return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
