@@ -11,13 +11,12 @@ import sys
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from sgl.runtime.gateway import app
 from sgl.runtime.gateway import workers as workers_of
 from tests.patience import PATIENCE
-from tests.test_gateway import MockWorker, echo, gateway_of, run, until
-from tests.test_gateway_broken import JSON, RawWorker, beside, silent_after
+from tests.test_gateway import echo, run, until
+from tests.test_gateway_broken import EVENTS, JSON, RawWorker, beside, endless, event, silent_after
 
 FAILURES = 3
 
@@ -26,14 +25,13 @@ async def resets(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
-    await asyncio.sleep(2 * PATIENCE)
-    return web.Response()
-
-
 WRONG = {"garbage": b"\x00\xff\x13 hello\r\n\r\n", "a reset": resets, "nothing": silent_after(b"")}
 NEUTRAL = {
     "a model's list": ("GET", "/v1/models", JSON + b"Content-Length: 2\r\n\r\n{}"),
+    "tokens": ("POST", "/tokenize", JSON + b"Content-Length: 2\r\n\r\n{}"),
+    "a text": ("POST", "/v1/detokenize", JSON + b"Content-Length: 2\r\n\r\n{}"),
+    "a count": ("POST", "/v1/messages/count_tokens", JSON + b"Content-Length: 2\r\n\r\n{}"),
+    "a model that is there": ("POST", "/api/chat", JSON + b'Content-Length: 22\r\n\r\n{"done_reason":"load"}'),
     "a refusal": ("POST", "/tokenize", b"HTTP/1.1 400 X\r\nContent-Length: 2\r\n\r\n{}"),
     "a defect": ("POST", "/tokenize", b"HTTP/1.1 500 X\r\nContent-Length: 2\r\n\r\n{}"),
 }
@@ -81,27 +79,32 @@ def test_answers_that_no_engine_gave_do_not_speak_for_a_worker_that_fails(neutra
 
 
 @pytest.mark.parametrize("how", ["deadline", "leaves"])
-@pytest.mark.parametrize("patience", [0.3, 0.01])
+@pytest.mark.parametrize("patience", [0.5, 0.01])
+@pytest.mark.parametrize("looks", ["fail", "are answered", "are rare"])
 def test_a_worker_that_says_nothing_to_anybody_fails_those_whose_time_is_over(
-    how: str, patience: float, monkeypatch: pytest.MonkeyPatch
+    how: str, patience: float, looks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But nobody with little time makes a worker look broken."""
+    """But who has little time, or no patience with one that answers its looks, makes no worker look broken."""
     monkeypatch.setattr(workers_of, "TIMEOUT", 0.2)
+    raw = RawWorker(generate=silent_after(b""), **({"health": silent_after(b"")} if looks == "fail" else {}))
+    rate = PATIENCE if looks == "are rare" else 0.05
 
     async def test() -> None:
-        async with gateway_of(hangs, breaker_failures=FAILURES, breaker_seconds=60.0, worker_wait=0.05) as found:
-            gateway, [worker], client = found
-            breaker = gateway.servers[worker.url].breaker
+        async with beside(
+            raw, breaker_failures=FAILURES, breaker_seconds=60.0, worker_wait=0.05, probe_seconds=rate
+        ) as (gateway, _, client):
+            server = gateway.servers[raw.url]
+            await until(lambda: server.missed > 0 or (looks != "fail" and "get_server_info" in raw.asked))
             headers = {"X-Sgl-Deadline-S": str(patience)} if how == "deadline" else {}
             limit = aiohttp.ClientTimeout(PATIENCE if how == "deadline" else patience)
             for number in range(FAILURES):
-                assert not breaker.is_open
+                assert not server.breaker.is_open
                 with contextlib.suppress(TimeoutError):
                     async with client.post("/generate", json={}, headers=headers, timeout=limit) as answer:
                         assert answer.status == 408
                 await until(lambda: not any(its.in_flight for its in gateway.fleet.workers))
-                assert len(worker.requests) == number + 1 or patience < 0.1
-            assert breaker.is_open == (patience > 0.2)
+                assert raw.asked.count("generate") == number + 1 or patience < 0.1
+            assert server.breaker.is_open == (patience > 0.2 and looks == "fail")
 
     run(test)
 
@@ -111,24 +114,19 @@ def test_a_worker_that_answers_others_is_not_broken_for_those_whose_time_is_over
 ) -> None:
     monkeypatch.setattr(workers_of, "TIMEOUT", 0.2)
 
-    async def streams_or_hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
-        if request.path == "/generate":
-            return await hangs(request, worker)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        while True:
-            await response.write(b'data: {"text": "one"}\n\n')
-            await asyncio.sleep(0.01)
+    raw = RawWorker(
+        health=silent_after(b""), generate=silent_after(b""), completions=endless(EVENTS, event(text="one"), 0.01)
+    )
 
     async def test() -> None:
-        late = {"X-Sgl-Deadline-S": "0.4"}
+        late = {"X-Sgl-Deadline-S": "0.5"}
         async with (
-            gateway_of(streams_or_hangs, breaker_failures=1) as (gateway, [worker], client),
+            beside(raw, breaker_failures=1) as (gateway, _, client),
             client.post("/v1/completions", json={"stream": True}) as stream,
         ):
             await stream.content.readany()
             assert (await client.post("/generate", json={}, headers=late)).status == 408
-            assert not gateway.servers[worker.url].breaker.is_open
+            assert not gateway.servers[raw.url].breaker.is_open
 
     run(test)
 

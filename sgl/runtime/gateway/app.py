@@ -58,17 +58,8 @@ _TRAINERS |= {f"/{verb}_weights_update_group" for verb in ("init", "destroy")}
 _TRAINERS |= {f"/update_weights_from_{where}" for where in ("disk", "tensor", "distributed")}
 """Of one engine, or of a group that counts them."""
 _HEALTH = ("/health", "/health_generate", "/ready", "/ping")
-_LABELS = {
-    *_TO_ALL,
-    *_HEALTH,
-    "/cluster",
-    "/metrics",
-    "/workers",
-    "/list_workers",
-    "/generate",
-    "/encode",
-    "/tokenize",
-}
+_LABELS = {*_TO_ALL, *_HEALTH, "/cluster", "/metrics", "/workers", "/list_workers"}
+_LABELS |= {"/generate", "/encode", "/tokenize"}
 _LABELS |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "tags", "show")}
 _LABELS |= {f"/v1/{name}" for name in ("chat", "completions", "embeddings", "messages", "models")}
 _LABELS |= {f"/v1/{name}" for name in ("programs", "responses", "tokenize")}

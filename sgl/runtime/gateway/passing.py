@@ -30,6 +30,7 @@ from sgl.runtime.gateway.replies import (
     DUE_SECONDS,
     STALL_SECONDS,
     STREAMS,
+    is_computed,
     is_ours,
     up_to_last_event,
     whole,
@@ -268,7 +269,7 @@ class Passing:
                 self._limits.accepted(key_of(passed.headers))
             ticket.first_byte()
             yield theirs, first, ticket
-            if theirs.content.at_eof() and passed.method == "POST" and theirs.status < 400:  # its engine did it
+            if theirs.content.at_eof() and is_computed(theirs, passed.method, passed.path, first):
                 self._servers.answered(worker)
         finally:
             if late is not None:

@@ -26,6 +26,10 @@ DUE_SECONDS = 5.0
 """Beyond a request's deadline, which its worker keeps unless it is broken."""
 STREAMS = ("text/event-stream", "application/x-ndjson")
 
+_COMPUTED = {"/generate", "/encode", "/score", "/rerank", "/v2/rerank"}
+_COMPUTED |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings")}
+_COMPUTED |= {f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "responses")}
+_COMPUTED |= {f"/v1/{name}" for name in ("embeddings", "score", "rerank")}
 _JSON = b'{["-0123456789tfn'
 _BEGINS = {"application/json": _JSON, "application/x-ndjson": _JSON, "text/event-stream": b":deir"}
 """What an answer's first byte is one of; of events' lines: data, event, id, retry."""
@@ -60,6 +64,12 @@ def why_not(answer: aiohttp.ClientResponse, method: str, first: bytes) -> str | 
         if first[:1] not in _BEGINS.get(answer.content_type, first):
             return "no answer"
     return None
+
+
+def is_computed(answer: aiohttp.ClientResponse, method: str, path: str, first: bytes) -> bool:
+    """Whether a worker's engine made this result: tokens are counted, say, without it. path: with its query."""
+    is_result = method == "POST" and answer.status < 400 and path.partition("?")[0] in _COMPUTED
+    return is_result and b'"done_reason":"load"' not in first  # Ollama's, to a request without a prompt
 
 
 async def whole(answer: aiohttp.ClientResponse, first: bytes = b"", *, most: int = MOST_BYTES) -> bytes:

@@ -94,8 +94,9 @@ class Server:
         return self.is_up and self.breaker.lets_pass and not (self.breaker.is_open and self.missed)
 
     def is_mute(self, began: float) -> bool:
-        """Whether it said nothing to anybody since a request began, for as long as a look would wait."""
-        return self.heard_at < began <= time.monotonic() - TIMEOUT
+        """Whether it said nothing to anybody since a request began, for as long as a look would wait, and its last
+        look got no answer: a client that has no patience proves nothing."""
+        return self.missed > 0 and self.heard_at < began <= time.monotonic() - TIMEOUT
 
     def heard(self) -> None:
         """A part of an answer came from there."""
@@ -361,7 +362,8 @@ class Servers:
         was_up, had_missed, began = server.is_up, server.missed, time.monotonic()
         try:
             async with self._get(server, "/health") as answer:
-                server.is_up, server.missed = answer.status < 500, 0
+                server.is_up = answer.status < 500
+                server.heard()
         except TimeoutError:
             server.is_up = not server.miss(began) and server.is_up
         except (aiohttp.ClientError, OSError) as error:
