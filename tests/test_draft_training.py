@@ -19,6 +19,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.eagle.config import EagleConfig, default_layers
 from sgl.runtime.model.eagle.loader import load_head
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.speculate import budget
 from tests.tiny_heads import HeadOracle
 from tests.tiny_models import byte_tokenizer, tiny_checkpoint
 
@@ -141,8 +142,10 @@ def test_prompts_for_training_are_not_those_of_the_evaluation(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_the_benchmark_trains_what_is_missing_and_measures_every_mode(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(budget.StepCosts, "saw", lambda *_, **__: None)  # of a machine on which drafts cost nothing
+    monkeypatch.setattr(budget, "_EXTRA", {True: 0.0, False: 0.0})
     sizes = {"num_hidden_layers": 8, "vocab_size": 400, "max_position_embeddings": 2048}
     tiny_checkpoint(tmp_path / "model", tie_word_embeddings=True, **sizes)
     tokenizer = byte_tokenizer(384)
