@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,9 @@ def test_prompts_for_training_are_not_those_of_the_evaluation(tmp_path: Path) ->
 def test_the_benchmark_trains_what_is_missing_and_measures_every_mode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget.StepCosts, "saw", lambda *_, **__: None)  # of a machine on which drafts cost nothing
-    monkeypatch.setattr(budget, "_EXTRA", {True: 0.0, False: 0.0})
+    saw = budget.StepCosts.saw
+    at_once = functools.partialmethod(lambda costs, *step, waited=False: saw(costs, *step[:-1], 1.0, waited=waited))
+    monkeypatch.setattr(budget.StepCosts, "saw", at_once)  # on this machine, drafts cost nothing
     sizes = {"num_hidden_layers": 8, "vocab_size": 400, "max_position_embeddings": 2048}
     tiny_checkpoint(tmp_path / "model", tie_word_embeddings=True, **sizes)
     tokenizer = byte_tokenizer(384)
