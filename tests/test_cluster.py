@@ -418,7 +418,7 @@ def test_signals_wait_until_ray_has_started_but_not_its_processes(times: int, nu
     assert done.stderr.endswith("KeyboardInterrupt\n"), done.stderr
 
 
-def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
+def test_a_signal_that_a_shell_has_its_background_jobs_ignore_stays_ignored() -> None:
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "from sgl.runtime.cluster.running import Signals; signals = Signals(); signals.take()\n"
@@ -806,7 +806,7 @@ UP = """
 import asyncio, signal, sys, tempfile, types
 
 class RayCluster:
-    def __init__(self, address):
+    def __init__(self, address, check):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray's C++ code has a handler of its own
         self.say("starts", "started")
     def say(self, before, after):
@@ -958,6 +958,100 @@ def test_a_ray_cluster_that_is_not_there_is_said_at_once() -> None:
         said = f"ConfigError: ray_address='{address}': no Ray answers there"
         assert said in done.stderr
         assert "give HOST:PORT of one that runs, or auto" in done.stderr
+
+
+@pytest.fixture
+def mute() -> Iterator[socket.socket]:
+    """Takes connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_a_mute_ray_address_keeps_no_signal_waiting(mute: socket.socket, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{mute.getsockname()[1]}"
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"model_path: embedded\nport: 0\nray_address: {address}\n")
+    command = [sys.executable, "-m", "sgl", "cluster", "up", str(file)]
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
+        with mute.accept()[0] as reached:
+            assert reached.recv(1) == b"", "Ray itself is asked next"
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(PATIENCE) == 130
+        finally:
+            process.kill()
+    assert not list(tmp_path.glob("sgl-clusters-*/*"))
+
+
+def test_a_mute_ray_address_is_given_up_and_said(mute: socket.socket) -> None:
+    code = "import sys; from sgl.runtime.cluster import serve_app; serve_app._STARTING_SECONDS = 0.1\n"
+    code += "serve_app.RayCluster(sys.argv[1])"
+    address = f"127.0.0.1:{mute.getsockname()[1]}"
+    command = [sys.executable, "-c", code, address]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    said = f"ConfigError: ray_address='{address}': no Ray has answered within 0.1 s; give HOST:PORT of one that runs"
+    assert said in done.stderr
+    assert done.returncode == 1, "the end does not wait for Ray, either"
+
+
+OWN = """
+import os, subprocess, sys, time, types
+from sgl.runtime.cluster import serve_app
+
+way, folders, children = sys.argv[1], [], []
+
+def start(folder):
+    os.makedirs(folder)
+    folders.append(os.path.dirname(folder))
+    with open(f"{folder}/log", "w") as file:
+        children.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=file))
+
+def init(address, _temp_dir, **_):
+    start(_temp_dir)
+    if way == "hangs":
+        serve_app._STARTING_SECONDS = 0
+        while os.path.exists(_temp_dir):
+            time.sleep(0.01)
+        start(_temp_dir)
+    os.setpgrp()
+
+def setpgid(pid, group):
+    raise PermissionError(1, "Operation not permitted")
+
+def context():
+    if way == "fails":
+        raise RuntimeError("no context")
+    return types.SimpleNamespace(gcs_address="127.0.0.1:1")
+
+serve_app.ray.init, serve_app.ray.get_runtime_context, os.setpgid = init, context, setpgid
+serve_app._GIVING_UP_SECONDS = 0.1, 600.0
+try:
+    ray = serve_app.RayCluster(None)
+    print(ray.address)
+    ray.close()
+except Exception as error:
+    print(type(error).__name__, error)
+print([os.path.exists(folder) for folder in folders], [child.poll() for child in children])
+for child in children:
+    child.kill()
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "said", "starts"),
+    [
+        ("hangs", "ConfigError ray_address=None: Ray has not started on this machine within 0 s; give HOST:PORT", 2),
+        ("fails", "ConfigError ray_address=None: no context", 1),
+        ("is in another group", "127.0.0.1:1", 1),
+    ],
+)
+def test_however_the_start_of_an_own_ray_ends_nothing_is_left(way: str, said: str, starts: int) -> None:
+    pytest.importorskip("ray")
+    command = [sys.executable, "-c", OWN, way]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    first, last = done.stdout.splitlines()
+    assert first.startswith(said)
+    assert last == f"{[False] * starts} {[-signal.SIGKILL.value] * starts}"
 
 
 def test_a_full_disk_is_said_and_leaves_no_cluster_that_nobody_can_read(

@@ -72,7 +72,7 @@ def up(options: SimpleNamespace) -> int:
     def serve() -> int:
         with starting(bound.getsockname()[1]):  # until it says more itself
             signals.check()
-            ray = RayCluster(given.cluster.ray_address or ray_address())
+            ray = RayCluster(given.cluster.ray_address or ray_address(), signals.check)
             try:
                 signals.take()
                 signals.check()

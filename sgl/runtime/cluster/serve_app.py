@@ -12,8 +12,10 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from typing import Any
 
 from sgl.errors import BackendError, ConfigError, needs_extra
@@ -41,6 +43,10 @@ _DEPLOYMENT, _PREFILL = "worker", "prefill"
 _ENDING_SECONDS = 30.0  # of Ray Serve
 _HEALTH_SECONDS = 1.0
 _REACHING_SECONDS = 10.0
+_STARTING_SECONDS = 180.0  # ten times what Ray takes; it waits itself for eleven minutes where a port stays mute
+_RIGHT = "give HOST:PORT of one that runs, or auto"
+_TURN_SECONDS = 0.1
+_GIVING_UP_SECONDS = 10.0, 1.0
 _MARGIN_SECONDS = 30.0
 
 
@@ -57,11 +63,11 @@ def token(key: str) -> str:
 class RayCluster:
     """The Ray cluster that the replicas run on: this machine's own, which ends with this process, or another's."""
 
-    def __init__(self, address: str | None) -> None:
-        """Start or join it. Raises ConfigError."""
+    def __init__(self, address: str | None, check: Callable[[], object] = bool) -> None:
+        """Start or join it. check: called while that goes on, which it ends by what it raises. Raises ConfigError."""
         self.folder: str | None = None  # of one's own
-        # On the main thread, Ray would handle SIGTERM itself. Its processes end with the thread that starts them.
-        self._thread = ThreadPoolExecutor(1)
+        self._start: Future[Any] = Future()
+        self._ended = threading.Event()
         if address not in (None, "auto"):
             _reach(address)
         about: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "sgl"}
@@ -76,19 +82,39 @@ class RayCluster:
             }
         for name in ("ray", "ray.serve"):  # whose news are for those who know that Ray is there
             logging.getLogger(name).setLevel(logging.ERROR)
+        about["address"] = "local" if address is None else address
         group = os.getpgrp()
         try:
-            self._thread.submit(ray.init, address="local" if address is None else address, **about).result()
+            # On the main thread, Ray would handle SIGTERM itself. The end of the process waits for no daemon.
+            threading.Thread(target=self._run, args=(about,), name="sgl-ray", daemon=True).start()
+            self._wait(check)
+            if os.getpgrp() != group:  # Ray's own: a terminal's Ctrl-C would not come here any more
+                with contextlib.suppress(OSError):  # all others of that group have ended
+                    os.setpgid(0, group)
+            self.is_own = address is None
+            self.address = str(ray.get_runtime_context().gcs_address)
+            self.host = "127.0.0.1" if self.is_own else str(ray.util.get_node_ip_address())
         except BaseException as error:
             self.close()
-            if isinstance(error, (ConnectionError, RuntimeError, ValueError)):
+            if isinstance(error, (ConnectionError, RuntimeError, TimeoutError, ValueError)):
                 raise ConfigError(f"ray_address={address!r}: {error}", option="ray_address") from error
             raise
-        if os.getpgrp() != group:  # Ray's own, with its processes: a terminal's Ctrl-C would not come here any more
-            os.setpgid(0, group)
-        self.is_own = address is None
-        self.address = str(ray.get_runtime_context().gcs_address)
-        self.host = "127.0.0.1" if self.is_own else str(ray.util.get_node_ip_address())
+
+    def _run(self, about: dict[str, Any]) -> None:
+        try:
+            self._start.set_result(ray.init(**about))
+        except BaseException as error:  # raised where it is waited for
+            self._start.set_exception(error)
+        self._ended.wait()  # Ray's processes end with the thread that starts them
+
+    def _wait(self, check: Callable[[], object]) -> None:
+        began = time.monotonic()
+        while not wait([self._start], _TURN_SECONDS).done:
+            check()
+            if time.monotonic() - began > _STARTING_SECONDS:
+                what = "no Ray has answered" if self.folder is None else "Ray has not started on this machine"
+                raise TimeoutError(f"{what} within {_STARTING_SECONDS:g} s; {_RIGHT}")
+        self._start.result()
 
     def hosts(self) -> list[Host]:
         """All that are there."""
@@ -111,9 +137,11 @@ class RayCluster:
     def close(self) -> None:
         """End one's own; another's notices that this process ends. Idempotent. Without ray.shutdown(), whose C++ code
         has SIGTERM kill this process from its middle on: the process has to end by os._exit, which calls none."""
-        self._thread.shutdown(wait=False)
+        self._ended.set()
         if self.folder is not None:
-            sweep(self.folder)
+            for seconds in _GIVING_UP_SECONDS:  # what still starts would start more behind the sweep
+                wait([self._start], seconds)
+                sweep(self.folder)
 
 
 class ServeApp:
@@ -236,9 +264,7 @@ def _reach(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACHING_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
-        message = (
-            f"ray_address={address!r}: no Ray answers there ({error}); give HOST:PORT of one that runs, or auto"
-        )
+        message = f"ray_address={address!r}: no Ray answers there ({error}); {_RIGHT}"
         raise ConfigError(message, option="ray_address") from error
 
 
