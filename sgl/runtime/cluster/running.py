@@ -174,7 +174,7 @@ class Signals:
         """They wait until `take`, also in all threads that start before it: Ray's start sets handlers of its own, which
         end the process."""
         both = (signal.SIGINT, signal.SIGTERM)
-        self._numbers = {each for each in both if signal.getsignal(each) is not signal.SIG_IGN}  # by a shell's &, say
+        self._numbers = {each for each in both if signal.getsignal(each) is not signal.SIG_IGN}  # by a &
         self._came = False
         self._stop: Callable[[], object] = bool
         signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
