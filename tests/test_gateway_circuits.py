@@ -15,7 +15,7 @@ import pytest
 from sgl.runtime.gateway import app
 from sgl.runtime.gateway import workers as workers_of
 from tests.patience import PATIENCE
-from tests.test_gateway import echo, run, until
+from tests.test_gateway import echo, run, until, value
 from tests.test_gateway_broken import EVENTS, JSON, RawWorker, beside, endless, event, silent_after
 
 FAILURES = 3
@@ -126,6 +126,31 @@ def test_a_worker_that_answers_others_is_not_broken_for_those_whose_time_is_over
         ):
             await stream.content.readany()
             assert (await client.post("/generate", json={}, headers=late)).status == 408
+            assert not gateway.servers[raw.url].breaker.is_open
+
+    run(test)
+
+
+def test_a_client_that_is_slow_to_take_its_answer_breaks_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is over while the gateway waits for it; then it takes what had come, to where the answer is cut."""
+    monkeypatch.setattr("sgl.runtime.gateway.passing.DUE_SECONDS", 0.1)
+    raw, ended, end = (
+        RawWorker(generate=endless(EVENTS, event(text="x" * 65536))),
+        list[bool](),
+        workers_of.Call.end,
+    )
+    monkeypatch.setattr(workers_of.Call, "end", lambda call: ended.append(True) or end(call))
+
+    async def test() -> None:
+        async with beside(raw, breaker_failures=1) as (gateway, _, client):
+            late = {"X-Sgl-Deadline-S": "0.5"}
+            async with client.post("/generate", json={"stream": True}, headers=late) as answer:
+                await until(lambda: ended)
+                with contextlib.suppress(aiohttp.ClientPayloadError):
+                    while await answer.content.readany():
+                        pass
+            await until(lambda: not any(its.in_flight for its in gateway.fleet.workers))
+            assert value(gateway, "cut_streams_total") == 1
             assert not gateway.servers[raw.url].breaker.is_open
 
     run(test)

@@ -36,7 +36,7 @@ from sgl.runtime.gateway.replies import (
     whole,
     why_not,
 )
-from sgl.runtime.gateway.workers import Call, Servers
+from sgl.runtime.gateway.workers import Call, Overdue, Servers
 from sgl.runtime.server import sse
 from sgl.runtime.server.deadline import DEADLINE_HEADER
 from sgl.runtime.server.errors import error_body
@@ -261,7 +261,7 @@ class Passing:
                 self._servers.failed(server)
                 raise NotBegunError(reason)
             if passed.due is not None:
-                late = asyncio.get_running_loop().call_at(passed.due + DUE_SECONDS, call.cut)
+                late = asyncio.get_running_loop().call_at(passed.due + DUE_SECONDS, call.end)
             self._servers.began_to_answer(worker)
             if passed.pairing is not None:
                 passed.pairing.answered(theirs.status, first)
@@ -344,6 +344,7 @@ class Passing:
             if part:
                 last = part
                 await sse.write(request, ours, part, WRITE_SECONDS)
+            is_ours_to_end = isinstance(content.exception(), Overdue)  # its client was slow to take what had come
             try:
                 async with asyncio.timeout(patience):
                     part = await content.readany()
@@ -351,7 +352,8 @@ class Passing:
                     raise aiohttp.ClientPayloadError("the connection ended within an event")
             except (aiohttp.ClientError, OSError) as error:  # too late for another worker
                 self._metrics.cut.inc()
-                self.lost(worker)
+                if not is_ours_to_end:
+                    self.lost(worker)
                 await self._cut(request, ours, last, error if has_events else None)
                 return ours
             self._servers.heard(worker)

@@ -42,6 +42,10 @@ _METRICS_BYTES = 8 << 20  # of a worker
 _CLOCK_SECONDS = 0.002  # that a timer may be early
 
 
+class Overdue(aiohttp.ServerDisconnectedError):
+    """An answer that has not ended long after its request's deadline."""
+
+
 class Call:
     """A request at a worker."""
 
@@ -61,6 +65,11 @@ class Call:
             self.limit.reschedule(asyncio.get_running_loop().time())
         else:
             self.theirs.content.set_exception(aiohttp.ServerDisconnectedError("the worker is silent"))
+
+    def end(self) -> None:
+        """Its deadline is long past: reading the rest of the answer raises Overdue."""
+        if self.theirs is not None:
+            self.theirs.content.set_exception(Overdue("the answer goes on beyond its deadline"))
 
 
 @dataclass(slots=True, eq=False)
