@@ -202,6 +202,22 @@ def test_a_prompt_longer_than_the_buffer_is_pulled_as_far_as_it_goes() -> None:
     assert request.cached_len == 16
 
 
+def test_a_cached_prefix_does_not_give_way_to_what_is_pulled_behind_it() -> None:
+    pair = Pair()
+    params = pair.offer(PROMPT)
+    pair.decode = decode_driver(replace(SETTING, num_pages=25), pair.reader)
+    pair.decode.scheduler.add(pair.request(PROMPT[:20], 1))
+    pair.run()
+    pair.decode.scheduler.add(pair.request([7] * 65, 12))
+    pair.decode.step()
+    memory = pair.decode.scheduler.memory
+    assert (memory.pool.num_free, memory.cache.evictable_pages) == (2, 5)
+    request = pair.pull(params, PROMPT)
+    pair.run()
+    assert_right(request)
+    assert_all_is_back(pair.decode)
+
+
 def test_scored_prompts_are_computed_and_end_the_lease() -> None:
     pair = Pair()
     request = pair.pull(pair.offer(PROMPT), PROMPT, logprob_start=0)

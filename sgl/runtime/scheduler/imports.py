@@ -108,14 +108,11 @@ class Imports:
             if params.lease:
                 self._reader.read(params, prompt, 0, [])
             return None
-        rows = self._alloc(missing)
-        if rows is None:
+        room_for = self._alloc(missing, node)
+        if room_for is None:
             return next(iter(self._pulling), None)  # there may be room when that one ends
         request.transfer = None
-        pages = self._cache.alloc(missing)
-        assert pages is not None, "evictable and free pages were counted"
-        self._cache.pool.expect(pages)
-        self._cache.lock(node)
+        rows, pages = room_for
         read = self._reader.read(params, prompt, cached // size, [self._first_row + row for row in rows.tolist()])
         key = key[: TOKEN_BYTES * (cached + missing * size)]
         pull = _Pull(self._next_owner, key, namespace, node, request, read, rows, pages)
@@ -125,18 +122,22 @@ class Imports:
         self.counts.num_pulls += 1
         return pull.owner
 
-    def _alloc(self, num_pages: int) -> Int32Array | None:
-        """Rows of the buffer, if there is room for as many pages on the device, too."""
+    def _alloc(self, num_pages: int, node: Node) -> tuple[Int32Array, Int32Array] | None:
+        """Rows of the buffer and pages of the device, which follow `node`: it is locked. None if there is no room."""
         busy = sum(len(pull.pages) for pull in (*self._pulling.values(), *self._cut))
         busy += sum(lease.num_pages for lease, _ in self._held.values())
-        device = self._cache.pool
-        most = _MOST_INCOMING * device.num_pages
-        if busy + num_pages > most or num_pages > device.num_free + self._cache.evictable_pages:
+        if busy + num_pages > _MOST_INCOMING * self._cache.pool.num_pages or num_pages > self._pool.num_free:
+            return None
+        self._cache.lock(node)  # first: else it might give way to what follows it
+        pages = self._cache.alloc(num_pages)
+        if pages is None:
+            self._cache.unlock(node)
             return None
         rows = self._pool.alloc(num_pages)
-        if rows is not None:
-            self._pool.expect(rows)
-        return rows
+        assert rows is not None, "free ones were counted"
+        self._pool.expect(rows)
+        self._cache.pool.expect(pages)
+        return rows, pages
 
     # ── between steps ───────────────────────────────────────────────────────────────────────────────────────────
 
