@@ -216,6 +216,7 @@ class Driver:
         graph_rows: int,
         torch_attention: bool,
         temperature: float = 0.0,
+        observer: Any = None,
     ) -> None:
         shape = model.attention_shape(16)
         self.prompts = prompts
@@ -225,7 +226,7 @@ class Driver:
             backend = flashinfer.FlashInferAttention(shape, max_graph_rows=graph_rows, max_pages=8)
         kv = KVCache(model.config, 8 * len(prompts) + 1, 16, model.dtype, model.device)
         limits = {"max_rows": len(prompts), "max_pages": 8, "max_graph_rows": graph_rows, "max_graph_tokens": 1500}
-        self.runner = ModelRunner(model, kv, backend, device=model.device, **limits)
+        self.runner = ModelRunner(model, kv, backend, device=model.device, observer=observer, **limits)
         if graph_rows:
             self.runner.prepare(64)
             self.runner.warm_up(64)
@@ -240,7 +241,7 @@ class Driver:
 
         sampler.sample = note  # type: ignore[method-assign]
 
-    def step(self, rows: Sequence[int], forced: Sequence[int] | None = None) -> Any:
+    def step(self, rows: Sequence[int], forced: Sequence[int] | None = None, *, is_observed: bool = False) -> Any:
         """Prompts where rows have none yet, else the token sampled last, or the given ones."""
         chosen = np.array(rows, np.int32)
         new = [row for row in rows if not self.kv_lens[row]]
@@ -269,6 +270,7 @@ class Driver:
                 )
                 for row in new
             ],
+            is_observed=is_observed,
         )
         return self.runner.launch(batch)
 

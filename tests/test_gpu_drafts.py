@@ -1,0 +1,150 @@
+"""Drafts on a GPU: hidden states of replayed steps, and engines whose draft model or head is asked and rests."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sgl import Engine
+from sgl.runtime.runner.observer import ObservedStep
+from sgl.runtime.speculate.budget import Budget
+from tests.test_gpu import Driver, error_of, load
+from tests.tiny_heads import tiny_head
+from tests.tiny_models import tiny_checkpoint
+
+pytestmark = pytest.mark.gpu
+
+SIZES: dict[str, Any] = {"head_dim": 128, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2}
+DRAFTERS = {"draft": "STANDALONE", "target": "STANDALONE", "head": "EAGLE3"}
+
+
+class Noting:
+    """Notes what it sees, in float64 on the host."""
+
+    layers = (-1, 0, 1)
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def observe(self, step: ObservedStep) -> None:
+        """Its slots, and its hidden states side by side."""
+        self.steps.append((step.slots.cpu(), torch.cat(step.hidden, 1).double().cpu()))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("drafts")
+    tiny_checkpoint(path / "target", with_tokenizer=True, **SIZES)
+    tiny_checkpoint(path / "draft", with_tokenizer=True, **{**SIZES, "num_hidden_layers": 2, "seed": 3})
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    tiny_head(path / "head", hidden_size=256, intermediate_size=256, target_hidden_size=256, **heads)
+    return path
+
+
+def test_hidden_states_of_replayed_steps_equal_launched_ones_and_the_float32_oracle(folder: Path) -> None:
+    """Whatever steps without an observer come between."""
+    rng = np.random.default_rng(0)
+    path = folder / "target"
+    model = load(path, "bfloat16")
+    prompts = [rng.integers(0, model.config.vocab_size, rng.integers(1, 60)).tolist() for _ in range(37)]
+    observers = [Noting() for _ in range(3)]
+    drivers = [
+        Driver(load(path, "bfloat16"), prompts, graph_rows=37, torch_attention=False, observer=observers[0]),
+        Driver(load(path, "bfloat16"), prompts, graph_rows=0, torch_attention=False, observer=observers[1]),
+        Driver(load(path, "float32"), prompts, graph_rows=0, torch_attention=True, observer=observers[2]),
+    ]
+    seen = 0
+    pending: Any = None
+    for count, is_observed in ((20, True), (37, False), (37, True), (36, False), (20, True), (3, True), (1, True)):
+        forced = None if pending is None else np.resize(pending.wait().next_tokens, count).tolist()
+        pending, *_ = [driver.step(range(count), forced, is_observed=is_observed) for driver in drivers]
+        seen += is_observed
+        assert [len(each.steps) for each in observers] == [seen] * 3
+        if is_observed:
+            (slots, ours), (same_slots, same), (_, exact) = (each.steps[-1] for each in observers)
+            assert torch.equal(slots, same_slots)
+            errors = [error_of(ours, exact), error_of(same, exact)]
+            assert max(errors) < 4e-2
+            assert error_of(ours, same) < max(errors)
+    for driver in drivers:
+        driver.runner.close()
+
+
+def asked() -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """Prompts, some of which begin alike, and what is asked of them."""
+    rng = random.Random(4)
+    common = [rng.randrange(3, 250) for _ in range(40)]
+    prompts = [common[: rng.choice([0, 24, 40])] + [rng.randrange(3, 250) for _ in range(9)] for _ in range(12)]
+    params: list[dict[str, Any]] = [
+        {"temperature": rng.choice([0.0, 0.8]), "seed": number, "max_new_tokens": 40, "ignore_eos": number % 2 == 0}
+        for number in range(12)
+    ]
+    params[3]["regex"] = "(ab|cd){3,9}[0-9]+"
+    return prompts, params
+
+
+def engine(folder: Path, drafter: str | None, **options: Any) -> Engine:
+    drafts: dict[str, Any] = {"speculative_algorithm": "off"}
+    if drafter is not None:
+        drafts = {"speculative_algorithm": DRAFTERS[drafter], "speculative_draft_model_path": str(folder / drafter)}
+    return Engine(str(folder / "target"), device="cuda", check_ledger=True, random_seed=0, **drafts, **options)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_outputs_in_float32_are_those_of_plain_decoding(
+    drafter: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While drafts are asked for, while they rest, and when they are asked for again."""
+    prompts, params = asked()
+    options: dict[str, Any] = {"dtype": "float32", "attention_backend": "triton", "max_total_tokens": 8192}
+
+    def answers(its: Engine) -> list[list[int]]:
+        return [result["output_ids"] for result in its.generate(input_ids=prompts, sampling_params=params)]
+
+    with engine(folder, None, **options) as plain:
+        expected = answers(plain)
+    with engine(folder, drafter, **options) as its:
+        speculator, counters = its._loop._speculator, its._loop.scheduler.counters
+        for _ in range(3):
+            assert answers(its) == expected
+        assert counters.drafted_tokens
+        with monkeypatch.context() as patch:
+            patch.setattr(Budget, "divide", lambda self, num_rows, drafts: [0] * len(drafts))
+            assert answers(its) == expected
+            assert answers(its) == expected
+        its._loop.call(lambda: speculator._rests.update(dict.fromkeys(speculator._rests, 0)))  # a trial is due
+        for _ in range(8):
+            assert answers(its) == expected
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_graphs_serve_drafts_that_rest_and_wake(
+    drafter: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model drafts for itself nearly always right; nothing is allocated on the device meanwhile."""
+    prompts, params = asked()
+    with engine(folder, drafter, dtype="bfloat16", max_total_tokens=8192) as its:
+        speculator, counters = its._loop._speculator, its._loop.scheduler.counters
+        its.generate(input_ids=prompts, sampling_params=params)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        with monkeypatch.context() as patch:
+            patch.setattr(Budget, "divide", lambda self, num_rows, drafts: [0] * len(drafts))
+            for _ in range(2):
+                its.generate(input_ids=prompts, sampling_params=params)
+        its._loop.call(lambda: speculator._rests.update(dict.fromkeys(speculator._rests, 0)))  # a trial is due
+        for _ in range(8):
+            its.generate(input_ids=prompts, sampling_params=params)
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() <= before + (1 << 20)
+        assert its.check_ledger() == []
+        if drafter == "target":
+            assert counters.verified_tokens > 0.8 * counters.drafted_tokens > 0
