@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +22,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import sgl
 from sgl.errors import ConfigError, MissingExtra, ModelError, TokenizerError, UnsupportedModel, WeightsError
+from sgl.kernels.moe.packed import PackedExperts
 from sgl.lang.backends.launch import Runtime
 from sgl.runtime import gguf as reader
 from sgl.runtime.gguf import GgufFile
+from sgl.runtime.model import loader
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.model.ranks import Ranks
@@ -37,6 +40,8 @@ from tests.tiny_models import byte_tokenizer
 from tests.tiny_tokenizers import byte_level, sentencepiece
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+OSS_ROPE = {**YARN, "truncate": False}
+OSS: dict[str, Any] = {"family": "gpt-oss", "experts": "MXFP4", "rope_parameters": OSS_ROPE}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
 MODELS: dict[str, dict[str, Any]] = {
@@ -82,6 +87,10 @@ MODELS: dict[str, dict[str, Any]] = {
         },
     },
     "olmo2": {"family": "olmo2"},
+    "gpt-oss": {**OSS, "experts": None, "num_local_experts": 5},
+    "gpt-oss-q8": {**OSS, "kind": "Q8_0", "experts": "Q4_0"},
+    "gpt-oss-mxfp4": OSS,
+    "qwen3-moe-mxfp4": {"family": "qwen3-moe", "experts": "MXFP4"},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
 }
 
@@ -113,25 +122,99 @@ def test_every_type_of_tensor_equals_transformers_on_the_dequantised_weights(kin
 
 
 @pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("given", [{}, {"family": "qwen3"}, OSS], ids=["llama", "qwen3", "gpt-oss"])
 def test_ranks_hold_their_parts_of_it(
-    family: str, tp_size: int, pp_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any], tp_size: int, pp_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Weights, "pack", lambda weights: None)
-    file, same = tiny_gguf(tmp_path, family, "Q8_0", **WIDE)
-    config = ModelConfig.from_pretrained(file)
-    whole = load_file(same / "model.safetensors")
+    file, same = tiny_gguf(tmp_path, kind="Q8_0", **WIDE, **given)
+    configs = [ModelConfig.from_pretrained(path) for path in (file, same)]
 
-    def work(ranks: Ranks) -> dict[str, torch.Tensor]:
-        return checkpoint_tensors(config, load_decoder(config, ranks=ranks).weights, ranks.shard)
+    def work(ranks: Ranks) -> list[dict[str, torch.Tensor]]:
+        return [checkpoint_tensors(its, load_decoder(its, ranks=ranks).weights, ranks.shard) for its in configs]
 
-    held = set()
-    for rank, parts in enumerate(on_ranks(tmp_path / "ranks", tp_size, pp_size, work)):
+    held, whole = set(), load_file(same / "model.safetensors")
+    for rank, (parts, expected) in enumerate(on_ranks(tmp_path / "ranks", tp_size, pp_size, work)):
         shard = Shard.of(rank, tp_size, pp_size)
         held |= parts.keys()
         for name, part in parts.items():
-            assert torch.equal(part, whole[name][shard.part(name, config)]), name
+            assert torch.equal(part, expected[name]), name
+            # the decoder has experts in another order, and one rank the biases of sums
+            if ".experts." not in name and not name.endswith("o_proj.bias"):
+                assert torch.equal(part, whole[name][shard.part(name, configs[0])]), name
     assert held == whole.keys()
+
+
+@pytest.mark.parametrize("shard", [Shard(), Shard(0, 2), Shard(1, 2)])
+def test_experts_in_mxfp4_stay_packed_where_kernels_multiply_with_them(
+    shard: Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of gpt-oss's own checkpoint do; test_moe_packed.py has the kernels."""
+    file, same = tiny_gguf(tmp_path, **{**OSS, "kind": "Q8_0"}, **WIDE)
+    monkeypatch.setattr(loader, "keeps_groups", lambda device: True)
+    configs = [ModelConfig.from_pretrained(path) for path in (file, same)]
+    ours, theirs = (loader._load_weights(its, torch.float32, torch.device("cpu"), shard) for its in configs)
+    for packed, plain in zip(ours.layers, theirs.layers, strict=True):
+        assert packed.experts is not None
+        assert plain.experts is not None
+        for name in ("gate_up", "down"):
+            matrices = getattr(packed.experts, name)
+            assert isinstance(matrices, PackedExperts)
+            for expert, expected in enumerate(getattr(plain.experts, name)):
+                assert torch.equal(matrices.dequantized(expert, torch.float32), expected)
+    assert configs[0].checkpoint_format.startswith("GGUF: ")
+    assert "6 x MXFP4" in configs[0].checkpoint_format
+
+
+def test_gpt_oss_ends_with_its_messages(tmp_path: Path) -> None:
+    """Metadata name one of the tokens that its generation_config.json has."""
+
+    def change(writer: GGUFWriter) -> None:
+        writer.add_token_list(
+            [{7: "<|call|>", 9: "<|endoftext|>", 2: "<|return|>"}.get(i, f"t{i}") for i in range(384)]
+        )
+
+    file, _ = tiny_gguf(tmp_path, **OSS, change=change)
+    assert ModelConfig.from_pretrained(file).eos_token_ids == (2, 7, 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda names: names.pop("blk.1.ffn_up_exps.weight"),
+            ["has blk.1.ffn_gate_exps.weight without", "ffn_up_exps"],
+        ),
+        (lambda names: names.pop("blk.1.ffn_gate_exps.bias"), ["lacks 1 tensor", "experts.gate_up_proj_bias"]),
+        (lambda names: names.pop("blk.1.attn_sinks.weight"), ["lacks 1 tensor", "1.self_attn.sinks"]),
+        (
+            lambda names: names.update({"blk.1.ffn_up_exps.weight": replace(names["blk.1.ffn_down_exps.weight"])}),
+            ["ffn_up_exps.weight the shape [4, 64, 96], not that of experts"],
+        ),
+        (
+            lambda names: names.update({"blk.1.ffn_down_exps.bias": replace(names["output_norm.weight"])}),
+            ["ffn_down_exps.bias the shape [64], not that of experts"],
+        ),
+    ],
+)
+def test_experts_of_gpt_oss_that_do_not_fit_are_named(
+    change: Callable[[dict[str, Any]], object], words: list[str], tmp_path: Path
+) -> None:
+    def damage(writer: GGUFWriter) -> None:
+        change(writer.tensors[0])
+
+    file, _ = tiny_gguf(tmp_path, **OSS, change=damage)
+    with pytest.raises(WeightsError) as caught:
+        load_decoder(ModelConfig.from_pretrained(file))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_scale_of_mxfp4_that_is_no_number_is_named(tmp_path: Path) -> None:
+    file, _ = tiny_gguf(tmp_path, **OSS)
+    found = next(its for its in gguf.GGUFReader(file, "r+").tensors if its.name == "blk.1.ffn_down_exps.weight")
+    found.data[0, 0, 0] = 255
+    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.experts\.down_proj_scales .* a scale of 255"):
+        load_decoder(ModelConfig.from_pretrained(file))
 
 
 def factors(head_dim: int, theta: float, factor: float) -> np.ndarray[Any, Any]:
@@ -277,7 +360,7 @@ def kv(name: str, value: Any) -> Callable[[GGUFWriter], None]:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("general.architecture", "gpt-oss", ["than llama, qwen2, qwen3", "(gpt-oss)"]),
+        ("general.architecture", "falcon", ["than llama, qwen2, qwen3", "(falcon)"]),
         ("llama.expert_count", 8, ["lacks 75 tensors", "block_sparse_moe.gate.weight"]),
         ("llama.attention.sliding_window", 64, ["attention.sliding_window=64"]),
         ("llama.attention.causal", False, ["attention to later tokens"]),
@@ -306,9 +389,9 @@ def test_metadata_that_cannot_be_served_is_named(name: str, value: Any, words: l
 
 
 def test_an_unknown_architecture_says_what_would_be_right(tmp_path: Path) -> None:
-    error = refused(tmp_path, kv("general.architecture", "gpt-oss"))
+    error = refused(tmp_path, kv("general.architecture", "falcon"))
     assert isinstance(error, UnsupportedModel)
-    assert error.architecture == "gpt-oss"
+    assert error.architecture == "falcon"
     assert {"llama", "qwen2", "qwen3", "gemma3"} <= {*error.supported}
     assert "serve its folder of safetensors" in str(error)
 
@@ -395,22 +478,27 @@ def test_tiny_tokenizers_equal_their_originals(make: Callable[[], Any], tmp_path
     assert_same(as_gguf(tmp_path / "a.gguf", make()), make())
 
 
-@pytest.mark.parametrize("pre", ["smollm", "llama-bpe", "tekken"])
+@pytest.mark.parametrize("pre", ["smollm", "llama-bpe", "tekken", "gpt-4o"])
 def test_other_ways_to_cut_words_equal_their_published_form(pre: str, tmp_path: Path) -> None:
     """Their tokenizers are no part of the test data: what their tokenizer.json says is spelled out here."""
     original = byte_level()
     letters = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-    if pre == "tekken":
-        letters = rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*|\p{{N}}"
-    rest = rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n{'/' if pre == 'tekken' else ''}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    if pre in ("tekken", "gpt-4o"):
+        end, digits = ("", r"\p{N}") if pre == "tekken" else (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}")
+        first, others = (
+            rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{end}",
+            rf"[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{end}",
+        )
+        letters = f"{first}|{others}|{digits}"
+    rest = rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n{'/' if pre in ('tekken', 'gpt-4o') else ''}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre == "smollm")
-    first = pre_tokenizers.Split(Regex(letters + rest), behavior="isolated")
+    words = pre_tokenizers.Split(Regex(letters + rest), behavior="isolated")
     if pre == "smollm":
-        first = pre_tokenizers.Digits(individual_digits=True)
+        words = pre_tokenizers.Digits(individual_digits=True)
     else:
         original.model.ignore_merges = True
-    original.pre_tokenizer = pre_tokenizers.Sequence([first, by_bytes])
+    original.pre_tokenizer = pre_tokenizers.Sequence([words, by_bytes])
     assert_same(as_gguf(tmp_path / "a.gguf", original, pre), original)
 
 
@@ -420,6 +508,7 @@ def test_other_ways_to_cut_words_equal_their_published_form(pre: str, tmp_path: 
         ("gpt-2", {}, False, False),
         ("llama-bpe", {}, True, False),
         ("llama-bpe", {"bos": False, "eos": True}, False, True),
+        ("gpt-4o", {}, False, False),
         ("smollm", {"bos": True, "eos": True}, True, True),
     ],
 )

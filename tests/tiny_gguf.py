@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
 }
 _SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 _SCALES |= dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0,))
@@ -45,11 +46,12 @@ def tiny_gguf(
     *,
     change: Callable[[GGUFWriter], None] = lambda writer: None,
     tokenizer: Tokenizer | None = None,
+    experts: str | None = None,
     **overrides: Any,
 ) -> tuple[Path, Path]:
     """A GGUF file whose matrices have that type, and a folder with the same numbers in float32.
 
-    change: adds metadata or tensors. overrides: fields of config.json.
+    change: adds metadata or tensors. experts: another type, of experts. overrides: fields of config.json.
     """
     source = tiny_checkpoint(folder / "source", family, **overrides)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -61,10 +63,12 @@ def tiny_gguf(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             heads = heads_of(name, model.config) if architecture == "llama" else 0
-            for own, part in parts_of(names.get_name(name, (".weight", ".bias")), name, parameter):
+            for own, part in parts_of(names.get_name(name, (".weight", ".bias")), name, parameter, architecture):
                 values = turned(part.numpy(), heads)
                 more = 1 if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight") else 0
-                stored, packed, read = quantized(values + more, kind if values.ndim > 1 else "F32", random)
+                its = experts if experts is not None and "_exps.weight" in own else kind
+                is_matrix = values.ndim > 1 and not own.endswith("bias")
+                stored, packed, read = quantized(values + more, its if is_matrix else "F32", random)
                 writer.add_tensor(own, packed, raw_dtype=stored)
                 part.copy_(torch.from_numpy(turned_back(read, heads)) - more)
     if tokenizer is not None:
@@ -75,9 +79,19 @@ def tiny_gguf(
     return folder / "model.gguf", folder / "same"
 
 
-def parts_of(own: str | None, name: str, parameter: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+def parts_of(
+    own: str | None, name: str, parameter: torch.Tensor, architecture: str
+) -> list[tuple[str, torch.Tensor]]:
     """Tensors of a file, with views of a parameter: transformers has gates and ups of experts in one."""
     layer = name.removeprefix("model.layers.").split(".")[0]
+    if own == f"blk.{layer}.attn_sinks":
+        own += ".weight"
+    if architecture == "gpt-oss" and ".experts." in name:  # [experts, in, out], with each gate before its up
+        kind = "bias" if name.endswith("_bias") else "weight"
+        its = parameter if kind == "bias" else parameter.transpose(1, 2)
+        if "down_proj" in name:
+            return [(f"blk.{layer}.ffn_down_exps.{kind}", its)]
+        return [(f"blk.{layer}.ffn_{part}_exps.{kind}", its[:, at::2]) for at, part in enumerate(("gate", "up"))]
     if name.endswith("experts.gate_up_proj"):
         halves = parameter.chunk(2, 1)
         return [
@@ -120,7 +134,7 @@ def add_config(writer: GGUFWriter, config: LlamaConfig) -> None:
         writer.add_expert_used_count(config.num_experts_per_tok)
         if (size := getattr(config, "moe_intermediate_size", None)) is not None:
             writer.add_expert_feed_forward_length(size)
-    if config.model_type in ("gemma2", "gemma3_text", "phi3"):
+    if config.model_type in ("gemma2", "gemma3_text", "phi3", "gpt_oss"):
         writer.add_sliding_window(config.sliding_window or 0)
     for add, cap in (("attn", "attn_logit_softcapping"), ("final", "final_logit_softcapping")):
         if getattr(config, cap, None) is not None:

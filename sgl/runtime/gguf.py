@@ -19,7 +19,7 @@ from sgl.errors import WeightsError, needs_extra
 
 TYPES = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "MXFP4"),
 )
 """Of tensors, by llama.cpp's names."""
 
@@ -86,7 +86,7 @@ class GgufFile:
         from gguf import GGMLQuantizationType, dequantize
 
         its = self.tensors[name]
-        packed = self._data[its.start :][: math.prod(its.shape[:-1]) * its.row_bytes].reshape(-1, its.row_bytes)
+        packed = self.packed(name).reshape(-1, its.row_bytes)
         if len(its.shape) > 1:
             packed = packed[rows]
         values = np.empty((len(packed), its.shape[-1]), np.float32)
@@ -98,6 +98,12 @@ class GgufFile:
             if not np.isfinite(values[start : start + step]).all():
                 raise self.error(f"has numbers in {name} that are infinite or none", name)
         return values if len(its.shape) > 1 else values[0][rows]
+
+    def packed(self, name: str) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor [..., row_bytes], as they lie in the file."""
+        its = self.tensors[name]
+        data = self._data[its.start :][: math.prod(its.shape[:-1]) * its.row_bytes]
+        return data.reshape(*its.shape[:-1], its.row_bytes)
 
     def _tensors(self, header: _Header, count: int) -> dict[str, GgufTensor]:
         with needs_extra("engine", "a GGUF file"):

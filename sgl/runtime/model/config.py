@@ -145,12 +145,10 @@ class ModelConfig:
         config = _model_config(fields, family, special_tokens(folder, fields.data))
         if family.vision is not None:
             config = replace(config, media=MediaConfig.read(folder, family.vision, whole))
-        if gguf is not None:
-            return replace(config, checkpoint_format=gguf.types())
-        if (quantized := fields.data.get("quantization_config")) is None:
-            return config
-        scheme = QuantScheme.of(quantized, path, name)
-        return replace(config, scheme=scheme, checkpoint_format=scheme.checkpoint_format)
+        if (quantized := fields.data.get("quantization_config")) is not None:
+            scheme = QuantScheme.of(quantized, path, name)
+            config = replace(config, scheme=scheme, checkpoint_format=scheme.checkpoint_format)
+        return config if gguf is None else replace(config, checkpoint_format=gguf.types())
 
 
 def _model_config(fields: Fields, family: Family, special: tuple[int | None, tuple[int, ...]]) -> ModelConfig:

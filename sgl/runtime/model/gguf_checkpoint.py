@@ -1,7 +1,8 @@
 """A GGUF file as the Hugging Face checkpoint it was made from: its config.json, and its tensors by their names there.
 
 For Llama, llama.cpp orders the rows of queries and keys for a rope that turns neighbouring pairs. Here pairs are half a
-head apart, as in the original checkpoint, and the rows get their order back.
+head apart, as in the original checkpoint, and the rows get their order back. Of gpt-oss, experts in MXFP4 become the
+blocks and scales of its own checkpoint, which kernels read.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ _ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "gpt-oss": "GptOssForCausalLM",
 }
 _MIXTRAL = "MixtralForCausalLM"  # called llama, too
 _SIZES = {
@@ -51,6 +53,7 @@ _OPTIONAL = {
     "gemma2": _WINDOW | _CAP | {"attn_logit_softcapping": "attn_logit_softcapping"},
     "gemma3": _WINDOW | _CAP | {"rope.freq_base_swa": "rope_local_base_freq"},
     "phi3": _WINDOW,
+    "gpt-oss": _WINDOW,
 }
 _OF_EXPERTS = {
     "expert_count": "num_experts",
@@ -82,14 +85,17 @@ _INNER_OF = {
     "gemma3": _GEMMAS,
     "olmo2": _GEMMAS,
     "phi3": _INNER | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "gpt-oss": _INNER | {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"},
 }
-_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
+_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias)")
+_ENDS = ("<|return|>", "<|call|>", "<|endoftext|>")  # of gpt-oss's messages; metadata name the first alone
 _LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of those of 27B, which scale queries otherwise
 _ROPE_FACTORS = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, _ORIGINAL: 8192}
 _TURNED, _PART, _FACTOR = "rope.dimension_count", "partial_rotary_factor", "attention_factor"
 _MAX_SIZE = 1 << 24
+_BLOCK = 32  # numbers of MXFP4 that have a scale
 _MOST_EXPERTS = 1 << 12
 
 
@@ -109,12 +115,13 @@ class GgufCheckpoint:
             self._architecture = _MIXTRAL
         self._names: dict[str, tuple[str, int | None]] = {}
         """By Hugging Face's, llama.cpp's, and which of its experts."""
+        self._turned: dict[str, _Turned] = {}
         for name in self._tensors:
-            if (experts := _EXPERTS.fullmatch(name)) and self._architecture in (
-                _MIXTRAL,
-                _ARCHITECTURES["qwen3moe"],
-            ):
-                self._add_experts(name, *experts.groups())
+            experts = _EXPERTS.fullmatch(name)
+            if experts and self._arch == "gpt-oss":
+                self._add_turned(name, *experts.groups())
+            elif experts and experts[3] == "weight" and FAMILIES[self._architecture].experts is not None:
+                self._add_experts(name, experts[1], experts[2])
             elif (hf := self._hf_name(name)) is not None:
                 self._names[hf] = name, None
             elif name != _ROPE_FACTORS and not (self._arch == "phi3" and name in (_LONG, _SHORT)):
@@ -129,14 +136,16 @@ class GgufCheckpoint:
 
     def keys(self) -> list[str]:
         """Hugging Face's names."""
-        return list(self._names)
+        return [*self._names, *self._turned]
 
     def get_tensor(self, name: str) -> torch.Tensor:
         """The whole tensor. Raises WeightsError."""
         return self.get_slice(name)[()]
 
-    def get_slice(self, name: str) -> _Slice:
+    def get_slice(self, name: str) -> _Slice | _Turned:
         """What reads a part of it."""
+        if name in self._turned:
+            return self._turned[name]
         is_turned = self._arch == "llama" and re.search(r"\.[qk]_proj\.", name)
         adds_one = self._arch in ("gemma2", "gemma3") and name.endswith("norm.weight")
         own, expert = self._names[name]
@@ -153,6 +162,8 @@ class GgufCheckpoint:
             layer, its, kind = inner.groups()
             if its == "ffn_gate_inp" and f"blk.{layer}.ffn_gate_exps.weight" in self._tensors:
                 return f"model.layers.{layer}.{self._names_of_experts.block}.{self._names_of_experts.router}.{kind}"
+            if its == "attn_sinks" and its in of_layers:
+                return f"model.layers.{layer}.{of_layers[its]}"
             return f"model.layers.{layer}.{of_layers[its]}.{kind}" if its in of_layers else None
         outer, _, kind = name.partition(".")
         return f"{_OUTER[outer]}.{kind}" if outer in _OUTER else None
@@ -172,6 +183,26 @@ class GgufCheckpoint:
         for expert in range(shape[0]):
             self._names[f"model.layers.{layer}.{names.block}.experts.{expert}.{module}.weight"] = name, expert
 
+    def _add_turned(self, name: str, layer: str, part: str, kind: str) -> None:
+        """The same of gpt-oss, gates before their ups and transposed, or as blocks and scales."""
+        if part == "up":
+            return  # with their gates
+        names = (name,) if part == "down" else (name, name.replace("gate", "up"))
+        own = f"model.layers.{layer}.mlp.experts.{'down' if part == 'down' else 'gate_up'}_proj"
+        for each in names:
+            if each not in self._tensors:
+                raise self._file.error(f"has {name} without {each}", each)
+            shape, first = self._tensors[each].shape, self._tensors[name].shape
+            if len(shape) != (2 if kind == "bias" else 3) or shape != first:
+                raise self._file.error(f"gives {each} the shape {list(shape)}, not that of experts", each)
+        if kind == "bias":
+            self._turned[f"{own}_bias"] = _Turned(self._file, names, "bias")
+        elif all(self._tensors[each].type == "MXFP4" for each in names):
+            self._turned[f"{own}_blocks"] = _Turned(self._file, names, "blocks")
+            self._turned[f"{own}_scales"] = _Turned(self._file, names, "scales")
+        else:
+            self._turned[own] = _Turned(self._file, names, "values")
+
     def _config(self) -> dict[str, Any]:
         """What config.json would say."""
         metadata, tensors, prefix = self._file.metadata, self._tensors, f"{self._arch}."
@@ -181,6 +212,8 @@ class GgufCheckpoint:
         own.setdefault("attention.head_count_kv", own.get("attention.head_count"))
         if self._arch == "qwen3moe":
             own.setdefault("feed_forward_length", own.get("expert_feed_forward_length"))
+        if self._arch == "gpt-oss":
+            own["feed_forward_length"] = own.pop("expert_feed_forward_length", own.get("feed_forward_length"))
         if "attention.key_length" not in own:
             heads = self._size("attention.head_count", own.get("attention.head_count"))
             own["attention.key_length"] = self._size("embedding_length", own.get("embedding_length")) // heads
@@ -212,6 +245,14 @@ class GgufCheckpoint:
         if FAMILIES[self._architecture].experts is not None:
             config |= {hf: self._size(name, own.pop(name, None)) for name, hf in _OF_EXPERTS.items() if name in own}
             config["norm_topk_prob"] = True
+        if self._arch == "gpt-oss":
+            config["num_local_experts"] = config.pop("num_experts", None)
+            config["rope_parameters"]["truncate"] = False
+            tokens = metadata.get("tokenizer.ggml.tokens")
+            ends = [i for i, its in enumerate(tokens) if its in _ENDS] if isinstance(tokens, list) else []
+            config["eos_token_id"] = list(dict.fromkeys(config["eos_token_id"] + ends))
+            if any(name.endswith("_blocks") for name in self._turned):
+                config["quantization_config"] = {"quant_method": "mxfp4"}
         if own.get("attention.sliding_window") == 0:  # there is none
             config["sliding_window"] = own.pop("attention.sliding_window") or None
         for name, hf in _OPTIONAL.get(self._arch, {}).items():
@@ -326,3 +367,43 @@ class _Slice:
             rows = slice(*(self._expert * num_rows + at for at in rows.indices(num_rows)[:2]))
         values = self._file.read(self._name, rows)[(slice(None), *part[1:])]
         return torch.from_numpy(values - 1 if self._adds_one else values)
+
+
+class _Turned:
+    """A layer's experts of gpt-oss as in its own checkpoint: each gate before its up, and [experts, in, out], or blocks
+    [experts, out, in / 32, 16] of two numbers a byte and scales. `names`: of downs, or of gates and ups."""
+
+    def __init__(
+        self, file: GgufFile, names: tuple[str, ...], kind: Literal["bias", "values", "blocks", "scales"]
+    ) -> None:
+        self._file = file
+        self._names = names
+        self._kind = kind
+
+    def get_shape(self) -> tuple[int, ...]:
+        experts, n, *inner = self._file.tensors[self._names[0]].shape
+        n *= len(self._names)
+        if self._kind == "bias":
+            return experts, n
+        if self._kind == "values":
+            return experts, inner[0], n
+        return (experts, n, inner[0] // _BLOCK, *((_BLOCK // 2,) if self._kind == "blocks" else ()))
+
+    def get_dtype(self) -> str:
+        return "U8" if self._kind in ("blocks", "scales") else "F32"
+
+    def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
+        tensors = [torch.from_numpy(self._read(name)) for name in self._names]
+        whole = tensors[0] if len(tensors) == 1 else torch.stack(tensors, 2).flatten(1, 2)
+        return (whole.transpose(1, 2) if self._kind == "values" else whole)[part]
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        shape = self._file.tensors[name].shape
+        if self._kind in ("bias", "values"):
+            return self._file.read(name).reshape(shape)
+        packed = self._file.packed(name).reshape(*shape[:2], -1, 1 + _BLOCK // 2)
+        if self._kind == "scales":
+            return packed[..., 0].copy()
+        halves = packed[..., 1:]  # the first 16 numbers in the low bits, the others in the high ones
+        numbers: npt.NDArray[np.uint8] = np.concatenate((halves & 15, halves >> 4), -1)
+        return numbers[..., ::2] | numbers[..., 1::2] << 4

@@ -26,17 +26,23 @@ def _words(pattern: str) -> Any:
     return pre_tokenizers.Split(Regex(pattern + r"|\s*[\r\n]+|\s+(?!\S)|\s+"), behavior="isolated")
 
 
-_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LETTERS = _SHORTENED + r"|[^\r\n\p{L}\p{N}]?\p{L}+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+", rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
 _WAYS: dict[str, list[Any]] = {
     "gpt-2": [_GPT2],
     "smollm": [pre_tokenizers.Digits(individual_digits=True), _GPT2],
     "qwen2": [_words(_LETTERS + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"), _BYTES],
     "llama-bpe": [_words(_LETTERS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"), _BYTES],
-    "tekken": [_words(_CASED + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*"), _BYTES],
+    "tekken": [_words("|".join(_CASED) + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*"), _BYTES],
+    "gpt-4o": [
+        _words("|".join(f"{its}{_SHORTENED}?" for its in _CASED) + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*"),
+        _BYTES,
+    ],
 }
-_WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not merged from parts, and texts begin with BOS
+_WITH_BOS = ("llama-bpe", "tekken")
+_WHOLE_WORDS = (*_WITH_BOS, "gpt-4o")  # a word that is a token is not merged from parts
 
 
 def load_gguf_tokenizer(path: str) -> Any:
@@ -107,7 +113,7 @@ class _Vocabulary:
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_WAYS[way])
         tokenizer.decoder = decoders.ByteLevel()
-        return self._finished(tokenizer, adds_bos=way in _WHOLE_WORDS)
+        return self._finished(tokenizer, adds_bos=way in _WITH_BOS)
 
     def sentencepiece(self) -> Tokenizer:
         """BPE over characters, with a token for each byte: those two merge that make the token with the best score."""

@@ -102,6 +102,8 @@ class QuantizedCheckpoint:
     def blocks(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Blocks and exponents of a tensor of experts in MXFP4, see `dequantize_mxfp4`."""
         blocks, exponents = (self._read(tensor) for tensor in self._experts[name])
+        if int(exponents.max()) == 255:
+            self._fail(self._experts[name][1], "has a scale of 255, which is no number")
         return blocks, exponents
 
     def dequantized(self, name: str, part: tuple[slice, ...] = ()) -> torch.Tensor:
