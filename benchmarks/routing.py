@@ -28,9 +28,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from sgl.runtime.gateway import policy as policies
 from sgl.runtime.gateway.fleet import Fleet
-from sgl.runtime.gateway.policy import FULL, Demand, Worker
+from sgl.runtime.gateway.policy import FULL, POLICIES, Demand, Worker
 from sgl.runtime.gateway.reports import Load
 from sgl.runtime.server.placement import GENERATED
 
@@ -118,15 +117,19 @@ class Cache:
 class Smg:
     """A model of smg's policy of the same name; see the head of this file."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self) -> None:
         self._sizes: dict[str, set[int]] = {}
 
-    def choose(
-        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
+    def __call__(
+        self,
+        rng: random.Random,
+        demand: Demand,
+        workers: Sequence[Worker],
+        has: Mapping[str, int],
+        home: Worker | None,
     ) -> Worker:
         """See `Policy`."""
         most, least = max(its.in_flight for its in workers), min(its.in_flight for its in workers)
-        has = found()
         best = max(workers, key=lambda its: has.get(its.id, 0))
         if most - least > 64 and most > 1.5 * least:
             chosen = min(workers, key=lambda its: its.in_flight)
@@ -177,7 +180,7 @@ class Simulation:
         self.now = 0.0
         rng = random.Random(seed)
         self.fleet = Fleet(rng=rng, clock=lambda: self.now)
-        self.fleet._policy = Smg(rng) if name == "smg" else policies.policy_named(name, rng)
+        self.fleet._policy = Smg() if name == "smg" else POLICIES[name]
         self.caches = {f"worker {i}": Cache(room) for i in range(len(speeds))}
         self.speeds = dict(zip(self.caches, speeds, strict=True))
         self.free_at = dict.fromkeys(self.caches, 0.0)
@@ -196,7 +199,7 @@ class Simulation:
         assert self._pressed is not None
         for worker in self.fleet.workers:
             load = self._pressed(worker.id, self.now)
-            self.fleet.report(worker.id, replace(load, running=load.running + worker.running))
+            self.fleet.report(worker, replace(load, running=load.running + worker.running))
         self._at(self.now + 1.0, self._report)
 
     def run(self, arrivals: Sequence[Arrival], stretch: float) -> Result:

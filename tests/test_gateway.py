@@ -22,6 +22,7 @@ from sgl.runtime.gateway import limits, passing
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.breaker import MOST_SECONDS, Breaker
 from sgl.runtime.gateway.config import GatewayConfig
+from sgl.runtime.gateway.workers import Server
 from tests.fake_servers import listening
 from tests.patience import PATIENCE
 
@@ -160,8 +161,8 @@ def test_a_workers_cookie_goes_to_its_client_and_into_no_other_request() -> None
 
     async def test() -> None:
         async with gateway_of(sets_one) as (gateway, workers, client):
-            await gateway.remove_worker(workers[0].url)
-            await gateway.add_worker(workers[0].url.replace("127.0.0.1", "localhost"))
+            gateway.servers.remove(workers[0].url)
+            gateway.servers.add(workers[0].url.replace("127.0.0.1", "localhost"))
             for _ in range(2):
                 async with client.post("/generate", json={"text": "x"}) as answer:
                     assert answer.headers["Set-Cookie"] == "whose=mine"
@@ -284,7 +285,7 @@ def test_a_worker_is_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> 
     async def test() -> None:
         async with gateway_of(echo) as (gateway, workers, _):
             url = workers[0].url
-            await gateway.add_worker(url, "second")
+            gateway.servers.add(url, "second")
             await workers[0].stop()
             await until(lambda: not any(server.is_up for server in gateway.servers.all()))
             assert f"worker {url} is down" in caplog.messages
@@ -435,7 +436,7 @@ def test_requests_that_wait_for_a_worker_are_so_many_and_sleep_until_there_is_on
             looks = 0
             ready = gateway.servers.ready
 
-            def counted(*without: Any) -> list[str]:
+            def counted(*without: Any) -> list[Server]:
                 nonlocal looks
                 looks += 1
                 return ready(*without)
@@ -445,7 +446,7 @@ def test_requests_that_wait_for_a_worker_are_so_many_and_sleep_until_there_is_on
             assert not looks, "nobody looks again and again"
             worker = MockWorker(echo)
             await worker.start()
-            await gateway.add_worker(worker.url)
+            gateway.servers.add(worker.url)
             assert {(await each).status for each in waiting} == {200}
             assert not gateway._limits.num_waiting
             await worker.stop()
@@ -467,11 +468,11 @@ def test_only_the_time_without_a_worker_counts_as_waiting_for_one(monkeypatch: p
             asked = asyncio.ensure_future(client.post("/generate", json={"text": "x"}))
             await until(lambda: bool(workers[0].requests))
             ahead = 2 * PATIENCE
-            await gateway.remove_worker(workers[0].url)
+            gateway.servers.remove(workers[0].url)
             await until(lambda: gateway._limits.num_waiting == 1)
             other = MockWorker(echo)
             await other.start()
-            await gateway.add_worker(other.url)
+            gateway.servers.add(other.url)
             assert (await asked).status == 200
             await other.stop()
 
@@ -487,16 +488,16 @@ def test_a_request_for_one_worker_waits_for_that_one_and_no_other_waits_for_it()
             await client.post("/v1/responses", json={"input": "x"})
             home = gateway.servers[workers[0].url]
             for end in ("mends", "goes"):
-                gateway.servers.failed(home)
+                home.failed()
                 body = {"input": "y", "previous_response_id": "resp_1"}
                 asked = [asyncio.ensure_future(client.post("/v1/responses", json=body)) for _ in range(3)]
                 await until(lambda: gateway._limits.num_waiting == 3)
                 assert (await client.post("/generate", json={"text": "x"})).status == 200
                 assert gateway._limits.num_waiting == 3
                 if end == "mends":
-                    gateway.servers.answered(home.id)
+                    home.answered()
                 else:
-                    await gateway.remove_worker(home.id)
+                    gateway.servers.remove(home.id)
                 assert {(await each).status for each in asked} == {200 if end == "mends" else 503}
             assert not gateway.servers._turns
 
@@ -517,7 +518,7 @@ def test_of_those_that_wait_one_tries_a_worker_that_failed_until_it_is_well() ->
     async def test() -> None:
         options = {"retries": 100, "breaker_failures": 1, "breaker_seconds": 0.05}
         async with gateway_of(fails, **options) as (gateway, workers, client):
-            gateway.servers.failed(gateway.servers[workers[0].url])
+            gateway.servers[workers[0].url].failed()
             asked = [asyncio.ensure_future(client.post("/generate", json={"text": "x"})) for _ in range(30)]
             left = asyncio.ensure_future(client.post("/generate", json={"text": "x"}))
             await until(lambda: len(workers[0].requests) >= 4)

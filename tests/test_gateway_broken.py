@@ -95,7 +95,7 @@ async def beside(
 ) -> AsyncIterator[tuple[Gateway, list[MockWorker], aiohttp.ClientSession]]:
     """A gateway before it and others."""
     async with raw, gateway_of(*others, **options) as (gateway, workers, client):
-        await gateway.add_worker(raw.url)
+        gateway.servers.add(raw.url)
         yield gateway, workers, client
 
 
@@ -144,7 +144,7 @@ def test_what_servers_and_what_stands_before_them_answer_is_passed_on(said: str)
 
     async def test() -> None:
         async with beside(raw, echo, breaker_failures=1, breaker_seconds=60.0) as (gateway, workers, client):
-            await gateway.remove_worker(workers[0].url)
+            gateway.servers.remove(workers[0].url)
             for _ in range(3):
                 async with client.post("/generate", json={"text": "x"}) as answer:
                     assert answer.status == int(head.split()[1])
@@ -166,8 +166,8 @@ def test_what_no_server_would_answer_is_a_failure_that_another_worker_makes_good
                     assert (answer.status, (await answer.json())["text"]) == (200, "hello")
             assert raw.asked.count("generate") == 2, "then its breaker is open"
             assert not any(worker.in_flight for worker in gateway.fleet.workers)
-            await gateway.remove_worker(workers[0].url)
-            gateway.servers.began_to_answer(raw.url)
+            gateway.servers.remove(workers[0].url)
+            gateway.servers[raw.url].began_to_answer()
             alone = await client.post("/generate", json={"text": "x"}, headers={"X-Sgl-Deadline-S": "0.5"})
             assert alone.status in (503, 408)
             assert (await alone.json())["error"]["message"]
@@ -270,7 +270,7 @@ def test_a_worker_that_half_closes_its_connection_has_broken_off() -> None:
             while "generate" not in raw.asked:  # before its first byte another one answers
                 assert (await client.post("/generate", json={"text": "x"})).status == 200
             assert value(gateway, "retries_total", reason="disconnected") == 1
-            await gateway.remove_worker(next(each.id for each in gateway.fleet.workers if each.id != raw.url))
+            gateway.servers.remove(next(each.id for each in gateway.fleet.workers if each.id != raw.url))
             answer = await client.post("/v1/completions", json={"prompt": "x", "stream": True})
             assert await answer.content.readline() == b'data: {"text": "one"}\n'
             assert await answer.content.readline() == b"\n"
@@ -390,7 +390,7 @@ def test_a_name_that_is_never_resolved_holds_up_no_request(monkeypatch: pytest.M
         monkeypatch.setattr(loop, "getaddrinfo", stuck)
         async with gateway_of(echo) as (gateway, _, client):
             gateway._session()._timeout = aiohttp.ClientTimeout(total=None, connect=1.0, sock_connect=PATIENCE)
-            await gateway.add_worker("http://stuck.invalid:80")
+            gateway.servers.add("http://stuck.invalid:80")
             for _ in range(4):
                 assert (await client.post("/generate", json={"text": "x"})).status == 200
 
@@ -435,8 +435,8 @@ def test_adapters_are_those_of_the_workers_that_there_are_and_no_endless_list() 
             RawWorker(get_server_info=answers[1]) as two,
             gateway_of(echo) as (gateway, _, _),
         ):
-            gateway.servers.add("one", one.url)
-            gateway.servers.add("two", two.url)
+            gateway.servers.add(one.url, "one")
+            gateway.servers.add(two.url, "two")
             await until(lambda: len(gateway.servers.adapters) == 1001)
             assert "a" in gateway.servers.adapters
             assert max(map(len, gateway.servers.adapters)) == 256

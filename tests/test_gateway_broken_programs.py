@@ -86,7 +86,7 @@ def test_a_worker_that_refuses_what_another_took_ends_no_program(monkeypatch: py
             body = {"program": {"v": 1, "name": "p", "seed": 1}}
             events = await client.post("/v1/programs", json=body)
             await until(lambda: len(workers[0].requests) > 1)
-            await gateway.add_worker(raw.url)
+            gateway.servers.add(raw.url)
             failed = next(line for line in (await events.text()).splitlines() if "node_failed" in line)
             assert "workers in a row failed" in json.loads(failed[6:])["error"]["message"]
             assert raw.asked.count("programs") > 0

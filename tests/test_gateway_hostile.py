@@ -264,7 +264,7 @@ def test_what_a_silent_or_removed_worker_has_not_begun_to_answer_is_answered_els
             if end == "silence":
                 workers[0].is_silent = True
             else:
-                await gateway.remove_worker(workers[0].url)
+                gateway.servers.remove(workers[0].url)
             assert [(await each).status for each in asked] == [200] * 4
             assert value(gateway, "retries_total", reason="silent") == 2
             assert not any(worker.in_flight for worker in gateway.fleet.workers)
@@ -285,7 +285,7 @@ def test_a_worker_that_a_cluster_misses_finishes_what_it_has_unless_it_is_silent
             asked = [asyncio.ensure_future(client.post("/generate", json={"text": "x"})) for _ in range(2)]
             await until(lambda: len(workers[0].requests) == 1)
             workers[0].is_silent = is_silent
-            await gateway.remove_worker(workers[0].url, now=False)
+            gateway.servers.remove(workers[0].url, now=False)
             assert (await client.post("/generate", json={"text": "x"})).headers["X-Sgl-Worker"] == workers[1].url
             answers = [await each for each in asked]
             assert {answer.status for answer in answers} == {200}
@@ -380,7 +380,7 @@ def test_a_program_whose_worker_was_removed_is_forgotten_all_the_same(monkeypatc
         monkeypatch.setattr(programs, "GRACE_SECONDS", 0.1)
         async with gateway_of(program_of(stays)) as (gateway, workers, client):
             async with opened(client, {}):
-                await gateway.remove_worker(workers[0].url)
+                gateway.servers.remove(workers[0].url)
             await until(lambda: not gateway._programs.open)
             assert gateway._programs.held == 0
 
@@ -395,7 +395,7 @@ def test_a_program_goes_on_elsewhere_when_its_worker_is_removed_before_a_segment
         ):
             first = next(worker for worker in workers if worker.requests)
             other = next(worker for worker in workers if worker is not first)
-            await gateway.remove_worker(first.url)
+            gateway.servers.remove(first.url)
             answer = await client.post(f"{path}/segments", json={"segment": {"nodes": []}})
             assert answer.status == 200, await answer.text()
             await until(lambda: len(other.requests) == 2)
@@ -484,7 +484,7 @@ def test_a_stored_response_is_found_beside_a_sessions_name_and_not_waited_for_wh
                 body = {"input": "y", "previous_response_id": "resp_1"}
                 await client.post("/v1/responses", json=body, headers={"X-Session-Id": name})
             assert len(home.requests) == 4
-            await gateway.remove_worker(home.url)
+            gateway.servers.remove(home.url)
             assert (await client.get("/v1/responses/resp_1")).status == 200, "what the other worker says"
             assert len(other.requests) == 1
 

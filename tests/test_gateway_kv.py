@@ -59,7 +59,7 @@ def test_a_gateway_knows_what_a_worker_has_computed_for_others_and_dropped(serve
         ):
             for ids in prompts[:3]:
                 await direct.post("/generate", json={"input_ids": ids, "sampling_params": params})
-            await gateway.add_worker(server.url)
+            gateway.servers.add(server.url)
             index = gateway.fleet.index
 
             def found(ids: list[int]) -> int:
@@ -84,7 +84,7 @@ def test_a_gateway_knows_what_a_worker_has_computed_for_others_and_dropped(serve
             assert about == {server.url: True, workers[0].url: False}
             await direct.post("/flush_cache")
             await until(lambda: not any(found(ids) for ids in prompts))
-            await gateway.remove_worker(server.url)
+            gateway.servers.remove(server.url)
             assert not gateway.servers.kv.workers
 
     run(test)

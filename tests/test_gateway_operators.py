@@ -54,7 +54,7 @@ def test_a_worker_that_is_added_again_keeps_what_runs_there_and_drains_no_longer
                 "workers"
             ]
             assert (known["is_draining"], known["in_flight"]) == (False, 1)
-            assert gateway.servers.ready() == [worker.url]
+            assert [its.url for its in gateway.servers.ready()] == [worker.url]
             goes_on.set()
             assert (await answer.content.read()).endswith(b"data: [DONE]\n\n")
             await until(lambda: not any(each.in_flight for each in gateway.fleet.workers))
@@ -192,7 +192,7 @@ def test_workers_are_listed_as_clients_of_sglangs_router_read_them() -> None:
             admin = {"Authorization": f"Bearer {ADMIN}"}
             async with client.delete(URL(path, encoded=True), headers=admin) as answer:
                 assert [its["is_draining"] for its in (await answer.json())["workers"]] == [True, False]
-            assert gateway.servers.ready() == urls[1:]
+            assert [its.url for its in gateway.servers.ready()] == urls[1:]
             closed = "http://127.0.0.1:9"
             await client.post("/workers", json={"url": closed, "id": "w3"}, headers=admin)
             path = f"/workers/{quote(closed, safe='')}"
@@ -218,7 +218,7 @@ def test_a_worker_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
                 async with client.post("/workers", json={"url": url}, headers=headers) as answer:
                     assert answer.status == status
                     assert ("at most 2 workers" in await answer.text()) == (status == 400)
-            await gateway.remove_worker(workers[0].url)
+            gateway.servers.remove(workers[0].url)
             assert (
                 await client.post("/workers", json={"url": "http://127.0.0.1:1"}, headers=headers)
             ).status == 200

@@ -31,7 +31,7 @@ BODY = {"text": "hello " * 20, "sampling_params": {"max_new_tokens": 4, "ignore_
 def test_the_page_shows_what_workers_do(server: LiveServer) -> None:
     async def test() -> None:
         async with gateway_of(echo) as (gateway, workers, client):
-            await gateway.add_worker(server.url, "live")
+            gateway.servers.add(server.url, "live")
             for _ in range(4):
                 async with client.post("/generate", json=BODY) as answer:
                     assert answer.status == 200
@@ -63,7 +63,7 @@ def test_the_page_holds_many_workers() -> None:
     async def test() -> None:
         async with gateway_of(echo) as (gateway, workers, client):
             for number in range(64):
-                await gateway.add_worker(workers[0].url, f"worker-{number}")
+                gateway.servers.add(workers[0].url, f"worker-{number}")
             async with client.get("/cluster/status") as answer:
                 body = await answer.read()
                 assert len((await answer.json())["workers"]) == 65
@@ -75,7 +75,7 @@ def test_the_page_holds_many_workers() -> None:
 def test_the_dashboard_shows_metrics_that_gateway_and_worker_have(server: LiveServer) -> None:
     async def text() -> str:
         async with gateway_of() as (gateway, _, client):
-            await gateway.add_worker(server.url, "live")
+            gateway.servers.add(server.url, "live")
             # counters with labels exist from their first count on
             gateway.metrics.retries.labels("timeout").inc()
             gateway.metrics.refused.labels("full").inc()
@@ -120,7 +120,7 @@ def test_a_trace_goes_on_in_the_worker(server: LiveServer) -> None:
 
     async def test() -> None:
         async with gateway_of() as (gateway, _, client):
-            await gateway.add_worker(server.url, "live")
+            gateway.servers.add(server.url, "live")
             headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             async with client.post("/generate", json=BODY, headers=headers) as answer:
                 assert answer.status == 200

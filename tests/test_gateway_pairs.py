@@ -261,6 +261,25 @@ def test_a_prefill_worker_whose_answers_nobody_can_read_is_left_alone(how: str) 
     pairs(test, "PD", unreadable, echo, breaker_failures=3, breaker_seconds=60.0)
 
 
+def test_a_request_for_a_prefill_worker_takes_no_turn_of_another() -> None:
+    async def test(gateway: Gateway, workers: list[MockWorker], client: aiohttp.ClientSession) -> None:
+        prefill, decode = gateway.servers.all()
+        prefill.failed()
+        decode.failed()
+        asked = []
+        for more in ({"return_kv_transfer_params": True}, {}):
+            asked.append(asyncio.ensure_future(post(client, "/generate", {"input_ids": PROMPT, **more})))
+            await until(lambda: gateway._limits.num_waiting == len(asked))
+        decode.breaker._until = 0.0  # one may try it
+        gateway.servers.tell()
+        assert (await asked[1])[0] == 200
+        assert not asked[0].done()
+        prefill.answered()
+        assert (await asked[0])[0] == 200
+
+    pairs(test, "PD", computes, echo, breaker_failures=1, breaker_seconds=60.0, worker_wait=10.0)
+
+
 def test_pages_that_are_refused_are_computed_where_they_are_answered(caplog: pytest.LogCaptureFixture) -> None:
     async def test(gateway: Gateway, workers: list[MockWorker], client: aiohttp.ClientSession) -> None:
         for start in range(2):
@@ -385,8 +404,8 @@ def test_answers_through_the_gateway_are_those_of_one_engine(
 
         async def test() -> None:
             async with gateway_of(min_prefill_tokens=8) as (gateway, _, client):
-                await gateway.add_worker(one.url)
-                await gateway.add_worker(other.url)
+                gateway.servers.add(one.url)
+                gateway.servers.add(other.url)
                 await until(lambda: {its.mode for its in gateway.servers.all()} == {"prefill", "decode"})
                 for number, (where, body) in enumerate(bodies):
                     for engine in (prefill, decode):

@@ -70,7 +70,7 @@ def assert_nothing_is_held(server: Served) -> None:
 
 async def ready(gateway: Gateway, servers: list[Served]) -> None:
     for server in servers:
-        await gateway.add_worker(server.url)
+        gateway.servers.add(server.url)
     await until(lambda: len([its for its in gateway.servers.all() if its.mode]) == len(servers))
 
 

@@ -75,8 +75,8 @@ def gateway_test(
 
         async def around() -> None:
             async with gateway_of(min_prefill_tokens=8) as (gateway, _, client):
-                await gateway.add_worker(one.url)
-                await gateway.add_worker(other.url)
+                gateway.servers.add(one.url)
+                gateway.servers.add(other.url)
                 await until(lambda: {its.mode for its in gateway.servers.all()} == {"prefill", "decode"})
                 async with client.get("/health") as answer:
                     url = str(answer.url.origin())

@@ -218,11 +218,11 @@ def test_programs_have_their_values_beside_workers_that_are_broken_in_every_way(
     async def add() -> None:
         for raw in raws:
             await raw.__aenter__()
-            await setup.gateway.add_worker(raw.url)
+            setup.gateway.servers.add(raw.url)
 
     async def remove() -> None:
         for raw in raws:
-            await setup.gateway.remove_worker(raw.url)
+            setup.gateway.servers.remove(raw.url)
             await raw.__aexit__()
 
     for flaky in setup.flaky:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks import routing
 from sgl.errors import ConfigError, EngineDead
+from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.index import GUESS_SECONDS, PrefixIndex
 from sgl.runtime.gateway.policy import AFFINITY, Demand, RoutingPolicy
@@ -92,17 +93,28 @@ def chain(name: int, length: int) -> list[int]:
 @pytest.mark.parametrize("policy", get_args(RoutingPolicy))
 def test_every_policy_chooses_among_those_that_take_requests(policy: str) -> None:
     fleet = fleet_of(4, policy)
-    fleet.drain("worker 1")
+    workers = list(fleet.workers)
+    workers[1].is_draining = True
     chosen = {fleet.route(Demand(chain(i, 3), 16, 48, 10)).worker.id for i in range(100)}
     assert chosen == {"worker 0", "worker 2", "worker 3"}
-    assert fleet.route(Demand(), among=["worker 3"]).worker.id == "worker 3"
+    assert fleet.route(Demand(), among=workers[3:]).worker.id == "worker 3"
     with pytest.raises(EngineDead, match="no worker takes requests"):
-        fleet.route(Demand(), among=["worker 1"])
+        fleet.route(Demand(), among=workers[1:2])
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="cache_aware, round_robin"):
-        Fleet("fastest")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'cache_aware', 'round_robin'"):
+        GatewayConfig.from_options({"routing_policy": "fastest"})
+
+
+def test_each_kind_of_workers_has_turns_of_its_own() -> None:
+    """A prompt that a prefill worker computes takes a turn of both kinds."""
+    fleet = fleet_of(4, "round_robin")
+    prefill, decode = list(fleet.workers)[:2], list(fleet.workers)[2:]
+    for _ in range(10):
+        fleet.route(Demand(), among=decode)
+        fleet.route(Demand(), among=prefill)
+    assert [worker.placed for worker in fleet.workers] == [5] * 4
 
 
 def test_requests_with_one_beginning_meet_until_that_worker_has_too_much_to_do() -> None:
@@ -187,16 +199,17 @@ def test_what_a_worker_says_of_its_pages_and_of_others_requests_keeps_requests_a
 @pytest.mark.parametrize("policy", ["cache_aware", "power_of_two", "prefix_hash"])
 def test_requests_that_others_sent_count_from_the_second_look_on(policy: str) -> None:
     fleet = fleet_of(2, policy)
+    one, two = fleet.workers
     for ticket in [fleet.route(Demand((), 1, 100, 10)) for _ in range(50)]:
         ticket.end()
-    fleet.report("worker 0", Load(300, 100))
+    fleet.report(one, Load(300, 100))
     assert {worker.others for worker in fleet.workers} == {0}, "they may have come in between"
-    fleet.report("worker 0", Load(300, 0))
+    fleet.report(one, Load(300, 0))
     assert [worker.others for worker in fleet.workers] == [300, 0]
     tickets = [fleet.route(Demand((), 1, 100, 10, f"s{i}")) for i in range(50)]
     assert {ticket.worker.id for ticket in tickets} == {"worker 1"}
-    fleet.report("worker 1", Load(50))
-    fleet.report("worker 1", Load(50))
-    assert next(worker for worker in fleet.workers if worker.id == "worker 1").others == 0, "its own"
-    fleet.report("worker 0", Load())
+    fleet.report(two, Load(50))
+    fleet.report(two, Load(50))
+    assert two.others == 0, "its own"
+    fleet.report(one, Load())
     assert not any(worker.others for worker in fleet.workers)

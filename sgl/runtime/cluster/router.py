@@ -103,14 +103,14 @@ async def _follow(gateway: Gateway, control: str, token: str) -> None:
             version, workers = news["version"], news["workers"]
             for name, url in known.items():
                 if name in news["draining"]:
-                    await gateway.drain_worker(name)
+                    gateway.servers.drain(name)
                 elif workers.get(name) != url:  # gone, or another server is in its place
-                    await gateway.remove_worker(name, now=False)
+                    gateway.servers.remove(name, now=False)
             for name in draining.difference(news["draining"]):  # it has finished
-                await gateway.remove_worker(name, now=False)
+                gateway.servers.remove(name, now=False)
             for name, url in workers.items():
                 if known.get(name) != url:
-                    await gateway.add_worker(url, name)
+                    gateway.servers.add(url, name)
             known, draining = workers, set(news["draining"])
 
 

@@ -33,7 +33,7 @@ from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.gateway.programs import Programs
 from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.gateway.replies import whole, why_not
-from sgl.runtime.gateway.workers import Call, Servers
+from sgl.runtime.gateway.workers import Call, Server, Servers
 from sgl.runtime.sampling_params import checked_seconds
 from sgl.runtime.server.deadline import DEADLINE_HEADER
 from sgl.runtime.server.encoding import json_response
@@ -100,7 +100,7 @@ class Gateway:
         self._started = time.time()
         self._stored: OrderedDict[str, str] = OrderedDict()  # workers by response id
         for url in workers:
-            self.servers.add(url.rstrip("/"), url)
+            self.servers.add(url)
         self.app = web.Application(middlewares=[self._guard])
         self.app.cleanup_ctx.append(self._connected)
         for path in _HEALTH:
@@ -112,18 +112,6 @@ class Gateway:
         self.app.router.add_route("*", "/workers/{id:.+}", self._workers)
         self.app.router.add_get("/list_workers", self._urls)
         self.app.router.add_route("*", "/{path:.*}", self._pass)
-
-    async def add_worker(self, url: str, worker_id: str | None = None) -> None:
-        """Share requests with it, too. The same id with another URL: another server is in its place."""
-        self.servers.add(worker_id or url.rstrip("/"), url)
-
-    async def drain_worker(self, worker_id: str) -> None:
-        """Give it no more; what runs goes on."""
-        self.fleet.drain(worker_id)
-
-    async def remove_worker(self, worker_id: str, *, now: bool = True) -> None:
-        """It is gone; see `Servers.remove`. Idempotent."""
-        self.servers.remove(worker_id, now=now)
 
     def _session(self) -> aiohttp.ClientSession:
         assert self._client is not None, "the application runs"
@@ -233,8 +221,8 @@ class Gateway:
         if not ready:
             raise EngineDead("no worker takes requests")
 
-        async def ask(worker: str) -> web.Response:
-            server, call = self.servers[worker], Call(TO_ALL_SECONDS)
+        async def ask(server: Server) -> web.Response:
+            call = Call(TO_ALL_SECONDS)
             names = [name for name in ("Authorization", "X-Api-Key", "Content-Type") if name in request.headers]
             headers = CIMultiDict({name: request.headers[name] for name in names})
             server.calls.add(call)  # of a silent worker, too
@@ -255,11 +243,11 @@ class Gateway:
                     return web.Response(status=theirs.status, body=text, content_type=theirs.content_type)
             except (aiohttp.ClientError, OSError) as error:
                 why = str(error) or type(error).__name__
-                return error_response(EngineDead(f"the worker {worker} did not answer: {why}"))
+                return error_response(EngineDead(f"the worker {server.id} did not answer: {why}"))
             finally:
                 server.calls.discard(call)
 
-        answers = await asyncio.gather(*(ask(worker) for worker in ready))
+        answers = await asyncio.gather(*(ask(server) for server in ready))
         return max(answers, key=lambda answer: answer.status)
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -324,12 +312,15 @@ class Gateway:
         if request.method == "POST" and "id" not in request.match_info:
             url, worker_id = _worker(await request.read())
             try:
-                await self.add_worker(url, worker_id)
+                self.servers.add(url, worker_id)
             except ConfigError as error:  # there are too many
                 raise InvalidRequest(str(error), param="url") from error
         elif request.method == "DELETE":
             worker = self._listed(request.match_info.get("id") or request.query.get("id", ""))["id"]
-            await (self.remove_worker if request.query.get("now") == "true" else self.drain_worker)(worker)
+            if request.query.get("now") == "true":
+                self.servers.remove(worker)
+            else:
+                self.servers.drain(worker)
         else:
             raise web.HTTPMethodNotAllowed(request.method, ["GET", "POST", "DELETE"])
         return json_response(self._listed())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgl.runtime.gateway.passing import Passing
+from sgl.runtime.gateway.workers import Server, Servers
 
 MOST_FAILURES = 10
 
@@ -10,19 +10,20 @@ MOST_FAILURES = 10
 class Failures:
     """Of workers in a row, while the program's client had no news."""
 
-    def __init__(self, passing: Passing) -> None:
+    def __init__(self, servers: Servers) -> None:
         self.number = 0
         self.tried: dict[str, int] = {}
         """See `Passed`."""
         self._first = 1  # number in `tried` of the row's first
         self._begun = 0  # failures of workers that had begun the program
-        self._passing = passing
+        self._servers = servers
 
-    def add(self, worker: str | None, *, has_begun: bool) -> None:
-        """One more. worker: None if it did not answer."""
+    def add(self, server: Server | None, *, has_begun: bool) -> None:
+        """One more. server: None if it did not answer."""
         self.number += 1
         self._begun += has_begun
-        self._passing.lost(worker)
+        if server is not None:
+            server.failed()
 
     def end(self) -> None:
         """The client had news."""
@@ -35,4 +36,5 @@ class Failures:
         """Whether nobody else is to run the program: all have tried, or it may be what ends those that begin it."""
         if self.number <= MOST_FAILURES:
             return False
-        return self._begun > MOST_FAILURES or not self._passing.has_untried(self.tried, self._first)
+        ready = self._servers.ready_for(None, self.tried)
+        return self._begun > MOST_FAILURES or all(self.tried.get(its.id, 0) >= self._first for its in ready)

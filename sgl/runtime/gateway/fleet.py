@@ -9,12 +9,11 @@ from __future__ import annotations
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
 
 from sgl.errors import EngineDead
 from sgl.runtime.gateway.index import PrefixIndex
-from sgl.runtime.gateway.policy import Demand, RoutingPolicy, Window, Worker, policy_named
+from sgl.runtime.gateway.policy import POLICIES, Demand, RoutingPolicy, Window, Worker
 from sgl.runtime.gateway.reports import Load
 from sgl.runtime.server.placement import GENERATED
 
@@ -76,10 +75,10 @@ class Fleet:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError for a policy that does not exist."""
         self.clock = clock
         self.index = PrefixIndex(clock)
-        self._policy = policy_named(routing_policy, rng)
+        self._policy = POLICIES[routing_policy]
+        self._rng = rng or random.Random()
         self._workers: dict[str, Worker] = {}
         self._is_measured = False
         self._usual = 0.0  # work of a request
@@ -90,70 +89,42 @@ class Fleet:
         """All of them."""
         return self._workers.values()
 
-    def add(self, worker_id: str, **about: Any) -> Worker:
-        """One more, with the mean rate of the others. Adding it again ends its draining and forgets what it has
-        computed: it was started again."""
-        known = self._workers.get(worker_id)
-        rates = [worker.rate for worker in self._workers.values() if worker.id != worker_id]
-        rate = sum(rates) / len(rates) if rates else 1.0
-        self.index.forget(worker_id)
-        if known is None:
-            known = self._workers[worker_id] = Worker(worker_id, rate=rate)
-        known.is_draining, known.about = False, about
-        self.report(worker_id, Load())
-        return known
+    def add(self, worker_id: str) -> Worker:
+        """One more, with the mean rate of the others."""
+        rates = [worker.rate for worker in self._workers.values()]
+        worker = self._workers[worker_id] = Worker(worker_id, rate=sum(rates) / len(rates) if rates else 1.0)
+        return worker
 
     def remove(self, worker_id: str) -> None:
         """It is gone. Idempotent."""
         self._workers.pop(worker_id, None)
         self.index.forget(worker_id)
 
-    def report(self, worker_id: str, load: Load) -> None:
+    def report(self, worker: Worker, load: Load) -> None:
         """A worker says what it has to do: what others than this gateway sent, and its KV pages, count from now on."""
-        if (worker := self._workers.get(worker_id)) is not None:
-            worker.kv_usage = load.kv_usage
-            others, worker.unknown = worker.unknown, max(0, load.requests - worker.running)
-            worker.others = min(others, worker.unknown)  # twice in a row: requests come and go meanwhile
-            worker.elsewhere = worker.others * self._usual
+        worker.kv_usage = load.kv_usage
+        others, worker.unknown = worker.unknown, max(0, load.requests - worker.running)
+        worker.others = min(others, worker.unknown)  # twice in a row: requests come and go meanwhile
+        worker.elsewhere = worker.others * self._usual
 
-    def drain(self, worker_id: str) -> None:
-        """Send it nothing more. Idempotent."""
-        if worker_id in self._workers:
-            self._workers[worker_id].is_draining = True
-
-    def undrain(self, worker_id: str) -> None:
-        """It takes requests again. Idempotent."""
-        if worker_id in self._workers:
-            self._workers[worker_id].is_draining = False
-
-    def route(self, demand: Demand, among: Collection[str] | None = None) -> Ticket:
-        """Choose a worker. among: ids of those that may be; None: all that do not drain. Raises EngineDead."""
-        workers = [
-            worker
-            for worker in self._workers.values()
-            if not worker.is_draining and (among is None or worker.id in among)
-        ]
+    def route(self, demand: Demand, among: Iterable[Worker] | None = None) -> Ticket:
+        """Choose a worker that does not drain. among: those that may be; None: all. Raises EngineDead."""
+        workers = [its for its in (self.workers if among is None else among) if not its.is_draining]
         if not workers:
             raise EngineDead("no worker takes requests: they are starting, draining, or gone")
         home = None if demand.session is None else self._workers.get(self._homes.get(demand.session, ""))
-        found = {
-            its: blocks for its, blocks in self.index.found(demand.blocks).items() if among is None or its in among
-        }
-        if len(workers) == 1:
-            chosen = workers[0]
-        else:
-            chosen = self._policy.choose(demand, workers, lambda: found, home if home in workers else None)
-        return self.place(demand, chosen, found.get(chosen.id, 0))
-
-    def place(self, demand: Demand, worker: Worker, found: int = 0) -> Ticket:
-        """Send it to that worker, which has so many of its blocks."""
+        blocks = self.index.found(demand.blocks)
+        found = {its.id: blocks[its.id] for its in workers if its.id in blocks}
+        worker = workers[0]
+        if len(workers) > 1:
+            worker = self._policy(self._rng, demand, workers, found, home if home in workers else None)
         self.index.sent(worker.id, demand.blocks)
         if demand.session is not None:
             self._homes[demand.session] = worker.id
             self._homes.move_to_end(demand.session)
             if len(self._homes) > SESSIONS:
                 self._homes.popitem(last=False)
-        computed = min(demand.prompt, float(found * demand.block_tokens))
+        computed = min(demand.prompt, float(found.get(worker.id, 0) * demand.block_tokens))
         left, generated, requests = demand.prompt - computed, GENERATED * demand.generated, max(1, demand.requests)
         self._usual += _SLOWLY * ((left + generated) / requests - self._usual)
         return Ticket(self, worker, left, generated, computed, requests)

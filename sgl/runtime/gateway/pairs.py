@@ -28,7 +28,7 @@ from sgl.runtime.gateway.fleet import Ticket
 from sgl.runtime.gateway.passing import NotBegunError, Passed, Passing
 from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.gateway.replies import whole
-from sgl.runtime.gateway.workers import Servers
+from sgl.runtime.gateway.workers import Server, Servers
 from sgl.runtime.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -100,9 +100,9 @@ class Pairs:
         finally:
             pair.end()
 
-    def end(self, worker: str, params: bytes, headers: Mapping[str, str]) -> None:
+    def end(self, prefill: Server, params: bytes, headers: Mapping[str, str]) -> None:
         """Have a prefill worker keep pages no longer."""
-        task = asyncio.ensure_future(self._end(worker, params, headers))
+        task = asyncio.ensure_future(self._end(prefill.url, params, headers))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
@@ -110,15 +110,12 @@ class Pairs:
         """Wait until what ends has ended."""
         await asyncio.gather(*self._ending)
 
-    async def _end(self, worker: str, params: bytes, headers: Mapping[str, str]) -> None:
-        if worker not in self.servers:
-            return
-        url = f"{self.servers[worker].url}/end_kv_transfer"
+    async def _end(self, url: str, params: bytes, headers: Mapping[str, str]) -> None:
         own = {name: headers[name] for name in ("Authorization", "X-Api-Key") if name in headers}
         body = b'{"%b":%b}' % (PARAMS.encode(), params)
         with contextlib.suppress(aiohttp.ClientError, OSError):  # the lease ends by its time
             headers = {**own, "Content-Type": "application/json"}
-            async with self._session().post(url, data=body, headers=headers, timeout=_LIMIT):
+            async with self._session().post(f"{url}/end_kv_transfer", data=body, headers=headers, timeout=_LIMIT):
                 pass
 
 
@@ -132,14 +129,14 @@ class Pair:
         self._prompt = prompt
         self._asked: bytes | None = None  # what a prefill worker gets
         self._params: bytes | None = None  # what it answered, until the pages are pulled or let go of
-        self._prefill = self._decode = ""  # the workers
+        self._prefill: Server | None = None  # that answered them
         self._is_refused = False
 
-    async def body(self, ticket: Ticket) -> bytes | bytearray:
+    async def body(self, server: Server, ticket: Ticket) -> bytes | bytearray:
         """See `Pairing`. Raises RequestTimeout."""
         self.end()  # nobody has pulled what an earlier try brought, or all of it
-        passed, self._decode = self._passed, ticket.worker.id
-        if self._is_refused or self._pairs.servers[self._decode].mode != "decode":
+        passed = self._passed
+        if self._is_refused or server.mode != "decode":
             return passed.body
         if self._prompt - ticket.found_tokens < self._pairs.least:
             self._count("short")
@@ -152,18 +149,17 @@ class Pair:
         rest = memoryview(passed.body)[passed.body.index(b"{") + 1 :]
         return b"".join((b'{"', PARAMS.encode(), b'":', self._params, b",", rest))
 
-    def answered(self, status: int, first: bytes) -> None:
+    def answered(self, server: Server, status: int, first: bytes) -> None:
         """See `Pairing`."""
-        if self._params is None:
+        if self._params is None or self._prefill is None:
             return
         if status == 400 and _OF_PAGES.search(first):
             self._is_refused = True
-            del self._passed.tried[self._decode]  # it is well, and may have it without pages
+            del self._passed.tried[server.id]  # it is well, and may have it without pages
             self._count("refused")
-            if (self._prefill, self._decode) not in self._pairs.apart:
-                self._pairs.apart.add((self._prefill, self._decode))
-                said = first.decode(errors="replace")
-                logger.warning("worker %s takes no pages of %s: %s", self._decode, self._prefill, said)
+            if (two := (self._prefill.id, server.id)) not in self._pairs.apart:
+                self._pairs.apart.add(two)
+                logger.warning("worker %s takes no pages of %s: %s", *reversed(two), first.decode(errors="replace"))
             raise NotBegunError("pages refused")
         if status < 400:
             self._count("paired")
@@ -172,7 +168,7 @@ class Pair:
     def end(self) -> None:
         """Let go of pages that were not pulled. Idempotent."""
         params, self._params = self._params, None
-        if params is not None:
+        if params is not None and self._prefill is not None:
             self._pairs.end(self._prefill, params, self._passed.headers)
 
     def _count(self, outcome: str) -> None:
@@ -193,13 +189,12 @@ class Pair:
             asked = Passed(
                 "POST", passed.path, headers, self._asked, demand, passed.due, mode="prefill", waited=math.inf
             )
-            async with pairs.passing.opened(asked) as (theirs, data, ticket):
-                self._prefill = ticket.worker.id
+            async with pairs.passing.opened(asked) as (theirs, data, self._prefill):
                 try:
                     data = await whole(theirs, data, most=_MOST_BYTES)
                     return _params_of(data) if theirs.status == 200 else None
                 except (aiohttp.ClientError, OSError, msgspec.MsgspecError, RecursionError):
-                    pairs.passing.lost(self._prefill)
+                    self._prefill.failed()
                     raise
         except RequestTimeout:
             raise

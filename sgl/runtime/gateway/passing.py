@@ -36,7 +36,7 @@ from sgl.runtime.gateway.replies import (
     whole,
     why_not,
 )
-from sgl.runtime.gateway.workers import Call, Overdue, Servers
+from sgl.runtime.gateway.workers import Call, Overdue, Server, Servers
 from sgl.runtime.server import sse
 from sgl.runtime.server.deadline import DEADLINE_HEADER
 from sgl.runtime.server.errors import error_body
@@ -73,11 +73,11 @@ class NotBegunError(EngineDead):
 class Pairing(Protocol):
     """What a request brings from a prefill worker to the one that answers it."""
 
-    async def body(self, ticket: Ticket) -> bytes | bytearray:
-        """What the ticket's worker gets."""
+    async def body(self, server: Server, ticket: Ticket) -> bytes | bytearray:
+        """What the server gets."""
         ...
 
-    def answered(self, status: int, first: bytes) -> None:
+    def answered(self, server: Server, status: int, first: bytes) -> None:
         """It answers so. Raises NotBegunError where the request is to be sent again, without what it brought."""
 
 
@@ -162,9 +162,9 @@ class Passing:
         """The answer, sent. Raises EngineDead and RequestTimeout before it has begun."""
         began = time.monotonic()
         try:
-            async with self.opened(passed) as (theirs, first, ticket):
+            async with self.opened(passed) as (theirs, first, server):
                 self._metrics.first_byte.observe(time.monotonic() - began)
-                return await self._relay(request, theirs, first, ticket.worker.id)
+                return await self._relay(request, theirs, first, server)
         except NotBegunError as error:
             if error.answer is None:
                 raise
@@ -186,44 +186,20 @@ class Passing:
             longest = min(self._config.retry_pause * 2.0**number, _LONGEST_PAUSE)
             await asyncio.sleep(random.uniform(0, longest if left is None else min(longest, left)))
 
-    def heard(self, worker: str | None) -> None:
-        """A part of an answer came from there."""
-        self._servers.heard(worker)
-
-    def answered(self, worker: str | None) -> None:
-        """A worker has answered all that it was asked."""
-        self._servers.answered(worker)
-
-    def lost(self, worker: str | None) -> None:
-        """A worker failed after it had begun to answer."""
-        if worker in self._servers:
-            self._servers.failed(self._servers[str(worker)])
-
-    def has_untried(self, tried: Mapping[str, int], since: int) -> bool:
-        """Whether some worker takes requests that was not tried since one was, by the numbers of `Passed.tried`."""
-        return any(tried.get(each, 0) < since for each in self._servers.ready_for(None, tried))
-
-    def url_of(self, worker: str) -> str:
-        """A worker's address. Raises EngineDead if it is gone."""
-        if worker not in self._servers:
-            raise EngineDead(f"the worker {worker} is gone")
-        return self._servers[worker].url
-
     @contextlib.asynccontextmanager
     async def sent(self, passed: Passed) -> Any:
-        """Send it to a worker: its answer, the first bytes of it, and the request's ticket. Raises NotBegunError,
+        """Send it to a worker: its answer, the first bytes of it, and the server. Raises NotBegunError,
         EngineDead, QueueFull and RequestTimeout."""
         ticket = await self._ticket(passed)
-        worker = ticket.worker.id
-        server = self._servers[worker]
-        passed.tried[worker] = 1 + max(passed.tried.values(), default=0)
+        server = self._servers[ticket.worker.id]
+        passed.tried[server.id] = 1 + max(passed.tried.values(), default=0)
         is_try = server.breaker.began()
-        self._metrics.sent.labels(worker).inc()
+        self._metrics.sent.labels(server.id).inc()
         call: Call | None = None
         late: asyncio.TimerHandle | None = None
         theirs: aiohttp.ClientResponse | None = None
         try:
-            body = passed.body if passed.pairing is None else await passed.pairing.body(ticket)
+            body = passed.body if passed.pairing is None else await passed.pairing.body(server, ticket)
             headers = headers_to_worker(passed.headers)
             left = None if passed.due is None else max(passed.due - time.monotonic(), 0.001)  # workers refuse 0
             if left is not None:
@@ -244,33 +220,33 @@ class Passing:
                 call.theirs = theirs
             except TimeoutError:
                 if call.is_cut or call.seconds != left or server.is_mute(began):  # or a client has little patience
-                    self._servers.failed(server)
+                    server.failed()
                 passed.left()
                 raise NotBegunError("silent" if call.is_cut else "timeout") from None
             except (aiohttp.ClientError, OSError) as error:
                 if not is_ours(error):
-                    self._servers.failed(server)
+                    server.failed()
                 raise NotBegunError(_reason(error)) from error
             except asyncio.CancelledError:  # its client has left
                 if server.is_mute(began):
-                    self._servers.failed(server)
+                    server.failed()
                 raise
             if theirs.status in _AGAIN:
-                raise await self._refusal(theirs, first, worker)
+                raise await self._refusal(theirs, first, server)
             if (reason := why_not(theirs, passed.method, first)) is not None:
-                self._servers.failed(server)
+                server.failed()
                 raise NotBegunError(reason)
             if passed.due is not None:
                 late = asyncio.get_running_loop().call_at(passed.due + DUE_SECONDS, call.end)
-            self._servers.began_to_answer(worker)
+            server.began_to_answer()
             if passed.pairing is not None:
-                passed.pairing.answered(theirs.status, first)
+                passed.pairing.answered(server, theirs.status, first)
             if server.checks_keys and passed.method == "POST" and theirs.status < 400:
                 self._limits.accepted(key_of(passed.headers))
             ticket.first_byte()
-            yield theirs, first, ticket
+            yield theirs, first, server
             if theirs.content.at_eof() and is_computed(theirs, passed.method, passed.path, first):
-                self._servers.answered(worker)
+                server.answered()
         finally:
             if late is not None:
                 late.cancel()
@@ -287,31 +263,26 @@ class Passing:
         """From a worker that takes it, once there is one."""
         while True:
             due, left = passed.left(), self._config.worker_wait - passed.waited
-            if ready := self._ready(passed):
+            if passed.only is not None and passed.only not in self._servers:
+                raise EngineDead(f"the worker that this is for, {passed.only}, is gone")
+            if ready := self._servers.ready_for(passed.mode, passed.tried, passed.only):
                 break
             if left <= 0:
                 which = "no worker takes requests: they are" if passed.only is None else f"{passed.only} is"
                 raise EngineDead(f"{which} starting, draining, or gone")
             began = time.monotonic()
             with self._limits.wait(is_admitted=passed.is_begun):
-                await self._servers.turn(passed.only, left if due is None else min(left, due))
+                await self._servers.turn(passed.only, passed.mode, left if due is None else min(left, due))
             passed.waited += time.monotonic() - began
-        ticket = self._fleet.route(passed.demand, ready)
+        ticket = self._fleet.route(passed.demand, (its.worker for its in ready))
         self._metrics.prompt.inc(passed.demand.prompt)
         self._metrics.found.inc(ticket.found_tokens)
         return ticket
 
-    def _ready(self, passed: Passed) -> list[str]:
-        if passed.only is None:
-            return self._servers.ready_for(passed.mode, passed.tried)
-        if passed.only not in self._servers:
-            raise EngineDead(f"the worker that this is for, {passed.only}, is gone")
-        return [passed.only] if passed.only in self._servers.ready() else []
-
-    async def _refusal(self, theirs: aiohttp.ClientResponse, first: bytes, worker: str) -> NotBegunError:
+    async def _refusal(self, theirs: aiohttp.ClientResponse, first: bytes, server: Server) -> NotBegunError:
         """Of a worker that takes no request now. A full queue says nothing against it."""
-        if theirs.status != 429 and worker in self._servers:
-            self._servers.failed(self._servers[worker])
+        if theirs.status != 429:
+            server.failed()
         reason = f"status {theirs.status}"
         with contextlib.suppress(aiohttp.ClientError, OSError):
             text = await whole(theirs, first)
@@ -321,14 +292,14 @@ class Passing:
         return NotBegunError(reason)
 
     async def _relay(
-        self, request: web.Request, theirs: aiohttp.ClientResponse, first: bytes, worker: str
+        self, request: web.Request, theirs: aiohttp.ClientResponse, first: bytes, server: Server
     ) -> web.StreamResponse:
         ours = sse.EventStream(status=theirs.status)
         ours.headers.extend(headers_for(theirs.headers))
         if "Content-Length" in theirs.headers and "Content-Encoding" not in theirs.headers:
             ours.content_length = theirs.content_length
-        ours.headers[WORKER_HEADER] = worker
-        self._noted(request.path, first, worker)
+        ours.headers[WORKER_HEADER] = server.id
+        self._noted(request.path, first, server.id)
         await ours.prepare(request)
         part, content, last, held = first, theirs.content, b"", b""
         has_events = _sends_events(ours) and "Content-Encoding" not in theirs.headers
@@ -353,10 +324,10 @@ class Passing:
             except (aiohttp.ClientError, OSError) as error:  # too late for another worker
                 self._metrics.cut.inc()
                 if not is_ours_to_end:
-                    self.lost(worker)
+                    server.failed()
                 await self._cut(request, ours, last, error if has_events else None)
                 return ours
-            self._servers.heard(worker)
+            server.heard()
         if held and not part:
             await sse.write(request, ours, held, WRITE_SECONDS)
         return ours

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-from sgl.errors import ConfigError
 from sgl.runtime.server.placement import GENERATED
 
 RoutingPolicy = Literal["cache_aware", "round_robin", "random", "power_of_two", "prefix_hash"]
@@ -77,7 +75,6 @@ class Worker:
     kv_usage: float = 0.0  # part of its pages in use, 0 to 1
     placed: int = 0  # requests, since the start
     is_draining: bool = False
-    about: dict[str, object] = field(default_factory=dict)
     window: Window = field(default_factory=Window)
 
     @property
@@ -93,108 +90,66 @@ class Worker:
         return (ahead + work / self.rate) * (1 + crowded)
 
 
-class Policy(ABC):
-    """Chooses a worker."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    @abstractmethod
-    def choose(
-        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
-    ) -> Worker:
-        """One of the workers, which are several. found: blocks that workers have of the beginning. home: the worker
-        that had the session's last request."""
+Policy = Callable[[random.Random, Demand, Sequence[Worker], Mapping[str, int], Worker | None], Worker]
+"""Chooses one of several workers, some with blocks of the beginning, one perhaps with the session's last request."""
 
 
-class CacheAware(Policy):
-    """See the head of this file."""
+def _cache_aware(
+    rng: random.Random, demand: Demand, workers: Sequence[Worker], found: Mapping[str, int], home: Worker | None
+) -> Worker:
+    usual = CROWDED * sum(its.queued / its.rate for its in workers) / len(workers)
+    most = max(found.values(), default=0) * demand.block_tokens
 
-    def choose(
-        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
-    ) -> Worker:
-        has = found()
-        generated = GENERATED * demand.generated
-        usual = CROWDED * sum(its.queued / its.rate for its in workers) / len(workers)
-        most = max(has.values(), default=0) * demand.block_tokens
+    def seconds(worker: Worker) -> float:
+        saved = found.get(worker.id, 0) * demand.block_tokens
+        lost = LOST * min(most - saved, demand.prompt)
+        return worker.seconds(max(0.0, demand.prompt - saved) + lost + GENERATED * demand.generated, usual)
 
-        def seconds(worker: Worker) -> float:
-            saved = has.get(worker.id, 0) * demand.block_tokens
-            lost = LOST * min(most - saved, demand.prompt)
-            return worker.seconds(max(0.0, demand.prompt - saved) + lost + generated, usual)
-
-        options = {worker.id: worker for worker in self._rng.sample(workers, min(SAMPLED, len(workers)))}
-        if has:
-            holders = [worker for worker in workers if worker.id in has]
-            if holders:
-                longest = max(has[worker.id] for worker in holders)
-                best = min((its for its in holders if has[its.id] == longest), key=lambda its: its.seconds(0))
-                least = min(holders, key=seconds)
-                options |= {best.id: best, least.id: least}
-        chosen = min(options.values(), key=lambda its: (seconds(its), its.placed, its.id))
-        if home is not None and home is not chosen and seconds(home) <= AFFINITY * seconds(chosen):
-            return home
-        return chosen
+    options = rng.sample(workers, min(SAMPLED, len(workers)))
+    if holders := [worker for worker in workers if worker.id in found]:
+        longest = max(found[worker.id] for worker in holders)
+        options.append(min((its for its in holders if found[its.id] == longest), key=lambda its: its.seconds(0)))
+        options.append(min(holders, key=seconds))
+    chosen = min(options, key=lambda its: (seconds(its), its.placed, its.id))
+    if home is not None and home is not chosen and seconds(home) <= AFFINITY * seconds(chosen):
+        return home
+    return chosen
 
 
-class RoundRobin(Policy):
-    """In turn."""
-
-    _turn = -1
-
-    def choose(
-        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
-    ) -> Worker:
-        self._turn += 1
-        return workers[self._turn % len(workers)]
+def _round_robin(
+    rng: random.Random, demand: Demand, workers: Sequence[Worker], found: Mapping[str, int], home: Worker | None
+) -> Worker:
+    """A turn of these alone: requests go now to all, now to prefill workers."""
+    return workers[sum(worker.placed for worker in workers) % len(workers)]
 
 
-class Random(Policy):
-    """By chance."""
-
-    def choose(
-        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
-    ) -> Worker:
-        return self._rng.choice(workers)
+def _random(
+    rng: random.Random, demand: Demand, workers: Sequence[Worker], found: Mapping[str, int], home: Worker | None
+) -> Worker:
+    return rng.choice(workers)
 
 
-class PowerOfTwo(Random):
-    """The one of two by chance that has fewer requests."""
-
-    def choose(
-        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
-    ) -> Worker:
-        return min(self._rng.sample(workers, 2), key=lambda its: its.in_flight + its.others)
+def _power_of_two(
+    rng: random.Random, demand: Demand, workers: Sequence[Worker], found: Mapping[str, int], home: Worker | None
+) -> Worker:
+    return min(rng.sample(workers, 2), key=lambda its: its.in_flight + its.others)
 
 
-class PrefixHash(Policy):
-    """By a hash of the first blocks, or the session's name: the same worker as long as there is one, and no other
-    request's worker changes when one comes or goes. One with much more to do than the mean is passed over."""
-
-    def choose(
-        self, demand: Demand, workers: Sequence[Worker], found: Callable[[], Mapping[str, int]], home: Worker | None
-    ) -> Worker:
-        key = demand.session or ",".join(map(str, demand.blocks[:_HASHED_BLOCKS]))
-        most = CROWDED * (sum(worker.queued for worker in workers) + demand.work) / len(workers)
-        ranked = sorted(
-            workers, key=lambda its: hashlib.blake2b(f"{key}@{its.id}".encode(), digest_size=8).digest()
-        )
-        return next((worker for worker in ranked if worker.queued <= most), ranked[0])
+def _prefix_hash(
+    rng: random.Random, demand: Demand, workers: Sequence[Worker], found: Mapping[str, int], home: Worker | None
+) -> Worker:
+    """By the first blocks, or the session's name: no other request's worker changes when one comes or goes. One with
+    much more to do than the mean is passed over."""
+    key = demand.session or ",".join(map(str, demand.blocks[:_HASHED_BLOCKS]))
+    most = CROWDED * (sum(worker.queued for worker in workers) + demand.work) / len(workers)
+    ranked = sorted(workers, key=lambda its: hashlib.blake2b(f"{key}@{its.id}".encode(), digest_size=8).digest())
+    return next((worker for worker in ranked if worker.queued <= most), ranked[0])
 
 
-_POLICIES: dict[RoutingPolicy, Callable[[random.Random], Policy]] = {
-    "cache_aware": CacheAware,
-    "round_robin": RoundRobin,
-    "random": Random,
-    "power_of_two": PowerOfTwo,
-    "prefix_hash": PrefixHash,
+POLICIES: dict[RoutingPolicy, Policy] = {
+    "cache_aware": _cache_aware,
+    "round_robin": _round_robin,
+    "random": _random,
+    "power_of_two": _power_of_two,
+    "prefix_hash": _prefix_hash,
 }
-
-
-def policy_named(name: str, rng: random.Random | None = None) -> Policy:
-    """A policy by its name. Raises ConfigError."""
-    made = _POLICIES.get(name)  # type: ignore[call-overload]
-    if made is None:
-        raise ConfigError(f"routing_policy is one of {', '.join(get_args(RoutingPolicy))}, not {name!r}")
-    policy: Policy = made(rng or random.Random())
-    return policy

@@ -28,6 +28,7 @@ from sgl.runtime.gateway.passing import WRITE_SECONDS, NotBegunError, Passed, Pa
 from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.gateway.replies import DUE_SECONDS, Lost, event_of, whole
+from sgl.runtime.gateway.workers import Server
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import NotThere, error_body
@@ -115,7 +116,9 @@ class Programs:
         if request.method == "GET" and rest in (["timeline"], ["view"]):
             part = program.parts[0]
             path = f"/v1/programs/{part.remote}/{rest[0]}"
-            passed = Passed("GET", path, request.headers, b"", Demand(), only=part.worker)
+            passed = Passed(
+                "GET", path, request.headers, b"", Demand(), only=None if part.server is None else part.server.id
+            )
             return await self.passing.answer(request, passed)
         raise web.HTTPNotFound
 
@@ -221,7 +224,7 @@ class Part:
 
     def __init__(self, program: Program, body: bytes | bytearray, about: PartBody) -> None:
         """body: what its worker gets."""
-        self.worker: str | None = None
+        self.server: Server | None = None
         self.remote: str | None = None  # the program's id there
         self.is_done = False
         self.has_more = asyncio.Event()
@@ -234,7 +237,7 @@ class Part:
         self._characters: dict[tuple[Any, ...], int] = {}  # of deltas that it had
         self._counted: dict[tuple[Any, ...], int] = {}  # of deltas that came from this worker
         self._is_again = False
-        self._failures = Failures(program.programs.passing)
+        self._failures = Failures(program.programs.pairs.servers)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -261,7 +264,7 @@ class Part:
                 if answer.status < 500 and answer.status not in (200, 404, 429):
                     text, kind = await whole(answer), answer.content_type
                     return web.Response(status=answer.status, body=text, content_type=kind)
-        except (Lost, aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError):
             pass  # it is sent again with all others
         return None
 
@@ -278,11 +281,11 @@ class Part:
                     except (Lost, NotBegunError, aiohttp.ClientError, OSError) as lost:
                         if not self.opened.done() and isinstance(lost, NotBegunError):
                             raise
-                        self._failures.add(self.worker, has_begun=self.remote is not None)
+                        self._failures.add(self.server, has_begun=self.remote is not None)
                         if self._failures.are_too_many:
                             text = f"{self._failures.number} workers in a row failed that ran the program: {lost}"
                             raise EngineDead(text) from lost
-                        self.remote, self.worker, self._is_again = None, None, True
+                        self.remote, self.server, self._is_again = None, None, True
                         self._program.programs.reopened()
         except asyncio.CancelledError:
             raise
@@ -307,8 +310,8 @@ class Part:
         passed = Passed("POST", "/v1/programs", self._program.headers, body, self._about.demand, is_begun=is_begun)
         passed.tried = self._failures.tried
         pairing = programs.pairs.of(passed, "/v1/programs", "could", self._about.beginning)
-        async with pairing, programs.passing.opened(passed) as (theirs, first, ticket):
-            self.worker = ticket.worker.id
+        async with pairing, programs.passing.opened(passed) as (theirs, first, server):
+            self.server = server
             if theirs.status != 200:
                 text = await whole(theirs, first)
                 if is_begun:  # others took it
@@ -316,7 +319,7 @@ class Part:
                 raise Refused(web.Response(status=theirs.status, body=text, content_type=theirs.content_type))
             if theirs.content_type != "text/event-stream":
                 raise Lost(f"it answers {theirs.content_type}, and no events")
-            reading = asyncio.ensure_future(self._read(theirs, first))
+            reading = asyncio.ensure_future(self._read(server, theirs, first))
             sending = asyncio.ensure_future(self._send_segments())
             try:
                 done, _ = await asyncio.wait([reading, sending], return_when=asyncio.FIRST_COMPLETED)
@@ -328,7 +331,7 @@ class Part:
                     task.cancel()
                 await asyncio.gather(reading, sending, return_exceptions=True)
 
-    async def _read(self, theirs: aiohttp.ClientResponse, first: bytes) -> None:
+    async def _read(self, server: Server, theirs: aiohttp.ClientResponse, first: bytes) -> None:
         buffer, searched, number, programs = bytearray(first), 0, 0, self._program.programs
         self._counted = {}
         while True:
@@ -345,7 +348,7 @@ class Part:
                 if not number % _IN_TURN:  # others have their turn
                     await asyncio.sleep(0)
             if self.is_done:
-                programs.passing.answered(self.worker)
+                server.answered()
                 return
             searched = max(0, len(buffer) - 1)
             if searched > MOST_EVENT_BYTES:
@@ -354,7 +357,7 @@ class Part:
                 part = await theirs.content.readany()
             if not part:
                 raise Lost("its events ended")
-            programs.passing.heard(self.worker)
+            server.heard()
             buffer += part
 
     async def _send_segments(self) -> None:
@@ -421,11 +424,8 @@ class Part:
         self.is_done = True
 
     def _url(self) -> str:
-        """Raises Lost."""
-        try:
-            return f"{self._program.programs.passing.url_of(self.worker or '')}/v1/programs/{self.remote}"
-        except EngineDead as error:
-            raise Lost(str(error)) from error
+        assert self.server is not None, "it is open there"
+        return f"{self.server.url}/v1/programs/{self.remote}"
 
     def _post_segment(self, segment: bytes, number: int) -> Any:
         headers = CIMultiDict(self._program.headers)
@@ -438,7 +438,7 @@ class Part:
         )
 
     async def _cancel(self) -> None:
-        with contextlib.suppress(Lost, aiohttp.ClientError, OSError):
+        with contextlib.suppress(aiohttp.ClientError, OSError):
             async with self._program.programs.session().delete(
                 self._url(), headers=self._program.headers, timeout=_LIMIT
             ):

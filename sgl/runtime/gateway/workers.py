@@ -13,7 +13,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +25,7 @@ from sgl.runtime.gateway.breaker import Breaker
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.fleet import Fleet
 from sgl.runtime.gateway.kv_follower import KvFollower, sources_of
+from sgl.runtime.gateway.policy import Worker
 from sgl.runtime.gateway.replies import info_of, is_ours, whole
 from sgl.runtime.gateway.reports import Load, adapters_of, load_of, mode_of, tokens_of
 from sgl.runtime.server.kv_stream import Source
@@ -76,9 +77,10 @@ class Call:
 class Server:
     """A worker's server."""
 
-    id: str
+    worker: Worker
     url: str
     breaker: Breaker
+    tell: Callable[[], None]  # that it may take requests again
     adapters: frozenset[str] = frozenset()  # LoRA adapters' names
     mode: str | None = None  # prefill or decode; None: neither, or not known
     is_up: bool = True
@@ -91,6 +93,12 @@ class Server:
     is_understood: bool = True  # what it says of itself
     load: Load = field(default_factory=Load)
     again: asyncio.TimerHandle | None = None  # when its breaker lets a request pass
+    looking: asyncio.Task[None] | None = None  # at it, from the start on
+
+    @property
+    def id(self) -> str:
+        """The worker's."""
+        return self.worker.id
 
     @property
     def name(self) -> str:
@@ -100,7 +108,8 @@ class Server:
     @property
     def lets_pass(self) -> bool:
         """Whether a request may go there now. One that failed is tried again once it answers its looks."""
-        return self.is_up and self.breaker.lets_pass and not (self.breaker.is_open and self.missed)
+        is_well = self.is_up and self.breaker.lets_pass and not (self.breaker.is_open and self.missed)
+        return is_well and not self.worker.is_draining
 
     def is_mute(self, began: float) -> bool:
         """Whether it said nothing to anybody since a request began, for as long as a look would wait, and its last
@@ -110,6 +119,31 @@ class Server:
     def heard(self) -> None:
         """A part of an answer came from there."""
         self.missed, self.heard_at = 0, time.monotonic()
+
+    def began_to_answer(self) -> None:
+        """A request's first byte came from there."""
+        self.breaker.began_to_answer()
+        self.heard()
+        self.tell()
+
+    def answered(self) -> None:
+        """A request to generate was answered there with a result, to the end."""
+        self.breaker.succeeded()
+        self.heard()
+        self.tell()
+
+    def failed(self) -> None:
+        """A request failed there."""
+        self.breaker.failed()
+        if self.breaker.is_open:
+            self.forget_again()
+            loop = asyncio.get_running_loop()
+            self.again = loop.call_later(self.breaker.seconds_left + _CLOCK_SECONDS, self.tell)
+
+    def forget_again(self) -> None:
+        """Nobody is told when its breaker lets a request pass."""
+        if self.again is not None:
+            self.again.cancel()
 
     def miss(self, began: float) -> bool:
         """A look that began then got no answer. Whether the worker is silent: its calls are cut."""
@@ -136,14 +170,13 @@ class Servers:
         self._servers: dict[str, Server] = {}
         self.adapters: frozenset[str] = frozenset()
         """The names of all LoRA adapters."""
-        self._looking: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()  # that look at those that were removed
         self._session: aiohttp.ClientSession | None = None
         self._headers: dict[str, str] = {"User-Agent": PROBE}
         if config.worker_api_key is not None:
             self._headers["Authorization"] = f"Bearer {config.worker_api_key}"
         self.kv = KvFollower(fleet.index)
-        self._turns: dict[str | None, dict[asyncio.Future[None], None]] = {}  # of requests that wait, see `turn`
+        self._turns: dict[tuple[str | None, str | None], dict[asyncio.Future[None], None]] = {}  # see `turn`
 
     def __len__(self) -> int:
         return len(self._servers)
@@ -158,27 +191,34 @@ class Servers:
         """Every server."""
         return self._servers.values()
 
-    def ready(self) -> list[str]:
+    def ready(self) -> list[Server]:
         """Those that take requests now."""
-        draining = {worker.id for worker in self._fleet.workers if worker.is_draining}
-        return [its.id for its in self.all() if its.lets_pass and its.id not in draining]
+        return [its for its in self.all() if its.lets_pass]
 
-    def ready_for(self, mode: str | None, tried: Mapping[str, int] = MappingProxyType({})) -> list[str]:
+    def _options(self, only: str | None, mode: str | None) -> list[Server]:
+        """Of those, that one, or those of that mode."""
+        if only is None:
+            return [its for its in self.ready() if mode in (None, its.mode)]
+        return [self[only]] if only in self and self[only].lets_pass else []
+
+    def ready_for(
+        self, mode: str | None, tried: Mapping[str, int] = MappingProxyType({}), only: str | None = None
+    ) -> list[Server]:
         """Those of that mode that take requests now; None: of any, of prefill workers only if there are no others.
-        tried: a number of each that was, higher for later ones; those that were not, or the one that was first."""
-        ranks = {
-            each: (tried.get(each, 0), self[each].mode == "prefill")
-            for each in self.ready()
-            if mode in (None, self[each].mode)
-        }
+        tried: a number of each that was, higher for later ones; those that were not, or the one that was first.
+        only: the one that it may be."""
+        options = self._options(only, mode)
+        ranks = {its: (tried.get(its.id, 0), its.mode == "prefill") for its in options}
         least = min(ranks.values(), default=None)
-        return [each for each, rank in ranks.items() if rank == least]
+        return [its for its, rank in ranks.items() if rank == least]
 
-    def add(self, worker_id: str, url: str) -> None:
+    def add(self, url: str, worker_id: str | None = None) -> None:
         """One more, or another server in its place. Of the same one, what runs goes on, and it drains no longer. Raises
         ConfigError if there are too many."""
-        if worker_id in self._servers and self._servers[worker_id].url == url.rstrip("/"):
-            self._fleet.undrain(worker_id)
+        url = url.rstrip("/")
+        worker_id = worker_id or url
+        if worker_id in self and self[worker_id].url == url:
+            self[worker_id].worker.is_draining = False
             self.tell()
             return
         if len(self) >= MOST_WORKERS and worker_id not in self:
@@ -186,22 +226,28 @@ class Servers:
             raise ConfigError(message, option="worker")
         self.remove(worker_id)
         breaker = Breaker(self._config.breaker_failures, self._config.breaker_seconds)
-        server = self._servers[worker_id] = Server(worker_id, url.rstrip("/"), breaker)
-        self._fleet.add(worker_id)
+        server = self._servers[worker_id] = Server(self._fleet.add(worker_id), url, breaker, self.tell)
         self.tell()
         if self._session is not None:
-            self._looking[worker_id] = asyncio.ensure_future(self._look(server))
+            server.looking = asyncio.ensure_future(self._look(server))
+
+    def drain(self, worker_id: str) -> None:
+        """Give it no more; what runs goes on."""
+        if worker_id in self:
+            self[worker_id].worker.is_draining = True
 
     def remove(self, worker_id: str, *, now: bool = True) -> None:
         """It is gone. now: with what it has under way; otherwise that is cut when the worker is silent. Idempotent."""
-        server, task = self._servers.pop(worker_id, None), self._looking.pop(worker_id, None)
-        if server is not None and server.again is not None:
-            server.again.cancel()
-        if server is not None and task is not None and server.calls and not now:
+        server = self._servers.pop(worker_id, None)
+        if server is None:
+            return
+        server.forget_again()
+        task = server.looking
+        if task is not None and server.calls and not now:
             server.is_leaving = True
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
-        elif server is not None:
+        else:
             server.cut()
             if task is not None:
                 task.cancel()
@@ -214,91 +260,48 @@ class Servers:
         """Look at them from now on."""
         self._session = session
         for server in self.all():
-            self._looking[server.id] = asyncio.ensure_future(self._look(server))
+            server.looking = asyncio.ensure_future(self._look(server))
 
     async def stop(self) -> None:
         """Look no more."""
         self._session = None
         for server in self.all():
-            if server.again is not None:
-                server.again.cancel()
-        tasks = [*self._looking.values(), *self._leaving]
-        self._looking.clear()
+            server.forget_again()
+        tasks = [*(its.looking for its in self.all() if its.looking is not None), *self._leaving]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self.kv.close)
 
-    def began_to_answer(self, worker_id: str) -> None:
-        """A request's first byte came from there."""
-        if (server := self._servers.get(worker_id)) is not None:
-            server.breaker.began_to_answer()
-            server.heard()
-            self.tell()
-
-    def answered(self, worker_id: str | None) -> None:
-        """A request to generate was answered there with a result, to the end."""
-        if (server := self._servers.get(worker_id or "")) is not None:
-            server.breaker.succeeded()
-            server.heard()
-            self.tell()
-
-    def failed(self, server: Server) -> None:
-        """A request failed there."""
-        server.breaker.failed()
-        if server.breaker.is_open:
-            if server.again is not None:
-                server.again.cancel()
-            loop = asyncio.get_running_loop()
-            server.again = loop.call_later(server.breaker.seconds_left + _CLOCK_SECONDS, self.tell)
-
-    async def turn(self, only: str | None, seconds: float) -> None:
-        """Wait until a worker, or that one, takes requests, or is gone, or so long. Those that came first go first."""
-        turn = asyncio.get_running_loop().create_future()
-        self._turns.setdefault(only, {})[turn] = None
+    async def turn(self, only: str | None, mode: str | None, seconds: float) -> None:
+        """Wait until one of those, see `ready_for`, takes requests, or is gone, or so long. Those that came first go
+        first."""
+        key, turn = (only, mode), asyncio.get_running_loop().create_future()
+        self._turns.setdefault(key, {})[turn] = None
         try:
             await asyncio.wait_for(turn, seconds)
         except TimeoutError:
             pass
         except asyncio.CancelledError:
-            if turn not in self._turns.get(only, ()):  # it had its turn, which another may have now
+            if turn not in self._turns.get(key, ()):  # it had its turn, which another may have now
                 self.tell()
             raise
         finally:
-            waiting = self._turns.get(only, {})
+            waiting = self._turns.get(key, {})
             waiting.pop(turn, None)
             if not waiting:
-                self._turns.pop(only, None)
+                self._turns.pop(key, None)
 
     def tell(self) -> None:
         """Some worker may take requests now, or is gone: it is the turn of all that can go there, of one if that is to
         try whether it is well again."""
-        if not self._turns:
-            return
-        ready = self.ready()
-        trying = [each for each in ready if self[each].breaker.is_open]
-        if len(trying) < len(ready):
-            self._wake(None)
-        for only in [each for each in self._turns if each is not None]:
-            if only not in self or (only in ready and only not in trying):
-                self._wake(only)
-        for worker in trying:
-            self._wake(worker if worker in self._turns else None, 1)
-
-    def _wake(self, only: str | None, number: int | None = None) -> None:
-        """So many that wait for it, or all."""
-        waiting = self._turns.get(only, {})
-        for turn in list(itertools.islice(waiting, number)):
-            del waiting[turn]
-            if not turn.done():
-                turn.set_result(None)
-        if not waiting:
-            self._turns.pop(only, None)
-
-    def heard(self, worker_id: str | None) -> None:
-        """A part of an answer came from there."""
-        if (server := self._servers.get(worker_id or "")) is not None:
-            server.heard()
+        for (only, mode), waiting in list(self._turns.items()):
+            options = self._options(only, mode)
+            are_all = (only is not None and only not in self) or any(not its.breaker.is_open for its in options)
+            for turn in list(itertools.islice(waiting, None if are_all else len(options))):
+                del waiting[turn]
+                if not turn.done():
+                    turn.set_result(None)
 
     async def texts(self, path: str, headers: Mapping[str, str]) -> dict[str, str]:
         """What each that is up answers there, of those that do with 200."""
@@ -357,7 +360,7 @@ class Servers:
         server.is_understood = is_understood
         server.load = load
         if self._servers.get(server.id) is server and server.is_up:
-            self._fleet.report(server.id, load)
+            self._fleet.report(server.worker, load)
             if info is not None:
                 self.kv.follow(server.id, sources)
                 self._fleet.index.set_room(server.id, room // BLOCK_IDS)
@@ -392,7 +395,7 @@ class Servers:
             self.kv.follow(server.id, [])
             self._fleet.index.forget(server.id)
         elif server.is_up and not was_up:
-            self.began_to_answer(server.id)
+            server.began_to_answer()
         elif had_missed and not server.missed:
             self.tell()
         if server.is_up and server.checks_keys is None and self._config.key_rate is not None:
@@ -407,7 +410,6 @@ class Servers:
 
     def about(self) -> list[dict[str, Any]]:
         """Each as plain data."""
-        known = {worker.id: worker for worker in self._fleet.workers}
         return [
             {
                 "id": its.id,
@@ -417,16 +419,16 @@ class Servers:
                 "is_healthy": its.is_up and not its.breaker.is_open,
                 "is_up": its.is_up,
                 "breaker": "open" if its.breaker.is_open else "closed",
-                "is_draining": known[its.id].is_draining,
-                "in_flight": known[its.id].in_flight,
+                "is_draining": its.worker.is_draining,
+                "in_flight": its.worker.in_flight,
                 "running": its.load.running,
                 "waiting": its.load.waiting,
                 "hit_rate": its.load.hit_rate,
-                "others": known[its.id].others,
-                "kv_usage": round(known[its.id].kv_usage, 3),
-                "work_tokens": round(known[its.id].work),
-                "tokens_per_second": round(known[its.id].rate),
-                "placed": known[its.id].placed,
+                "others": its.worker.others,
+                "kv_usage": round(its.worker.kv_usage, 3),
+                "work_tokens": round(its.worker.work),
+                "tokens_per_second": round(its.worker.rate),
+                "placed": its.worker.placed,
                 "kv_events": its.id in self.kv.workers,
             }
             for its in self.all()
