@@ -28,6 +28,7 @@ from tests.tiny_models import edit_json, tiny_checkpoint
 from tests.tiny_quantized import (
     AWQ,
     CONFIGS,
+    FLOAT,
     GPTQ,
     Tensors,
     compressed,
@@ -81,7 +82,7 @@ def test_matrices_stay_packed_where_kernels_multiply_with_them(
                 assert packed.shape == expected.shape
                 packed = packed.dequantized(torch.float32)
             elif shard.size == 1:
-                assert name == "fp8-block", "blocks of 40 columns have no whole units"
+                assert name in ("fp8-block", "nvfp4", "nvfp4-modelopt"), "groups of 40 or 16 have no whole units"
             assert torch.equal(packed, expected)
 
 
@@ -190,6 +191,10 @@ def test_every_family_in_every_layout(name: str, family: str, tmp_path: Path) ->
         ("fp8-block", "DeepseekV3ForCausalLM", "sgl"),
         ("awq", "Qwen3NextForCausalLM", "sgl"),
         ("mxfp4", "GptOssForCausalLM", "auto"),
+        ("nvfp4", "MixtralForCausalLM", "sgl"),
+        ("nvfp4-modelopt", "Qwen3MoeForCausalLM", "transformers"),
+        ("nvfp4-modelopt", "Phi3ForCausalLM", "sgl"),
+        ("mxfp4-packed", "Qwen3MoeForCausalLM", "sgl"),
     ],
 )
 def test_quantized_checkpoints_of_other_decoders(
@@ -262,6 +267,7 @@ MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP
         ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
         ("fp8-tensor", "hf_quant_config.json", MODELOPT),
         ("fp8-tensor", "config.json", {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}),
+        ("nvfp4-modelopt", "hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}),
     ],
 )
 @pytest.mark.parametrize("model_impl", ["sgl", "transformers"])
@@ -305,7 +311,11 @@ def test_symmetric_gptq_of_either_version_has_its_zeros_in_the_middle(tmp_path: 
         ({**AWQ, "version": "gemv"}, UnsupportedModel, ["gemv", "gemm"]),
         ({**AWQ, "group_size": 0}, ModelError, ["group_size", "0"]),
         ({**AWQ, "zero_point": "yes"}, ModelError, ["zero_point", "neither true nor false"]),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, UnsupportedModel, ["ModelOpt's 'NVFP4' (but FP8)"]),
+        (
+            {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
+            UnsupportedModel,
+            ["ModelOpt's 'W4A8_AWQ' (but FP8 and NVFP4)"],
+        ),
         ({**GPTQ, "bits": 2}, UnsupportedModel, ["2 bits"]),
         ({**GPTQ, "bits": "4"}, ModelError, ["'4'", "whole number"]),
         ({**GPTQ, "checkpoint_format": "marlin"}, UnsupportedModel, ["marlin"]),
@@ -313,7 +323,21 @@ def test_symmetric_gptq_of_either_version_has_its_zeros_in_the_middle(tmp_path: 
         ({"quant_method": "fp8", "weight_block_size": [128]}, ModelError, ["weight_block_size", "two"]),
         ({"quant_method": "compressed-tensors"}, ModelError, ["config_groups"]),
         (compressed(weights_of(2, "group"), "pack-quantized"), UnsupportedModel, ["2 bits"]),
-        (compressed(weights_of(4, "group"), "nvfp4-pack-quantized"), UnsupportedModel, ["nvfp4"]),
+        (
+            compressed(weights_of(4, "group"), "nvfp4-pack-quantized"),
+            UnsupportedModel,
+            ["nvfp4", "'int' in 4 bits"],
+        ),
+        (
+            compressed(weights_of(8, "group", **FLOAT), "nvfp4-pack-quantized"),
+            UnsupportedModel,
+            ["'float' in 8 bits"],
+        ),
+        (
+            compressed(weights_of(4, "group", **FLOAT), "nvfp4-pack-quantized"),
+            UnsupportedModel,
+            ["strategy 'group'"],
+        ),
         (compressed(weights_of(4, "tensor_group"), "pack-quantized"), UnsupportedModel, ["tensor_group"]),
         (
             compressed(weights_of(4, "group"), "pack-quantized", targets=["re:("]),
@@ -366,6 +390,21 @@ def put(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
         ("fp8-block", drop("weight_scale_inv"), ["weight_scale_inv"]),
         ("fp8-block", put("weight_scale_inv", lambda its: its.T.contiguous()), ["[2, 3]", "[3, 2]"]),
         ("fp8-block", put("weight", lambda its: its.view(torch.float8_e5m2)), ["F8_E5M2"]),
+        ("nvfp4", drop("weight_global_scale"), [f"weight_packed without {Q_PROJ}.weight_global_scale", "NVFP4"]),
+        ("nvfp4", drop("weight_scale"), [f"weight_packed without {Q_PROJ}.weight_scale"]),
+        ("nvfp4", put("weight_scale", lambda its: its.float()), ["weight_scale", "F32; expected one of F8_E4M3"]),
+        ("nvfp4", put("weight_scale", lambda its: its[:, :2].contiguous()), ["[64, 2]", "NVFP4", "[64, 4]"]),
+        ("nvfp4", put("weight_packed", lambda its: its.int()), ["weight_packed", "I32; expected one of U8"]),
+        (
+            "nvfp4",
+            put("weight_global_scale", lambda its: its * 0),
+            ["weight_global_scale", "0.0, not a number above"],
+        ),
+        ("nvfp4", put("weight_global_scale", lambda its: its / 0), ["weight_global_scale", "inf, not a number"]),
+        ("nvfp4-modelopt", drop("weight_scale_2"), [f"weight without {Q_PROJ}.weight_scale_2"]),
+        ("nvfp4-modelopt", put("weight_scale_2", lambda its: its * float("nan")), ["weight_scale_2", "nan"]),
+        ("nvfp4-modelopt", put("weight", lambda its: its.view(torch.int8)), ["weight", "I8; expected one of U8"]),
+        ("mxfp4-packed", put("weight_scale", lambda its: its | 255), ["weight_scale", "255, which is no number"]),
     ],
 )
 def test_tensors_that_make_no_matrix_are_named(

@@ -79,6 +79,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "fp8-block": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [24, 40]},
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
     "fp8-tensor": {"quant_method": "fp8", "activation_scheme": "static"},
+    "nvfp4": compressed(weights_of(4, "tensor_group", group_size=16, **FLOAT), "nvfp4-pack-quantized"),
+    "nvfp4-modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+    "mxfp4-packed": compressed(weights_of(4, "group", group_size=32, **FLOAT), "mxfp4-pack-quantized"),
 }
 
 
@@ -143,6 +146,8 @@ def quantize_mxfp4(experts: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 def quantize(matrix: Array, config: dict[str, Any]) -> tuple[Tensors, Array]:
     """The tensors of a matrix [n, k], and what they say in float32."""
     method = config["quant_method"]
+    if method == "modelopt" or "fp4-pack" in config.get("format", ""):
+        return quantize_e2m1(matrix, config.get("format", method))
     if method == "fp8":
         return quantize_floats(matrix, config.get("weight_block_size"), "tensor")
     if method == "compressed-tensors":
@@ -244,3 +249,32 @@ def quantize_floats(matrix: Array, block: list[int] | None, strategy: str) -> tu
     if strategy == "channel":
         return {"weight": stored, "weight_scale": scales}, read.numpy()
     return {"weight": stored, "weight_scale": scales[0, 0], "input_scale": torch.tensor(0.1)}, read.numpy()
+
+
+def quantize_e2m1(matrix: Array, layout: str) -> tuple[Tensors, Array]:
+    """In two numbers a byte: blocks of 32 with an exponent (MXFP4), or of 16 with a scale in e4m3 of one for all, with
+    which ModelOpt multiplies, and by which compressed-tensors divides (NVFP4)."""
+    size = 32 if layout.startswith("mxfp4") else 16
+    n, k = matrix.shape
+    blocks = torch.from_numpy(matrix).view(n, k // size, size)
+    largest, of_all = blocks.abs().amax(-1), torch.tensor(1.0)
+    if size == 32:
+        stored = (largest.log2().floor() - 2 + 127).to(torch.uint8)
+        scales = (stored.float() - 127).exp2()
+    else:
+        of_all = largest.max() / (6 * 448)
+        if layout != "modelopt":
+            of_all = 1 / of_all
+        stored = (largest / 6 / (of_all if layout == "modelopt" else 1 / of_all)).to(torch.float8_e4m3fn)
+        scales = stored.float() * of_all if layout == "modelopt" else stored.float() / of_all
+    table = torch.tensor(E2M1)
+    codes = (blocks[..., None] / scales[..., None, None] - table).abs().argmin(-1)
+    read = (table[codes] * scales[..., None]).view(n, k).numpy()
+    pairs = codes.view(n, k // 2, 2).to(torch.uint8)
+    parts = {"weight_packed": pairs[..., 0] | pairs[..., 1] << 4, "weight_scale": stored}
+    if layout == "modelopt":
+        parts = {"weight": parts["weight_packed"], "weight_scale": stored, "weight_scale_2": of_all}
+        parts["input_scale"] = torch.tensor(0.1)
+    elif size == 16:
+        parts |= {"weight_global_scale": of_all.view(1), "input_global_scale": torch.tensor([100.0])}
+    return parts, read

@@ -15,10 +15,16 @@ from sgl.runtime.model.quantized.scheme import Layout, QuantScheme
 
 _FLOATS = ("F16", "BF16", "F32")
 _SCALES = (*_FLOATS, "F8_E8M0")
+_E4M3, _EXPONENTS = ("F8_E4M3",), ("U8", "F8_E8M0")
 # of activations and KV caches, which are 16-bit numbers here
-_OF_OTHERS = ("input_scale", "input_zero_point", "input_scale_ub", "output_scale", "k_scale", "v_scale", "q_scale")
+_OF_OTHERS = (
+    *("input_scale", "input_zero_point", "input_scale_ub", "input_global_scale"),
+    *("output_scale", "k_scale", "v_scale", "q_scale"),
+)
 _FIRST = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed", "mxfp4": "_blocks"}
-_IN_PLACE = {"int8": "I8", "fp8": "F8_E4M3"}  # those whose `weight` has such numbers
+_FIRST |= dict.fromkeys(("nvfp4-packed", "mxfp4-packed"), "weight_packed")
+_IN_PLACE = {"int8": "I8", "fp8": "F8_E4M3", "nvfp4": "U8"}  # those whose `weight` has such numbers
+_STORED = _IN_PLACE | dict.fromkeys(("nvfp4-packed", "mxfp4-packed"), "U8")  # the first tensor's
 
 
 class HasPlace(Protocol):
@@ -97,7 +103,8 @@ class QuantizedCheckpoint:
         try:
             return unpack(module.layout, tensors, module.shape).part(rows, columns)
         except ValueError as error:
-            self._fail(next(whole for last, whole in module.parts.items() if last.endswith("g_idx")), str(error))
+            last, what = error.args
+            self._fail(module.parts[last], what)
 
     def blocks(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Blocks and exponents of a tensor of experts in MXFP4, see `dequantize_mxfp4`."""
@@ -137,9 +144,11 @@ class QuantizedCheckpoint:
             n, k = columns, rows * per_word
         elif layout.kind == "packed":
             n, k = self._whole_shape(stem, rows, columns, per_word)
+        elif layout.is_e2m1:
+            k = columns * 2
         parts = {last: f"{stem}.{last}"}
         wanted = self._wanted(stem, layout, n, k)
-        wanted[last] = ([entry.shape], (_IN_PLACE.get(layout.kind, "I32"),))
+        wanted[last] = ([entry.shape], (_STORED.get(layout.kind, "I32"),))
         for piece, (shapes, dtypes) in wanted.items():
             whole = f"{stem}.{piece}"
             found = self._entries.get(whole)
@@ -183,6 +192,11 @@ class QuantizedCheckpoint:
                 wanted["weight_zero_point"] = ([(words, num_groups)], ("I32",))
             if layout.has_index or f"{stem}.weight_g_idx" in self._entries:
                 wanted["weight_g_idx"] = ([(k,)], ("I32", "I64"))
+        elif layout.is_e2m1:
+            wanted["weight_scale"] = ([(n, num_groups)], _EXPONENTS if layout.kind == "mxfp4-packed" else _E4M3)
+            if layout.kind != "mxfp4-packed":
+                last = "weight_scale_2" if layout.kind == "nvfp4" else "weight_global_scale"
+                wanted[last] = ([(), (1,)], ("F32",))
         elif layout.block is not None:
             scale = "weight_scale" if f"{stem}.weight_scale" in self._entries else "weight_scale_inv"
             sides = tuple(-(-size // side) for size, side in zip((n, k), layout.block, strict=True))

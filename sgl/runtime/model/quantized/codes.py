@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from sgl.runtime.model.quantized.scheme import Layout
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of eight columns that follow each other
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and the same below zero
-_E8M0_BIAS = 127
+_E8M0_BIAS, _E8M0_NONE = 127, 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,12 @@ class Codes:
 
 
 def unpack(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> Codes:
-    """A module's matrix of this shape from its tensors, by the last parts of their names. Raises ValueError for a
-    column of a group that there is not."""
+    """A module's matrix of this shape from its tensors, by the last parts of their names. Raises ValueError with the
+    name and what is wrong: a column of a group that there is not, or a scale that is no number."""
     n, k = shape
     middle = 1 << (layout.bits - 1)
+    if layout.is_e2m1:
+        return _e2m1(layout, tensors, shape)
     if layout.kind == "fp8":
         scale = tensors["weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"]
         scales, groups = _blocks(scale.float(), shape, layout.block)
@@ -75,19 +78,46 @@ def unpack(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int
             stored = tensors["weight_zero_point"].to(torch.int8).view(torch.uint8) ^ 0x80
             zeros = (stored.reshape(-1, 1) if layout.group is None else stored).expand(n, -1)
     zeros = torch.full_like(scales, middle, dtype=torch.uint8) if zeros is None else zeros
-    index = next((tensors[name] for name in ("g_idx", "weight_g_idx") if name in tensors), None)
-    groups = torch.arange(k, device=scales.device) // (k // scales.shape[1]) if index is None else index
+    index = next((name for name in ("g_idx", "weight_g_idx") if name in tensors), None)
+    groups = torch.arange(k, device=scales.device) // (k // scales.shape[1]) if index is None else tensors[index]
     if int(groups.min()) < 0 or int(groups.max()) >= scales.shape[1]:
-        raise ValueError(f"names the group {int(groups.max())} of {scales.shape[1]}")
+        raise ValueError(index, f"names the group {int(groups.max())} of {scales.shape[1]}")
     return Codes(codes.contiguous(), scales.contiguous(), zeros.contiguous(), groups.long(), layout.bits)
+
+
+def _e2m1(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> Codes:
+    """Of two numbers in e2m1 a byte, which e4m3 has, too. ModelOpt multiplies with the scale of a matrix by which
+    compressed-tensors divides."""
+    n, k = shape
+    packed = tensors["weight" if layout.kind == "nvfp4" else "weight_packed"]
+    positive = torch.tensor(_E2M1, device=packed.device)
+    table = torch.cat((positive, -positive)).to(torch.float8_e4m3fn).view(torch.uint8)
+    codes = table[_nibbles(packed).int()].view(torch.float8_e4m3fn)
+    scales = tensors["weight_scale"]
+    if layout.kind == "mxfp4-packed":
+        exponents = scales.view(torch.uint8)
+        if int(exponents.max()) == _E8M0_NONE:
+            raise ValueError("weight_scale", f"has a scale of {_E8M0_NONE}, which is no number")
+        scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - _E8M0_BIAS)
+    else:
+        name = "weight_scale_2" if layout.kind == "nvfp4" else "weight_global_scale"
+        of_all = tensors[name].reshape(())
+        if not 0 < float(of_all) < math.inf:
+            raise ValueError(name, f"is {float(of_all)}, not a number above 0")
+        scales = scales.float() * of_all if layout.kind == "nvfp4" else scales.float() / of_all
+    groups = torch.arange(k, device=scales.device) // (k // scales.shape[1])
+    return Codes(codes, scales, scales.new_empty(n, 0, dtype=torch.uint8), groups, 8)
+
+
+def _nibbles(whole: torch.Tensor) -> torch.Tensor:
+    """[..., 2 * n] of uint8 [..., n], the low half of each first."""
+    return torch.stack((whole & 15, whole >> 4), -1).flatten(-2)
 
 
 def _bytes(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """uint8 [a, b * 32 / bits] of int32 [a, b], from the lowest bits on."""
     whole = packed.contiguous().view(torch.uint8)
-    if bits == 8:
-        return whole
-    return torch.stack((whole & 15, whole >> 4), -1).flatten(-2)
+    return whole if bits == 8 else _nibbles(whole)
 
 
 def _awq(packed: torch.Tensor) -> torch.Tensor:
@@ -119,6 +149,6 @@ def dequantize_mxfp4(
     """
     positive = torch.tensor(_E2M1, dtype=dtype, device=blocks.device)
     table = torch.cat((positive, -positive))
-    numbers = table[torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).int()]
+    numbers = table[_nibbles(blocks).int()]
     exponents = scales.int() - _E8M0_BIAS
     return torch.ldexp(numbers, exponents[..., None]).to(dtype).flatten(-2)

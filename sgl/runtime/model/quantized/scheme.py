@@ -9,11 +9,21 @@ from typing import Any, Literal, NoReturn
 
 from sgl.errors import ModelError, UnsupportedModel
 
-Kind = Literal["awq", "gptq", "packed", "int8", "fp8", "mxfp4"]
+Kind = Literal["awq", "gptq", "packed", "int8", "fp8", "mxfp4", "nvfp4", "nvfp4-packed", "mxfp4-packed"]
 
 _METHODS = "awq, gptq, compressed-tensors, fp8, fbgemm_fp8, modelopt, mxfp4"
-_KINDS: dict[str, Kind] = {"pack-quantized": "packed", "int-quantized": "int8", "float-quantized": "fp8"}
+_KINDS: dict[tuple[str, str, int], Kind] = {
+    ("pack-quantized", "int", 4): "packed",
+    ("pack-quantized", "int", 8): "packed",
+    ("int-quantized", "int", 8): "int8",
+    ("float-quantized", "float", 8): "fp8",
+    ("nvfp4-pack-quantized", "float", 4): "nvfp4-packed",
+    ("mxfp4-pack-quantized", "float", 4): "mxfp4-packed",
+}
+"""By format, type and bits of compressed-tensors."""
 _PER_GROUP, _PER_BLOCK = "group", "block"
+_STRATEGIES = {"nvfp4-packed": ("tensor_group",), "mxfp4-packed": (_PER_GROUP,)}
+_OF_FOUR_BITS = {"nvfp4": 16, "nvfp4-packed": 16, "mxfp4-packed": 32}  # numbers in e2m1 that share a scale
 _MOST = 1 << 20  # columns of a group, or sides of a block
 
 
@@ -38,11 +48,18 @@ class Layout:
 
     def __str__(self) -> str:
         number = "e2m1" if self.kind == "mxfp4" else "e4m3" if self.kind == "fp8" else f"{self.bits} bits"
+        if self.is_e2m1:
+            number = self.kind[:5].upper()
         scales = f"groups of {self.group}" if self.group else "a scale a row"
         if self.block is not None:
             scales = f"blocks of {self.block[0]} x {self.block[1]}"
         more = (", zero points" if self.has_zeros else "") + (", activation order" if self.has_index else "")
         return f"{number}, {scales}{more}"
+
+    @property
+    def is_e2m1(self) -> bool:
+        """Whether a byte holds two numbers in e2m1 of one module."""
+        return self.kind in _OF_FOUR_BITS
 
     def holds(self, module: str) -> bool:
         """Whether the module is one of its targets."""
@@ -141,9 +158,13 @@ class _Reader:
 
     def _modelopt(self) -> tuple[Layout, ...]:
         inner = self._config.get("quantization")  # of a file beside config.json
-        algorithm = (inner if isinstance(inner, Mapping) else self._config).get("quant_algo")
+        config = inner if isinstance(inner, Mapping) else self._config
+        algorithm = config.get("quant_algo")
+        if algorithm == "NVFP4":
+            group = _Reader(config, self._path, self._architecture)._whole("group_size", default=16)
+            return (Layout(kind="nvfp4", bits=4, group=group),)
         if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
-            self._refuse(f"ModelOpt's {algorithm!r:.100} (but FP8)")
+            self._refuse(f"ModelOpt's {algorithm!r:.100} (but FP8 and NVFP4)")
         return (Layout(kind="fp8"),)
 
     def _compressed_tensors(self) -> tuple[Layout, ...]:
@@ -167,15 +188,11 @@ class _Reader:
         layout = str(group.get("format") or common)
         if layout in ("naive-quantized", "mixed-precision"):
             layout = "float-quantized" if number == "float" else "int-quantized" if bits == 8 else "pack-quantized"
-        kind = _KINDS.get(layout)
-        if (
-            kind is None
-            or (kind == "fp8") != (number == "float")
-            or bits not in ((4, 8) if kind == "packed" else (8,))
-        ):
+        kind = _KINDS.get((layout, number, bits))
+        if kind is None:
             self._refuse(f"compressed-tensors' format {layout!r:.100} with {number!r:.100} in {bits} bits")
         strategy = self._text("strategy", default="channel")
-        if strategy not in ("tensor", "channel", _PER_GROUP, _PER_BLOCK):
+        if strategy not in _STRATEGIES.get(kind, ("tensor", "channel", _PER_GROUP, _PER_BLOCK)):
             self._refuse(f"compressed-tensors' strategy {strategy!r:.100}")
         targets = group.get("targets") or []
         if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
@@ -189,7 +206,9 @@ class _Reader:
         return Layout(
             kind=kind,
             bits=bits,
-            group=self._group("group_size") if strategy == _PER_GROUP else None,
+            group=self._group("group_size", default=_OF_FOUR_BITS.get(kind, 128))
+            if strategy in (_PER_GROUP, "tensor_group")
+            else None,
             block=self._sides("block_structure", sides) if strategy == _PER_BLOCK else None,
             has_zeros=not self._flag("symmetric", default=True),
             has_index=self._config.get("actorder") in (True, "group", "dynamic"),
@@ -218,8 +237,8 @@ class _Reader:
             self._fail(f"{names[0]} is {value!r:.100}, not a whole number from 1 to {_MOST}")
         return value
 
-    def _group(self, *names: str) -> int | None:
-        return None if self._first(*names) == -1 else self._whole(*names, default=128)
+    def _group(self, *names: str, default: int = 128) -> int | None:
+        return None if self._first(*names) == -1 else self._whole(*names, default=default)
 
     def _sides(self, name: str, value: object) -> tuple[int, int]:
         if not isinstance(value, list) or len(value) != 2:
