@@ -46,6 +46,7 @@ def tiered_setting(rng: random.Random, folder: Path, beside: Beside | None = Non
     setting.host_pages = max(2, int(setting.num_pages * rng.choice([0.2, 1.0, 3.0])))
     setting.folder = folder if rng.random() < 0.6 else None
     setting.lateness = rng.choice([0.0, 0.5, 0.9])
+    setting.is_waited_for = rng.random() < 0.5
     setting.most_saves = rng.choice([1, 4, 1 << 20])
     setting.seed = rng.getrandbits(31)
     setting.ranks = rng.choice([1, 2, 3])

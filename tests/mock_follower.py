@@ -85,6 +85,9 @@ class LeadingMoves:
     def is_saved(self) -> bool:
         return self.is_loaded()
 
+    def comes_by_layer(self) -> bool:
+        return False
+
 
 def lead(
     runner: MockRunner, mover: MockMover, others: list[tuple[MockRunner, FollowingMover]], *, shares: bool
@@ -93,6 +96,8 @@ def lead(
     forward, sample, move = runner.forward, runner.sample, mover.move
 
     def forward_all(batch: Batch) -> Any:
+        if mover.is_waited_for:
+            mover.wait(batch.moved)
         launched = forward(batch)
         for other, its_mover in others:
             its_mover.wait(batch.moved)

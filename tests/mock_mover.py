@@ -36,6 +36,9 @@ class MockMoves:
     def is_saved(self) -> bool:
         return self.is_loaded()
 
+    def comes_by_layer(self) -> bool:
+        return self._mover.is_waited_for
+
 
 class MockMover:
     """Host memory of uint8 arrays; a page has page_size numbers of 64 bits, a state has one, in two parts."""
@@ -49,6 +52,8 @@ class MockMover:
         num_states: int = 0,
         num_windowed: int = 0,
     ) -> None:
+        self.is_waited_for = False
+        """Each step waits for the loads that it needs, so that it may come before they are done."""
         self.memory = np.zeros((num_host_pages + 1, runner.page_size * 8), np.uint8)
         self.states = np.zeros((num_states, 3), np.uint8), np.zeros((num_states, 5), np.uint8)
         self.windowed = np.zeros((num_windowed + 1, runner.page_size * 8), np.uint8)
@@ -79,10 +84,18 @@ class MockMover:
 
     def go_on(self) -> None:
         while self._queue and self._rng.random() >= self._lateness:
-            moves = self._queue.popleft()
-            self._save(moves)
-            self._load(moves)
-            moves.executed = True
+            self._execute()
+
+    def wait(self, number: int) -> None:
+        """For a step: until the first so many moves are done."""
+        while self._queue and self._queue[0].number <= number:
+            self._execute()
+
+    def _execute(self) -> None:
+        moves = self._queue.popleft()
+        self._save(moves)
+        self._load(moves)
+        moves.executed = True
 
     def _save(self, moves: MockMoves) -> None:
         for page, content in zip(moves.moves.saves[:, 1].tolist(), moves.saved, strict=True):

@@ -64,6 +64,8 @@ class Setting:
     """For the file tier; None: there is none."""
     lateness: float = 0.5
     """How likely a copy is not done yet, at each look."""
+    is_waited_for: bool = False
+    """Each step waits for the loads that it needs, so that it may come before they are done."""
     most_saves: int = 1 << 20
     buffer_pages: int | None = None
     """Of host memory that pages to and from other engines go through; None: there are no others."""
@@ -102,6 +104,7 @@ class Driver:
                 runner, rng = self.mock_runner(), random.Random(setting.seed + rank)
                 lateness = setting.lateness if setting.folder is not None or rank > 1 else 1.0  # until waited for
                 others.append((runner, FollowingMover(runner, rows, rng, lateness, *sizes)))
+            self.mover.is_waited_for = setting.is_waited_for
             lead(self.runner, self.mover, others, shares=setting.folder is not None)
         if host_pages is not None:
             if setting.folder is not None:

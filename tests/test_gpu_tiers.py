@@ -14,6 +14,7 @@ from sgl.runtime.engine import Engine
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.runner import host_pages
 from sgl.runtime.runner.host_pages import HostPages
+from sgl.runtime.scheduler import loads
 from tests.patience import wait_until
 from tests.test_tiers_engine import GREEDY, PROMPTS, answers, cached, ids, tiers_of
 from tests.tiny_models import tiny_checkpoint
@@ -79,7 +80,40 @@ def test_a_load_waits_for_earlier_steps_and_no_later_step_for_it() -> None:
     host.wait(loaded.number)  # done: nothing to wait for
 
 
-def test_an_engine_on_a_gpu_answers_alike_from_copies(tmp_path: Path) -> None:
+def test_layers_of_a_long_load_come_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_pages, "_LONG_BYTES", 1)
+    kv, host = made()
+    before = kv.fragments()[:, 1:6].clone()
+    saved = host.move(PageMoves(pairs([1, 2, 3, 4, 5], [9, 5, 6, 7, 30]), NOTHING))
+    warm = host.move(PageMoves(NOTHING, pairs([5], [20])))
+    wait_until(lambda: saved.is_saved() and warm.is_loaded())
+    assert host._streams is not None
+    with torch.cuda.stream(host._streams._loading):
+        torch.cuda._sleep(400_000_000)
+    loaded = host.move(PageMoves(NOTHING, pairs([9, 5, 6, 7, 30], [10, 11, 12, 13, 14])))
+    assert loaded.comes_by_layer()
+    seen = []
+    with kv.arriving(host.arrivals(loaded.number, by_layer=True)):
+        for layer in range(3):
+            kv.reach(layer)
+            seen += [its[layer][10:15].clone() for its in (kv.keys, kv.values)]
+    after = kv.fragments()[:, 10:15].clone()
+    assert not loaded.is_loaded(), "the host has not waited"
+    wait_until(loaded.is_loaded)
+    assert torch.equal(after, before)
+    for fragment, its in enumerate(seen):
+        assert torch.equal(its.view(torch.uint8).view(5, -1), before[fragment])
+    assert loaded.load_seconds > 0
+    assert host.arrivals(loaded.number, by_layer=True) is None
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_an_engine_on_a_gpu_answers_alike_from_copies(
+    is_early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_early:  # steps begin while the copies that they read are under way
+        monkeypatch.setattr(host_pages, "_LONG_BYTES", 1)
+        monkeypatch.setattr(loads, "_EARLY_SHARE", 1e9)
     (tmp_path / "model").mkdir()
     path = str(tiny_checkpoint(tmp_path / "model", head_dim=64))
     options: dict[str, Any] = {"skip_tokenizer_init": True, "page_size": 16, "max_total_tokens": 384}

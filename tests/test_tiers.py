@@ -354,3 +354,58 @@ def test_loads_under_way_count_against_another() -> None:
     rates = Rates(compute=2e-5, load=1e-5)
     assert rates.worth_loading(0, 1000, 1000) == 1000
     assert rates.worth_loading(0, 1000, 1000, ahead=100_000) == 0
+
+
+def test_a_prompt_begins_before_its_load_is_done_where_steps_wait_for_layers() -> None:
+    driver = tiered(is_waited_for=True)
+    for uid, prompt in enumerate(PROMPTS):
+        run_one(driver, uid, prompt)
+    settle(driver)
+    driver.mover._lateness = 1.0  # nothing is copied but what a step waits for
+    again = run_one(driver, 10, PROMPTS[0])
+    assert again.cached_len == 36
+    assert num_loads(driver) == 1
+
+
+def test_a_prompt_whose_load_would_hold_its_step_up_waits() -> None:
+    driver = tiered(is_waited_for=True)
+    assert driver.tiers is not None
+    for uid, prompt in enumerate(PROMPTS):
+        run_one(driver, uid, prompt)
+    settle(driver)
+    driver.mover._lateness = 1.0
+    driver.tiers.rates.load.seconds = 0.5  # 18 s in all; the prompt's last four tokens take 4
+    request = make_request(10, PROMPTS[0], 2)
+    request.stop_ids = frozenset()
+    driver.scheduler.add(request)
+    for _ in range(14):
+        driver.step()
+        driver.now += 1.0
+        assert request.phase is Phase.WAITING
+    driver.now += 2.0
+    driver.run()
+    assert_right(request)
+    assert request.cached_len == 36
+
+
+def test_a_copy_stays_until_the_device_has_it() -> None:
+    """Its prompt is admitted, and ends, before the last layers are there."""
+    driver = tiered(is_waited_for=True)
+    assert driver.tiers is not None
+    for uid, prompt in enumerate(PROMPTS):
+        run_one(driver, uid, prompt)
+    settle(driver)
+    driver.mover._lateness = 1.0
+    waits, driver.mover.wait = driver.mover.wait, lambda number: None  # type: ignore[method-assign]
+    request = make_request(10, PROMPTS[0], 2)
+    driver.scheduler.add(request)
+    for _ in range(3):
+        driver.step()
+    driver.abort(request)
+    driver.step()
+    driver.check()
+    assert driver.tiers.is_moving
+    assert driver.tiers.host.tree.locked_pages >= 9
+    waits(100)
+    settle(driver)
+    assert driver.tiers.host.tree.locked_pages == 0

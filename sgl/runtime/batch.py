@@ -148,6 +148,10 @@ class PendingMoves(Protocol):
         """Whether all saves are done: anybody may read the host pages."""
         ...
 
+    def comes_by_layer(self) -> bool:
+        """Whether batches may use the device pages before all loads are done, since they wait for each layer's."""
+        ...
+
 
 class Mover(Protocol):
     """Copies pages, in the order of the calls."""

@@ -28,9 +28,10 @@ from sgl.runtime.model.ranks import Ranks
 from sgl.runtime.model.shard import Shard
 from sgl.runtime.parallel.wire import Build
 from sgl.runtime.platform.registry import platform_of
+from sgl.runtime.runner.current import current
 from sgl.runtime.runner.observer import Observer
 from sgl.runtime.runner.own import OwnRunner
-from sgl.runtime.runner.runner import ModelRunner, current
+from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.runner.shared_rows import SharedHost
 from sgl.runtime.shared_choice import shared_host
 from sgl.runtime.speculate import choice as speculate

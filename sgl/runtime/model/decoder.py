@@ -182,6 +182,7 @@ class Decoder(ModelPart[Weights]):
             norm_parts(qkv, norm, sizes, eps)
             norm = None
         heads = qkv.view(len(qkv), -1, config.head_dim)
+        kv.reach(index)
         keys, values, slots = kv.keys[index], kv.values[index], kv.slots_of(index, state.slots)
         return rotate_and_store(heads, config.num_heads, rotary, norm, eps, keys, values, slots, out)
 

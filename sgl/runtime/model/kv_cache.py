@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +41,13 @@ class WindowedLayers:
     num_pages: int  # of their pool, including its dummy page
 
 
+class Arrivals(Protocol):
+    """Pages on their way into the cache that a step may use."""
+
+    def wait(self, num_fragments: int) -> None:
+        """Let what the device does next wait until the first so many fragments of all these pages are there."""
+
+
 class KVCache:
     """`keys[layer]` and `values[layer]`: [num_pages, page_size, num_kv_heads, head_dim]; values with a latent_dim are
     so many first numbers of the keys. Initially zero: attention may read unwritten slots and multiply them by zero.
@@ -66,6 +74,12 @@ class KVCache:
         parts = [next(layers[each]) for each in is_windowed]
         self.keys = [part[0] for part in parts]
         self.values = [part[0, ..., : layout.latent_dim] if layout.latent_dim else part[1] for part in parts]
+        num_parts, num_full = len(parts[0]) if parts else 0, 0
+        self._num_before: list[int] = []  # fragments of layers without windows up to each layer
+        for each in is_windowed:
+            num_full += not each
+            self._num_before.append(num_parts * num_full)
+        self._arrivals: Arrivals | None = None
 
     @staticmethod
     def _storage(
@@ -77,6 +91,23 @@ class KVCache:
             zeros = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
             return torch.from_numpy(zeros).view(dtype).view(shape)
         return torch.zeros(shape, dtype=dtype, device=device)
+
+    @contextmanager
+    def arriving(self, arrivals: Arrivals | None) -> Iterator[None]:
+        """A forward pass that uses pages which are still on their way, and calls `reach` before it uses a layer's.
+        Whatever comes later finds all of them there."""
+        self._arrivals = arrivals
+        try:
+            yield
+        finally:
+            self._arrivals = None
+            if arrivals is not None:
+                arrivals.wait(self._num_before[-1])
+
+    def reach(self, layer: int) -> None:
+        """That layer's keys and values are used from now on."""
+        if self._arrivals is not None:
+            self._arrivals.wait(self._num_before[layer])
 
     def storages(self) -> list[torch.Tensor]:
         """What all keys and values are parts of."""

@@ -139,6 +139,10 @@ class _LedMoves:
         """See PendingMoves."""
         return self._own.is_saved() and all(its.all_have("saved", self.number) for its in self._shared)
 
+    def comes_by_layer(self) -> bool:
+        """See PendingMoves. Host memory that ranks share is let go of once all have loaded."""
+        return not self._shared and self._own.comes_by_layer()
+
 
 class _LedStep:
     """A launched step of all ranks."""

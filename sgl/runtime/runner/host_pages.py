@@ -1,9 +1,9 @@
 """Copies of KV pages in host memory: page after page, each with all its layers.
 
 On a GPU, a save gathers pages into a buffer in the order of the steps, in some microseconds, and a copy engine takes
-the buffer to pinned memory while steps go on. A load takes the other way on a stream of its own. Steps never wait for
-either; on ranks other than 0, whose copies may end later than rank 0's, a step waits for the loads that it needs, and a
-save for those of its pages.
+the buffer to pinned memory while steps go on. A load takes the other way on a stream of its own, a long one some layers
+after others. A step waits for the loads that it needs, with prompts each layer for its own, and a save for those of its
+pages: steps come that early that they have to, and on ranks other than 0, whose copies may end later than rank 0's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,19 @@ import numpy.typing as npt
 import torch
 
 from sgl.errors import ConfigError
+from sgl.kernels.columns import copy_columns
 from sgl.kernels.pages import gather, scatter
 from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Int32Array, PageMoves, PendingMoves
+from sgl.runtime.model.kv_cache import Arrivals
 from sgl.runtime.runner.mapped_rows import DoneMoves, MappedMoves, MappedRows, runs
 from sgl.runtime.runner.shared_rows import SharedRows
 
 _BUFFER_BYTES = 256 << 20
 _BUFFER_SHARE = 0.002  # of the device's memory, at most
 _NUM_BUFFERS = 4
+_LONG_BYTES = 32 << 20  # of loads whose layers come one after another: half a millisecond and more
+_NUM_GROUPS = 8  # of layers
 _MEASURED_PAGES = 64
 _MEASUREMENTS = 3
 
@@ -42,11 +47,32 @@ class DeviceMoves(MappedMoves):
 
     copied: torch.cuda.Event  # the first part is in its buffer
     parts: float  # of the loads, as multiples of the first
+    groups: list[tuple[int, torch.cuda.Event]]
+    """Of a long load: the first so many fragments of all its pages are there."""
 
     @property
     def load_seconds(self) -> float:
         """See `batch.PendingMoves`."""
         return float(self.began.elapsed_time(self.copied)) / 1e3 * self.parts
+
+    def comes_by_layer(self) -> bool:
+        """See `batch.PendingMoves`."""
+        return bool(self.groups)
+
+
+class LoadedGroups:
+    """What a step waits for before each layer; see `kv_cache.Arrivals`."""
+
+    def __init__(self, moves: list[DeviceMoves]) -> None:
+        self._moves = [iter(its.groups) for its in moves]
+        self._ends = [0] * len(moves)
+
+    def wait(self, num_fragments: int) -> None:
+        """See `kv_cache.Arrivals`."""
+        for which, groups in enumerate(self._moves):
+            while self._ends[which] < num_fragments:
+                self._ends[which], event = next(groups)
+                torch.cuda.current_stream().wait_event(event)
 
 
 def most_saves(page_bytes: int, device: torch.device) -> int:
@@ -108,6 +134,8 @@ class HostPages:
         """See `batch.Mover`."""
         self._number += 1
         if self.mapped is not None and self.mapped.has(moves):
+            if self._streams is not None:  # which may load to these pages still
+                self._streams.wait_for(np.concatenate((moves.saves[:, 0], moves.loads[:, 1])))
             return self.mapped.move(self._number, moves)
         if self._streams is not None:
             with self._current:
@@ -129,6 +157,14 @@ class HostPages:
         """Let later steps wait, on the device, for the loads of a move."""
         if self._streams is not None:
             self._streams.wait(number)
+
+    def arrivals(self, number: int, *, by_layer: bool) -> Arrivals | None:
+        """What a step waits for before each layer, of the loads up to a move, if it waits by_layer; the rest is waited
+        for as `wait` does. None: nothing."""
+        if by_layer and self._streams is not None:
+            return self._streams.arrivals(number)
+        self.wait(number)
+        return None
 
     def page_seconds(self, most: int = _MEASURED_PAGES) -> float:
         """Seconds that loading a page takes, of several; measured with copies of the dummy page, before any
@@ -163,7 +199,7 @@ class _Streams:
         shape = (self._pages, cache.shape[0], cache.shape[2])
         self._out = [torch.empty(shape, dtype=torch.uint8, device=device) for _ in range(_NUM_BUFFERS)]
         self._is_free = [torch.cuda.Event() for _ in self._out]  # type: ignore[no-untyped-call]
-        self._in = [torch.empty(shape, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._in = [torch.empty(shape, dtype=torch.uint8, device=device).view(-1) for _ in range(2)]
         self._next = 0
         self._saving = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._loading = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -180,12 +216,11 @@ class _Streams:
         """See `HostPages.move`."""
         while self._under_way and self._under_way[0].is_loaded() and self._under_way[0].is_saved():
             self._under_way.popleft()
-        first = max(1, min(len(moves.loads), self._pages))
         began, copied, loaded, saved = (
             torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
             for timed in (True, True, False, False)
         )
-        moved = DeviceMoves(number, began, loaded, saved, copied, len(moves.loads) / first)
+        moved = DeviceMoves(number, began, loaded, saved, copied, 0.0, [])
         self._under_way.append(moved)
         for part in _parts(moves.saves, self._pages):
             self._save(part)
@@ -204,8 +239,20 @@ class _Streams:
     def wait(self, number: int) -> None:
         """See `HostPages.wait`."""
         for moved in self._under_way:
-            if moved.number <= number and not moved.loaded.query():  # type: ignore[no-untyped-call]
+            if moved.number <= number and not moved.is_loaded():
                 torch.cuda.current_stream().wait_event(moved.loaded)
+
+    def arrivals(self, number: int) -> LoadedGroups | None:
+        """See `HostPages.arrivals`."""
+        late = [its for its in self._under_way if its.number <= number and not its.is_loaded()]
+        self.wait(max((its.number for its in late if not its.groups), default=0))
+        late = [its for its in late if its.groups and not its.is_loaded()]
+        return LoadedGroups(late) if late else None
+
+    def wait_for(self, pages: Int32Array) -> None:
+        """Let what follows wait for all loads to some of the device's pages."""
+        if len(pages):
+            self.wait(int(self._loaded_to[pages].max()))
 
     def _save(self, part: Int32Array) -> None:
         # Rank 0 gives pages to others when it has loaded them; another rank may be loading them still.
@@ -234,18 +281,42 @@ class _Streams:
             if each.number == last:
                 self._loading.wait_event(each.saved)
         moved.began.record(self._loading)
-        start = 0
+        num_fragments, turn = self._cache.shape[0], 0
+        bounds = self._bounds(len(loads))
         with torch.cuda.stream(self._loading):
-            for turn, part in enumerate(_parts(loads, self._pages)):
-                buffer = self._in[turn % 2][: len(part)]
-                flat = buffer.view(len(part), -1)
-                for first, count, host in self._runs(part[:, 0]):
-                    flat[first : first + count].copy_(self._host[host : host + count], non_blocking=True)
-                if not turn:
-                    moved.copied.record(self._loading)
-                    self._loading.wait_event(steps_are_done)
-                scatter(self._cache, pages[start : start + len(part)], buffer)
-                start += len(part)
+            for begin, end in pairwise(bounds):
+                size = max(1, self._pages * num_fragments // (end - begin))
+                for start in range(0, len(loads), size):
+                    part = loads[start : start + size]
+                    buffer = self._copied(turn, part[:, 0], begin, end)
+                    if not turn:
+                        moved.parts = len(loads) * num_fragments / (len(part) * (end - begin))
+                        moved.copied.record(self._loading)
+                        self._loading.wait_event(steps_are_done)
+                    scatter(self._cache[begin:end], pages[start : start + len(part)], buffer)
+                    turn += 1
+                if len(bounds) > 2:
+                    moved.groups.append((end, self._loading.record_event()))
+
+    def _bounds(self, num_pages: int) -> list[int]:
+        """Of the groups of fragments that so many pages are loaded in, one after another."""
+        num_fragments = self._cache.shape[0]
+        if num_pages * self._host.shape[1] < _LONG_BYTES:
+            return [0, num_fragments]
+        return sorted({num_fragments * group // _NUM_GROUPS for group in range(_NUM_GROUPS + 1)})
+
+    def _copied(self, turn: int, copies: Int32Array, begin: int, end: int) -> torch.Tensor:
+        """Some fragments of host pages, in one of two buffers: [n, end - begin, bytes]."""
+        num_bytes = self._cache.shape[2]
+        width = (end - begin) * num_bytes
+        buffer = self._in[turn % 2][: len(copies) * width].view(len(copies), width)
+        for first, count, host in self._runs(copies):
+            target, source = buffer[first : first + count], self._host[host : host + count]
+            if width == source.shape[1]:
+                target.copy_(source, non_blocking=True)
+            else:
+                copy_columns(target, source[:, begin * num_bytes : end * num_bytes])
+        return buffer.view(len(copies), end - begin, num_bytes)
 
     def _runs(self, pages: Int32Array) -> Iterator[tuple[int, int, int]]:
         """What one copy takes: its first index, how many pages, and the first page."""

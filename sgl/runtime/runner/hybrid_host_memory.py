@@ -32,6 +32,10 @@ class JoinedMoves(PendingMoves):
     def is_saved(self) -> bool:
         return self.pages.is_saved() and all(its.is_saved() for its in self.others)
 
+    def comes_by_layer(self) -> bool:
+        """See `batch.PendingMoves`."""
+        return self.pages.comes_by_layer() and all(its.is_loaded() for its in self.others)
+
 
 class HybridHostMemory:
     """Of one runner; often there is nothing."""

@@ -50,6 +50,10 @@ class DoneMoves:
         """Yes."""
         return True
 
+    def comes_by_layer(self) -> bool:
+        """See `batch.PendingMoves`."""
+        return False
+
 
 @dataclass(slots=True, eq=False)
 class MappedMoves:
@@ -67,6 +71,10 @@ class MappedMoves:
     def is_saved(self) -> bool:
         """See `batch.PendingMoves`."""
         return bool(self.saved.query())  # type: ignore[no-untyped-call]
+
+    def comes_by_layer(self) -> bool:
+        """See `batch.PendingMoves`."""
+        return False
 
     @property
     def load_seconds(self) -> float:

@@ -96,6 +96,7 @@ class PromptGraphs:
         query, attended = self._query[:num_tokens], self._attended[:num_tokens]
         config, kv = self._model.config, self._kv
         for index, piece in enumerate(pieces):
+            kv.reach(index)
             piece.replay()
             if index == len(pieces) - 1 and wanted is not None and not len(wanted):
                 return self._residual[:0]

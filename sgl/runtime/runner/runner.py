@@ -6,7 +6,7 @@ On a GPU `forward` and `sample` only enqueue and never wait for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, cast
@@ -27,11 +27,12 @@ from sgl.runtime.model.choice import vision_of
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.gdn.model import Hybrid
 from sgl.runtime.model.image_features import ImageFeatures
-from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.kv_cache import Arrivals, KVCache
 from sgl.runtime.model.lora import Adapter, LoraSlots
 from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.update.ranks import hashed
 from sgl.runtime.runner.adapters import Adapters
+from sgl.runtime.runner.current import current
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
 from sgl.runtime.runner.host_pages import HostPages
@@ -51,13 +52,6 @@ from sgl.runtime.runner.verify_graphs import MAX_QUERIES, VerifyGraphs
 
 _SHORT_PROMPTS = 2, 8, 64  # tokens: attention picks a kernel by prompt length
 _LONGEST_LAUNCH = 0.06  # seconds to launch a step's kernels on a slow host
-
-
-def current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a device current, for streams, events, captures and Triton's launches. Reusable, not reentrant."""
-    if device.type == "cpu":
-        return nullcontext()
-    return cast(AbstractContextManager[Any], torch.get_device_module(device).device(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +157,7 @@ class ModelRunner:
             self._choose_threads(batch)
             self._sampler.setup(batch.setups)
             self._write_adapters(batch)
-            step, states = self._step(batch), self._states
+            step, arrivals, states = self._step(batch), self._arrivals(batch), self._states
             if states is not None:
                 states.load(batch)
             if self._aux is not None:
@@ -172,7 +166,8 @@ class ModelRunner:
             if replayed is None:
                 self._launching_since = monotonic()
                 try:
-                    hidden, sampling = self._forward(batch, step)
+                    with self._kv.arriving(arrivals):
+                        hidden, sampling = self._forward(batch, step)
                 finally:
                     self._launching_since = None
             if states is not None:
@@ -224,12 +219,13 @@ class ModelRunner:
             self._write_adapters(batch)
             if states is not None:
                 states.load(batch)
-            inputs = self._inputs(batch, self._step(batch))
+            arrivals, inputs = self._arrivals(batch), self._inputs(batch, self._step(batch))
             before = None
             if not model.is_first:
                 shape = len(inputs.ids), model.config.hidden_size
                 before = links.receive(torch.empty(shape, dtype=model.dtype, device=model.device))
-            done = model.forward_stage(inputs, self._kv, self._attention, before)
+            with self._kv.arriving(arrivals):
+                done = model.forward_stage(inputs, self._kv, self._attention, before)
             if states is not None:
                 states.save(batch)
             if len(done):
@@ -258,9 +254,6 @@ class ModelRunner:
 
     def _step(self, batch: Batch) -> AttentionStep:
         """The batch's rows and their pages, after its writes to the page table."""
-        if self.host is not None:
-            self.host.wait(batch.moved)
-            self.hybrid_host.wait(batch.moved)
         for writes, table in ((batch.page_writes, self._page_table), (batch.window_writes, self._window_table)):
             if writes is not None:
                 table[writes[:, 0], writes[:, 1]] = writes[:, 2]
@@ -269,6 +262,14 @@ class ModelRunner:
             windowed = windowed_step(batch, self._window_table, kv.windowed.window, kv.page_size, self._multiple)
         num_pages = -(-int(batch.kv_lens.max()) // kv.page_size)
         return AttentionStep(batch.q_lens, batch.kv_lens, self._page_table[batch.rows, :num_pages], windowed)
+
+    def _arrivals(self, batch: Batch) -> Arrivals | None:
+        """What each layer has to wait for, if it can; else all that the step needs is waited for here."""
+        if self.host is None:
+            return None
+        self.hybrid_host.wait(batch.moved)
+        by_layer = int(batch.q_lens.max()) > MAX_QUERIES and isinstance(self._model, Decoder)
+        return self.host.arrivals(batch.moved, by_layer=by_layer)
 
     def _write_adapters(self, batch: Batch) -> None:
         if self._adapters is not None:

@@ -1,7 +1,8 @@
 """Cached pages on their way up: from files into host memory, and from there to the device.
 
 A prefix that is being loaded is announced like one that a request computes: prompts that begin with it are held until
-it is in the tree, and others run. It is then leased until its prompt is admitted; like any lease it gives way, so loads
+it is in the tree, and others run. That is when it is loaded, or when its layers come no later than a step with the
+prompt's rest needs them. It is then leased until its prompt is admitted; like any lease it gives way, so loads
 never keep a request out.
 """
 
@@ -31,6 +32,8 @@ from sgl.runtime.scheduler.window_copies import WindowCopies, WindowLoad
 
 _MOST_LOADING = 0.5  # of the device's pages, for loads and for what is loaded and not taken over yet
 _HELD_SECONDS = 30.0  # for which a loaded prefix waits for its prompt
+_EARLY_SHARE = 0.8  # of a step in which the rest of a load may come
+_EARLY_TOKENS = 2048  # of a prompt in one step, at most
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +52,7 @@ class _Load:
     slot: int | None = None  # of a checkpoint of the recurrent state at its end
     windowed: WindowLoad | None = None
     move: PendingMoves | None = None
+    due: float = 0.0  # when it will have been loaded
 
 
 class Loads:
@@ -79,6 +83,8 @@ class Loads:
         self._pairs: list[Int32Array] = []  # for the next move
         self._state_pairs: list[tuple[int, int]] = []  # likewise
         self._loading: dict[int, _Load] = {}
+        self._arriving: list[_Load] = []  # of those in the tree
+        self._due = 0.0  # when all loads will have been loaded
         self._held: OrderedDict[int, tuple[Lease, float]] = OrderedDict()  # loaded prefixes by owner
         self._owners: dict[int, int] = {}  # of these, by the request's uid
         self._next_owner = -1
@@ -238,8 +244,14 @@ class Loads:
         """Whether a load is under way."""
         return bool(self._loading)
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether copies are under way, also of what is in the tree."""
+        return bool(self._loading or self._arriving)
+
     def poll(self) -> None:
         """Take up what has arrived."""
+        self._arriving = [load for load in self._arriving if not self._has_arrived(load)]
         if self.reads is not None:
             self.reads.poll()
         if self._loading:
@@ -263,9 +275,10 @@ class Loads:
 
     def launched(self, move: PendingMoves) -> None:
         """What was taken is under way."""
-        for load in self._loading.values():
-            if load.pages is not None:
-                load.move = load.move or move
+        begun = [load for load in self._loading.values() if load.pages is not None and load.move is None]
+        self._due = max(self._due, self._clock()) + sum(map(self._num_tokens, begun)) * self._rates.load.seconds
+        for load in begun:
+            load.move, load.due = move, self._due
 
     def _go_on(self, load: _Load) -> None:
         if load.reading is not None and self.reads is not None:
@@ -276,14 +289,37 @@ class Loads:
             load.reading = None
             if not (self._falls_back(load) and self._begin_loading(load)):
                 self._end_load(load)
-        elif load.move is not None and load.move.is_loaded():
+        elif load.move is not None and (load.move.is_loaded() or self._comes_in_time(load, load.move)):
             assert load.pages is not None, "pages were moved"
             self._counters.loaded_pages += len(load.pages)
             self._counters.loaded_states += load.slot is not None
-            if len(load.pages):
-                self._rates.note_load(len(load.pages) * self._host.page_size, load.move.load_seconds)
             self.moved = max(self.moved, load.move.number)
+            self._host.tree.lock(load.host)
             self._end_load(load)
+            if not self._has_arrived(load):
+                self._arriving.append(load)
+
+    def _comes_in_time(self, load: _Load, move: PendingMoves) -> bool:
+        """Whether its prompt can be admitted: by then, or while a step with it computes the layers before."""
+        request = load.request
+        if request is None or request.phase is not Phase.WAITING or not move.comes_by_layer():
+            return False
+        rest = min(request.prompt_len - len(load.key) // TOKEN_BYTES, _EARLY_TOKENS)
+        step = self._rates.step + rest * self._rates.compute.seconds
+        return load.due - self._clock() < _EARLY_SHARE * step
+
+    def _has_arrived(self, load: _Load) -> bool:
+        """Whether a prefix in the tree was loaded: then its copy may go."""
+        assert load.move is not None, "it is under way"
+        if not load.move.is_loaded():
+            return False
+        if load.pages is not None and len(load.pages):
+            self._rates.note_load(self._num_tokens(load), load.move.load_seconds)
+        self._host.tree.unlock(load.host)
+        return True
+
+    def _num_tokens(self, load: _Load) -> int:
+        return 0 if load.pages is None else len(load.pages) * self._host.page_size
 
     def _end_load(self, load: _Load) -> None:
         del self._loading[load.owner]
@@ -352,7 +388,7 @@ class Loads:
 
     def locked_copies(self) -> list[Node]:
         """The host nodes that loads hold, for the ledger."""
-        return [load.host for load in self._loading.values()]
+        return [load.host for load in [*self._loading.values(), *self._arriving]]
 
     def check_beside(self, written: list[Int32Array]) -> list[str]:
         """Breaches of ownership of what is beside host pages. written: windowed pages that are held to be written."""

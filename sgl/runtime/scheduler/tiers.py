@@ -97,7 +97,7 @@ class Tiers:
     @property
     def poll_seconds(self) -> float | None:
         """How soon `poll` wants to be called again; None: there is nothing under way."""
-        if self.loads.is_busy:
+        if self.loads.is_moving:
             return _LOADING_POLL_SECONDS
         return _SAVING_POLL_SECONDS if self.saves.is_busy else None
 
@@ -158,7 +158,7 @@ class Tiers:
     @property
     def is_moving(self) -> bool:
         """Whether pages are on their way between the device and what keeps copies, but files that are written."""
-        return self.loads.is_busy or self.saves.is_copying
+        return self.loads.is_moving or self.saves.is_copying
 
     def outdate(self, evict: Callable[[], int]) -> int:
         """Let nothing find any copy again, with `evict`, which does so with device pages. Only while not moving."""
