@@ -116,12 +116,15 @@ def test_a_client_that_leaves_while_it_is_passed_over_leaves_like_others(number:
         ends = await asyncio.gather(*tasks, return_exceptions=True)
         assert isinstance(ends[0], asyncio.CancelledError)
         assert ends[1:] == [None] * (number - 1)
-        assert (limits.num_waiting, limits._free, len(limits._waiting)) == (0, 1, 0)
+        assert limits.num_waiting == 0
+        async with limits.place():
+            assert limits.num_waiting == 0, "it is free"
         full = Limits(GatewayConfig(max_in_flight=1, max_waiting=0))
         async with full.place():
             with pytest.raises(QueueFull):
                 await full.place().__aenter__()
-        assert full._free == 1
+        async with full.place():
+            pass
 
     run(test)
 

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import ipaddress
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -45,8 +45,7 @@ class Limits:
         self._clock = clock
         self._buckets: OrderedDict[bytes, _Bucket] = OrderedDict()  # the one used longest ago first
         self._shared: _Bucket | None = None
-        self._free = config.max_in_flight
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._places = None if config.max_in_flight is None else asyncio.Semaphore(config.max_in_flight)
         self.num_waiting = 0
         """Requests that wait for others to end, or for a worker."""
 
@@ -101,37 +100,15 @@ class Limits:
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """Hold one of the places at the workers, in order of arrival. Raises QueueFull if too many wait."""
-        if self._free is None:
+        if self._places is None:
             yield
             return
-        if self._free:
-            self._free -= 1
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            try:
-                with self.wait():
-                    self._waiting.append(turn)
-                    await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():  # it had its turn already
-                    self._pass_on()
-                else:
-                    with contextlib.suppress(ValueError):  # it was passed over, since it had left
-                        self._waiting.remove(turn)
-                raise
+        with self.wait() if self._places.locked() else contextlib.nullcontext():
+            await self._places.acquire()
         try:
             yield
         finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        assert self._free is not None, "there is a limit"
-        self._free += 1
+            self._places.release()
 
 
 def _named(key: str) -> bytes:
