@@ -59,6 +59,18 @@ def test_the_page_shows_what_workers_do(server: LiveServer) -> None:
     run(test)
 
 
+def test_metrics_are_of_the_workers_that_there_are() -> None:
+    async def test() -> None:
+        async with gateway_of(echo, echo) as (gateway, workers, client):
+            for worker in workers:
+                text = await (await client.get("/metrics")).text()
+                assert f'sgl_gateway_worker_requests{{worker="{worker.url}"}} 0.0' in text
+                gateway.servers.remove(worker.url)
+            assert "sgl_gateway_worker_requests{" not in await (await client.get("/metrics")).text()
+
+    run(test)
+
+
 def test_the_page_holds_many_workers() -> None:
     async def test() -> None:
         async with gateway_of(echo) as (gateway, workers, client):

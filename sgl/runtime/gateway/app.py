@@ -79,6 +79,7 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self._admin_api_key = admin_api_key
         self._limits = Limits(self.config)
+        self.metrics.waiting.set_function(lambda: self._limits.num_waiting)
         self._bodies = Bodies()
         self._reader = Reader()
         self._client: aiohttp.ClientSession | None = None
@@ -259,22 +260,11 @@ class Gateway:
         return json_response({"status": "no worker takes requests", **about}, 503, {"Retry-After": "2"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        for worker in self.fleet.workers:
-            self.metrics.in_flight.labels(worker.id).set(worker.in_flight)
-            self.metrics.work.labels(worker.id).set(worker.work)
-            self.metrics.others.labels(worker.id).set(worker.others)
-            self.metrics.kv_usage.labels(worker.id).set(worker.kv_usage)
-        for name, its in self.servers.kv.workers.items():
-            self.metrics.kv_blocks.labels(name).set(its.blocks)
-            self.metrics.kv_batches.labels(name).set(its.batches)
-            self.metrics.kv_gaps.labels(name).set(its.gaps)
-        self.metrics.waiting.set(self._limits.num_waiting)
-        self.metrics.workers.labels("ready").set(len(self.servers.ready()))
-        self.metrics.workers.labels("known").set(len(self.servers))
         headers = {
             name: request.headers[name] for name in ("Authorization", "X-Api-Key") if name in request.headers
         }
         async with self._merging:  # in a thread: the workers' texts are long
+            self.metrics.tell(self.servers)
             text = await asyncio.to_thread(text_of, self.metrics, await self.servers.texts("/metrics", headers))
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
@@ -284,8 +274,6 @@ class Gateway:
 
     async def _status(self, request: web.Request) -> web.Response:
         """What the page shows."""
-        self.metrics.waiting.set(self._limits.num_waiting)
-        others = -1  # this request is none
         counts = self.metrics.counts()
         return json_response(
             {
@@ -295,7 +283,7 @@ class Gateway:
                 "ready": len(self.servers.ready()),
                 "programs": len(self._programs.open),
                 **counts,
-                "open_requests": counts["open_requests"] + others,
+                "open_requests": counts["open_requests"] - 1,  # this request
                 "workers": self.servers.about(),
             }
         )

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from sgl.runtime.gateway.kv_follower import Followed
+from sgl.runtime.gateway.policy import Worker
+from sgl.runtime.gateway.workers import Servers
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_COUNTED: tuple[str, ...] = (
+    "requests",
+    "sent",
+    "retries",
+    "refused",
+    "cut_streams",
+    "reopened_programs",
+    "prompt_tokens",
+)
+_COUNTED += ("found_tokens", "open_requests", "waiting_requests")
+_OF_WORKERS: dict[str, tuple[str, Callable[[Worker], float]]] = {
+    "worker_requests": ("Requests at a worker.", lambda its: its.in_flight),
+    "worker_work_tokens": ("Work at a worker, in prompt tokens.", lambda its: its.work),
+    "worker_other_requests": ("Requests at a worker from elsewhere.", lambda its: its.others),
+    "worker_kv_usage": ("Part of a worker's KV pages in use.", lambda its: its.kv_usage),
+}
+_OF_STREAMS: dict[str, tuple[str, Callable[[Followed], float]]] = {
+    "worker_kv_blocks": ("Blocks that a worker tells it has.", lambda its: its.blocks),
+    "worker_kv_batches": ("Batches of a worker's KV events.", lambda its: its.batches),
+    "worker_kv_gaps": ("Gaps in a worker's KV events.", lambda its: its.gaps),
+}
 
 
 class GatewayMetrics:
@@ -27,36 +52,32 @@ class GatewayMetrics:
         self.open = Gauge("open_requests", "Requests that are being answered.", **own)  # type: ignore[arg-type]
         self.waiting = Gauge("waiting_requests", "Requests that wait for others to end, or for a worker.", **own)  # type: ignore[arg-type]
         self.workers = Gauge("workers", "Workers by state.", ["state"], **own)  # type: ignore[arg-type]
-        self.in_flight = Gauge("worker_requests", "Requests at a worker.", ["worker"], **own)  # type: ignore[arg-type]
-        self.work = Gauge("worker_work_tokens", "Work at a worker, in prompt tokens.", ["worker"], **own)  # type: ignore[arg-type]
-        self.others = Gauge("worker_other_requests", "Requests at a worker from elsewhere.", ["worker"], **own)  # type: ignore[arg-type]
-        self.kv_usage = Gauge("worker_kv_usage", "Part of a worker's KV pages in use.", ["worker"], **own)  # type: ignore[arg-type]
-        self.kv_blocks = Gauge("worker_kv_blocks", "Blocks that a worker tells it has.", ["worker"], **own)  # type: ignore[arg-type]
-        self.kv_batches = Gauge("worker_kv_batches", "Batches of a worker's KV events.", ["worker"], **own)  # type: ignore[arg-type]
-        self.kv_gaps = Gauge("worker_kv_gaps", "Gaps in a worker's KV events.", ["worker"], **own)  # type: ignore[arg-type]
+        told = {**_OF_WORKERS, **_OF_STREAMS}
+        self.of_workers = {name: Gauge(name, text, ["worker"], **own) for name, (text, _) in told.items()}  # type: ignore[arg-type]
         self.prompt = Counter("prompt_tokens", "Prompt tokens sent, as far as is known.", **own)  # type: ignore[arg-type]
         self.found = Counter("found_tokens", "Of those, sent to where they are computed.", **own)  # type: ignore[arg-type]
         self.first_byte = Histogram("first_byte_seconds", "Until an answer began.", buckets=_SECONDS, **own)  # type: ignore[arg-type]
 
+    def tell(self, servers: Servers) -> None:
+        """What is known now of the workers that there are."""
+        self.workers.labels("ready").set(len(servers.ready()))
+        self.workers.labels("known").set(len(servers))
+        for gauge in self.of_workers.values():
+            gauge.clear()
+        for name, (_, value) in _OF_WORKERS.items():
+            for its in servers.all():
+                self.of_workers[name].labels(its.id).set(value(its.worker))
+        for name, (_, number) in _OF_STREAMS.items():
+            for worker, followed in servers.kv.workers.items():
+                self.of_workers[name].labels(worker).set(number(followed))
+
     def counts(self) -> dict[str, int]:
-        """All but the histogram and what is told by worker, each in one number."""
-        named: tuple[str, ...] = (
-            "requests",
-            "sent",
-            "retries",
-            "refused",
-            "cut_streams",
-            "reopened_programs",
-            "prompt_tokens",
-        )
-        named += ("found_tokens", "open_requests", "waiting_requests")
-        found = dict.fromkeys(named, 0.0)
-        for family in self.registry.collect():
-            name = family.name.removeprefix("sgl_gateway_")
-            if name in found:
-                kept = (its.value for its in family.samples if not its.name.endswith("_created"))
-                found[name] += sum(kept)
-        return {name: int(value) for name, value in found.items()}
+        """What the page shows, each in one number."""
+        found = {each.name.removeprefix("sgl_gateway_"): each.samples for each in self.registry.collect()}
+        return {
+            name: int(sum(its.value for its in found[name] if not its.name.endswith("_created")))
+            for name in _COUNTED
+        }
 
 
 def text_of(metrics: GatewayMetrics, of_workers: Mapping[str, str]) -> bytes:
