@@ -107,7 +107,7 @@ class MockReader:
     def _move(self, each: _Running) -> None:
         read, offer = each.read, each.offer
         lives = self.engines.get(read.params.engine) is each.owner
-        if not each.ended and (read.is_cut or offer.is_over or not lives):
+        if not each.ended and (read.is_cut or not lives):
             read.error, read.is_done = "cut", True
             self._end(each, is_last=False)
         if each.ended:

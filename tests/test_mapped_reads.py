@@ -198,7 +198,7 @@ def test_nobody_waits_for_memory_to_be_closed(
 def test_memory_that_a_copy_reads_is_not_closed(
     servers: Callable[[], TransferServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapped, "_ENDING_SECONDS", 0.05)
+    monkeypatch.setattr("sgl.runtime.transfer.reader._ENDING_SECONDS", 0.05)
     rows = StubRows(has_ended=lambda: False)
     reader = MappedReader(rows, SECRET)
     read = reader.read(Params(servers().port), PROMPT, 0, [1])  # type: ignore[arg-type]
@@ -229,6 +229,7 @@ def test_shared_memory_that_nobody_closes_is_given_back() -> None:
                 links.append(os.readlink(f"/proc/self/fd/{number}"))
         return sum("memfd:sgl" in link for link in links)
 
+    gc.collect()  # others'
     before = files()
     memory = SharedMemory(1 << 16, torch.device("cpu"))
     assert files() > before

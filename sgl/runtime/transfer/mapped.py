@@ -11,7 +11,6 @@ for some milliseconds: it is quiet when it has ended, and the pages wait.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import select
@@ -23,14 +22,12 @@ from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
-from sgl.runtime.transfer.reader import CONNECT_SECONDS, LeaseReader, Read
+from sgl.runtime.transfer.reader import CONNECT_SECONDS, Read, Reader
+from sgl.runtime.transfer.server import Remote
 from sgl.runtime.transfer.wire import ANSWER, ASK, HELD, MAGIC, MAPPED, OK, DeadlineSocket, description
 
 _SILENT_SECONDS: Final = 5.0
 _SLOWEST: Final = 1e9  # bytes a second, below which a read is given up
-_POLL_SECONDS: Final = 1e-4
-_PATIENT_SECONDS: Final = 2e-3  # between looks at what was given up
-_ENDING_SECONDS: Final = 2.0
 _WATCH_SECONDS: Final = 0.2
 
 
@@ -94,8 +91,8 @@ class _Described(msgspec.Struct, frozen=True):
     stamp: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class MappedRemote:
-    """A prefill engine's end, see `server.Remote`. Whoever may read a page can read all of the buffer."""
+class MappedRemote(Remote):
+    """A prefill engine's end, see `Remote`. Whoever may read a page can read all of the buffer."""
 
     kind = MAPPED
 
@@ -104,20 +101,14 @@ class MappedRemote:
         self._rows, self._secret = rows, secret
 
     def describe(self, pages: list[int], checksums: list[int]) -> bytes:
-        """See `Remote`."""
         return msgspec.msgpack.encode(_Described(self._rows.mark, *self._rows.number(pages)))
 
     def introduce(self, lease: bytes, proof: bytes) -> bytes | None:
-        """See `Remote`."""
         if not hmac.compare_digest(proof, _proof(self._secret, lease)):
             return None
         return msgspec.msgpack.encode(_Introduction(self._rows.mark, self._rows.handle))
 
-    def go_on(self) -> None:
-        """See `Remote`: there is nothing to do."""
-
     def close(self) -> None:
-        """See `Remote`."""
         self._rows.close()
 
 
@@ -136,8 +127,8 @@ class _Peer:
         return bool(ended.poll(0))
 
 
-class MappedReader(LeaseReader):
-    """A decode engine's end, see `Reader`."""
+class MappedReader(Reader):
+    """A decode engine's end."""
 
     kind = MAPPED
 
@@ -152,7 +143,6 @@ class MappedReader(LeaseReader):
         self._watching.start()
 
     def close(self) -> None:
-        """See `Reader`."""
         super().close()
         self._ending.set()
         self._watching.join()
@@ -173,32 +163,22 @@ class MappedReader(LeaseReader):
         copying = self._rows.read(its.rows, told.rows, told.stamp, read.pages)
         self._copies[read] = its, copying
         read.note("launched")
-        end = min(read.end, time.monotonic() + _SILENT_SECONDS + len(read.pages) * self.page_bytes / _SLOWEST)
-        while not copying.has_ended():
-            if read.is_cut or time.monotonic() > end:
-                raise TimeoutError("it was cut, or took too long")
-            time.sleep(_POLL_SECONDS)
+        self._await(read, _SILENT_SECONDS + len(read.pages) * self.page_bytes / _SLOWEST)
         if its.is_gone:
             raise ConnectionError("the other engine has ended")
         read.note("copied")
         read.parts |= {"on the device": copying.seconds, "runs": copying.num_runs}
         read.num_good = len(read.pages)
 
-    def _settle(self, read: Read) -> None:
-        """Wait until nothing is written any more."""
-        its, copying = self._copies.get(read, (None, None))
-        ending: float | None = None
-        while copying is not None and not _has_ended(copying):
-            ending = ending or (time.monotonic() if self._is_closed else None)
-            if ending is not None and time.monotonic() - ending > _ENDING_SECONDS:
-                break
-            time.sleep(_PATIENT_SECONDS)
-        else:
-            with self._lock:
-                if its is not None:
-                    del self._copies[read]
-                    its.reads -= 1
-        read.is_quiet = True
+    def _has_ended(self, read: Read) -> bool:
+        _, copying = self._copies.get(read, (None, None))
+        return copying is None or copying.has_ended()
+
+    def _let_go(self, read: Read) -> None:
+        with self._lock:
+            if (begun := self._copies.pop(read, None)) is not None:
+                begun[0].reads -= 1
+        super()._let_go(read)
 
     def _begin(self, read: Read, mark: bytes) -> _Peer | None:
         """The engine, which is not forgotten before the read is quiet; None: its memory is not open. Raises
@@ -254,12 +234,6 @@ class MappedReader(LeaseReader):
         its.held.close()
         if not its.reads:  # else a copy does not end, and the memory stays until the process does
             self._rows.forget(its.rows)
-
-
-def _has_ended(copying: Copying) -> bool:
-    with contextlib.suppress(ConnectionError):  # it writes nothing more
-        return copying.has_ended()
-    return True
 
 
 def _proof(secret: bytes, lease: bytes) -> bytes:

@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from sgl.errors import ConfigError, is_installed, needs_extra
 from sgl.runtime.transfer.params import TransferParams
 from sgl.runtime.transfer.reader import Read, TcpReader
+from sgl.runtime.transfer.server import Remote
 from sgl.runtime.transfer.wire import REMOTE, DeadlineSocket, description
 
 Memory = npt.NDArray[np.uint8]
@@ -31,9 +31,7 @@ _OPTION: Final = "disaggregation_transport"
 _PACKAGES: Final = ("nixl_cu13", "nixl_cu12", "nixl")
 _SILENT_SECONDS: Final = 5.0
 _SLOWEST: Final = 50e6  # bytes a second, below which a read is given up
-_POLL_SECONDS: Final = 2e-4
-_PATIENT_SECONDS: Final = 0.05  # between looks at what was given up, or where nobody reads
-_ENDING_SECONDS: Final = 2.0
+_PATIENT_SECONDS: Final = 0.05  # where nobody reads
 
 
 class _Described(msgspec.Struct, frozen=True):
@@ -76,28 +74,26 @@ class _Agent:
         self.nixl = None
 
 
-class NixlRemote:
-    """A prefill engine's end, see `server.Remote`. Whoever was described a page can reach all of the buffer."""
+class NixlRemote(Remote):
+    """A prefill engine's end, see `Remote`. Whoever was described a page can reach all of the buffer."""
+
+    kind = REMOTE
 
     def __init__(self, memory: Memory, name: str) -> None:
         """Raises MissingExtra and ConfigError. name: unlike other engines'."""
         self._agent = _Agent(memory, name)
-        self.kind = REMOTE
         self._metadata: bytes = self._agent.nixl.get_agent_metadata()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name="sgl-nixl", daemon=True)
         self._thread.start()
 
     def describe(self, pages: list[int], checksums: list[int]) -> bytes:
-        """See `Remote`."""
         return msgspec.msgpack.encode(_Described(self._metadata, self._agent.addresses(pages), checksums))
 
     def introduce(self, lease: bytes, proof: bytes) -> bytes | None:
-        """See `Remote`: who is described a page is told all."""
-        return b""
+        return b""  # who is described a page is told all
 
     def go_on(self) -> None:
-        """See `Remote`."""
         try:
             if (nixl := self._agent.nixl) is not None:
                 nixl.get_new_notifs()
@@ -105,7 +101,6 @@ class NixlRemote:
             raise ConnectionError(f"NIXL cannot be read: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """See `Remote`."""
         self._is_closed.set()
         self._thread.join()
         self._agent.close()
@@ -127,7 +122,7 @@ class _Peer:
 
 
 class NixlReader(TcpReader):
-    """A decode engine's end, see `Reader`."""
+    """A decode engine's end."""
 
     kind = REMOTE
 
@@ -140,7 +135,6 @@ class NixlReader(TcpReader):
         self._calls = threading.Lock()
 
     def close(self) -> None:
-        """See `Reader`."""
         super().close()
         self._begun.clear()
         self._agent.close()
@@ -151,7 +145,7 @@ class NixlReader(TcpReader):
             raise ValueError("other pages are described than were asked for")
         if read.pages:
             self._begin(read, told)
-            self._await(read)
+            self._await(read, _SILENT_SECONDS + len(read.pages) * self.page_bytes / _SLOWEST)
         for page, checksum in zip(read.pages, told.checksums, strict=True):
             self._take(read, page, checksum)
 
@@ -171,25 +165,19 @@ class NixlReader(TcpReader):
             self._is_lost(told.agent)
             raise ConnectionError(f"NIXL cannot read: {type(error).__name__}: {error}") from error
 
-    def _await(self, read: Read) -> None:
-        limit = _SILENT_SECONDS + len(read.pages) * self.memory.shape[1] / _SLOWEST
-        end = min(read.end, time.monotonic() + limit)
-        while (state := self._state(read)) == "PROC":
-            if read.is_cut or time.monotonic() > end:
-                raise TimeoutError("it was cut, or took too long")
-            time.sleep(_POLL_SECONDS)
-        if state != "DONE":
-            raise ConnectionError("NIXL lost the other engine")
-
-    def _state(self, read: Read) -> str:
-        handle, whose = self._begun[read]
+    def _has_ended(self, read: Read) -> bool:
+        """Also once NIXL is closed: then its sockets and queues are gone."""
+        handle, whose = self._begun.get(read, (None, b""))
+        if handle is None:
+            return True
         try:
             state: str = self._agent.nixl.check_xfer_state(handle)
         except Exception:  # as above: the other engine is gone, and the read with it
             state = "ERR"
-        if state == "ERR":
+        if state not in ("PROC", "DONE"):
             self._is_lost(whose)
-        return state
+            raise ConnectionError("NIXL lost the other engine")
+        return state == "DONE"
 
     def _is_lost(self, whose: bytes) -> None:
         with self._calls:
@@ -209,18 +197,10 @@ class NixlReader(TcpReader):
                 with contextlib.suppress(Exception):  # it knows none of that name any more
                     self._agent.nixl.remove_remote_agent(peer.name)
 
-    def _settle(self, read: Read) -> None:
-        """Wait until NIXL writes nothing more, or is closed: then its sockets and queues are gone."""
-        closing: float | None = None
-        while read in self._begun and self._state(read) == "PROC":
-            closing = closing or (time.monotonic() if self._is_closed else None)
-            if closing is not None and time.monotonic() - closing > _ENDING_SECONDS:
-                break
-            time.sleep(_PATIENT_SECONDS)
-        else:
-            handle, whose = self._begun.pop(read, (None, b""))
-            if handle is not None:
-                with contextlib.suppress(Exception):  # as above: it has ended in any case
-                    self._agent.nixl.release_xfer_handle(handle)
-                self._forget(whose, 1)
-        read.is_quiet = True
+    def _let_go(self, read: Read) -> None:
+        handle, whose = self._begun.pop(read, (None, b""))
+        if handle is not None:
+            with contextlib.suppress(Exception):  # as above: it has ended in any case
+                self._agent.nixl.release_xfer_handle(handle)
+            self._forget(whose, 1)
+        super()._let_go(read)

@@ -22,7 +22,6 @@ class Offer:
     end: float  # on the clock
     is_copied: threading.Event = field(default_factory=threading.Event)
     """The pages hold what they should."""
-    is_over: bool = False  # released, or its time is up
     num_reads: int = 0
     cuts: list[Callable[[], None]] = field(default_factory=list)  # end the reads that go on
     checksums: list[int] | None = None  # of the pages, once somebody asked
@@ -99,7 +98,6 @@ class Offers:
     def _end(self, offer: Offer) -> None:
         if self._offers.pop(offer.lease, None) is None:
             return
-        offer.is_over = True
         self._over.append(offer)
         for cut in offer.cuts:
             cut()

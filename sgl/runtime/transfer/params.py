@@ -39,7 +39,7 @@ class PageLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferParams:
+class TransferParams(PageLayout):
     """Who has which pages of which prompt, and until when."""
 
     version: int
@@ -52,13 +52,6 @@ class TransferParams:
     num_tokens: int  # of the prompt's first, in whole pages
     num_pages: int
     prompt: str  # 64 hexadecimal digits: `prompt_hash` of these
-    model: str
-    dtype: str
-    kv_cache_dtype: str
-    page_size: int
-    page_bytes: int
-    tp_size: int
-    pp_size: int
 
     @property
     def layout(self) -> PageLayout:

@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,9 @@ from sgl.runtime.transfer.wire import ANSWER, ASK, CHECKSUM, DONE, MAGIC, OK, PA
 Memory = npt.NDArray[np.uint8]
 CONNECT_SECONDS = 3.0
 _SILENT_SECONDS = 5.0
+_POLL_SECONDS = 1e-4
+_PATIENT_SECONDS = 2e-3  # between looks at what was given up
+_ENDING_SECONDS = 2.0
 MOST_READS = 16
 """At once; others wait, and their time runs."""
 _MOST_SECONDS = 600
@@ -77,19 +79,9 @@ class Read:
                 self.peer.cut()
 
 
-class Reader(Protocol):
-    """Reads pages of other engines into rows of a buffer."""
-
-    def read(self, params: TransferParams, prompt: bytes, first: int, pages: list[int]) -> Read:
-        """Start to read the pages on offer from the `first` on into these rows. With no pages: only end the lease."""
-        ...
-
-    def close(self) -> None:
-        """Cut all reads, and wait until they are quiet. Idempotent."""
-
-
-class LeaseReader(ABC):
-    """Names the lease over TCP, by threads for several reads at once. See `Reader`."""
+class Reader(ABC):
+    """Reads pages of other engines into rows of a buffer. Names the lease over TCP, by threads for several reads at
+    once."""
 
     kind: bytes
 
@@ -101,7 +93,7 @@ class LeaseReader(ABC):
         self._is_closed = False
 
     def read(self, params: TransferParams, prompt: bytes, first: int, pages: list[int]) -> Read:
-        """See `Reader`."""
+        """Start to read the pages on offer from the `first` on into these rows. With no pages: only end the lease."""
         read = Read(params, prompt, first, pages, time.monotonic() + min(params.lease_seconds, _MOST_SECONDS))
         with self._lock:
             if self._is_closed:
@@ -112,7 +104,7 @@ class LeaseReader(ABC):
         return read
 
     def close(self) -> None:
-        """See `Reader`."""
+        """Cut all reads, and wait until they are quiet. Idempotent."""
         with self._lock:
             self._is_closed = True
             reads = list(self._reads)
@@ -165,12 +157,36 @@ class LeaseReader(ABC):
     def _receive(self, read: Read, peer: DeadlineSocket) -> None:
         """Fill the pages, and count the good ones. Raises OSError, EOFError and ValueError."""
 
-    def _settle(self, read: Read) -> None:
-        """Nothing writes to the pages any more."""
+    def _has_ended(self, read: Read) -> bool:
+        """Whether nothing writes to the pages any more. Raises ConnectionError if it has ended and does not count."""
+        return True
+
+    def _let_go(self, read: Read) -> None:
+        """It has ended: nothing holds its pages any more."""
         read.is_quiet = True
 
+    def _await(self, read: Read, seconds: float) -> None:
+        """Until it has ended, for so long at most. Raises ConnectionError and TimeoutError."""
+        end = min(read.end, time.monotonic() + seconds)
+        while not self._has_ended(read):
+            if read.is_cut or time.monotonic() > end:
+                raise TimeoutError("it was cut, or took too long")
+            time.sleep(_POLL_SECONDS)
 
-class TcpReader(LeaseReader):
+    def _settle(self, read: Read) -> None:
+        """Wait until it has ended; once this is closed, for some seconds."""
+        ending: float | None = None
+        with contextlib.suppress(ConnectionError):
+            while not self._has_ended(read):
+                ending = ending or (time.monotonic() if self._is_closed else None)
+                if ending is not None and time.monotonic() - ending > _ENDING_SECONDS:
+                    read.is_quiet = True
+                    return
+                time.sleep(_PATIENT_SECONDS)
+        self._let_go(read)
+
+
+class TcpReader(Reader):
     """Has the pages sent over TCP to rows of `memory`, uint8 [rows, page_bytes]."""
 
     kind = PAGES

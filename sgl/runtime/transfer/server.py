@@ -58,6 +58,7 @@ class Remote(Protocol):
 
     def go_on(self) -> None:
         """Have reads go on that need this side, too. Never blocks. Raises OSError."""
+        return
 
     def close(self) -> None:
         """Nobody can read it any more. Idempotent."""
