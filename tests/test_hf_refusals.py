@@ -80,8 +80,8 @@ def test_classes_that_write_no_text_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GemmaForCausalLM"])
 def test_unknown_quantisations_are_named(architecture: str, tmp_path: Path) -> None:
     path = write_config(tmp_path, architecture)
-    edit_json(path / "config.json", quantization_config={"quant_method": "bitsandbytes"})
-    with pytest.raises(UnsupportedModel, match="quantized with quant_method 'bitsandbytes'"):
+    edit_json(path / "config.json", quantization_config={"quant_method": "quanto"})
+    with pytest.raises(UnsupportedModel, match="quantized with quant_method 'quanto'"):
         read_config(str(path), "auto")
 
 

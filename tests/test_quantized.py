@@ -41,6 +41,8 @@ from tests.transformers_reference import Reference
 
 FAMILIES = {"llama": {}, "mistral": {}, "qwen2": {"tie_word_embeddings": True}, "qwen3": {}}
 LAYOUTS = [name for name in CONFIGS if name != "mxfp4"]  # which only experts have
+UNPACKED = {"fp8-block", "nvfp4", "nvfp4-modelopt"}  # in groups of 40 or 16, which have no whole units,
+UNPACKED |= {"nf4", "nf4-plain", "fp4"}  # or by tables of numbers
 Q_PROJ = "model.layers.1.self_attn.q_proj"
 
 
@@ -82,7 +84,7 @@ def test_matrices_stay_packed_where_kernels_multiply_with_them(
                 assert packed.shape == expected.shape
                 packed = packed.dequantized(torch.float32)
             elif shard.size == 1:
-                assert name in ("fp8-block", "nvfp4", "nvfp4-modelopt"), "groups of 40 or 16 have no whole units"
+                assert name in UNPACKED
             assert torch.equal(packed, expected)
 
 
@@ -195,6 +197,10 @@ def test_every_family_in_every_layout(name: str, family: str, tmp_path: Path) ->
         ("nvfp4-modelopt", "Qwen3MoeForCausalLM", "transformers"),
         ("nvfp4-modelopt", "Phi3ForCausalLM", "sgl"),
         ("mxfp4-packed", "Qwen3MoeForCausalLM", "sgl"),
+        ("nf4", "Qwen3MoeForCausalLM", "sgl"),
+        ("nf4", "Phi3ForCausalLM", "sgl"),
+        ("llm-int8", "Gemma2ForCausalLM", "transformers"),
+        ("fp4", "DeepseekV3ForCausalLM", "sgl"),
     ],
 )
 def test_quantized_checkpoints_of_other_decoders(
@@ -267,6 +273,8 @@ MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP
         ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 32, "w_bit": 4, "version": "GEMM"}),
         ("fp8-tensor", "hf_quant_config.json", MODELOPT),
         ("fp8-tensor", "config.json", {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}),
+        ("nf4", "config.json", {"quantization_config": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}),
+        ("llm-int8", "config.json", {"quantization_config": CONFIGS["llm-int8"]}),
         ("nvfp4-modelopt", "hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}),
     ],
 )
@@ -306,7 +314,18 @@ def test_symmetric_gptq_of_either_version_has_its_zeros_in_the_middle(tmp_path: 
     [
         ("awq", ModelError, ["not an object"]),
         ({}, UnsupportedModel, ["quant_method None", "awq, gptq"]),
-        ({"quant_method": "bitsandbytes"}, UnsupportedModel, ["bitsandbytes", "awq, gptq"]),
+        ({"quant_method": "quanto"}, UnsupportedModel, ["quanto", "awq, gptq"]),
+        (
+            {"quant_method": "bitsandbytes"},
+            UnsupportedModel,
+            ["bitsandbytes' 'fp4' (but nf4 and fp4 with load_in_4bit"],
+        ),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "af4"},
+            UnsupportedModel,
+            ["bitsandbytes' 'af4' (but nf4"],
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": 1}, ModelError, ["load_in_8bit is 1, neither true nor"]),
         ({**AWQ, "bits": 3}, UnsupportedModel, ["3 bits"]),
         ({**AWQ, "version": "gemv"}, UnsupportedModel, ["gemv", "gemm"]),
         ({**AWQ, "group_size": 0}, ModelError, ["group_size", "0"]),
@@ -368,6 +387,17 @@ def put(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
     return apply
 
 
+STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def state(**changes: Any) -> Callable[[Tensors], None]:
+    """Other fields of how bitsandbytes stored it."""
+    return put(
+        STATE,
+        lambda its: torch.tensor([*json.dumps({**json.loads(bytes(its.tolist())), **changes}).encode()]).byte(),
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
@@ -390,6 +420,29 @@ def put(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
         ("fp8-block", drop("weight_scale_inv"), ["weight_scale_inv"]),
         ("fp8-block", put("weight_scale_inv", lambda its: its.T.contiguous()), ["[2, 3]", "[3, 2]"]),
         ("fp8-block", put("weight", lambda its: its.view(torch.float8_e5m2)), ["F8_E5M2"]),
+        ("nf4", drop(STATE), ["weight in", f"has no {Q_PROJ}.{STATE}, nor __fp4"]),
+        ("nf4", put(STATE, lambda its: its[:-1].clone()), [f"{Q_PROJ}.{STATE}", "is no JSON"]),
+        ("nf4", put(STATE, lambda its: its.int()), [f"{Q_PROJ}.{STATE}", "I32; expected U8"]),
+        ("nf4", state(quant_type="af4"), ["has the quant_type 'af4'; these are read: nf4, fp4"]),
+        ("nf4", state(shape=[64, 64, 1]), ["has the shape [64, 64, 1], not that of a matrix"]),
+        ("nf4", state(shape=[64, -1]), ["has the shape -1, not a whole number"]),
+        ("nf4", state(shape=[64, 32]), [f"{Q_PROJ}.weight in", "[2048, 1]", "NF4 of [64, 32] makes it [1024, 1]"]),
+        ("nf4", state(blocksize=0), ["has the blocksize 0, not a whole number"]),
+        ("nf4", state(nested_offset=float("nan")), ["has the nested_offset nan, no number"]),
+        ("nf4", state(nested_blocksize=8), [f"{Q_PROJ}.weight.nested_absmax", "is [4]", "makes it [8]"]),
+        ("nf4", drop("weight.absmax"), [f"weight without {Q_PROJ}.weight.absmax, which NF4 calls for"]),
+        ("nf4", drop("weight.quant_map"), [f"weight without {Q_PROJ}.weight.quant_map"]),
+        ("nf4", drop("weight.nested_quant_map"), [f"weight without {Q_PROJ}.weight.nested_quant_map"]),
+        ("nf4", put("weight.absmax", lambda its: its.float()), ["weight.absmax", "F32; expected one of U8"]),
+        ("nf4-plain", put("weight.absmax", lambda its: its[1:].clone()), ["weight.absmax", "is [63]", "it [64]"]),
+        (
+            "nf4-plain",
+            put("weight", lambda its: its[1:].clone()),
+            [f"{Q_PROJ}.weight in", "[2047, 1]", "[2048, 1]"],
+        ),
+        ("llm-int8", drop("SCB"), [f"weight without {Q_PROJ}.SCB"]),
+        ("llm-int8", put("SCB", lambda its: its[1:].clone()), ["SCB", "is [63]", "makes it [64]"]),
+        ("llm-int8", put("weight_format", lambda its: its + 2), ["weight_format", "is 2, not 0"]),
         ("nvfp4", drop("weight_global_scale"), [f"weight_packed without {Q_PROJ}.weight_global_scale", "NVFP4"]),
         ("nvfp4", drop("weight_scale"), [f"weight_packed without {Q_PROJ}.weight_scale"]),
         ("nvfp4", put("weight_scale", lambda its: its.float()), ["weight_scale", "F32; expected one of F8_E4M3"]),
@@ -414,6 +467,19 @@ def test_tensors_that_make_no_matrix_are_named(
     with pytest.raises(WeightsError) as caught:
         load(folder)
     assert all(word in str(caught.value) for word in [Q_PROJ, *words]), str(caught.value)
+
+
+def test_codes_of_bitsandbytes_may_be_stored_as_wider_numbers(tmp_path: Path) -> None:
+    """As FSDP wants them (`bnb_4bit_quant_storage`)."""
+
+    def widen(tensors: Tensors) -> None:
+        for name in tensors:
+            if f"{name}.absmax" in tensors:
+                tensors[name] = tensors[name].flatten().view(torch.bfloat16)[:, None]
+
+    folder, dense = tiny_quantized(tmp_path, "nf4", change=widen)
+    sequences = random_sequences(384, lengths=(20, 20))
+    check(Paged(load(folder), sequences, page_size=16).run(at_once(sequences)), reference_logits(dense, sequences))
 
 
 def test_groups_that_do_not_divide_the_columns_are_named(tmp_path: Path) -> None:

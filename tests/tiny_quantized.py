@@ -3,6 +3,7 @@ documents say and apart from the code that reads them, beside folders with the s
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,12 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
 ASYMMETRIC = {"symmetric": False}
 FLOAT = {"type": "float"}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
+NF4 = (
+    *(-1.0, -0.6961928, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0),
+    *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
+)
+FP4 = [sign * number for sign in (1, -1) for number in (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)]
 CONFIGS: dict[str, dict[str, Any]] = {
     "awq": AWQ,
     "awq-row": {**AWQ, "group_size": -1},
@@ -81,6 +88,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "fp8-tensor": {"quant_method": "fp8", "activation_scheme": "static"},
     "nvfp4": compressed(weights_of(4, "tensor_group", group_size=16, **FLOAT), "nvfp4-pack-quantized"),
     "nvfp4-modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+    "nf4": {**BNB, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+    "nf4-plain": {**BNB, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False},
+    "fp4": {**BNB, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True},
+    "llm-int8": {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True},
     "mxfp4-packed": compressed(weights_of(4, "group", group_size=32, **FLOAT), "mxfp4-pack-quantized"),
 }
 
@@ -146,6 +157,8 @@ def quantize_mxfp4(experts: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 def quantize(matrix: Array, config: dict[str, Any]) -> tuple[Tensors, Array]:
     """The tensors of a matrix [n, k], and what they say in float32."""
     method = config["quant_method"]
+    if method == "bitsandbytes":
+        return quantize_bitsandbytes(matrix, config)
     if method == "modelopt" or "fp4-pack" in config.get("format", ""):
         return quantize_e2m1(matrix, config.get("format", method))
     if method == "fp8":
@@ -278,3 +291,45 @@ def quantize_e2m1(matrix: Array, layout: str) -> tuple[Tensors, Array]:
     elif size == 16:
         parts |= {"weight_global_scale": of_all.view(1), "input_global_scale": torch.tensor([100.0])}
     return parts, read
+
+
+def quantize_bitsandbytes(matrix: Array, config: dict[str, Any]) -> tuple[Tensors, Array]:
+    """By row in 8 bits, or in blocks of 64 that run on from row to row, with scales in 8 bits by blocks of 16."""
+    if config["load_in_8bit"]:
+        largest = torch.from_numpy(np.abs(matrix).max(1))
+        rows = torch.from_numpy(matrix) * 127 / largest[:, None]
+        codes = rows.round().to(torch.int8)
+        parts = {"weight": codes, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+        return parts, (codes.float() * (largest[:, None] / 127)).numpy()
+    kind = config["bnb_4bit_quant_type"]
+    table, block, nested = np.array(NF4 if kind == "nf4" else FP4, np.float32), 64, 16
+    flat = matrix.reshape(-1)
+    scales = np.array([np.abs(flat[at : at + block]).max() for at in range(0, len(flat), block)], np.float32)
+    state: dict[str, Any] = {
+        "quant_type": kind,
+        "blocksize": block,
+        "dtype": "float32",
+        "shape": list(matrix.shape),
+    }
+    parts = {"weight.quant_map": torch.from_numpy(table), "weight.absmax": torch.from_numpy(scales)}
+    if config["bnb_4bit_use_double_quant"]:
+        offset = float(scales.mean())
+        levels = np.linspace(-1, 1, 256, dtype=np.float32) ** 3
+        largest = [np.abs(scales[at : at + nested] - offset).max() for at in range(0, len(scales), nested)]
+        stored = [np.abs((its - offset) / largest[i // nested] - levels).argmin() for i, its in enumerate(scales)]
+        scales = np.array(
+            [levels[code] * largest[i // nested] + offset for i, code in enumerate(stored)], np.float32
+        )
+        parts |= {
+            "weight.absmax": torch.tensor(stored, dtype=torch.uint8),
+            "weight.nested_absmax": torch.tensor(largest),
+            "weight.nested_quant_map": torch.from_numpy(levels),
+        }
+        state |= {"nested_blocksize": nested, "nested_dtype": "float32", "nested_offset": offset}
+    each = scales.repeat(block)[: len(flat)]
+    codes = np.abs(flat[:, None] / each[:, None] - table).argmin(1).astype(np.uint8)
+    parts["weight"] = torch.from_numpy(codes[::2] << 4 | codes[1::2])[:, None]
+    parts[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(
+        [*json.dumps(state).encode()], dtype=torch.uint8
+    )
+    return parts, (table[codes] * each).reshape(matrix.shape)

@@ -10,6 +10,7 @@ from typing import NoReturn, Protocol
 import torch
 
 from sgl.errors import WeightsError
+from sgl.runtime.model.quantized.bitsandbytes import STATES, State, Wanted
 from sgl.runtime.model.quantized.codes import Codes, dequantize_mxfp4, unpack
 from sgl.runtime.model.quantized.scheme import Layout, QuantScheme
 
@@ -21,9 +22,17 @@ _OF_OTHERS = (
     *("input_scale", "input_zero_point", "input_scale_ub", "input_global_scale"),
     *("output_scale", "k_scale", "v_scale", "q_scale"),
 )
+_SCALE_NAMES = ("weight_scale", "weight_scale_inv", "weight.absmax", "SCB", *STATES)
 _FIRST = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed", "mxfp4": "_blocks"}
 _FIRST |= dict.fromkeys(("nvfp4-packed", "mxfp4-packed"), "weight_packed")
-_IN_PLACE = {"int8": "I8", "fp8": "F8_E4M3", "nvfp4": "U8"}  # those whose `weight` has such numbers
+_IN_PLACE = {
+    "int8": "I8",
+    "llm-int8": "I8",
+    "fp8": "F8_E4M3",
+    "nvfp4": "U8",
+    "nf4": "U8",
+    "fp4": "U8",
+}  # those whose `weight` has such numbers
 _STORED = _IN_PLACE | dict.fromkeys(("nvfp4-packed", "mxfp4-packed"), "U8")  # the first tensor's
 
 
@@ -127,7 +136,7 @@ class QuantizedCheckpoint:
     def _is_first(self, layout: Layout, stem: str, last: str) -> bool:
         if layout.kind in _FIRST:
             return last == _FIRST[layout.kind]
-        has_scales = any(f"{stem}.{scale}" in self._entries for scale in ("weight_scale", "weight_scale_inv"))
+        has_scales = any(f"{stem}.{scale}" in self._entries for scale in _SCALE_NAMES)
         return last == "weight" and (has_scales or self._entries[f"{stem}.weight"].dtype == _IN_PLACE[layout.kind])
 
     def _add(self, stem: str, layout: Layout) -> None:
@@ -147,8 +156,13 @@ class QuantizedCheckpoint:
         elif layout.is_e2m1:
             k = columns * 2
         parts = {last: f"{stem}.{last}"}
-        wanted = self._wanted(stem, layout, n, k)
-        wanted[last] = ([entry.shape], (_STORED.get(layout.kind, "I32"),))
+        if layout.is_blockwise:
+            stored, state = self._state(stem)
+            parts[stored] = f"{stem}.{stored}"
+            (n, k), wanted = state.shape, state.wanted(entry.dtype)
+        else:
+            wanted = self._wanted(stem, layout, n, k)
+            wanted[last] = ([entry.shape], (_STORED.get(layout.kind, "I32"),))
         for piece, (shapes, dtypes) in wanted.items():
             whole = f"{stem}.{piece}"
             found = self._entries.get(whole)
@@ -166,9 +180,20 @@ class QuantizedCheckpoint:
         self.others |= {*parts.values(), *(f"{stem}.{name}" for name in ("qzeros", "weight_shape"))}
         self._modules[f"{stem}.weight"] = _Module(f"{stem}.weight", layout, parts, (n, k))
 
-    def _wanted(
-        self, stem: str, layout: Layout, n: int, k: int
-    ) -> dict[str, tuple[list[tuple[int, ...]], tuple[str, ...]]]:
+    def _state(self, stem: str) -> tuple[str, State]:
+        """How bitsandbytes stored a matrix, and the last part of the name of the tensor that says so."""
+        stored = next((its for its in STATES if f"{stem}.{its}" in self._entries), None)
+        if stored is None:
+            self._fail(f"{stem}.weight", f"has no {stem}.{STATES[0]}, nor __fp4, to say how it is stored")
+        whole = f"{stem}.{stored}"
+        if self._entries[whole].dtype != "U8":
+            self._fail(whole, f"is {self._entries[whole].dtype}; expected U8")
+        try:
+            return stored, State.read(self._read(whole))
+        except ValueError as error:
+            self._fail(whole, str(error))
+
+    def _wanted(self, stem: str, layout: Layout, n: int, k: int) -> Wanted:
         """Shapes and dtypes of the other tensors of a matrix [n, k]."""
         num_groups = 1
         if layout.group is not None:
@@ -179,7 +204,7 @@ class QuantizedCheckpoint:
                 )
             num_groups = k // layout.group
         words = -(-n * layout.bits // 32)
-        wanted: dict[str, tuple[list[tuple[int, ...]], tuple[str, ...]]] = {}
+        wanted: Wanted = {}
         if layout.kind in ("awq", "gptq"):
             wanted["scales"] = ([(num_groups, n)], _FLOATS)
             if layout.has_zeros or layout.kind == "gptq":
@@ -197,6 +222,10 @@ class QuantizedCheckpoint:
             if layout.kind != "mxfp4-packed":
                 last = "weight_scale_2" if layout.kind == "nvfp4" else "weight_global_scale"
                 wanted[last] = ([(), (1,)], ("F32",))
+        elif layout.kind == "llm-int8":
+            wanted["SCB"] = ([(n,)], ("F32",))
+            if f"{stem}.weight_format" in self._entries:
+                wanted["weight_format"] = ([()], ("U8",))
         elif layout.block is not None:
             scale = "weight_scale" if f"{stem}.weight_scale" in self._entries else "weight_scale_inv"
             sides = tuple(-(-size // side) for size, side in zip((n, k), layout.block, strict=True))

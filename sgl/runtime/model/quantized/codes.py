@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sgl.runtime.model.quantized import bitsandbytes
 from sgl.runtime.model.quantized.scheme import Layout
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of eight columns that follow each other
@@ -19,7 +20,7 @@ _E8M0_BIAS, _E8M0_NONE = 127, 255
 class Codes:
     """A matrix [n, k] of (code - zero) * scale."""
 
-    codes: torch.Tensor  # uint8 or float8_e4m3fn [n, k]
+    codes: torch.Tensor  # uint8, float8_e4m3fn, or float32 where a table makes numbers of codes [n, k]
     scales: torch.Tensor  # a float [n, groups]
     zeros: torch.Tensor  # uint8 [n, groups]; of floats [n, 0]: there are none
     groups: torch.Tensor  # int64 [k], the group of each column
@@ -45,6 +46,10 @@ def unpack(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int
     middle = 1 << (layout.bits - 1)
     if layout.is_e2m1:
         return _e2m1(layout, tensors, shape)
+    if layout.is_blockwise:
+        values = bitsandbytes.dequantized(tensors, shape)
+        groups = torch.zeros(k, dtype=torch.int64, device=values.device)
+        return Codes(values, values.new_ones(n, 1), values.new_empty(n, 0, dtype=torch.uint8), groups, 32)
     if layout.kind == "fp8":
         scale = tensors["weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"]
         scales, groups = _blocks(scale.float(), shape, layout.block)
@@ -71,8 +76,12 @@ def unpack(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int
         zeros = _bytes(tensors["weight_zero_point"].t(), layout.bits).t()[:n] if layout.has_zeros else None
     else:
         codes = tensors["weight"].view(torch.uint8) ^ 0x80  # from -128 to 127
-        scales = tensors["weight_scale"].reshape(-1, 1) if layout.group is None else tensors["weight_scale"]
-        scales = scales.expand(n, -1)
+        if (form := tensors.get("weight_format")) is not None and int(form):
+            raise ValueError(
+                "weight_format", f"is {int(form)}, not 0: it is stored for one kind of GPU, not by rows"
+            )
+        scales = tensors["SCB"] / 127 if layout.kind == "llm-int8" else tensors["weight_scale"]
+        scales = (scales.reshape(-1, 1) if layout.group is None else scales).expand(n, -1)
         zeros = None
         if layout.has_zeros:
             stored = tensors["weight_zero_point"].to(torch.int8).view(torch.uint8) ^ 0x80

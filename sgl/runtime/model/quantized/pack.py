@@ -21,7 +21,7 @@ def grouped(parts: Sequence[Codes]) -> GroupedMatrix | None:
     """
     first = parts[0]
     k = first.codes.shape[1]
-    if len({(its.codes.dtype, its.bits, its.codes.shape[1]) for its in parts}) > 1:
+    if len({(its.codes.dtype, its.bits, its.codes.shape[1]) for its in parts}) > 1 or first.bits > 8:
         return None
     if first.codes.dtype == torch.float8_e4m3fn and not limits.reads_e4m3(first.codes.device):
         return None

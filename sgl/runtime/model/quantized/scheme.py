@@ -9,9 +9,10 @@ from typing import Any, Literal, NoReturn
 
 from sgl.errors import ModelError, UnsupportedModel
 
-Kind = Literal["awq", "gptq", "packed", "int8", "fp8", "mxfp4", "nvfp4", "nvfp4-packed", "mxfp4-packed"]
+_OfOne = Literal["awq", "gptq", "mxfp4", "nvfp4", "nf4", "fp4", "llm-int8"]
+Kind = Literal[_OfOne, "packed", "int8", "fp8", "nvfp4-packed", "mxfp4-packed"]
 
-_METHODS = "awq, gptq, compressed-tensors, fp8, fbgemm_fp8, modelopt, mxfp4"
+_METHODS = "awq, gptq, compressed-tensors, fp8, fbgemm_fp8, modelopt, mxfp4, bitsandbytes"
 _KINDS: dict[tuple[str, str, int], Kind] = {
     ("pack-quantized", "int", 4): "packed",
     ("pack-quantized", "int", 8): "packed",
@@ -50,6 +51,8 @@ class Layout:
         number = "e2m1" if self.kind == "mxfp4" else "e4m3" if self.kind == "fp8" else f"{self.bits} bits"
         if self.is_e2m1:
             number = self.kind[:5].upper()
+        if self.is_blockwise:
+            return self.kind.upper()
         scales = f"groups of {self.group}" if self.group else "a scale a row"
         if self.block is not None:
             scales = f"blocks of {self.block[0]} x {self.block[1]}"
@@ -60,6 +63,11 @@ class Layout:
     def is_e2m1(self) -> bool:
         """Whether a byte holds two numbers in e2m1 of one module."""
         return self.kind in _OF_FOUR_BITS
+
+    @property
+    def is_blockwise(self) -> bool:
+        """Whether a matrix is stored as bitsandbytes does in four bits."""
+        return self.kind in ("nf4", "fp4")
 
     def holds(self, module: str) -> bool:
         """Whether the module is one of its targets."""
@@ -105,6 +113,8 @@ class _Reader:
 
     def scheme(self) -> QuantScheme:
         method = self._config.get("quant_method")
+        if method is None and (self._flag("load_in_4bit") or self._flag("load_in_8bit")):
+            method = "bitsandbytes"  # which was the only one once
         readers: dict[object, tuple[str, Callable[[], tuple[Layout, ...]]]] = {
             "awq": ("AWQ", self._awq),
             "gptq": ("GPTQ", self._gptq),
@@ -113,6 +123,7 @@ class _Reader:
             "fbgemm_fp8": ("FP8", lambda: (Layout(kind="fp8"),)),
             "modelopt": ("ModelOpt", self._modelopt),
             "mxfp4": ("MXFP4", lambda: (Layout(kind="mxfp4", bits=4, group=32),)),
+            "bitsandbytes": ("bitsandbytes", self._bitsandbytes),
         }
         if not isinstance(method, str) or method not in readers:
             self._refuse(f"quant_method {method!r:.100} (but {_METHODS})")
@@ -166,6 +177,14 @@ class _Reader:
         if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
             self._refuse(f"ModelOpt's {algorithm!r:.100} (but FP8 and NVFP4)")
         return (Layout(kind="fp8"),)
+
+    def _bitsandbytes(self) -> tuple[Layout, ...]:
+        if self._flag("load_in_8bit"):
+            return (Layout(kind="llm-int8"),)
+        kind = self._text("bnb_4bit_quant_type", default="fp4")
+        if not self._flag("load_in_4bit") or kind not in ("nf4", "fp4"):
+            self._refuse(f"bitsandbytes' {kind!r:.100} (but nf4 and fp4 with load_in_4bit, and load_in_8bit)")
+        return (Layout(kind="nf4" if kind == "nf4" else "fp4", bits=4),)
 
     def _compressed_tensors(self) -> tuple[Layout, ...]:
         if (self._config.get("sparsity_config") or {}).get("format", "dense") != "dense":
