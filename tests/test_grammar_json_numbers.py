@@ -11,6 +11,7 @@ from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
+import jsonschema
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -216,3 +217,30 @@ def test_a_multiple_that_takes_a_search_has_a_limit_and_says_what_would_be_right
         {"not": {"multipleOf": 9973}},
     ]:
         assert compile(json_schema={"type": "number", **schema}, vocabulary=VOCABULARY).matcher().mask(500).any()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 10**30},
+        {"const": 1e30},
+        {"enum": [10**25, -(10**25), 1e100, 7]},
+        {"type": "integer", "minimum": 10**30, "maximum": 10**30 + 3},
+        {"type": "number", "minimum": 10**24, "maximum": 10**24},
+        {"type": "integer", "multipleOf": 10**21, "minimum": 1, "maximum": 4 * 10**21},
+        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "enum": [10**30]},
+        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 10**30, "maximum": 10**30},
+    ],
+)
+def test_readers_find_the_large_numbers_that_a_schema_lists(schema: dict[str, object]) -> None:
+    """Python's reads 1e+30 as a float, which is not 10**30."""
+    number = compile(json_schema=schema, vocabulary=VOCABULARY)
+    judge = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
+    for seed in range(12):
+        at, rng, said = number.matcher(), random.Random(seed), b""
+        while not at.is_accepting():
+            allowed = np.flatnonzero(np.unpackbits(at.mask().view(np.uint8), bitorder="little"))
+            token = int(rng.choice(allowed.tolist()))
+            assert at.accept(token)
+            said += VOCABULARY.token_bytes[token]
+        judge.validate(json.loads(said))

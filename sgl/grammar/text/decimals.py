@@ -17,7 +17,7 @@ from typing import Final
 FEW_VALUES: Final = 256
 """A range of at most this many multiples becomes single values."""
 Exact = Fraction | int
-"""A number without rounding; an int if a schema lists it as one, since thousands may be listed."""
+"""A number without rounding; an int if a schema lists it as one, since thousands may be listed, and so are multiples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,10 @@ def make_set(ranges: Iterable[Range], values: Iterable[Exact] = ()) -> NumberSet
     return NumberSet(tuple(kept), frozenset(single))
 
 
+def _whole(value: Fraction) -> Exact:
+    return value.numerator if value.denominator == 1 else value
+
+
 def _only(value: Exact) -> Range:
     return Range(Fraction(value), Fraction(value))
 
@@ -125,13 +129,13 @@ def meet(left: Range, right: Range) -> Range | None:
     )
 
 
-def _tighten(part: Range) -> Range | tuple[Fraction, ...]:
+def _tighten(part: Range) -> Range | tuple[Exact, ...]:
     """The range with its bounds moved to members, or its members if they are few."""
     step = part.multiple_of
     if step is None:
         if part.low is None or part.high is None or part.low < part.high:
             return part
-        return (part.low,) if part.low in part else ()
+        return (_whole(part.low),) if part.low in part else ()
     if any((step / other).denominator == 1 for other in part.not_multiples_of):
         return ()
     low, high = part.low, part.high
@@ -148,7 +152,7 @@ def _tighten(part: Range) -> Range | tuple[Fraction, ...]:
     if low is not None and high is not None and high < low + step * FEW_VALUES:
         count = int((high - low) / step) + 1
         inner = replace(part, low=None, high=None, low_open=False, high_open=False)
-        return tuple(value for value in (low + step * index for index in range(count)) if value in inner)
+        return tuple(_whole(value) for value in (low + step * index for index in range(count)) if value in inner)
     return replace(part, low=low, high=high, low_open=False, high_open=False)
 
 

@@ -14,7 +14,7 @@ from sgl.grammar.text.digits import Plain, Scientific, decimal_text
 from sgl.grammar.text.json import JSON_INTEGER, JSON_NUMBER
 
 LARGEST_PLAIN: Final = 10**21
-"""Single values from here on have an exponent if that is shorter."""
+"""Floats that a schema lists have an exponent from here on, if that is shorter."""
 _SHORT: Final = 10**16
 """Whole floats below have no exponent."""
 
@@ -28,13 +28,14 @@ def number_text(numbers: NumberSet, *, any_spelling: bool) -> Expr:
 
     With `any_spelling`, zeros may trail and exponents are allowed in the normalised form of JSON writers (one digit
     other than 0 before the point), except in plain ranges. Without, a number has one plain decimal text, except in the
-    set of all numbers.
+    set of all numbers, and floats as large as writers give an exponent: readers take what has one for a float, which
+    is not the whole number that a schema lists, and what has none for a whole number.
     """
     texts = []
     single: list[Exact] = []
     for part in numbers.ranges:
         if part.is_plain and part.low is not None and part.low == part.high:
-            single.append(part.low)
+            single.append(int(part.low))
         else:
             texts.append(_range_text(part, any_spelling and not part.is_plain))
     if single:
@@ -50,7 +51,7 @@ def _values_text(values: Iterable[Exact], any_spelling: bool) -> Expr:
     scientific: list[bytes] = []
     for value in values:
         plain = decimal_text(value)
-        if any_spelling or -LARGEST_PLAIN < value < LARGEST_PLAIN:
+        if any_spelling or isinstance(value, int) or -LARGEST_PLAIN < value < LARGEST_PLAIN:
             (broken if "." in plain else whole).append(plain.encode())
         else:
             scientific.append(min((plain, _float_text(value)), key=len).encode())
