@@ -212,3 +212,18 @@ def _chain(length: int) -> dict[str, Any]:
 def test_hostile_schemas_end_in_a_typed_error(schema: object) -> None:
     with pytest.raises(GrammarError):
         grammar_of(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ('{"default": NaN}', "not valid JSON: NaN is no number"),
+        ('{"const": [-Infinity]}', "not valid JSON: -Infinity is no number"),
+        ({"default": float("nan")}, "not JSON data"),
+        ('{"maximum": 1e999}', "'maximum' at '/'.*must be finite"),
+        ('{"enum": [1e999]}', "'enum' at '/'.*must be finite"),
+    ],
+)
+def test_numbers_that_json_has_not_are_refused_by_name(schema: object, words: str) -> None:
+    with pytest.raises(GrammarError, match=words):
+        grammar_of(schema)

@@ -204,7 +204,7 @@ def make_constraint(given: Mapping[str, Any], vocabulary: Vocabulary | None = No
         text = json.dumps(source if isinstance(source, str | dict | bool) else list(source))
     else:
         try:
-            text = json.dumps(source)
+            text = json.dumps(source, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise GrammarError(f"{kind} is not JSON data: {error}") from error
     if kind == "structural_tag" and (grammar := _grammar_alone(text)) is not None:
@@ -234,7 +234,7 @@ def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int 
     """Compile a constraint given as plain data."""
     check_size(len(constraint.source), MAX_SOURCE, f"{constraint.kind} has more than {{}} characters")
     try:
-        source = json.loads(constraint.source)
+        source = json.loads(constraint.source, parse_constant=_no_number)
         if constraint.backend != "sgl":
             return Grammar(constraint, vocabulary, _matcher_of_backend(constraint, source, vocabulary))
         if constraint.kind == "ebnf":
@@ -256,6 +256,10 @@ def build(constraint: Constraint, vocabulary: Vocabulary, mask_cache_bytes: int 
     budget.check_length(constraint.kind)
     first = Matcher(automaton, vocabulary, masks, budget)
     return Grammar(constraint, vocabulary, first, tuple(dropped), automaton, masks)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number there")
 
 
 def can_be_stopped(constraint: Constraint) -> bool:

@@ -293,10 +293,7 @@ def freeze(value: object) -> Frozen:
     if isinstance(value, int):
         return ("number", sized(value))
     if isinstance(value, float):
-        try:
-            return ("number", exact(value))
-        except OverflowError:
-            raise ValueError("an infinite number") from None
+        return ("number", exact(value))
     if isinstance(value, Fraction):
         return ("number", value)
     if isinstance(value, list):

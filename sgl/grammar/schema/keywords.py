@@ -130,7 +130,7 @@ class Keywords:
             return None
         try:
             return exact(value)
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             self.malformed(keyword, str(error), error)
             return None
 

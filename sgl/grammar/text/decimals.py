@@ -17,7 +17,7 @@ from typing import Final
 FEW_VALUES: Final = 256
 """A range of at most this many multiples becomes single values."""
 Exact = Fraction | int
-"""A number without rounding; an int if a schema lists it as one, since thousands may be listed, and so are multiples."""
+"""A number without rounding; multiples, and what a schema lists as ints, are ints, since thousands may be listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +185,11 @@ def least_common_multiple(left: Fraction, right: Fraction) -> Fraction:
 
 @lru_cache(maxsize=1 << 15)
 def exact(value: int | float) -> Fraction:
-    """The number as the schema writes it: a float by its shortest decimal text. Raises OverflowError for infinities,
-    and ValueError for NaN and too many digits."""
+    """The number as the schema writes it: a float by its shortest decimal text. Raises ValueError for infinities, NaN
+    and too many digits."""
     if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError("a number is too large: it must be finite")
         return Fraction(Decimal(repr(value)))
     return Fraction(sized(value))
 
