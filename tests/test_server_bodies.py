@@ -332,6 +332,18 @@ def test_compressed_bodies_end_where_others_do(engine: Engine) -> None:
     server.close()
 
 
+def test_after_a_body_that_cannot_be_read_its_connection_ends_and_says_so(server: LiveServer) -> None:
+    with requests.Session() as session:
+        for _ in range(3):
+            answer = session.post(
+                server.url + "/generate", data=b"no gzip", headers={"Content-Encoding": "gzip"}, timeout=PATIENCE
+            )
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"].startswith("the body cannot be read: Can not decode")
+            assert answer.headers["Connection"] == "close"
+            assert session.get(server.url + "/v1/models", timeout=PATIENCE).headers.get("Connection") is None
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_memory_is_given_back(server: LiveServer) -> None:
     """Of hostile bodies this process holds nothing but their bytes, and those no longer than it reads them."""

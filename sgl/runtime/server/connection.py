@@ -28,6 +28,8 @@ class Connection(web.RequestHandler):
         """Send an answer; aiohttp's own errors get our shape."""
         if isinstance(resp, web.HTTPException):
             resp = error_response(resp)
+        if request.content.exception() is not None:  # no further request can be found behind such a body
+            resp.force_close()
         self._is_rest = not request.content.is_eof()
         return await super().finish_response(request, resp, start_time)
 

@@ -69,7 +69,8 @@ class BodyReader:
             message = f"the body did not arrive within {self._timeout:g} s"
             raise RequestTimeout(message, seconds=self._timeout) from error
         except web.RequestPayloadError as error:
-            raise InvalidRequest(f"the body cannot be read: {error}") from error
+            said = " ".join(str(error).rpartition("message:")[2].split())  # aiohttp's begins with a status
+            raise InvalidRequest(f"the body cannot be read: {said}") from error
 
     def _check_length(self, length: int) -> None:
         if length > self._longest:
