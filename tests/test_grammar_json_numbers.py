@@ -229,7 +229,12 @@ def test_a_multiple_that_takes_a_search_has_a_limit_and_says_what_would_be_right
         {"type": "number", "minimum": 10**24, "maximum": 10**24},
         {"type": "integer", "multipleOf": 10**21, "minimum": 1, "maximum": 4 * 10**21},
         {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "enum": [10**30]},
-        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "minimum": 10**30, "maximum": 10**30},
+        {
+            "$schema": "http://json-schema.org/draft-04/schema#",
+            "type": "integer",
+            "minimum": 10**30,
+            "maximum": 10**30,
+        },
     ],
 )
 def test_readers_find_the_large_numbers_that_a_schema_lists(schema: dict[str, object]) -> None:

@@ -272,15 +272,36 @@ def test_a_misspelt_field_is_told_its_neighbour(server: LiveServer, path: str, n
 
 
 @pytest.mark.parametrize(
+    ("path", "name", "hint"),
+    [
+        ("/v1/completions", "max_completion_tokens", "called max_tokens"),
+        ("/v1/completions", "max_new_tokens", "called max_tokens"),
+        ("/v1/chat/completions", "max_new_tokens", "called max_completion_tokens"),
+        ("/v1/completions", "extra_body", "beside the others"),
+        ("/v1/responses", "extra_body", "beside the others"),
+        ("/v1/chat/completions", "system", "role system"),
+    ],
+)
+def test_a_field_of_another_api_is_told_its_name_here(server: LiveServer, path: str, name: str, hint: str) -> None:
+    """The nearest name is another field: min_tokens, extra_key, stream."""
+    body = ENDPOINTS[path][0] if path in ENDPOINTS else {"input": "hello"}
+    error = server.post(path, {**body, name: 1}).json()["error"]
+    assert (error["param"], hint in error["message"]) == (name, True), error
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"stream_options": {"include_usage": True, "no_such": 1}}, "stream_options.no_such"),
         ({"response_format": {"type": "json_object", "strict": True}}, "response_format.strict"),
         ({"structured_outputs": {"jsno": {}}}, "structured_outputs.jsno"),
         ({"tools": [{**TOOL, "no_such": 1}]}, "tools.0.no_such"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+        ({"messages": [*HELLO, {"role": "user", "contents": "x"}]}, "messages.1.content"),
+        ({"messages": [{"role": "system", "content": None}, *HELLO]}, "messages.0.content"),
     ],
 )
-def test_fields_of_parts_are_refused_by_their_place(server: LiveServer, fields: Any, param: str) -> None:
+def test_what_is_wrong_is_refused_by_its_place(server: LiveServer, fields: Any, param: str) -> None:
     body = {"messages": HELLO, "stream": True, **fields}
     error = server.post("/v1/chat/completions", body).json()["error"]
     assert error["param"] == param

@@ -20,6 +20,7 @@ from sgl.runtime.server.protocol import ChatBody, CustomToolCall, FunctionCallPa
 from sgl.runtime.text.tokenizer import Tokenizer
 
 _ROLES = {"developer": "system", "function": "tool"}  # old or new names of roles
+_MAY_SAY_NOTHING = frozenset({"assistant", "tool", "function"})
 _TAKEN = frozenset(
     {"self", "cls", "messages", "conversation", "tokenize", "padding", "truncation", "max_length", "return_tensors"}
     | {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "loop", "raise_exception", "strftime_now"}
@@ -41,6 +42,10 @@ def prompt_ids(
     InvalidRequest, and ContextTooLong early if far above `limit`."""
     quotes: list[str] = []
     quote = _quoter(tokenizer, quotes)
+    for index, each in enumerate(body.messages):
+        if each.content is None and each.role not in _MAY_SAY_NOTHING:
+            place = f"messages.{index}.content"
+            raise InvalidRequest(f"{place} is needed: a text, or a list of parts", param=place)
     messages = [_message(message, quote, style) for message in body.messages]
     variables = _variables(body.chat_template_kwargs or {}, quote)
     thinks = body.enable_thinking
@@ -165,8 +170,11 @@ def _id(given: str | None, style: CallStyle | None) -> str | None:
 
 
 def _text_part(part: Part) -> dict[str, str]:
-    text = {"text": part.text, "refusal": part.refusal}.get(part.type)
+    texts = {"text": part.text, "refusal": part.refusal}
+    text = texts.get(part.type)
     if text is None:
+        if part.type in texts:
+            raise InvalidRequest(f"a part of type {part.type} needs its {part.type}", param="messages")
         raise InvalidRequest(f"messages have texts and images, not {part.type!r:.80}", param="messages")
     return {"type": "text", "text": text}
 

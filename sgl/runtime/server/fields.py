@@ -42,6 +42,8 @@ OneGroup: TypeAlias = Annotated[
     Any, _only(hint="all ranks of an engine are in one group, which counts them: leave it out"), _UNTOLD
 ]
 Nothing: TypeAlias = Annotated[Any, _only(), _UNTOLD]
+Wrapper: TypeAlias = Annotated[Any, _only(hint="its fields stand beside the others"), _UNTOLD]
+SystemTurn: TypeAlias = Annotated[Any, _only(hint="it is a message of the role system"), _UNTOLD]
 Unlimited: TypeAlias = Annotated[Any, _only(-1), _UNTOLD]
 
 
@@ -125,6 +127,7 @@ def also_takes(*kinds: tuple[Any, str]) -> Callable[[type[Model]], type[Model]]:
     (Unlimited, "thinking_token_budget"),
     (Empty, "bad_words logits_processors mm_processor_kwargs media_io_kwargs"),
     (Empty, "ec_transfer_params vllm_xargs"),
+    (Wrapper, "extra_body"),  # which OpenAI's package opens
 )
 class ForeignFields(Strict):
     """Fields of other servers that both endpoints accept."""

@@ -18,8 +18,10 @@ from sgl.runtime.server.fields import (
     Nothing,
     Off,
     Strict,
+    SystemTurn,
     also_takes,
     by_type,
+    called,
     kind,
 )
 
@@ -95,7 +97,10 @@ class SamplingBody(EngineFields):
     """Write tokens of logprobs as token_id:N."""
 
     def sampling_params(self, max_new_tokens: int) -> dict[str, Any]:
-        """The engine's sampling parameters, without nulls."""
+        """The engine's sampling parameters, without nulls. Raises InvalidRequest for a minimum above the maximum."""
+        if self.min_tokens is not None and self.min_tokens > max_new_tokens:
+            message = f"min_tokens is {self.min_tokens}, but the output has {max_new_tokens} tokens at most"
+            raise InvalidRequest(message, param="min_tokens")
         params = {item.name: getattr(self, item.name, None) for item in fields(SamplingParams)}
         params |= {"max_new_tokens": max_new_tokens, "min_new_tokens": self.min_tokens}
         if self.include_stop_str_in_output:
@@ -132,6 +137,7 @@ class SamplingBody(EngineFields):
         return bool(wanted.continuous_usage_stats), bool(wanted.include_usage)
 
 
+@also_takes((called("max_tokens"), "max_completion_tokens max_new_tokens max_output_tokens"))
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
@@ -338,6 +344,8 @@ class TemplateFields(Strict):
 @also_takes(
     (Anything, "verbosity prediction"),  # a predicted answer only saves time
     (Nothing, "web_search_options audio"),
+    (called("max_completion_tokens"), "max_new_tokens max_output_tokens"),
+    (SystemTurn, "system"),
     (Off, "echo add_special_tokens return_meta_info return_prompt_text use_audio_in_video"),
 )
 class ChatBody(SamplingBody, TemplateFields):
