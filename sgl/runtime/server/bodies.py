@@ -150,6 +150,8 @@ def _no_json(said: str, what: str = "the body", param: str | None = None) -> Inv
         return InvalidRequest(f"{what} is nested more than {MAX_DEPTH} deep", param=param)
     if said.startswith("number out of range"):
         return InvalidRequest(f"{what} has a number of more than {MAX_DIGITS} digits", param=param)
+    if "hex escape" in said:
+        said += ": half of a surrogate pair is no character"
     return InvalidRequest(f"{what} is not JSON: {said}", param=param)
 
 

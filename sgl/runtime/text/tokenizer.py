@@ -115,7 +115,9 @@ class Tokenizer:
             encodings = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
             return [encoding.ids for encoding in encodings]
         except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidRequest(f"the prompt is not text that can be encoded: {error}", param="prompt") from error
+            lone = next((char for text in texts for char in text if "\ud800" <= char <= "\udfff"), None)
+            said = error if lone is None else f"{lone!r} is half of a surrogate pair, and no character"
+            raise InvalidRequest(f"the prompt is not text that can be encoded: {said}", param="prompt") from error
 
     def _check_beginnings(self, text: str, limit: int) -> None:
         """Encode ever longer beginnings, together a third of the last one's cost. A cut changes only the tokens
