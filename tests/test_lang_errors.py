@@ -337,6 +337,13 @@ BAD_ARGUMENTS: list[Any] = [
     (lambda: sgl.separate_reasoning("text", "qwen3"), "named gen"),
     (lambda: sgl.image(3), "no image"),
     (lambda: sgl.gen("x", tool_choice="maybe", tools=[weather]), "tool_choice"),
+    (lambda: sgl.gen("x", tool_choice="required"), "there are no tools"),
+    (lambda: sgl.gen("x", tool_choice="maybe"), "not .maybe."),
+    (
+        lambda: sgl.gen("x", seed=2**63),
+        "seed must be a whole number from -9223372036854775808 to 9223372036854775807",
+    ),
+    (lambda: sgl.gen("x", max_tokens=2**31), "max_tokens must be a whole number from 0 to 2147483647"),
     (lambda: sgl.gen("x", stop=3), "stop must be a non-empty string or a list of them, not"),
     (lambda: sgl.gen("x", stop_token_ids="ab"), "stop_token_ids must be a list of token ids"),
     (lambda: sgl.gen("x", stop_token_ids=[1.5]), "stop_token_ids must be a list of token ids"),

@@ -12,7 +12,7 @@ from sgl.errors import InvalidRequest, RegexSyntaxError, nearest_name
 
 _INF = float("inf")
 MAX_WHOLE = 2**64  # bound of integers in programs
-_MOST = 2**31
+_MOST = 2**31 - 1
 MAX_SECONDS = 10_000_000.0
 """The longest timeout, four months; clocks count no further."""
 
@@ -45,9 +45,9 @@ PARAMS: dict[str, Param] = {
     "logprob_start_len": Param(None, "integer"),
     "top_logprobs_num": Param(None, "integer"),
     "return_text_in_logprobs": Param(None, "boolean"),
-    "seed": Param(None, "integer", -(2**63), 2**64),
+    "seed": Param(None, "integer", -(2**63), 2**63 - 1),
     "logit_bias": Param(None, "object"),
-    "priority": Param(0, "integer", -_MOST, _MOST),
+    "priority": Param(0, "integer", -(2**31), 2**31),
     "timeout": Param(None, "number", 0.0, MAX_SECONDS),
     "extra": Param(None, "object"),
 }

@@ -157,7 +157,7 @@ def gen(
         _only([key for key in ("choices", *_WAYS, "tools") if given[key] is not None])
         return select(name, choices, temperature, choices_method)
     params = sampling_params(**{key: value for key, value in given.items() if key in PARAMS})
-    if not ways and tools is None:
+    if not ways and tools is None and tool_choice == "auto":
         return ir.Gen(name, params)
     if dtype in (int, float, bool, str):
         dtype = ways["dtype"] = getattr(dtype, "__name__", dtype)
@@ -282,7 +282,9 @@ def _constraint(
 
         warnings.warn("gen: dtype and regex given; dtype wins", stacklevel=3)
         del ways["regex"]
-    if tools and tool_choice == "required":
+    if tool_choice == "required":
+        if not tools:
+            raise InvalidRequest("tool_choice is required, and there are no tools", param="tool_choice")
         ways["tools"] = tools
     _only([*ways])
     match ways:
