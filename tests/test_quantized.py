@@ -43,6 +43,7 @@ FAMILIES = {"llama": {}, "mistral": {}, "qwen2": {"tie_word_embeddings": True}, 
 LAYOUTS = [name for name in CONFIGS if name != "mxfp4"]  # which only experts have
 UNPACKED = {"fp8-block", "nvfp4", "nvfp4-modelopt"}  # in groups of 40 or 16, which have no whole units,
 UNPACKED |= {"nf4", "nf4-plain", "fp4"}  # or by tables of numbers
+PACKED = CONFIGS["packed"]
 Q_PROJ = "model.layers.1.self_attn.q_proj"
 
 
@@ -263,6 +264,25 @@ def test_the_first_group_whose_targets_hold_a_module_says_its_layout(tmp_path: P
     assert "4 bits, groups of 32" in ModelConfig.from_pretrained(folder).checkpoint_format
 
 
+def test_groups_of_activations_alone_change_no_weights(tmp_path: Path) -> None:
+    """And scales and zeros of queries, keys and values that stand beside them are for others."""
+
+    def add(tensors: Tensors) -> None:
+        for name in ("q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"):
+            tensors[f"model.layers.0.self_attn.{name}"] = torch.tensor([0.1])
+
+    folder, dense = tiny_quantized(tmp_path, "packed", change=add)
+    activations = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    config = {**PACKED, "kv_cache_scheme": activations}
+    attention = {"targets": ["LlamaAttention"], "weights": None, "input_activations": activations}
+    edit_json(
+        folder / "config.json",
+        quantization_config={**config, "config_groups": {"a": attention, **PACKED["config_groups"]}},
+    )
+    sequences = random_sequences(384)
+    check(Paged(load(folder), sequences, page_size=16).run(at_once(sequences)), reference_logits(dense, sequences))
+
+
 MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
 
 
@@ -333,7 +353,7 @@ def test_symmetric_gptq_of_either_version_has_its_zeros_in_the_middle(tmp_path: 
         (
             {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"},
             UnsupportedModel,
-            ["ModelOpt's 'W4A8_AWQ' (but FP8 and NVFP4)"],
+            ["ModelOpt's 'W4A8_AWQ' (but FP8, MXFP8 and NVFP4)"],
         ),
         ({**GPTQ, "bits": 2}, UnsupportedModel, ["2 bits"]),
         ({**GPTQ, "bits": "4"}, ModelError, ["'4'", "whole number"]),
@@ -364,6 +384,23 @@ def test_symmetric_gptq_of_either_version_has_its_zeros_in_the_middle(tmp_path: 
             ["regular expression"],
         ),
         (compressed(None, "pack-quantized"), UnsupportedModel, ["without"]),
+        (
+            {**PACKED, "transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}},
+            UnsupportedModel,
+            ["transforms (transform_config)"],
+        ),
+        ({**PACKED, "transform_config": "R1"}, ModelError, ["transform_config is 'R1', not an object"]),
+        ({**PACKED, "sparsity_config": {"format": "sparse-24-bitmask"}}, UnsupportedModel, ["sparse"]),
+        ({**PACKED, "sparsity_config": ["dense"]}, ModelError, ["sparsity_config is ['dense'], not an object"]),
+        ({**PACKED, "config_groups": {"group_0": {"targets": ["Linear"]}}}, ModelError, ["without `weights`"]),
+        (compressed(weights_of(4, "channel"), "marlin-24"), UnsupportedModel, ["marlin-24"]),
+        (compressed(weights_of(6, "group", **FLOAT), "mxfp6-pack-quantized"), UnsupportedModel, ["mxfp6"]),
+        (
+            compressed(weights_of(8, "block", block_structure="48by32"), "int-quantized"),
+            ModelError,
+            ["block_structure is '48by32', not two"],
+        ),
+        ({**GPTQ, "dynamic": 8}, ModelError, ["dynamic is 8, not an object"]),
     ],
 )
 def test_a_scheme_that_cannot_be_read_says_why(
@@ -457,6 +494,11 @@ def state(**changes: Any) -> Callable[[Tensors], None]:
         ("nvfp4-modelopt", drop("weight_scale_2"), [f"weight without {Q_PROJ}.weight_scale_2"]),
         ("nvfp4-modelopt", put("weight_scale_2", lambda its: its * float("nan")), ["weight_scale_2", "nan"]),
         ("nvfp4-modelopt", put("weight", lambda its: its.view(torch.int8)), ["weight", "I8; expected one of U8"]),
+        ("mxfp8", put("weight_scale", lambda its: its | 255), ["weight_scale", "255, which is no number"]),
+        ("mxfp8", put("weight_scale", lambda its: its[:, :1].contiguous()), ["is [64, 1]", "makes it [64, 2]"]),
+        ("int8-block", drop("weight_zero_point"), ["weight_zero_point"]),
+        ("int8-block", put("weight_zero_point", lambda its: its[:1].clone()), ["is [1, 2]", "makes it [2, 2]"]),
+        ("packed-tensor-zeros", drop("weight_zero_point"), ["weight_zero_point"]),
         ("mxfp4-packed", put("weight_scale", lambda its: its | 255), ["weight_scale", "255, which is no number"]),
     ],
 )

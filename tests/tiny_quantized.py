@@ -88,6 +88,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "fp8-tensor": {"quant_method": "fp8", "activation_scheme": "static"},
     "nvfp4": compressed(weights_of(4, "tensor_group", group_size=16, **FLOAT), "nvfp4-pack-quantized"),
     "nvfp4-modelopt": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+    "packed-tensor": compressed(weights_of(8, "tensor"), "pack-quantized"),
+    "packed-tensor-zeros": compressed(weights_of(4, "tensor", **ASYMMETRIC), "pack-quantized"),
+    "int8-block": compressed(weights_of(8, "block", block_structure="48x32", **ASYMMETRIC), "int-quantized"),
+    "naive-4-bit": compressed(weights_of(4, "tensor", **ASYMMETRIC), "naive-quantized"),
+    "float8-group": compressed(weights_of(8, "group", group_size=32, **FLOAT), "naive-quantized"),
+    "mxfp8": compressed(weights_of(8, "group", group_size=32, **FLOAT), "mxfp8-quantized"),
     "nf4": {**BNB, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
     "nf4-plain": {**BNB, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False},
     "fp4": {**BNB, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True},
@@ -167,7 +173,10 @@ def quantize(matrix: Array, config: dict[str, Any]) -> tuple[Tensors, Array]:
         (group,) = config["config_groups"].values()
         options = group["weights"]
         if options["type"] == "float":
-            return quantize_floats(matrix, options.get("block_structure"), options["strategy"])
+            block = [1, options["group_size"]] if options["strategy"] == "group" else options.get("block_structure")
+            return quantize_floats(matrix, block, options["strategy"], powers=config["format"] == "mxfp8-quantized")
+        if options["strategy"] in ("tensor", "block"):
+            return quantize_blocks(matrix, options, config["format"])
         bits, is_symmetric = options["num_bits"], options["symmetric"]
         size = options.get("group_size", -1)
         has_index = options.get("actorder") == "group"
@@ -240,8 +249,41 @@ def packed(codes: Array, bits: int) -> Array:
     return np.bitwise_or.reduce(words, -1).view(np.int32)
 
 
-def quantize_floats(matrix: Array, block: list[int] | None, strategy: str) -> tuple[Tensors, Array]:
-    """In e4m3, with a scale by block, row or matrix."""
+def quantize_blocks(matrix: Array, options: dict[str, Any], layout: str) -> tuple[Tensors, Array]:
+    """In whole numbers, with a scale and a zero by block or matrix."""
+    n, k = matrix.shape
+    bits, strategy = options["num_bits"], options["strategy"]
+    rows, columns = (48, 32) if strategy == "block" else (n, k)
+    middle = 1 << (bits - 1)
+    scales = np.empty((-(-n // rows), -(-k // columns)), np.float32)
+    zeros = np.zeros(scales.shape, np.int8)
+    codes = np.empty((n, k), np.int64)
+    read = np.empty((n, k), np.float32)
+    for i, j in np.ndindex(scales.shape):
+        at = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
+        low, high = matrix[at].min(), matrix[at].max()
+        if options["symmetric"]:
+            scales[i, j] = max(high, -low) / (middle - 1)
+        else:
+            scales[i, j] = (high - low) / (2 * middle - 1)
+            zeros[i, j] = np.clip(np.round(-middle - low / scales[i, j]), -middle, middle - 1)
+        codes[at] = np.clip(np.round(matrix[at] / scales[i, j]) + zeros[i, j], -middle, middle - 1)
+        read[at] = (codes[at] - zeros[i, j]) * scales[i, j]
+    shape = scales.shape if strategy == "block" else (1,)
+    parts: dict[str, Array] = {"weight_scale": scales.reshape(shape)}
+    if not options["symmetric"]:
+        parts["weight_zero_point"] = zeros.reshape(shape)
+    if layout == "pack-quantized":
+        parts |= {"weight_packed": packed(codes + middle, bits), "weight_shape": np.array([n, k], np.int64)}
+    else:
+        parts["weight"] = codes.astype(np.int8)
+    return {name: torch.from_numpy(part) for name, part in parts.items()}, read
+
+
+def quantize_floats(
+    matrix: Array, block: list[int] | None, strategy: str, *, powers: bool = False
+) -> tuple[Tensors, Array]:
+    """In e4m3, with a scale by block, row or matrix. powers: scales are exponents of two."""
     n, k = matrix.shape
     rows, columns = block or ((1, k) if strategy == "channel" else (n, k))
     values = torch.from_numpy(matrix)
@@ -252,8 +294,11 @@ def quantize_floats(matrix: Array, block: list[int] | None, strategy: str) -> tu
         for j in range(scales.shape[1]):
             at = slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns)
             scales[i, j] = values[at].abs().max() / 448
+            scales[i, j] = scales[i, j].log2().ceil().exp2() if powers else scales[i, j]
             stored[at] = (values[at] / scales[i, j]).to(torch.float8_e4m3fn)
             read[at] = stored[at].float() * scales[i, j]
+    if powers:
+        return {"weight": stored, "weight_scale": (scales.log2() + 127).to(torch.uint8)}, read.numpy()
     if block is not None:
         return {
             "weight": stored,

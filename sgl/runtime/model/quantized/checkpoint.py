@@ -20,7 +20,8 @@ _E4M3, _EXPONENTS = ("F8_E4M3",), ("U8", "F8_E8M0")
 # of activations and KV caches, which are 16-bit numbers here
 _OF_OTHERS = (
     *("input_scale", "input_zero_point", "input_scale_ub", "input_global_scale"),
-    *("output_scale", "k_scale", "v_scale", "q_scale"),
+    *("output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale"),
+    *("k_zero_point", "v_zero_point", "q_zero_point"),
 )
 _SCALE_NAMES = ("weight_scale", "weight_scale_inv", "weight.absmax", "SCB", *STATES)
 _FIRST = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed", "mxfp4": "_blocks"}
@@ -38,6 +39,10 @@ _STORED = _IN_PLACE | dict.fromkeys(("nvfp4-packed", "mxfp4-packed"), "U8")  # t
 
 class HasPlace(Protocol):
     """A tensor in a file."""
+
+    @property
+    def name(self) -> str:
+        """There."""
 
     @property
     def file(self) -> Path:
@@ -211,12 +216,6 @@ class QuantizedCheckpoint:
                 wanted["qzeros"] = ([(num_groups, words)], ("I32",))
             if layout.has_index or f"{stem}.g_idx" in self._entries:
                 wanted["g_idx"] = ([(k,)], ("I32", "I64"))
-        elif layout.kind == "packed":
-            wanted["weight_scale"] = ([(n, num_groups)], _FLOATS)
-            if layout.has_zeros:
-                wanted["weight_zero_point"] = ([(words, num_groups)], ("I32",))
-            if layout.has_index or f"{stem}.weight_g_idx" in self._entries:
-                wanted["weight_g_idx"] = ([(k,)], ("I32", "I64"))
         elif layout.is_e2m1:
             wanted["weight_scale"] = ([(n, num_groups)], _EXPONENTS if layout.kind == "mxfp4-packed" else _E4M3)
             if layout.kind != "mxfp4-packed":
@@ -226,18 +225,22 @@ class QuantizedCheckpoint:
             wanted["SCB"] = ([(n,)], ("F32",))
             if f"{stem}.weight_format" in self._entries:
                 wanted["weight_format"] = ([()], ("U8",))
-        elif layout.block is not None:
-            scale = "weight_scale" if f"{stem}.weight_scale" in self._entries else "weight_scale_inv"
-            sides = tuple(-(-size // side) for size, side in zip((n, k), layout.block, strict=True))
-            wanted[scale] = ([sides], _SCALES)
         else:
-            scale = "weight_scale_inv" if f"{stem}.weight_scale_inv" in self._entries else "weight_scale"
+            scale, other = ("weight_scale_inv", "weight_scale")[:: 1 if layout.block is not None else -1]
+            scale = other if f"{stem}.{other}" in self._entries else scale
             shapes: list[tuple[int, ...]] = [(n, num_groups)]
-            if layout.group is None:
+            if layout.block is not None:
+                shapes = [tuple(-(-size // side) for size, side in zip((n, k), layout.block, strict=True))]
+            elif layout.group is None:
                 shapes += [(n,), (1, 1), (1,), ()]
-            wanted[scale] = (shapes, _SCALES)
-            if layout.has_zeros:
+            wanted[scale] = (shapes, (*_SCALES, "U8") if layout.kind == "fp8" and layout.group else _SCALES)
+            zero = self._entries.get(f"{stem}.weight_zero_point")
+            if layout.has_zeros and layout.kind == "packed" and (zero is None or zero.dtype != "I8"):
+                wanted["weight_zero_point"] = ([(words, num_groups)], ("I32",))
+            elif layout.has_zeros:
                 wanted["weight_zero_point"] = (shapes, ("I8",))
+            if layout.has_index or f"{stem}.weight_g_idx" in self._entries:
+                wanted["weight_g_idx"] = ([(k,)], ("I32", "I64"))
         return wanted
 
     def _whole_shape(self, stem: str, rows: int, words: int, per_word: int) -> tuple[int, int]:

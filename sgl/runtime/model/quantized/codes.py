@@ -13,6 +13,7 @@ from sgl.runtime.model.quantized.scheme import Layout
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of eight columns that follow each other
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # and the same below zero
+_E8M0 = (torch.uint8, torch.float8_e8m0fnu)
 _E8M0_BIAS, _E8M0_NONE = 127, 255
 
 
@@ -50,10 +51,6 @@ def unpack(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int
         values = bitsandbytes.dequantized(tensors, shape)
         groups = torch.zeros(k, dtype=torch.int64, device=values.device)
         return Codes(values, values.new_ones(n, 1), values.new_empty(n, 0, dtype=torch.uint8), groups, 32)
-    if layout.kind == "fp8":
-        scale = tensors["weight_scale_inv" if "weight_scale_inv" in tensors else "weight_scale"]
-        scales, groups = _blocks(scale.float(), shape, layout.block)
-        return Codes(tensors["weight"], scales, scales.new_empty(n, 0, dtype=torch.uint8), groups, 8)
     if layout.kind == "awq":
         codes = _awq(tensors["qweight"]).t()
         scales = tensors["scales"].t()
@@ -70,28 +67,63 @@ def unpack(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int
             zeros = None  # some writers call a checkpoint v1 whose zeros are v2's
         else:
             zeros = (zeros + layout.zero_offset) & (2 * middle - 1)
-    elif layout.kind == "packed":
+    else:
+        return _scaled(layout, tensors, shape)
+    zeros = torch.full_like(scales, middle, dtype=torch.uint8) if zeros is None else zeros
+    groups = _groups(tensors, "g_idx", torch.arange(k, device=scales.device) // (k // scales.shape[1]), scales)
+    return Codes(codes.contiguous(), scales.contiguous(), zeros.contiguous(), groups, layout.bits)
+
+
+def _scaled(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> Codes:
+    """Of a `weight`, whole or packed, with scales for all of it, for rows, groups or blocks."""
+    n, k = shape
+    middle = 1 << (layout.bits - 1)
+    if (form := tensors.get("weight_format")) is not None and int(form):
+        raise ValueError("weight_format", f"is {int(form)}, not 0: it is stored for one kind of GPU, not by rows")
+    name = next(its for its in ("weight_scale", "weight_scale_inv", "SCB") if its in tensors)
+    stored = _exponents(name, tensors[name]) if tensors[name].dtype in _E8M0 else tensors[name]
+    scales = _spread(stored / 127 if name == "SCB" else stored, layout, n)
+    groups = torch.arange(k, device=scales.device) // (layout.block[1] if layout.block else k // scales.shape[1])
+    groups = _groups(tensors, "weight_g_idx", groups, scales)
+    if layout.kind == "fp8":
+        return Codes(tensors["weight"], scales.float(), scales.new_empty(n, 0, dtype=torch.uint8), groups, 8)
+    if layout.kind == "packed":
         codes = _bytes(tensors["weight_packed"], layout.bits)[:, :k]
-        scales = tensors["weight_scale"]
-        zeros = _bytes(tensors["weight_zero_point"].t(), layout.bits).t()[:n] if layout.has_zeros else None
     else:
         codes = tensors["weight"].view(torch.uint8) ^ 0x80  # from -128 to 127
-        if (form := tensors.get("weight_format")) is not None and int(form):
-            raise ValueError(
-                "weight_format", f"is {int(form)}, not 0: it is stored for one kind of GPU, not by rows"
-            )
-        scales = tensors["SCB"] / 127 if layout.kind == "llm-int8" else tensors["weight_scale"]
-        scales = (scales.reshape(-1, 1) if layout.group is None else scales).expand(n, -1)
-        zeros = None
-        if layout.has_zeros:
-            stored = tensors["weight_zero_point"].to(torch.int8).view(torch.uint8) ^ 0x80
-            zeros = (stored.reshape(-1, 1) if layout.group is None else stored).expand(n, -1)
-    zeros = torch.full_like(scales, middle, dtype=torch.uint8) if zeros is None else zeros
-    index = next((name for name in ("g_idx", "weight_g_idx") if name in tensors), None)
-    groups = torch.arange(k, device=scales.device) // (k // scales.shape[1]) if index is None else tensors[index]
+    zeros = torch.full_like(scales, middle, dtype=torch.uint8)
+    if layout.has_zeros:
+        zero = tensors["weight_zero_point"]
+        if zero.dtype == torch.int32:
+            zeros = _bytes(zero.t(), layout.bits).t()[:n]
+        else:
+            zeros = _spread((zero.int() + middle).to(torch.uint8), layout, n)
+    return Codes(codes.contiguous(), scales, zeros.contiguous(), groups, layout.bits)
+
+
+def _spread(stored: torch.Tensor, layout: Layout, n: int) -> torch.Tensor:
+    """[n, groups]."""
+    if layout.block is not None:
+        return stored.repeat_interleave(layout.block[0], 0)[:n].contiguous()
+    return (stored.reshape(-1, 1) if layout.group is None else stored).expand(n, -1).contiguous()
+
+
+def _groups(
+    tensors: Mapping[str, torch.Tensor], name: str, groups: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """Of each column, if that tensor does not name others."""
+    groups = tensors.get(name, groups)
     if int(groups.min()) < 0 or int(groups.max()) >= scales.shape[1]:
-        raise ValueError(index, f"names the group {int(groups.max())} of {scales.shape[1]}")
-    return Codes(codes.contiguous(), scales.contiguous(), zeros.contiguous(), groups.long(), layout.bits)
+        raise ValueError(name, f"names the group {int(groups.max())} of {scales.shape[1]}")
+    return groups.long()
+
+
+def _exponents(name: str, stored: torch.Tensor) -> torch.Tensor:
+    """Scales that are powers of two."""
+    exponents = stored.view(torch.uint8)
+    if int(exponents.max()) == _E8M0_NONE:
+        raise ValueError(name, f"has a scale of {_E8M0_NONE}, which is no number")
+    return torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - _E8M0_BIAS)
 
 
 def _e2m1(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int]) -> Codes:
@@ -104,10 +136,7 @@ def _e2m1(layout: Layout, tensors: Mapping[str, torch.Tensor], shape: tuple[int,
     codes = table[_nibbles(packed).int()].view(torch.float8_e4m3fn)
     scales = tensors["weight_scale"]
     if layout.kind == "mxfp4-packed":
-        exponents = scales.view(torch.uint8)
-        if int(exponents.max()) == _E8M0_NONE:
-            raise ValueError("weight_scale", f"has a scale of {_E8M0_NONE}, which is no number")
-        scales = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - _E8M0_BIAS)
+        scales = _exponents("weight_scale", scales)
     else:
         name = "weight_scale_2" if layout.kind == "nvfp4" else "weight_global_scale"
         of_all = tensors[name].reshape(())
@@ -133,19 +162,6 @@ def _awq(packed: torch.Tensor) -> torch.Tensor:
     """uint8 [a, 8 * b] of int32 [a, b]."""
     places = _bytes(packed, 4).reshape(len(packed), -1, 8)
     return places[..., _AWQ_PLACES].flatten(-2)
-
-
-def _blocks(
-    scale: torch.Tensor, shape: tuple[int, int], block: tuple[int, int] | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A scale for each row and group of columns, and the columns' groups, of one scale, one a row or one a block."""
-    n, k = shape
-    if block is None:
-        return scale.reshape(-1, 1).expand(n, 1).contiguous(), torch.zeros(
-            k, dtype=torch.int64, device=scale.device
-        )
-    groups = torch.arange(k, device=scale.device) // block[1]
-    return scale.repeat_interleave(block[0], 0)[:n].contiguous(), groups
 
 
 def dequantize_mxfp4(

@@ -20,6 +20,7 @@ _KINDS: dict[tuple[str, str, int], Kind] = {
     ("float-quantized", "float", 8): "fp8",
     ("nvfp4-pack-quantized", "float", 4): "nvfp4-packed",
     ("mxfp4-pack-quantized", "float", 4): "mxfp4-packed",
+    ("mxfp8-quantized", "float", 8): "fp8",
 }
 """By format, type and bits of compressed-tensors."""
 _PER_GROUP, _PER_BLOCK = "group", "block"
@@ -147,8 +148,7 @@ class _Reader:
         bits = self._whole("bits", default=4)
         if bits not in (4, 8):
             self._refuse(f"GPTQ in {bits} bits (but 4 and 8)")
-        dynamic = self._config.get("dynamic") or {}
-        if others := [name for name in dynamic if not str(name).startswith("-:")]:
+        if others := [name for name in self._section("dynamic") if not str(name).startswith("-:")]:
             self._refuse(f"GPTQ with other options for some modules ({others[0]!r:.100})")
         return (
             Layout(
@@ -174,8 +174,10 @@ class _Reader:
         if algorithm == "NVFP4":
             group = _Reader(config, self._path, self._architecture)._whole("group_size", default=16)
             return (Layout(kind="nvfp4", bits=4, group=group),)
+        if algorithm == "MXFP8":
+            return (Layout(kind="fp8", group=32),)
         if algorithm not in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
-            self._refuse(f"ModelOpt's {algorithm!r:.100} (but FP8 and NVFP4)")
+            self._refuse(f"ModelOpt's {algorithm!r:.100} (but FP8, MXFP8 and NVFP4)")
         return (Layout(kind="fp8"),)
 
     def _bitsandbytes(self) -> tuple[Layout, ...]:
@@ -187,30 +189,44 @@ class _Reader:
         return (Layout(kind="nf4" if kind == "nf4" else "fp4", bits=4),)
 
     def _compressed_tensors(self) -> tuple[Layout, ...]:
-        if (self._config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        if self._section("sparsity_config").get("format", "dense") != "dense":
             self._refuse("sparse compressed-tensors")
+        if self._section("transform_config").get("config_groups"):
+            self._refuse("compressed-tensors' transforms (transform_config)")
         groups = self._config.get("config_groups")
         if not isinstance(groups, Mapping) or not groups:
             self._fail(f"config_groups is {groups!r:.100}, not an object of groups")
         common = self._text("format", default="pack-quantized")
         layouts = []
         for name, group in groups.items():
-            weights = group.get("weights") if isinstance(group, Mapping) else None
+            weights = group.get("weights", ...) if isinstance(group, Mapping) else ...
+            if weights is None:
+                continue  # of activations alone, which stay in 16 bits
             if not isinstance(weights, Mapping):
-                self._refuse(f"compressed-tensors without quantised weights ({name!r:.100})")
+                self._fail(f"config_groups[{name!r:.100}] is {group!r:.100}, without `weights`")
             layouts.append(_Reader(weights, self._path, self._architecture)._tensors(group, common))
+        if not layouts:
+            self._refuse("compressed-tensors without quantised weights")
         return tuple(sorted(layouts, key=lambda layout: not layout.targets))  # a class says less than a name
 
     def _tensors(self, group: Mapping[str, Any], common: str) -> Layout:
         """Of a config group, whose `weights` this reads."""
         bits, number = self._whole("num_bits", default=8), self._text("type", default="int")
         layout = str(group.get("format") or common)
-        if layout in ("naive-quantized", "mixed-precision"):
-            layout = "float-quantized" if number == "float" else "int-quantized" if bits == 8 else "pack-quantized"
+        if layout == "mixed-precision":
+            layout = "int-quantized" if bits == 8 else "pack-quantized"
+            if number == "float":
+                four = "mxfp4" if self._first("strategy") == _PER_GROUP else "nvfp4"
+                layout = "float-quantized" if bits == 8 else f"{four}-pack-quantized"
+        if layout == "naive-quantized":
+            layout = "float-quantized" if number == "float" else "int-quantized"
+            bits = 8 if number == "int" and bits < 8 else bits  # a byte for each
         kind = _KINDS.get((layout, number, bits))
         if kind is None:
             self._refuse(f"compressed-tensors' format {layout!r:.100} with {number!r:.100} in {bits} bits")
-        strategy = self._text("strategy", default="channel")
+        strategy = self._text(
+            "strategy", default=_PER_GROUP if (self._first("group_size") or -1) != -1 else "channel"
+        )
         if strategy not in _STRATEGIES.get(kind, ("tensor", "channel", _PER_GROUP, _PER_BLOCK)):
             self._refuse(f"compressed-tensors' strategy {strategy!r:.100}")
         targets = group.get("targets") or []
@@ -237,6 +253,12 @@ class _Reader:
     def _first(self, *names: str) -> Any:
         return next((self._config[name] for name in names if self._config.get(name) is not None), None)
 
+    def _section(self, name: str) -> Mapping[str, Any]:
+        value = self._config.get(name) or {}
+        if not isinstance(value, Mapping):
+            self._fail(f"{name} is {value!r:.100}, not an object")
+        return value
+
     def _text(self, *names: str, default: str) -> str:
         value = self._first(*names)
         if value is not None and not isinstance(value, str):
@@ -260,6 +282,8 @@ class _Reader:
         return None if self._first(*names) == -1 else self._whole(*names, default=default)
 
     def _sides(self, name: str, value: object) -> tuple[int, int]:
+        if isinstance(value, str) and (sides := re.fullmatch(r"(\d{1,7})x(\d{1,7})", value)):
+            value = [*map(int, sides.groups())]
         if not isinstance(value, list) or len(value) != 2:
             self._fail(f"{name} is {value!r:.100}, not two whole numbers")
         rows, columns = (_Reader({name: side}, self._path, None)._whole(name) for side in value)
