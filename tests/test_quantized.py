@@ -283,6 +283,23 @@ def test_groups_of_activations_alone_change_no_weights(tmp_path: Path) -> None:
     check(Paged(load(folder), sequences, page_size=16).run(at_once(sequences)), reference_logits(dense, sequences))
 
 
+def test_targets_may_be_names_in_the_file_of_a_model_that_sees(tmp_path: Path) -> None:
+    """Which are not those of its language model alone."""
+    name = "Gemma3ForConditionalGeneration"
+    dense = tiny_transformer(tmp_path / "dense", name, **ARCHITECTURES[name])
+    folder = quantize_folder(
+        tmp_path / "quantized", dense, "packed", is_quantized=lambda module: "language_model" in module
+    )
+    config = {**PACKED, "config_groups": {"a": {**PACKED["config_groups"]["group_0"]}}}
+    config["config_groups"]["a"]["targets"] = ["re:.*language_model.*_proj$"]
+    edit_json(folder / "config.json", quantization_config=config)
+    found = [
+        load_decoder(ModelConfig.from_pretrained(its), dtype="float32").weights.layers[1].qkv
+        for its in (folder, dense)
+    ]
+    assert torch.equal(*found)
+
+
 MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
 
 

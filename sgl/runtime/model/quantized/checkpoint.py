@@ -88,7 +88,9 @@ class QuantizedCheckpoint:
                 self.others.add(name)
             elif name.endswith(_FIRST["mxfp4"]) and any(its.kind == "mxfp4" for its in scheme.layouts):
                 self._add_experts(name.removesuffix(_FIRST["mxfp4"]))
-            elif (layout := scheme.layout(stem)) is not None and self._is_first(layout, stem, last):
+            elif (
+                layout := scheme.layout(stem, entries[name].name.rpartition(".")[0])
+            ) is not None and self._is_first(layout, stem, last):
                 self._add(stem, layout)
 
         self.shapes: dict[str, tuple[int, ...]] = {name: its.shape for name, its in self._modules.items()}

@@ -96,9 +96,9 @@ class QuantScheme:
         """For users."""
         return f"safetensors: {self}"
 
-    def layout(self, module: str) -> Layout | None:
-        """Of a module; the first whose targets hold it."""
-        return next((layout for layout in self.layouts if layout.holds(module)), None)
+    def layout(self, *names: str) -> Layout | None:
+        """Of a module, by any of its names; the first whose targets hold it."""
+        return next((layout for layout in self.layouts if any(map(layout.holds, names))), None)
 
     def __str__(self) -> str:
         return f"{self.method}, " + "; ".join(dict.fromkeys(map(str, self.layouts)))
