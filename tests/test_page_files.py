@@ -455,9 +455,28 @@ def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
     (path, *_) = sorted(tmp_path.rglob("*.pages"))
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="hicache_storage_dir"):
+    with pytest.raises(ConfigError, match=f"hicache_storage_dir.*{path.name}"):
         Store(tmp_path)
     assert (tmp_path / "elsewhere").stat().st_size > 300
+
+
+def test_files_of_other_names_change_nothing(store: Store, tmp_path: Path) -> None:
+    """Nor do copies of segments, whose numbers would be others' or too long."""
+    store.write(store.names(PROMPT))
+    store.files.close()
+    (path, *_) = sorted(tmp_path.rglob("*.pages"))
+    data = path.read_bytes()
+    others = [path.with_name(f"{number}.pages") for number in ("1", "٣", "000000001", "9" * 249)]
+    for other in others:
+        other.write_bytes(data)
+    again = Store(tmp_path, max_bytes=4000)
+    for number in range(60):
+        again.write(again.names([number] * 40))
+    assert again.stored([59] * 40) == 10
+    assert again.files.num_failed == 0
+    again.files.close()
+    assert all(other.read_bytes() == data for other in others)
+    assert sum(each.stat().st_size for each in set(path.parent.glob("*.pages")) - set(others)) <= 4000
 
 
 @pytest.mark.parametrize("most_joined", [0, 1 << 20])

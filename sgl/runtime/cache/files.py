@@ -133,8 +133,9 @@ class PageFiles:
             self._segments = Segments(self._part, model, set(self._sizes.values()), max_bytes, segment_bytes)
         except OSError as error:
             self._unlock()
+            of = f" ({error.filename})" if error.filename else ""
             raise ConfigError(
-                f"hicache_storage_dir={str(folder)!r} cannot be used: {error.strerror or error}",
+                f"hicache_storage_dir={str(folder)!r} cannot be used: {error.strerror or error}{of}",
                 option="hicache_storage_dir",
             ) from error
         self._index = self._segments.index

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import struct
 import zlib
 from collections import OrderedDict
@@ -39,6 +40,7 @@ _MOST_SEGMENTS: Final = 256  # each is an open file, and a process may often hav
 _MOST_RECORDS: Final = 1 << 20  # of all segments: their names take some 200 bytes each in memory
 _MOST_JOINED: Final = 4 << 20  # bytes that are copied for one write: meanwhile, no other thread runs
 _SYNC_BYTES: Final = 64 << 20  # written between two fsyncs
+_NAMED: Final = re.compile(r"[0-9]{8}\.pages").fullmatch  # others are nobody's here
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 Memory = npt.NDArray[np.uint8]
@@ -212,9 +214,9 @@ class Segments:
     def _open_all(self) -> None:
         """Take over the segments, in order; remove those without a whole record."""
         for path in sorted(self._folder.glob("*.pages")):
-            if not path.stem.isdecimal():
+            if not _NAMED(path.name):
                 continue
-            self._next = max(self._next, int(path.stem) + 1)
+            self._next = int(path.stem) + 1
             if len(self._segments) >= _MOST_SEGMENTS:  # each start begins another, however little it writes
                 self._remove(next(iter(self._segments.values())))
             segment = _Segment(int(path.stem), os.open(path, _OPEN), 0)
