@@ -22,8 +22,7 @@ class Offer:
     end: float  # on the clock
     is_copied: threading.Event = field(default_factory=threading.Event)
     """The pages hold what they should."""
-    num_reads: int = 0
-    cuts: list[Callable[[], None]] = field(default_factory=list)  # end the reads that go on
+    cuts: list[Callable[[], None]] = field(default_factory=list)  # one for each read that goes on: ends it
     checksums: list[int] | None = None  # of the pages, once somebody asked
 
 
@@ -53,14 +52,12 @@ class Offers:
             offer = self._offers.get(lease)
             if offer is None or offer.prompt != prompt or offer.end <= self.clock():
                 return None
-            offer.num_reads += 1
             offer.cuts.append(cut)
             return offer
 
     def end_read(self, offer: Offer, cut: Callable[[], None], num_pages: int, *, is_last: bool) -> None:
         """A read has ended. num_pages: of them sent. is_last: the reader needs nothing more."""
         with self._lock:
-            offer.num_reads -= 1
             offer.cuts.remove(cut)
             self.num_read_pages += num_pages
             if is_last:
@@ -72,7 +69,7 @@ class Offers:
             now = self.clock()
             for offer in [each for each in self._offers.values() if each.end <= now]:
                 self._end(offer)
-            free = [offer for offer in self._over if not offer.num_reads and offer.is_copied.is_set()]
+            free = [offer for offer in self._over if not offer.cuts and offer.is_copied.is_set()]
             self._over = [offer for offer in self._over if offer not in free]
             return free
 
