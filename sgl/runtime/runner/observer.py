@@ -33,6 +33,7 @@ class Observer(Protocol):
 
     def observe(self, step: ObservedStep) -> None:
         """A step was launched. Must not wait for the device."""
+        return
 
     def close(self) -> None:
         """Give the device's memory back after the last step. Idempotent."""

@@ -50,13 +50,15 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """Guesses for one engine. Not thread-safe: see the module's text for who calls what when."""
+    """Guesses for one engine. Not thread-safe: see the module's text for who calls what when. One that keeps nothing
+    need not care who comes, what stood and who goes."""
 
     name: str
     """In metrics and traces."""
 
     def enter(self, request: Request) -> None:
         """The request has a row."""
+        return
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """One draft for each, of at most `most` tokens; NO_DRAFT where there is no guess. Must be quick: the step
@@ -66,9 +68,11 @@ class Drafter(Protocol):
     def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
         """Of this drafter's latest draft for the request, as far as it was verified (it may have been shortened),
         num_accepted leading tokens were accepted. Comes before the next `propose`."""
+        return
 
     def leave(self, request: Request) -> None:
         """The request gave up its row, by a retract or its end. Idempotent."""
+        return
 
 
 class DeviceDrafter(Drafter, Protocol):
@@ -80,15 +84,16 @@ class DeviceDrafter(Drafter, Protocol):
     def follow(self, *, is_on: bool) -> None:
         """Whether it may be asked from now on; at first it may. Off: no step costs anything, and a head misses what is
         computed meanwhile."""
+        return
 
     def wants(self, step: Step) -> bool:
         """Of every step, before it is launched: whether `Observer.observe` is to see it."""
-        ...
+        return False
 
     @property
     def is_ready(self) -> bool:
         """Whether there may be a request to draft for."""
-        ...
+        return True
 
     def knows(self, request: Request) -> bool:
         """Whether it may be drafted for."""

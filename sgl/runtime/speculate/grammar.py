@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from sgl.grammar.matching.jump import MAX_TAIL_TOKENS
 from sgl.runtime.constraints.request_matcher import RequestMatcher
-from sgl.runtime.scheduler.request import Request
 from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 
 _MOST_CHOICES = 3
@@ -18,17 +17,8 @@ class GrammarDrafter(Drafter):
 
     name = "grammar"
 
-    def enter(self, request: Request) -> None:
-        """See `Drafter`. A constraint knows where its output stands."""
-
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(asked) for asked in wanted]
-
-    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
-        """See `Drafter`. Nothing is learned but shares."""
-
-    def leave(self, request: Request) -> None:
-        """See `Drafter`. Nothing is kept."""
 
     def _draft(self, asked: DraftRequest) -> Draft:
         matcher: RequestMatcher | None = asked.request.owner.matcher

@@ -48,9 +48,6 @@ class Lookup(Drafter):
             left -= scanned
         return drafts
 
-    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
-        """See `Drafter`. What was accepted shows in the output."""
-
     def leave(self, request: Request) -> None:
         known = self._readings.pop(request.uid, None)
         reason, origin = request.finish_reason, request.origin

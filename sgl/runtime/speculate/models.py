@@ -109,24 +109,9 @@ class ModelDrafter(DeviceDrafter, Observer):
         self._rows: dict[int, _Row] = {}  # by uid
         self._setups: dict[int, RowSetup] = {}  # by row, those that the runner does not know yet
 
-    def follow(self, *, is_on: bool) -> None:
-        """See `DeviceDrafter`. Nothing is done before it is asked."""
-
-    def wants(self, step: Step) -> bool:
-        """See `DeviceDrafter`."""
-        return False
-
-    @property
-    def is_ready(self) -> bool:
-        """See `DeviceDrafter`."""
-        return True
-
     def knows(self, request: Request) -> bool:
         """See `DeviceDrafter`."""
         return request.uid in self._rows
-
-    def observe(self, step: ObservedStep) -> None:
-        """See `Observer`. Never called."""
 
     def close(self) -> None:
         self._runner.close()
@@ -141,9 +126,6 @@ class ModelDrafter(DeviceDrafter, Observer):
         self._setups[request.row] = RowSetup(
             request.row, request.params, request.seed, request.prompt_ids, np.empty(0, np.int32)
         )
-
-    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
-        """See `Drafter`. What was accepted shows in the output."""
 
     def leave(self, request: Request) -> None:
         self._rows.pop(request.uid, None)
