@@ -118,6 +118,11 @@ def no_pairs() -> Int32Array:
     return np.empty((0, 2), np.int32)
 
 
+def joined(parts: Sequence[Int32Array]) -> Int32Array:
+    """All pairs, [n, 2]."""
+    return np.concatenate([no_pairs(), *parts])
+
+
 @dataclass(slots=True)
 class PageMoves:
     """What to copy between the device and host memory: first saves, then loads."""

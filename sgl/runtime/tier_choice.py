@@ -58,12 +58,12 @@ def check_tiers(config: EngineConfig) -> None:
     changed = [option for option, default in options.items() if getattr(config, option) != default]
     if not config.enable_hierarchical_cache:
         for option in changed:
-            raise _wrong(config, option, "is part of enable_hierarchical_cache, which is off")
+            raise wrong(config, option, "is part of enable_hierarchical_cache, which is off")
         return
     if config.disable_radix_cache:
-        raise _wrong(config, "disable_radix_cache", "leaves nothing for enable_hierarchical_cache to keep")
+        raise wrong(config, "disable_radix_cache", "leaves nothing for enable_hierarchical_cache to keep")
     if config.speculative_draft_model_path is not None:
-        raise _wrong(
+        raise wrong(
             config,
             "enable_hierarchical_cache",
             f"keeps pages of the model alone, and speculative_draft_model_path={config.speculative_draft_model_path!r} "
@@ -72,11 +72,11 @@ def check_tiers(config: EngineConfig) -> None:
     if config.hicache_storage_backend is None:
         for option in changed:
             if option.startswith("hicache_storage_"):
-                raise _wrong(config, option, "is for hicache_storage_backend='file'")
+                raise wrong(config, option, "is for hicache_storage_backend='file'")
     elif config.hicache_storage_dir is None:
-        raise _wrong(config, "hicache_storage_backend", "needs a folder: name it by hicache_storage_dir")
+        raise wrong(config, "hicache_storage_backend", "needs a folder: name it by hicache_storage_dir")
     if config.hicache_storage_backend is not None and config.nnodes > 1:
-        raise _wrong(
+        raise wrong(
             config,
             "hicache_storage_backend",
             f"is for engines on one host, whose ranks share the memory that files are read into, and nnodes="
@@ -92,14 +92,14 @@ def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
     state_bytes = model.state_bytes if isinstance(model, RecurrentModel) else 0
     num_states = config.state_checkpoints or 0
     if (isinstance(model, RecurrentModel) or plan.num_window_pages) and config.pp_size > 1:
-        raise _wrong(
+        raise wrong(
             config,
             "pp_size",
             f"with enable_hierarchical_cache: {model.config.architecture} has two kinds of layers, and a stage may "
             "have but one of them; tp_size is fine",
         )
     if state_bytes and not num_states:
-        raise _wrong(config, "state_checkpoints", "leaves nothing from which enable_hierarchical_cache could go on")
+        raise wrong(config, "state_checkpoints", "leaves nothing from which enable_hierarchical_cache could go on")
     page_size = config.page_size
     assert page_size is not None, "it is decided"
     each, windowed = page_bytes(config, model, plan)
@@ -109,7 +109,7 @@ def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
     if config.hicache_size:
         num_bytes = config.hicache_size * _GB
         if num_bytes * sharing > limit.num_bytes:
-            raise _wrong(config, "hicache_size", f"is more than {gib(limit.num_bytes)} ({limit.what})")
+            raise wrong(config, "hicache_size", f"is more than {gib(limit.num_bytes)} ({limit.what})")
     else:
         num_bytes = int(config.hicache_ratio * device_bytes)
         most = int(limit.num_bytes * _MOST_OF_MEMORY / sharing)
@@ -122,7 +122,7 @@ def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
     for what, number, its in (("page", pages, each), ("state", states, state_bytes), ("window", windows, windowed)):
         if its and number < 1:
             option = "hicache_size" if config.hicache_size else "hicache_ratio"
-            raise _wrong(config, option, f"holds no {what}, of which one takes {gib(its)}")
+            raise wrong(config, option, f"holds no {what}, of which one takes {gib(its)}")
         if its:
             logger.info("copies of KV: %s of host memory, %d %ss", gib(number * its), number, what)
     return dataclasses.replace(
@@ -218,5 +218,6 @@ def weights_hash(tensors: Iterable[torch.Tensor]) -> bytes:
     return whole.digest()
 
 
-def _wrong(config: EngineConfig, option: str, why: str) -> ConfigError:
+def wrong(config: EngineConfig, option: str, why: str) -> ConfigError:
+    """An option's value that cannot be."""
     return ConfigError(f"{option}={getattr(config, option)!r} {why}", option=option)

@@ -27,7 +27,7 @@ from sgl.runtime.scheduler.exports import EngineAddress, Exports
 from sgl.runtime.scheduler.imports import Imports
 from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.shared_choice import fragment_bytes, page_shape
-from sgl.runtime.tier_choice import identity, weights_hash
+from sgl.runtime.tier_choice import identity, weights_hash, wrong
 from sgl.runtime.transfer.mapped import MappedReader, MappedRemote
 from sgl.runtime.transfer.nixl import NixlReader, NixlRemote
 from sgl.runtime.transfer.offers import Offers
@@ -50,36 +50,36 @@ def check_transfers(config: EngineConfig) -> None:
         for each in fields(config):
             name, is_mode = each.name, each.name == "disaggregation_mode"
             if name.startswith("disaggregation_") and not is_mode and getattr(config, name) != each.default:
-                raise _wrong(config, name, "is for disaggregation_mode prefill or decode")
+                raise wrong(config, name, "is for disaggregation_mode prefill or decode")
         return
     if config.disable_radix_cache:
-        raise _wrong(config, "disable_radix_cache", f"leaves no pages for disaggregation_mode={mode!r}")
+        raise wrong(config, "disable_radix_cache", f"leaves no pages for disaggregation_mode={mode!r}")
     if config.nnodes > 1:
-        raise _wrong(
+        raise wrong(
             config,
             "nnodes",
             f"with disaggregation_mode={mode!r}: the ranks of an engine share the memory that pages go through, so "
             "they are on one host: start an engine on each",
         )
     if config.speculative_draft_model_path is not None:
-        raise _wrong(
+        raise wrong(
             config,
             "speculative_draft_model_path",
             f"with disaggregation_mode={mode!r}: the draft model's pages are not sent; look-ups (NGRAM) are fine",
         )
     if config.disaggregation_transport == "cuda_ipc" and config.num_ranks > 1:
-        raise _wrong(
+        raise wrong(
             config,
             "tp_size" if config.tp_size > 1 else "pp_size",
             "with disaggregation_transport='cuda_ipc', by which one GPU's pages are read: 'tcp' and 'nixl' gather "
             "those of several ranks",
         )
     if config.disaggregation_port and config.disaggregation_port + config.dp_size - 1 > _LAST_PORT:
-        raise _wrong(
+        raise wrong(
             config, "disaggregation_port", f"leaves no port for each of {config.dp_size} engines, from there on"
         )
     if mode == "prefill" and config.disaggregation_host in _NO_HOSTS:
-        raise _wrong(
+        raise wrong(
             config,
             "disaggregation_host",
             "is no address that decode engines could connect to: name one of this host",
@@ -93,9 +93,9 @@ def plan_transfers(config: EngineConfig, model_config: Config, model: Model, pla
         return plan
     name = model.config.architecture
     if isinstance(model, RecurrentModel):
-        raise _wrong(config, "disaggregation_mode", f"sends no recurrent states, and {name} has layers with some")
+        raise wrong(config, "disaggregation_mode", f"sends no recurrent states, and {name} has layers with some")
     if plan.num_window_pages:
-        raise _wrong(
+        raise wrong(
             config,
             "disaggregation_mode",
             f"sends pages of all layers, and {name} has layers with windows of their own",
@@ -106,9 +106,9 @@ def plan_transfers(config: EngineConfig, model_config: Config, model: Model, pla
     num_bytes, is_mapped = transfer_bytes(config, plan.num_pages * page_bytes), has_mapped_transfers(config)
     if config.disaggregation_buffer_mb is not None:
         if not is_mapped and num_bytes * config.dp_size > limit.num_bytes:
-            raise _wrong(config, "disaggregation_buffer_mb", f"is more than {gib(limit.num_bytes)} ({limit.what})")
+            raise wrong(config, "disaggregation_buffer_mb", f"is more than {gib(limit.num_bytes)} ({limit.what})")
         if num_bytes < page_bytes:
-            raise _wrong(config, "disaggregation_buffer_mb", f"holds no page, of which one takes {gib(page_bytes)}")
+            raise wrong(config, "disaggregation_buffer_mb", f"holds no page, of which one takes {gib(page_bytes)}")
     pages = max(1, min(num_bytes // page_bytes, plan.num_pages))
     logger.info("transfers of KV pages go through %s, %d tokens", gib(pages * page_bytes), pages * shape.num_tokens)
     return replace(plan, num_transfer_pages=pages + 1, has_mapped_transfers=is_mapped)
@@ -206,7 +206,3 @@ def _make_key(path: Path) -> None:
             f"no key can be made at {path} ({error.strerror}): name a file by disaggregation_key_file",
             option="disaggregation_key_file",
         ) from error
-
-
-def _wrong(config: EngineConfig, option: str, why: str) -> ConfigError:
-    return ConfigError(f"{option}={getattr(config, option)!r} {why}", option=option)

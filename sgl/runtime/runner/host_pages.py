@@ -25,7 +25,7 @@ from sgl.errors import ConfigError
 from sgl.kernels.columns import copy_columns
 from sgl.kernels.pages import gather, scatter
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import Int32Array, PageMoves, PendingMoves
+from sgl.runtime.batch import Int32Array, PageMoves, PendingMoves, no_pairs
 from sgl.runtime.model.kv_cache import Arrivals
 from sgl.runtime.runner.mapped_rows import DoneMoves, MappedMoves, MappedRows, runs
 from sgl.runtime.runner.shared_rows import SharedRows
@@ -171,7 +171,7 @@ class HostPages:
         other move."""
         num_pages = min(most, len(self.memory) - 1)
         host, dummy = np.arange(1, num_pages + 1, dtype=np.int32), np.zeros(num_pages, np.int32)
-        nothing = np.empty((0, 2), np.int32)
+        nothing = no_pairs()
         saves, loads = (np.stack(pair, axis=1) for pair in ((dummy, host), (host, dummy)))
         _wait(self.move(PageMoves(saves, nothing)))
         seconds = []

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sgl.runtime.batch import Int32Array, Mover, PageMoves
+from sgl.runtime.batch import Mover, PageMoves, joined
 from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.files import PageFiles
 from sgl.runtime.cache.host import HostCache
@@ -114,7 +114,7 @@ class Tiers:
         ]
         windows = [] if self.windows is None else self.windows.take()
         if saves or loads or any(map(len, [*states, *windows])):
-            move = mover.move(PageMoves(_joined(saves), _joined(loads), *states, *windows))
+            move = mover.move(PageMoves(joined(saves), joined(loads), *states, *windows))
             self.saves.launched(move)
             self.loads.launched(move)
 
@@ -188,7 +188,3 @@ class Tiers:
         problems = check(self.host.pool, self.host.tree, self.loads.private_copies(), locked)
         problems += self.loads.check_beside(self.saves.held_windowed())
         return [f"host memory: {problem}" for problem in problems]
-
-
-def _joined(parts: list[Int32Array]) -> Int32Array:
-    return np.concatenate(parts) if parts else np.empty((0, 2), np.int32)

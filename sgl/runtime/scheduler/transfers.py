@@ -5,9 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-import numpy as np
-
-from sgl.runtime.batch import Int32Array, Mover, PageMoves
+from sgl.runtime.batch import Int32Array, Mover, PageMoves, joined
 from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.ledger import check
 from sgl.runtime.cache.node import Node
@@ -80,7 +78,7 @@ class Transfers:
         saves = [] if self.exports is None else self.exports.take()
         loads = [] if self.imports is None else self.imports.take()
         if saves or loads:
-            move = mover.move(PageMoves(_joined(saves), _joined(loads)))
+            move = mover.move(PageMoves(joined(saves), joined(loads)))
             if self.exports is not None:
                 self.exports.launched(move)
             if self.imports is not None:
@@ -151,7 +149,3 @@ class Transfers:
         incoming = [] if self.imports is None else self.imports.incoming()[1]
         problems = check(self._pool, RadixCache(self._pool), private, [], incoming)
         return [f"transfer buffer: {problem}" for problem in problems]
-
-
-def _joined(parts: list[Int32Array]) -> Int32Array:
-    return np.concatenate(parts) if parts else np.empty((0, 2), np.int32)

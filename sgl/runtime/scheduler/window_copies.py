@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sgl.runtime.batch import Int32Array
+from sgl.runtime.batch import Int32Array, joined
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.ledger import check_windows
 from sgl.runtime.cache.node import Node
@@ -137,7 +137,7 @@ class WindowCopies:
     def take(self) -> list[Int32Array]:
         """(device page, host page) and (host page, device page) pairs of the next move, if there are any."""
         saves, loads, self._saves, self._loads = self._saves, self._loads, [], []
-        return [np.concatenate([np.empty((0, 2), np.int32), *its]) for its in (saves, loads)]
+        return [joined(saves), joined(loads)]
 
     def private(self) -> Iterator[Int32Array]:
         """The device's pages of loads, for the ledger."""
