@@ -21,7 +21,8 @@ from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.tier_choice import weights_hash
 from tests.patience import wait_until
 from tests.test_gdn_models import tiny_hybrid
-from tests.tiny_models import tiny_checkpoint
+from tests.test_models import LONGROPE
+from tests.tiny_models import edit_json, tiny_checkpoint
 from tests.tiny_transformers import tiny_transformer
 
 OPTIONS: dict[str, Any] = {
@@ -137,6 +138,40 @@ def test_a_checkpoint_may_move(path: str, tmp_path: Path) -> None:
     shutil.copytree(path, tmp_path / "moved")
     with eager(str(tmp_path / "moved"), **files) as engine:
         assert cached(answers(engine)) == [88] * 8
+
+
+def test_a_rope_that_follows_the_context_has_pages_by_its_length(tmp_path: Path) -> None:
+    model = str(
+        tiny_checkpoint(
+            *(tmp_path / "model", "phi3"),
+            with_tokenizer=True,
+            rope_scaling=LONGROPE,
+            original_max_position_embeddings=128,
+        )
+    )
+    files = {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path / "files")}
+    for context in (128, 256):
+        with Engine(model, **OPTIONS, context_length=context) as engine:
+            wanted = ids(answers(engine))
+        for found in (0, 88):
+            with eager(model, **files, context_length=context) as engine:
+                results = answers(engine)
+                assert (ids(results), cached(results)) == (wanted, [found] * 8)
+
+
+def test_modules_of_transformers_with_other_settings_find_nothing(tmp_path: Path) -> None:
+    path = tiny_transformer(tmp_path / "model", "GPTNeoXForCausalLM")
+    moved = Path(shutil.copytree(path, tmp_path / "moved"))
+    other = Path(shutil.copytree(path, tmp_path / "other"))
+    edit_json(other / "config.json", layer_norm_eps=0.5)
+    files: dict[str, Any] = {"hicache_storage_backend": "file", "hicache_storage_dir": str(tmp_path / "files")}
+    prompts = [[token % 90 + 3 for token in prompt] for prompt in PROMPTS]
+    for model, found in ((path, 0), (moved, 88), (other, 0)):
+        with Engine(str(model), skip_tokenizer_init=True, **OPTIONS) as engine:
+            wanted = ids(answers(engine, prompts))
+        with eager(str(model), skip_tokenizer_init=True, **files) as engine:
+            results = answers(engine, prompts)
+            assert (ids(results), cached(results)) == (wanted, [found] * 8)
 
 
 @pytest.mark.slow

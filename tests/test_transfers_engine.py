@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from sgl.runtime.transfer.wire import ANSWER, ASK, GONE, MAGIC, PAGES
 from tests.live_server import served
 from tests.patience import PATIENCE, wait_until
 from tests.test_gdn_models import tiny_hybrid
-from tests.tiny_models import tiny_checkpoint
+from tests.tiny_models import edit_json, tiny_checkpoint
 from tests.tiny_transformers import ARCHITECTURES, tiny_transformer
 
 OPTIONS: dict[str, Any] = {
@@ -239,6 +240,21 @@ def test_other_weights_are_another_model(prefill: Engine, tmp_path: Path) -> Non
         pytest.raises(InvalidRequest, match="another model"),
     ):
         engine.generate(input_ids=PROMPTS[0], sampling_params=GREEDY, kv_transfer_params=offer(prefill))
+
+
+def test_other_settings_of_modules_of_transformers_are_another_model(tmp_path: Path) -> None:
+    path = tiny_transformer(tmp_path / "model", "GPTNeoXForCausalLM")
+    other = Path(shutil.copytree(path, tmp_path / "other"))
+    rope = json.loads((path / "config.json").read_text())["rope_parameters"]
+    edit_json(other / "config.json", rope_parameters={**rope, "rope_theta": 50.0})
+    prompt, options = [5] * 40, {**OPTIONS, "skip_tokenizer_init": True}
+    with (
+        Engine(str(path), **options, disaggregation_mode="prefill") as first,
+        Engine(str(other), **options, disaggregation_mode="decode") as second,
+    ):
+        params = first.generate(input_ids=prompt, **OFFERED)["kv_transfer_params"]
+        with pytest.raises(InvalidRequest, match="another model"):
+            second.generate(input_ids=prompt, sampling_params=GREEDY, kv_transfer_params=params)
 
 
 def test_options_that_cannot_go_together_are_refused(path: str, tmp_path: Path) -> None:

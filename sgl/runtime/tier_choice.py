@@ -29,6 +29,7 @@ _GB = 10**9
 _MOST_OF_MEMORY = 0.5  # of what the machine has, for what hicache_ratio asks for
 _MEASURED_CPU_TOKENS = 256
 _READ_BYTES_A_SECOND = 1.5e9  # until something was read
+_BY_LENGTH = "longrope", "dynamic"  # ropes that turn by the length of the context
 _CHUNK = 1 << 22  # words of weights that are hashed at once
 
 
@@ -181,6 +182,8 @@ def identity(config: EngineConfig, model: Model, described: Any, weights: bytes)
         fields = dataclasses.fields(described)
         described = {field.name: repr(getattr(described, field.name)) for field in fields if field.name != "path"}
     options: Any = (config.dtype, config.kv_cache_dtype, config.quantization, config.page_size, config.model_impl)
+    if any(kind in repr(described) for kind in _BY_LENGTH):
+        options = (*options, model.max_positions)
     if config.deterministic:  # to the bit
         threads = torch.get_num_threads() if model.device.type == "cpu" else 0
         options = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class TransformersConfig:
     body: str  # see `Probed`
     output_class: type[Any]
     num_weights: int
+    settings: str  # all else that its modules read
     linears: Mapping[str, tuple[int, int]]  # [out, in] of the linear modules of the body
     cached_head_dim: int = 0
     """Numbers of a cached key or value, if more than the layers'."""
@@ -102,6 +104,7 @@ class TransformersConfig:
             except KeyError as error:
                 raise (Refused(probe.OWN_ATTENTION) if error.args == (probe.NAME,) else error) from error
             _check_states(config, module)
+            settings = json.dumps({**config.to_diff_dict(), "_name_or_path": ""}, sort_keys=True, default=str)
             fix_frequencies(module, context_length)
             probed = probe.probe(module, context_length)
             _check_layers(probed.layers)
@@ -124,6 +127,7 @@ class TransformersConfig:
             body=probed.body,
             output_class=probed.output_class,
             num_weights=sum(its.numel() for its in {id(its): its for its in module.parameters()}.values()),
+            settings=settings,
             linears={
                 f"{probed.body}.{name}": tuple(its.weight.t().shape if type(its) is Conv1D else its.weight.shape)
                 for name, its in module.get_submodule(probed.body).named_modules()
