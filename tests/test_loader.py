@@ -300,6 +300,13 @@ def test_old_models_of_a_hub_are_downloaded_with_their_pickles(
     assert asked[1:] == ([["pytorch_model*"]] if weights == "pytorch_model.bin" else [])
 
 
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "\ud800".encode("utf-8", "surrogatepass")])
+def test_a_config_that_is_no_json_is_named(text: str | bytes, folder: Path) -> None:
+    (folder / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ModelError, match=r"cannot read .*config\.json"):
+        read_config(str(folder), "auto")
+
+
 def test_shards_load_to_the_same_weights_as_one_file(tmp_path: Path) -> None:
     one = load(tiny_checkpoint(tmp_path / "one"))
     folder = tiny_checkpoint(tmp_path / "many", max_shard_size="100KB")
@@ -315,9 +322,10 @@ def test_a_shard_that_is_missing_or_lacks_what_the_index_says_is_named(tmp_path:
     (folder / INDEX).write_text(json.dumps({**index, "weight_map": {**index["weight_map"], name: elsewhere}}))
     with pytest.raises(WeightsError, match=rf"{elsewhere} lacks the tensor {name}"):
         load(folder)
-    (folder / INDEX).write_text("{")
-    with pytest.raises(WeightsError, match="index"):
-        load(folder)
+    for text in ("{", "[" * 100_000):
+        (folder / INDEX).write_text(text)
+        with pytest.raises(WeightsError, match=f"cannot read .*{INDEX}"):
+            load(folder)
     (folder / INDEX).write_text(json.dumps(index))
     (folder / shard).unlink()
     with pytest.raises(WeightsError, match=rf"{shard} is missing, 1 of the \d+ that .*{INDEX} names"):

@@ -476,6 +476,8 @@ def state(**changes: Any) -> Callable[[Tensors], None]:
         ("fp8-block", put("weight", lambda its: its.view(torch.float8_e5m2)), ["F8_E5M2"]),
         ("nf4", drop(STATE), ["weight in", f"has no {Q_PROJ}.{STATE}, nor __fp4"]),
         ("nf4", put(STATE, lambda its: its[:-1].clone()), [f"{Q_PROJ}.{STATE}", "is no JSON"]),
+        ("nf4", put(STATE, lambda its: torch.full((60000,), ord("["), dtype=torch.uint8)), [STATE, "is no JSON"]),
+        ("nf4", put(STATE, lambda its: torch.zeros(70000, dtype=torch.uint8)), ["70000 bytes, more than 65536"]),
         ("nf4", put(STATE, lambda its: its.int()), [f"{Q_PROJ}.{STATE}", "I32; expected U8"]),
         ("nf4", state(quant_type="af4"), ["has the quant_type 'af4'; these are read: nf4, fp4"]),
         ("nf4", state(shape=[64, 64, 1]), ["has the shape [64, 64, 1], not that of a matrix"]),

@@ -158,6 +158,17 @@ def test_an_input_comes_out_however_its_arguments_are_cut(text: str, ascii_only:
     assert found[0]["type"] == "custom"
 
 
+def test_arguments_of_another_form_are_the_input_once_they_are_json() -> None:
+    calls = CustomCalls({"say"})
+    pieces = ["[" * 100_000, "]" * 10]  # deeper than any parser reads
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "say", "arguments": pieces[0]}}
+    [first] = calls.converted([call])
+    assert first["custom"]["input"] == ""
+    assert calls.converted([{"index": 0, "function": {"arguments": pieces[1]}}]) == []
+    [other] = calls.converted([{**call, "function": {"name": "say", "arguments": "[1]"}}])
+    assert other["custom"]["input"] == "[1]"
+
+
 @pytest.mark.parametrize("step", [1, 5, 1000])
 def test_calls_of_custom_tools_and_functions_follow_each_other(step: int) -> None:
     text = "".join(

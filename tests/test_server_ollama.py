@@ -185,9 +185,12 @@ def test_calls_that_come_in_pieces_are_put_together() -> None:
     assert writer.lines(delta(tool_calls=call(id="x", function={"name": "f", "arguments": '{"a"'})), meta) == []
     assert writer.lines(delta(tool_calls=call(function={"arguments": ": 1}"})), meta) == []
     assert writer.lines(delta(tool_calls=call(id="y", function={"name": "g", "arguments": '{"b'})), meta) == []
+    deep = "[" * 100_000
+    assert writer.lines(delta(tool_calls=call(id="z", function={"name": "h", "arguments": deep})), meta) == []
     calls, last = writer.lines(delta("tool_calls"), meta)
     assert calls["message"]["tool_calls"] == [{"id": "x", "function": {"name": "f", "arguments": {"a": 1}}}]
-    assert last["message"]["content"] == '{"name": "g", "arguments": {"b', "one that was cut off is text"
+    cut = f'{{"name": "g", "arguments": {{"b{{"name": "h", "arguments": {deep}'
+    assert last["message"]["content"] == cut, "what is cut off, or deeper than it can be read, is text"
     assert (last["done"], last["done_reason"], last["eval_duration"]) == (True, "length", 10**9)
 
 

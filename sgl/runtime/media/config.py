@@ -131,6 +131,6 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"cannot read {path}: {error}", path=str(path)) from error
     return data if isinstance(data, dict) else {}

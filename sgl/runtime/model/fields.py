@@ -103,7 +103,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path.parent} is no checkpoint: it has no {path.name}", path=str(path)) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"cannot read {path}: {error}", path=str(path)) from error
     if not isinstance(data, dict):
         raise ModelError(f"{path} holds no JSON object", path=str(path))

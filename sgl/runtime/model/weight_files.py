@@ -110,7 +110,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     try:
         placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return {str(name): str(file) for name, file in placed.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"cannot read {index}: {error!r}", path=str(index)) from error
 
 

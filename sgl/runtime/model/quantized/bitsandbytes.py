@@ -40,7 +40,7 @@ class State:
             raise ValueError(f"has {stored.numel()} bytes, more than {_MOST_BYTES}")
         try:
             data = json.loads(bytes(stored.tolist()))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"is no JSON: {error}") from error
         if not isinstance(data, dict) or data.get("quant_type") not in TYPES:
             found = data.get("quant_type") if isinstance(data, dict) else data

@@ -189,8 +189,8 @@ class Writer:
             name, text = call["function"]["name"], call["function"]["arguments"]
             try:
                 found.append({**call, "function": {"name": name, "arguments": json.loads(text)}})
-            except ValueError:
-                rest = f'{{"name": {json.dumps(name)}, "arguments": {text}'
+            except (ValueError, RecursionError):
+                rest += f'{{"name": {json.dumps(name)}, "arguments": {text}'
         return found, rest
 
 
