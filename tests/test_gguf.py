@@ -399,12 +399,12 @@ def test_an_unknown_architecture_says_what_would_be_right(tmp_path: Path) -> Non
 def test_other_types_and_tensors_are_refused_by_name(tmp_path: Path) -> None:
     def other_type(writer: GGUFWriter) -> None:
         writer.add_tensor(
-            "output_norm.extra", np.zeros((1, 66), np.uint8), raw_dtype=gguf.GGMLQuantizationType.IQ2_XXS
+            "output_norm.extra", np.zeros((1, 36), np.uint8), raw_dtype=gguf.GGMLQuantizationType.NVFP4
         )
 
     error = refused(tmp_path / "type", other_type)
     assert isinstance(error, WeightsError)
-    assert "output_norm.extra in the type IQ2_XXS; these are read: F32, F16, BF16, Q4_0" in str(error)
+    assert "output_norm.extra in the type NVFP4; these are read: F32, F16, BF16, Q4_0" in str(error)
 
     def other_tensor(writer: GGUFWriter) -> None:
         writer.add_tensor("blk.0.attn_sinks.weight", np.zeros(4, np.float32))

@@ -35,8 +35,9 @@ ARCHITECTURES = {
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
 }
 _SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-_SCALES |= dict.fromkeys(("IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0,))
+_SCALES |= dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0,))
 """Bytes of a block where its two-byte scales begin."""
+_SCALES["IQ1_M"] = ()  # in the highest bits of the last four pairs of bytes
 
 
 def tiny_gguf(
@@ -193,6 +194,10 @@ def quantized(
         for at in _SCALES[kind]:
             scales = random.uniform(1e-4, 3e-4, packed.shape[:2]) / (5 if kind in ("Q6_K", "IQ4_XS") else 1)
             packed[..., at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+        if kind == "IQ1_M":
+            bits = random.uniform(1e-4, 3e-4, packed.shape[:2]).astype(np.float16).view(np.uint16)
+            nibbles = bits[..., None] >> np.array([0, 4, 8, 12], np.uint16) & 15
+            packed[..., 49::2] = packed[..., 49::2] & 15 | nibbles.astype(np.uint8) << 4
         packed = packed.reshape(len(values), -1)
     return stored, packed, gguf.dequantize(packed, stored).reshape(values.shape)
 
