@@ -1,13 +1,14 @@
 """What drafts are worth on real text: acceptance, tokens a step and tokens a second, beside plain decoding.
 
     python -m benchmarks.gpu.drafts MODEL DATA --drafts FOLDER [--suites gsm8k,mtbench,bfcl,json] [--modes plain,lookup,
-                                    draft,eagle3] [--prompts 12] [--tokens 128] [--rows 1] [--temperature 0]
-                                    [--option NAME=VALUE …] [--json FILE]
+                                    draft,eagle3] [--prompts 12] [--tokens 128] [--rows 1] [--rounds 5]
+                                    [--temperature 0] [--option NAME=VALUE …] [--json FILE]
 
 MODEL, DATA and FOLDER are those of benchmarks/draft_training.py, which FOLDER's drafts come from; it is run first where
-they are missing. Each mode has an engine of its own, one after another. Prompts are answered --rows at a time, those of
-bfcl and json under their schemas, with jump-forward in every mode. Drafts are as many as the budget allows for `tok/s`
-and `drafted`, as many as are proposed for `accepted`, the share of them that stands, and `tok/step`.
+they are missing. Each mode has an engine of its own beside plain decoding's; either answers all prompts of a suite in
+turns, --rounds times: `tok/s` is the median, `x` that of the rounds' ratios. Prompts are answered --rows at a time,
+those of bfcl and json under their schemas, with jump-forward in every mode. Drafts are as many as the budget allows for
+`tok/s` and `drafted`, as many as are proposed for `accepted`, the share of them that stands, and `tok/step`.
 
 `equal`: outputs of both that are plain's, token for token; `tie`: of the others, those that part between two tokens
 whose logprobs there, behind the same text, are no farther apart than twice what such a token's moves when other
@@ -20,6 +21,7 @@ import argparse
 import contextlib
 import json
 import logging
+import statistics
 import subprocess
 import sys
 import time
@@ -32,6 +34,8 @@ from benchmarks.real_prompts import SUITES, Asked, prompts
 from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
 
+TOKENS = 32_768
+"""Of an engine's KV, where no option says: two lie in the device's memory."""
 MODES = "plain", "lookup", "draft", "eagle3"
 PLACES = 6  # of an output, where rounding is measured
 _COLUMNS = {"tok/s": 8, "x": 6, "tok/step": 9, "accepted": 9, "drafted": 8, "equal": 6, "tie": 6}
@@ -45,16 +49,17 @@ class Row:
     suite: str
     mode: str
     tokens_a_second: float
+    times_plain: float
     tokens_a_step: float  # of a row: output tokens, forced ones among them, for each step that it was in
     accepted: float  # of drafts
     drafted: int
     equal: float  # share of outputs
     ties: float  # share of the others
 
-    def line(self, plain: float) -> str:
-        """Of the table. plain: tokens a second of plain decoding."""
+    def line(self) -> str:
+        """Of the table."""
         return (
-            f"{self.suite:8} {self.mode:8} {self.tokens_a_second:8.0f} {self.tokens_a_second / plain:6.2f} "
+            f"{self.suite:8} {self.mode:8} {self.tokens_a_second:8.0f} {self.times_plain:6.2f} "
             f"{self.tokens_a_step:9.2f} {self.accepted:9.2f} {self.drafted:8d} {self.equal:6.2f} {self.ties:6.2f}"
         )
 
@@ -115,10 +120,16 @@ def options_of(mode: str, drafts: Path) -> dict[str, Any]:
 
 
 def measure(
-    engine: Engine, mode: str, asked: dict[str, list[Asked]], plain: Answers, arguments: argparse.Namespace
+    engine: Engine,
+    mode: str,
+    asked: dict[str, list[Asked]],
+    plain: Answers,
+    arguments: argparse.Namespace,
+    beside: Engine | None = None,
 ) -> list[Row]:
-    """A mode on every suite."""
+    """A mode on every suite. beside: plain decoding's engine; None: it is the one."""
     found = []
+    engines = [engine] if beside is None else [beside, engine]
     for suite, suites_prompts in asked.items():
         texts = [
             engine.tokenizer.apply_chat_template(its.messages, add_generation_prompt=True) for its in suites_prompts
@@ -133,14 +144,18 @@ def measure(
             }
             for number, its in enumerate(suites_prompts)
         ]
-        _answers(
-            engine, ids, [{**its, "max_new_tokens": 2} for its in params], len(ids)
-        )  # compiles, fills the cache
-        before, began = _counters(engine), time.perf_counter()
-        outputs = [result["output_ids"] for result in _answers(engine, ids, params, arguments.rows)]
-        seconds = time.perf_counter() - began
-        drafted = _counters(engine)["drafted_tokens"] - before["drafted_tokens"]
-        speed = sum(map(len, outputs)) / seconds
+        for each in engines:  # compiles, fills the cache
+            _answers(each, ids, [{**its, "max_new_tokens": 2} for its in params], len(ids))
+        drafted = _counters(engine)["drafted_tokens"]
+        rounds = []
+        for _ in range(arguments.rounds):
+            speeds = []
+            for each in engines:
+                began = time.perf_counter()
+                outputs = [result["output_ids"] for result in _answers(each, ids, params, arguments.rows)]
+                speeds.append(sum(map(len, outputs)) / (time.perf_counter() - began))
+            rounds.append(speeds)
+        drafted = _counters(engine)["drafted_tokens"] - drafted
         if mode == "plain":
             plain.keep(engine, suite, ids, outputs)
         before = _counters(engine)
@@ -151,7 +166,8 @@ def measure(
         row = Row(
             suite,
             mode,
-            speed,
+            statistics.median(speeds[-1] for speeds in rounds),
+            statistics.median(speeds[-1] / speeds[0] for speeds in rounds),
             sum(map(len, again)) / steps,
             counted["verified_tokens"] / max(1, counted["drafted_tokens"]),
             drafted,
@@ -200,6 +216,7 @@ def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--train", nargs=argparse.REMAINDER, default=[], help="options of the training, at the end")
     parser.add_argument("--option", action="append", default=[])
@@ -223,18 +240,26 @@ def main(given: list[str] | None = None) -> None:
         for suite in arguments.suites.split(",")
     }
     options = parse_options(EngineConfig, dict(its.split("=", 1) for its in arguments.option))
-    plain, rows = Answers(), []
-    print(HEADER, flush=True)
-    for mode in dict.fromkeys(["plain", *modes]):
+    options.setdefault("max_total_tokens", TOKENS)
+    plain, rows = Answers(), list[Row]()
+
+    @contextlib.contextmanager
+    def measured(mode: str, beside: Engine | None = None) -> Iterator[Engine]:
         began = time.perf_counter()
         with Engine(model_path=arguments.model, **{**options, **options_of(mode, arguments.drafts)}) as engine:
             started = time.perf_counter() - began
-            rows += measure(engine, mode, asked, plain, arguments)
-        speeds = {row.suite: row.tokens_a_second for row in rows if row.mode == "plain"}
-        for row in rows:
-            if row.mode == mode:
-                print(row.line(speeds[row.suite]), flush=True)
-        print(f"({mode}: started in {started:.0f} s, {time.perf_counter() - began:.0f} s in all)", flush=True)
+            found = measure(engine, mode, asked, plain, arguments, beside)
+            print("\n".join(row.line() for row in found), flush=True)
+            print(f"({mode}: started in {started:.0f} s, {time.perf_counter() - began:.0f} s in all)", flush=True)
+            rows.extend(found)
+            yield engine
+
+    print(HEADER, flush=True)
+    with measured("plain") as base:
+        for mode in dict.fromkeys(modes):
+            if mode != "plain":
+                with measured(mode, base):
+                    pass
     print(f"(a logprob moves by up to {plain.rounding:.3g} among other requests)", flush=True)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
