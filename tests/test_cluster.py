@@ -578,7 +578,7 @@ def test_a_worker_knows_whether_another_on_its_host_starts_or_will_come_back() -
 
 def test_a_beats_answer_says_whether_the_host_is_calm() -> None:
     async def test() -> None:
-        control = Control("token", Registry(), SimpleNamespace())  # type: ignore[arg-type]
+        control = Control("token", Registry())
         async with (
             TestServer(control.app) as server,
             ClientSession(headers={"Authorization": "Bearer token"}) as client,
@@ -1085,7 +1085,7 @@ def test_a_command_that_nothing_comes_of_ends_with_the_reason(monkeypatch: pytes
 
 def test_a_token_that_is_no_text_is_a_wrong_one() -> None:
     async def test() -> None:
-        control = Control("token", Registry(), SimpleNamespace())  # type: ignore[arg-type]
+        control = Control("token", Registry())
         async with TestServer(control.app) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(

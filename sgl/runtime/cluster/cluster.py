@@ -18,7 +18,7 @@ from aiohttp import web
 
 from sgl.errors import BackendError, ConfigError, EngineDead
 from sgl.runtime.cluster.config import Options
-from sgl.runtime.cluster.control import Commands, Control
+from sgl.runtime.cluster.control import Control
 from sgl.runtime.cluster.placement import Placement, placed
 from sgl.runtime.cluster.registry import Registry
 from sgl.runtime.cluster.router import RouterProcess
@@ -43,7 +43,7 @@ class _Before:
     failure: str | None  # that Ray Serve told already
 
 
-class Cluster(Commands):
+class Cluster:
     """One cluster. Its methods run on one event loop."""
 
     _how: tuple[dict[str, Placement], bool]
@@ -57,7 +57,9 @@ class Cluster(Commands):
         self._registry = Registry()
         self._token = secrets.token_urlsafe(32)
         self._transfer_secret = secrets.token_hex(32)
-        self._control = Control(self._token, self._registry, self)
+        told = [web.get("/status", self._status), web.post("/scale", self._scale)]
+        told += [web.post("/update", self._update), web.post("/down", self._down)]
+        self._control = Control(self._token, self._registry, told)
         self._scaler = Scaler(options.cluster)
         self._port = int(bound.getsockname()[1])
         self._app = ServeApp(f"sgl-{self._port}")
@@ -114,7 +116,24 @@ class Cluster(Commands):
         """End `run`."""
         self._stop.set()
 
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.json_response(await self.status())
+
+    async def _scale(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        await self.scale(int(body["replicas"]), body.get("kind", "worker"))
+        return web.json_response({})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        return web.json_response({"generation": await self.update(body["options"], body["source"])})
+
+    async def _down(self, request: web.Request) -> web.Response:
+        self.stop()
+        return web.json_response({})
+
     async def status(self) -> dict[str, Any]:
+        """All about it."""
         workers = self._registry.table(time.monotonic())
         return {
             "url": self._known().url,
@@ -139,7 +158,7 @@ class Cluster(Commands):
         }
 
     async def scale(self, replicas: int, kind: str = "worker", *, by_load: bool = False) -> None:
-        """See Commands. by_load: nobody asks for it."""
+        """Have so many replicas of a kind, worker or prefill. by_load: nobody asks for it. Raises ConfigError."""
         async with self._changing:
             counts, before = self._scaled(self._options, self._counts, replicas, kind), self._before
             if before is not None and (not by_load or before.options.cluster.is_automatic):
@@ -169,6 +188,7 @@ class Cluster(Commands):
         return counts
 
     async def update(self, given: dict[str, Any], source: str) -> int:
+        """Replace all replicas by ones with a file's options; the number of their generation. Raises ConfigError."""
         options = Options.of(given, source)
         for name, before, after in self._fixed(options):
             if before != after:
@@ -178,13 +198,11 @@ class Cluster(Commands):
                 )
         async with self._changing:
             counts = options.counts
-            placements = self._placements(options, counts)
+            placements, surge = self._placements(options, counts), True
             try:
                 self._placements(options, {kind: number + 1 for kind, number in counts.items()})
             except ConfigError:
                 surge = False
-            else:
-                surge = True
             if self._before is None:
                 self._before = _Before(
                     self._options, self._counts, self._generation, self._how[0], self._app.failure

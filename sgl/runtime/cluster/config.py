@@ -27,17 +27,8 @@ _OURS = (
 )
 """What the cluster decides for each process."""
 _SHARED = (
-    *(
-        "model_path",
-        "model_impl",
-        "device",
-        "dtype",
-        "quantization",
-        "kv_cache_dtype",
-        "page_size",
-        "deterministic",
-    ),
-    *("disaggregation_transport", "disaggregation_key_file"),
+    *("model_path", "model_impl", "device", "dtype", "quantization", "kv_cache_dtype", "page_size"),
+    *("deterministic", "disaggregation_transport", "disaggregation_key_file"),
 )
 """Without which no replica could read another's pages."""
 
@@ -74,18 +65,12 @@ class ClusterConfig:
     def from_options(cls, options: Mapping[str, Any]) -> ClusterConfig:
         """Options by name override `SGL_<NAME>` variables, which override defaults. Raises ConfigError."""
         config = cls(**checked_options(cls, options))
-        least, most = config.least, config.most
-        if not least <= config.replicas <= most:
-            option = "min_replicas" if least > config.replicas else "max_replicas"
-            raise ConfigError(
-                f"{option}={getattr(config, option)}: replicas={config.replicas} must lie between min_replicas and "
-                "max_replicas",
-                option=option,
-            )
-        if config.prefill_engine is not None and not config.prefill_replicas:
-            raise ConfigError(
-                "prefill_engine needs prefill_replicas, of which there are none", option="prefill_engine"
-            )
+        option = "min_replicas" if config.least > config.replicas else "max_replicas"
+        text = f"replicas={config.replicas} must lie between min_replicas and max_replicas"
+        is_between = config.least <= config.replicas <= config.most
+        _refuse(not is_between, option, f"{option}={getattr(config, option)}: {text}")
+        text = "prefill_engine needs prefill_replicas, of which there are none"
+        _refuse(config.prefill_engine is not None and not config.prefill_replicas, "prefill_engine", text)
         for option in ("target_queue", "target_kv_usage"):
             if config.min_replicas is None:
                 check_needed(config, option, "max_replicas")
@@ -150,47 +135,34 @@ class Options:
             GatewayConfig.from_options(parts[3]),
             prefill,
         )
-        for each in options.engines.values() if prefill is not None else ():
-            if each.nnodes > 1:
-                raise ConfigError(
-                    f"nnodes={each.nnodes}: with prefill_replicas, each replica's processes are on one host",
-                    option="nnodes",
-                )
-            if each.deterministic and each.tp_size != options.engine.tp_size:
-                raise ConfigError(
-                    f"tp_size={options.engine.tp_size}, and {each.tp_size} in prefill_engine: in deterministic mode "
-                    "it is the same for all replicas, since sums of other parts round otherwise",
-                    option="tp_size",
-                )
-        if options.engine.device not in (None, "cpu", "cuda"):
-            raise ConfigError(
-                f"device={options.engine.device!r}: Ray gives each replica its GPUs, so a cluster's device is cpu or "
-                "cuda",
-                option="device",
-            )
-        port, control = options.server.port, options.cluster.control_port
-        if control and control == port:
-            raise ConfigError(
-                f"control_port={control} is port={port} as well: give one that is free, or 0", option="control_port"
-            )
-        if options.server.grpc_port and options.cluster.most > 1:
-            raise ConfigError(
-                f"grpc_port={options.server.grpc_port}: several replicas may share a host, so each takes a free port: "
-                "give 0, and each replica's /get_server_info names its own",
-                option="grpc_port",
-            )
-        if options.engine.nnodes > 1 and options.engine.dp_size > 1:
-            raise ConfigError(
-                f"dp_size={options.engine.dp_size}: several engines of a replica run on one host, so nnodes is 1",
-                option="dp_size",
-            )
-        if options.engine.nnodes > 1 and options.engine.num_ranks % options.engine.nnodes:
-            raise ConfigError(
-                f"nnodes={options.engine.nnodes}: tp_size={options.engine.tp_size} times pp_size="
-                f"{options.engine.pp_size} is no multiple of it",
-                option="nnodes",
-            )
+        options._check()
         return options
+
+    def _check(self) -> None:
+        """Raises ConfigError where options do not go together."""
+        engine, port, control, grpc = (
+            self.engine,
+            self.server.port,
+            self.cluster.control_port,
+            self.server.grpc_port,
+        )
+        for its in (engine, self.prefill) if self.prefill is not None else ():
+            one_host = "with prefill_replicas, each replica's processes are on one host"
+            _refuse(its.nnodes > 1, "nnodes", f"nnodes={its.nnodes}: {one_host}")
+            why = "in deterministic mode it is the same for all replicas, since sums of other parts round otherwise"
+            text = f"tp_size={engine.tp_size}, and {its.tp_size} in prefill_engine: {why}"
+            _refuse(its.deterministic and its.tp_size != engine.tp_size, "tp_size", text)
+        why = "Ray gives each replica its GPUs, so a cluster's device is cpu or cuda"
+        _refuse(engine.device not in (None, "cpu", "cuda"), "device", f"device={engine.device!r}: {why}")
+        text = f"control_port={control} is port={port} as well: give one that is free, or 0"
+        _refuse(0 < control == port, "control_port", text)
+        why = "several replicas may share a host, so each takes a free port: give 0, and each replica's "
+        text = f"grpc_port={grpc}: {why}/get_server_info names its own"
+        _refuse(bool(grpc and self.cluster.most > 1), "grpc_port", text)
+        text = f"dp_size={engine.dp_size}: several engines of a replica run on one host, so nnodes is 1"
+        _refuse(engine.nnodes > 1 < engine.dp_size, "dp_size", text)
+        text = f"tp_size={engine.tp_size} times pp_size={engine.pp_size} is no multiple of it"
+        _refuse(engine.num_ranks % engine.nnodes > 0, "nnodes", f"nnodes={engine.nnodes}: {text}")
 
     @property
     def engines(self) -> dict[str, EngineConfig]:
@@ -221,6 +193,11 @@ class Options:
             },
             "server": _changed(self.server, but=("host", "port")),
         }
+
+
+def _refuse(is_wrong: bool, option: str, text: str) -> None:
+    if is_wrong:
+        raise ConfigError(text, option=option)
 
 
 def _changed(config: EngineConfig | ServerConfig, but: tuple[str, ...] = ()) -> dict[str, Any]:

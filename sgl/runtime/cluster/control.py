@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -18,33 +18,12 @@ from sgl.runtime.cluster.registry import Registry, Report
 _POLLING_SECONDS = 5.0  # a wait for news of the workers
 
 
-class Commands(Protocol):
-    """What a cluster can be told."""
-
-    async def status(self) -> dict[str, Any]:
-        """All about it."""
-        ...
-
-    async def scale(self, replicas: int, kind: str = "worker") -> None:
-        """Have so many replicas of a kind, worker or prefill. Raises ConfigError."""
-        ...
-
-    async def update(self, given: dict[str, Any], source: str) -> int:
-        """Replace all replicas by ones with a file's options; the number of their generation. Raises ConfigError."""
-        ...
-
-    def stop(self) -> None:
-        """End it."""
-        ...
-
-
 class Control:
     """The endpoints."""
 
-    def __init__(self, token: str, registry: Registry, commands: Commands) -> None:
+    def __init__(self, token: str, registry: Registry, more: Iterable[web.RouteDef] = ()) -> None:
         self._token = token
         self._registry = registry
-        self._commands = commands
         self._options: dict[int, dict[str, Any]] = {}
         self._news = asyncio.Condition()
         self.app = web.Application(middlewares=[self._guard])
@@ -53,10 +32,7 @@ class Control:
                 web.get("/options", self._get_options),
                 web.post("/beat", self._hear),
                 web.get("/workers", self._workers),
-                web.get("/status", self._status),
-                web.post("/scale", self._scale),
-                web.post("/update", self._update),
-                web.post("/down", self._down),
+                *more,
             ]
         )
 
@@ -105,19 +81,3 @@ class Control:
         registry = self._registry
         news = {"version": registry.version, "workers": registry.serving(time.monotonic())}
         return web.json_response({**news, "draining": registry.draining()})
-
-    async def _status(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._commands.status())
-
-    async def _scale(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        await self._commands.scale(int(body["replicas"]), body.get("kind", "worker"))
-        return web.json_response({})
-
-    async def _update(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        return web.json_response({"generation": await self._commands.update(body["options"], body["source"])})
-
-    async def _down(self, request: web.Request) -> web.Response:
-        self._commands.stop()
-        return web.json_response({})

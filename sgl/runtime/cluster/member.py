@@ -14,9 +14,28 @@ from sgl.child import command
 from sgl.errors import EngineDead
 from sgl.runtime.cluster.spares import AdoptedProcess, SpareAddress
 
+Process = subprocess.Popen[bytes] | AdoptedProcess
 _CODE = (
     "from sgl.cli.member import main; from sgl.runtime.cluster.spares import SpareAddress; main({spare_address!r})"
 )
+
+
+def tell(process: Process, options: Mapping[str, Any]) -> None:
+    """Tell a process a line of JSON. Its standard input stays open, whose end tells that this process is gone."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended
+        process.stdin.write(json.dumps(options).encode() + b"\n")
+        process.stdin.flush()
+
+
+def end(process: Process, timeout: float) -> None:
+    """Have a process finish what runs, for up to so many seconds, and end it. Idempotent."""
+    process.terminate()
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Member:
@@ -32,7 +51,7 @@ class Member:
         """Start it. options: of `Options.for_replicas`; None: a spare one, which imports what it needs
         and waits. spare_address: where a spare one waits when this process has ended. process: a spare one
         that waited so, in place of a new one."""
-        self._process: subprocess.Popen[bytes] | AdoptedProcess = process or subprocess.Popen(
+        self._process: Process = process or subprocess.Popen(
             command(_CODE.format(spare_address=spare_address)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -46,10 +65,7 @@ class Member:
 
     def begin(self, options: Mapping[str, Any]) -> None:
         """Tell a spare one its options, once."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended, which `ready` tells
-            self._process.stdin.write(json.dumps(options).encode() + b"\n")
-            self._process.stdin.flush()  # stays open: its end tells that this process is gone
+        tell(self._process, options)
 
     @property
     def pid(self) -> int:
@@ -70,13 +86,8 @@ class Member:
         return self._process.poll()
 
     def stop(self, timeout: float) -> None:
-        """Have it finish what runs, for up to so many seconds, and end it. Idempotent."""
-        self._process.terminate()
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """See `end`."""
+        end(self._process, timeout)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

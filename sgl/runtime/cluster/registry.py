@@ -14,9 +14,7 @@ from sgl.runtime.gateway.reports import Load
 logger = logging.getLogger(__name__)
 
 State = Literal["starting", "ready", "restarting", "draining", "failed"]
-_SILENT_SECONDS = (
-    10.0  # on a machine whose cores are all busy, beats are late; who is dead, the router notices first
-)
+_SILENT_SECONDS = 10.0  # where all cores are busy, beats are late; who is dead, the router notices first
 _MISSES = 2  # of Ray Serve's lists, the first of which may be older than the worker
 _STOPPING = "STOPPING"
 _BACK_SECONDS = 20.0  # in which one that was killed comes back
@@ -89,20 +87,19 @@ class Registry:
 
     def hear(self, report: Report, now: float) -> None:
         """Take note of a beat."""
-        before = self.workers.get(report.id)
+        was = self.workers[report.id].report.state if report.id in self.workers else None
         known = self.workers.setdefault(report.id, Worker(report, now))
-        was_overtaken = known.report.state == "draining" and report.state != "draining"
-        if not was_overtaken:
-            if report.state == "ready" and (before is None or known.report.state != "ready"):
+        if was != "draining" or report.state == "draining":  # else it was overtaken
+            if report.state == "ready" != was:
                 known.refused = self._refusal(report)
                 what = f"is refused: {known.refused}" if known.refused else f"serves at {report.url}"
                 logger.log(logging.ERROR if known.refused else logging.INFO, "worker %s %s", report.id, what)
                 self.last_failure = known.refused or None
-            elif report.state == "failed" and (before is None or known.report.state != "failed"):
+            elif report.state == "failed" != was:
                 logger.error("worker %s does not start: %s", report.id, report.reason)
                 self.last_failure = report.reason
             known.report, known.heard = report, now
-        self._count(now)
+        self.tick(now)
 
     def compare(self, serve: Mapping[str, str], now: float) -> None:
         """Take note of Ray Serve's replicas: their states by id."""
@@ -113,7 +110,7 @@ class Registry:
                 del self.workers[name]
                 self._left[worker.report.host] = now
                 logger.info("worker %s is gone", name)
-        self._count(now)
+        self.tick(now)
 
     def is_calm(self, report: Report, now: float) -> bool:
         """Whether no other worker on its host is starting, or has just gone and will come back."""
@@ -132,10 +129,6 @@ class Registry:
     def draining(self) -> list[str]:
         """Those that finish what they have."""
         return [name for name, worker in self.workers.items() if worker.state == "draining"]
-
-    def tick(self, now: float) -> None:
-        """Notice who has been silent."""
-        self._count(now)
 
     def loads(self, now: float) -> list[Load]:
         """Of those that generate."""
@@ -173,7 +166,8 @@ class Registry:
                 return report.capabilities.differs(theirs) or ""
         return ""
 
-    def _count(self, now: float) -> None:
+    def tick(self, now: float) -> None:
+        """Notice who has been silent."""
         serving = self.serving(now)
         if serving != self._told:
             self._told = serving

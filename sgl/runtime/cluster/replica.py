@@ -151,12 +151,11 @@ class Replica:
         while not self._is_over.wait(BEAT_SECONDS):
             if self._member.ended() is not None and self._state in ("ready", "restarting"):
                 self._restart()
-            elif self._spare is None and self._serves_for(_SPARE_SECONDS if self._is_calm else _SPARE_LATEST):
-                self._spare = Member(spare_address=self._spare_address)
+            elif self._spare is None:
+                seconds = _SPARE_SECONDS if self._is_calm else _SPARE_LATEST
+                if time.monotonic() - self._began > seconds:
+                    self._spare = Member(spare_address=self._spare_address)
             self._tell()
-
-    def _serves_for(self, seconds: float) -> bool:
-        return time.monotonic() - self._began > seconds
 
     def _await_server(self) -> None:
         facts = self._member.ready()

@@ -4,7 +4,6 @@ there are."""
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import aiohttp
 
 from sgl.child import command
 from sgl.runtime.cluster.link import TOKEN_HEADER
+from sgl.runtime.cluster.member import end, tell
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.config import GatewayConfig
 from sgl.runtime.gateway.running import BACKLOG, serving
@@ -53,9 +53,7 @@ class RouterProcess:
             self._process = process = subprocess.Popen(
                 command(_CODE), stdin=subprocess.PIPE, pass_fds=[self._bound.fileno()], start_new_session=True
             )
-            assert process.stdin is not None
-            options = {**self._options, "fd": self._bound.fileno()}
-            await asyncio.to_thread(_write, process, json.dumps(options).encode() + b"\n")
+            await asyncio.to_thread(tell, process, {**self._options, "fd": self._bound.fileno()})
             code = await asyncio.to_thread(process.wait)
             logger.error("the router ended (code %d): it is started again", code)
             if asyncio.get_running_loop().time() - began < _AGAIN_SECONDS:
@@ -64,14 +62,8 @@ class RouterProcess:
     async def stop(self, timeout: float) -> None:
         """Refuse connections, finish what runs for up to so many seconds, and end. `keep` is cancelled before."""
         self._bound.close()
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            await asyncio.to_thread(self._process.wait, timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+        if self._process is not None:
+            await asyncio.to_thread(end, self._process, timeout)
 
 
 async def route(options: dict[str, Any]) -> None:
@@ -112,12 +104,3 @@ async def _follow(gateway: Gateway, control: str, token: str) -> None:
                 if known.get(name) != url:
                     gateway.servers.add(url, name)
             known, draining = workers, set(news["draining"])
-
-
-def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
-    assert process.stdin is not None
-    try:
-        process.stdin.write(data)
-        process.stdin.flush()
-    except OSError:  # it has ended already
-        return

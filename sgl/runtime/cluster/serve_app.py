@@ -152,7 +152,6 @@ class ServeApp:
         "worker" have one beside it."""
         self.name = name
         self._applied: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
         self.failure: str | None = None
         """Why Ray Serve gave up starting replicas, when `states` was last asked for."""
 
@@ -182,8 +181,25 @@ class ServeApp:
 
     def scale(self, counts: Mapping[str, int]) -> None:
         """Have so many replicas, by kind; those that there are, are kept."""
-        self._counts = dict(counts)
-        self._apply()
+        applications = [
+            {
+                "name": name,
+                "route_prefix": None,
+                "import_path": _IMPORT,
+                "args": {**self._arguments, "kind": kind},
+                "deployments": [
+                    {
+                        **self._applied,
+                        "num_replicas": counts[kind],
+                        "placement_group_bundles": [placement.resources] * placement.hosts,
+                        "ray_actor_options": placement.actor,
+                    }
+                ],
+            }
+            for name, (kind, placement) in zip(self._names, self._placements.items(), strict=False)
+        ]
+        schema = ServeDeploySchema.model_validate({"proxy_location": "Disabled", "applications": applications})
+        _client().deploy_apps(schema)
 
     def states(self) -> dict[str, str] | None:
         """The replicas' states, by id; None while Ray Serve reads what it was told and lists none of those that there
@@ -227,27 +243,6 @@ class ServeApp:
     @property
     def _names(self) -> list[str]:
         return [self.name, f"{self.name}-{_PREFILL}"]
-
-    def _apply(self) -> None:
-        applications = [
-            {
-                "name": name,
-                "route_prefix": None,
-                "import_path": _IMPORT,
-                "args": {**self._arguments, "kind": kind},
-                "deployments": [
-                    {
-                        **self._applied,
-                        "num_replicas": self._counts[kind],
-                        "placement_group_bundles": [placement.resources] * placement.hosts,
-                        "ray_actor_options": placement.actor,
-                    }
-                ],
-            }
-            for name, (kind, placement) in zip(self._names, self._placements.items(), strict=False)
-        ]
-        schema = ServeDeploySchema.model_validate({"proxy_location": "Disabled", "applications": applications})
-        _client().deploy_apps(schema)
 
 
 def _keep_to_this_machine() -> None:
