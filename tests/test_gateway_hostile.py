@@ -45,6 +45,21 @@ def test_a_request_for_one_worker_is_tried_there_again_and_gets_its_refusal() ->
     run(test)
 
 
+def test_a_program_that_every_worker_refuses_gets_its_refusal() -> None:
+    async def full(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "full"}}, status=429, headers={"Retry-After": "7"})
+
+    async def test() -> None:
+        async with gateway_of(full, full, retries=2) as (gateway, workers, client):
+            body = {"program": {"v": 1, "name": "p", "seed": 1}}
+            async with client.post("/v1/programs", json=body) as answer:
+                assert (answer.status, answer.headers["Retry-After"]) == (429, "7")
+            assert sum(len(worker.requests) for worker in workers) == 3
+            assert not gateway._programs.open
+
+    run(test)
+
+
 async def said(client: aiohttp.ClientSession, data: bytes) -> bytes:
     """What the gateway answers to bytes of a connection of their own."""
     base = client._base_url

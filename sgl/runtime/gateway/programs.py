@@ -91,11 +91,10 @@ class Programs:
         self.open[program.id] = program
         try:
             await program.begin()
-        except Refused as refused:
+        except BaseException as error:
             program.end()
-            return refused.answer
-        except BaseException:
-            program.end()
+            if isinstance(error, (Refused, NotBegunError)) and error.answer is not None:
+                return error.answer
             raise
         return await program.stream(request, 0, WRITE_SECONDS)
 
@@ -126,10 +125,6 @@ class Programs:
         """Whether that many bytes more may be kept. Raises QueueFull."""
         if self.held + size > MAX_BYTES:
             raise QueueFull(f"the programs that are open hold {MAX_BYTES} bytes: try again later", limit=MAX_BYTES)
-
-    def forget(self, program: Program) -> None:
-        """It has ended."""
-        self.open.pop(program.id, None)
 
     def count(self, size: int) -> None:
         """So many bytes more are kept. Events of a worker that never stops end the program that holds most."""
@@ -211,7 +206,7 @@ class Program(sse.EventLog):
         for part in self.parts:
             part.stop()
         self.count(-self.size)
-        self.programs.forget(self)
+        self.programs.open.pop(self.id, None)
 
     def count(self, size: int) -> None:
         """So many bytes more are kept of it."""
