@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import re
 import socket
@@ -17,6 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
+import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
@@ -25,7 +25,7 @@ from sgl.runtime.gateway.bodies import Bodies
 from sgl.runtime.gateway.config import GatewayConfig, checked_url
 from sgl.runtime.gateway.demands import Facts, facts_of, session_of, unread
 from sgl.runtime.gateway.fleet import Fleet
-from sgl.runtime.gateway.limits import Limits, key_of
+from sgl.runtime.gateway.limits import Limits, headers_of, key_of
 from sgl.runtime.gateway.metrics import GatewayMetrics, text_of
 from sgl.runtime.gateway.pairs import Pairs
 from sgl.runtime.gateway.passing import Passed, Passing, in_pieces
@@ -86,14 +86,8 @@ class Gateway:
         self._passing = Passing(
             self.config, self.fleet, self.servers, self.metrics, self._limits, self._session, self._note
         )
-        self._pairs = Pairs(
-            self._passing,
-            self.servers,
-            self._reader,
-            self._session,
-            self.metrics.pairs,
-            self.config.min_prefill_tokens,
-        )
+        least = self.config.min_prefill_tokens
+        self._pairs = Pairs(self._passing, self.servers, self._reader, self._session, self.metrics.pairs, least)
         self._programs = Programs(
             self._passing, self._pairs, self._reader, self._session, self.metrics.reopened.inc
         )
@@ -224,8 +218,7 @@ class Gateway:
 
         async def ask(server: Server) -> web.Response:
             call = Call(TO_ALL_SECONDS)
-            names = [name for name in ("Authorization", "X-Api-Key", "Content-Type") if name in request.headers]
-            headers = CIMultiDict({name: request.headers[name] for name in names})
+            headers = CIMultiDict(headers_of(request.headers, "Content-Type"))
             server.calls.add(call)  # of a silent worker, too
             try:
                 async with (
@@ -260,9 +253,7 @@ class Gateway:
         return json_response({"status": "no worker takes requests", **about}, 503, {"Retry-After": "2"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        headers = {
-            name: request.headers[name] for name in ("Authorization", "X-Api-Key") if name in request.headers
-        }
+        headers = headers_of(request.headers)
         async with self._merging:  # in a thread: the workers' texts are long
             self.metrics.tell(self.servers)
             text = await asyncio.to_thread(text_of, self.metrics, await self.servers.texts("/metrics", headers))
@@ -298,9 +289,9 @@ class Gateway:
         ):
             raise WrongKey("workers are changed with the gateway's admin_api_key only")
         if request.method == "POST" and "id" not in request.match_info:
-            url, worker_id = _worker(await request.read())
+            added = _worker(await request.read())
             try:
-                self.servers.add(url, worker_id)
+                self.servers.add(added.url, added.id)
             except ConfigError as error:  # there are too many
                 raise InvalidRequest(str(error), param="url") from error
         elif request.method == "DELETE":
@@ -332,16 +323,13 @@ class Gateway:
 
 def _due(request: web.Request, timeout: float | None, arrived: float) -> float | None:
     """When the request is due: by its header, or its body's timeout. Raises InvalidRequest for a wrong header."""
-    given: Any = request.headers.get(DEADLINE_HEADER)
-    param = "timeout" if given is None else DEADLINE_HEADER
+    given, param = request.headers.get(DEADLINE_HEADER), "timeout"
     if given is not None:
         try:
-            given = float(given)
+            timeout, param = float(given), DEADLINE_HEADER
         except ValueError:
             raise InvalidRequest(f"{DEADLINE_HEADER} is a number of seconds, not {given!r}") from None
-    elif timeout is not None:
-        given = timeout
-    return None if given is None else arrived + checked_seconds(param, given)
+    return None if timeout is None else arrived + checked_seconds(param, timeout)
 
 
 def _to_worker(about: tuple[Any, ...]) -> socket.socket:
@@ -351,20 +339,24 @@ def _to_worker(about: tuple[Any, ...]) -> socket.socket:
     return its
 
 
-def _worker(body: bytes) -> tuple[str, str | None]:
-    """The URL and the id of a worker to add. Raises InvalidRequest."""
+class _Added(msgspec.Struct):
+    """What a worker is added with."""
+
+    url: str
+    id: str | None = None
+
+
+def _worker(body: bytes) -> _Added:
+    """Raises InvalidRequest."""
     try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict) or not isinstance(data.get("url"), str):
-        raise InvalidRequest('a worker is added with a JSON object: {"url": "http://HOST:PORT"}', param="url")
-    if not isinstance(data.get("id"), (str, type(None))):
-        raise InvalidRequest("a worker's id is a string", param="id")
-    try:
-        return checked_url(data["url"]), data.get("id")
+        added = msgspec.json.decode(body, type=_Added)
+        checked_url(added.url)
+    except (msgspec.MsgspecError, RecursionError):
+        text = 'a worker is added with a JSON object: {"url": "http://HOST:PORT"}, and a string as its "id", or none'
+        raise InvalidRequest(text, param="url") from None
     except ConfigError as error:
         raise InvalidRequest(str(error), param="url") from error
+    return added
 
 
 def _target(request: web.Request) -> str:

@@ -101,15 +101,8 @@ def demand_of(
     """Of a request to that path, with this JSON."""
     try:
         future = _future(path, body, adapters)
-    except (
-        SglError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        KeyError,
-        RecursionError,
-    ):  # the worker says what is wrong
-        future = None
+    except (SglError, TypeError, ValueError, AttributeError, KeyError, RecursionError):
+        future = None  # the worker says what is wrong
     session = session or _name(body.get("previous_response_id")) or _name(body.get("conversation"))
     if future is None:
         return Demand(session=session)
@@ -119,42 +112,41 @@ def demand_of(
 
 def _requests(body: Mapping[str, Any]) -> int:
     """Of an engine: for each prompt, and each sample of it."""
-    params = body.get("sampling_params")
+    params, prompts = body.get("sampling_params"), _prompt(body)
     number = body.get("n") or (params.get("n") if isinstance(params, dict) else None)
-    prompts = body.get("input_ids") or body.get("text") or body.get("prompt")
-    are_several = isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list))
     samples = number if isinstance(number, int) and 0 < number <= _MOST_SAMPLES else 1
-    return samples * (len(prompts) if are_several and isinstance(prompts, list) else 1)
+    return samples * (len(prompts) if _are_several(prompts) else 1)
+
+
+def _prompt(body: Mapping[str, Any]) -> Any:
+    """Of a request without messages, or several."""
+    return next((body[name] for name in ("input_ids", "text", "prompt") if body.get(name) is not None), None)
+
+
+def _are_several(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
 
 
 def _future(path: str, body: Mapping[str, Any], adapters: Collection[str]) -> Future | None:
     salts = [each for name in ("cache_salt", "extra_key") if (each := body.get(name)) is not None]
     salt = "\0".join(salts) if salts else None
     space: str | None = json.dumps([body.get("model"), salt, body.get("lora_path")])
-    params = body.get("sampling_params")
-    if path == "/generate" and (prompt := body.get("input_ids")) is None:
-        prompt = body.get("text") if body.get("text") is not None else body.get("prompt")
-    elif path != "/generate":
+    params, prompt = body.get("sampling_params"), _prompt(body)
+    if path != "/generate":
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
-        params = {} if limit is None else {"max_new_tokens": limit}
-        prompt = body.get("prompt")
+        params, prompt = {} if limit is None else {"max_new_tokens": limit}, body.get("prompt")
     if path == "/generate" or prompt is not None:
-        are_several = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
-        prompts = prompt if isinstance(prompt, list) and are_several else [prompt]
+        prompts = prompt if _are_several(prompt) else [prompt]
         if isinstance(prompts[0], list):
             space = namespace_of(salt, _adapter(body, adapters))  # by which KV events name blocks
-        if are_several:
-            return future_of_prompts(prompts, params, [1] * len(prompts), space)
+        if _are_several(prompt):
+            return future_of_prompts(prompt, params, [1] * len(prompt), space)
         return future_of(prompt, params, space)
-    parts = [
-        body.get("system"),
-        body.get("instructions"),
-        body.get("tools"),
-        body.get("messages", body.get("input")),
-    ]
-    if parts[-1] is None:
+    messages = body.get("messages", body.get("input"))
+    if messages is None:
         return None
-    return future_of("".join(_text(part) for part in parts), params, space)
+    parts = body.get("system"), body.get("instructions"), body.get("tools"), messages
+    return future_of("".join(map(_text, parts)), params, space)
 
 
 def _adapter(body: Mapping[str, Any], adapters: Collection[str]) -> str | None:

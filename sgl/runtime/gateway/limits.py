@@ -31,6 +31,11 @@ def key_of(headers: Mapping[str, str]) -> str:
     return key if kind.lower() == "bearer" else headers.get("X-Api-Key", "")
 
 
+def headers_of(headers: Mapping[str, str], *more: str) -> dict[str, str]:
+    """Those that say whose a request is, and more."""
+    return {name: headers[name] for name in ("Authorization", "X-Api-Key", *more) if name in headers}
+
+
 @dataclass(slots=True)
 class _Bucket:
     limiter: AsyncLimiter

@@ -25,6 +25,7 @@ from prometheus_client import Counter
 from sgl.errors import RequestTimeout, SglError
 from sgl.runtime.gateway.demands import Pages
 from sgl.runtime.gateway.fleet import Ticket
+from sgl.runtime.gateway.limits import headers_of
 from sgl.runtime.gateway.passing import NotBegunError, Passed, Passing
 from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.gateway.replies import whole
@@ -111,10 +112,9 @@ class Pairs:
         await asyncio.gather(*self._ending)
 
     async def _end(self, url: str, params: bytes, headers: Mapping[str, str]) -> None:
-        own = {name: headers[name] for name in ("Authorization", "X-Api-Key") if name in headers}
         body = b'{"%b":%b}' % (PARAMS.encode(), params)
         with contextlib.suppress(aiohttp.ClientError, OSError):  # the lease ends by its time
-            headers = {**own, "Content-Type": "application/json"}
+            headers = {**headers_of(headers), "Content-Type": "application/json"}
             async with self._session().post(f"{url}/end_kv_transfer", data=body, headers=headers, timeout=_LIMIT):
                 pass
 

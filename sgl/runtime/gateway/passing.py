@@ -43,17 +43,8 @@ from sgl.runtime.server.errors import error_body
 
 WORKER_HEADER = "X-Sgl-Worker"
 
-_HOP = {
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-connection",
-    "te",
-}
-_HOP |= {"trailer", "transfer-encoding", "upgrade"}
+_HOP = {"connection", "content-length", "expect", "host", "keep-alive", "proxy-authenticate", "proxy-connection"}
+_HOP |= {"te", "trailer", "transfer-encoding", "upgrade"}
 _AGAIN = (429, 502, 503, 504)  # of a worker: another one may answer
 _LONGEST_PAUSE = 2.0
 _PIECE_BYTES = 256 << 10
@@ -302,7 +293,8 @@ class Passing:
         self._noted(request.path, first, server.id)
         await ours.prepare(request)
         part, content, last, held = first, theirs.content, b"", b""
-        has_events = _sends_events(ours) and "Content-Encoding" not in theirs.headers
+        is_stream = ours.content_type == "text/event-stream" and ours.content_length is None
+        has_events = is_stream and "Content-Encoding" not in theirs.headers
         says_its_end = not has_events or "Transfer-Encoding" in theirs.headers  # else: closes the connection
         patience = None if theirs.content_type in STREAMS else STALL_SECONDS
         while part:
@@ -338,29 +330,20 @@ class Passing:
         """Tell a client that its answer ends too early, with an event if there is an error to tell."""
         if error is not None:
             lost = EngineDead(f"the worker failed after its answer had begun: {_reason(error)}")
+            between = b"" if not last or last.endswith((b"\n\n", b"\r\n\r\n")) else b"\n\n"
             with contextlib.suppress(ConnectionError):
-                await ours.write(
-                    (b"" if last.endswith((b"\n\n", b"\r\n\r\n")) or not last else b"\n\n")
-                    + error_event(request.path, lost)
-                )
+                await ours.write(between + error_event(request.path, lost))
         if request.transport is not None:  # without the end of the last chunk
             request.transport.close()
 
 
-def _sends_events(answer: web.StreamResponse) -> bool:
-    return answer.content_type == "text/event-stream" and answer.content_length is None
-
-
 def error_event(path: str, error: SglError) -> bytes:
     """An error as the last event of a stream."""
-    body: dict[str, Any] = error_body(error)
-    if path == "/v1/messages":
-        body = {"type": "error", **body}
-        return b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n"
-    if path == "/v1/responses":
-        body = {"type": "error", **body["error"]}
-        return b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n"
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
+    body, start = error_body(error), b""
+    if path in ("/v1/messages", "/v1/responses"):
+        body = {"type": "error", **(body if path == "/v1/messages" else body["error"])}
+        start = b"event: error\n"
+    return start + b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
 def _reason(error: BaseException) -> str:
