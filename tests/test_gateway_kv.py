@@ -161,6 +161,27 @@ def has(index: PrefixIndex, name: int) -> int:
     return index.found(blocks_of(IDS[name])).get("w", 0)
 
 
+def test_a_stream_that_ends_before_it_told_anything_takes_nothing_back() -> None:
+    """It may be no engine's: a server that speaks HTTP ends the connection, too."""
+
+    async def test() -> None:
+        first, again, index = Publisher(), Publisher(), PrefixIndex()
+        follower, where = KvFollower(index), first.out.getsockopt_string(zmq.LAST_ENDPOINT)
+        index.sent("w", blocks_of(IDS[0]))
+        follower.follow("w", [Source(where, None)])
+        await until(lambda: bool(first.out.poll(0)))  # it has subscribed
+        first.close()
+        again.out.bind(where)
+        await until(lambda: bool(again.out.poll(0)))
+        again.send(stored(1, IDS[1]))
+        await until(lambda: has(index, 1) == 4)
+        assert has(index, 0) == 4
+        await asyncio.to_thread(follower.close)
+        again.close()
+
+    run(test)
+
+
 def test_missing_batches_are_asked_for_and_what_cannot_be_had_again_is_not_believed() -> None:
     async def test() -> None:
         async with followed() as (publisher, index, follower):

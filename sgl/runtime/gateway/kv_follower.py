@@ -67,6 +67,7 @@ class _Engine:
     worker: str
     stream: KvStream
     most: int  # pages
+    has_told: bool = False  # else it may be no engine, and what was sent there counts
     pages: dict[int, _Page] = field(default_factory=dict)
 
 
@@ -170,12 +171,13 @@ class KvFollower:
         try:
             for news in engine.stream.receive(ready):
                 if isinstance(news, EventBatch):
+                    engine.has_told = True
                     self._take(engine, news)
                 elif news is News.MISSED:
                     self._tell(lambda its: setattr(its, "gaps", its.gaps + 1), engine.worker)
                 elif news is News.LOST:
                     self._forget(engine)
-                else:
+                elif engine.has_told:
                     self._clear(engine)
         except (zmq.ZMQError, msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
             logger.warning("worker %s: what it sends are no KV events: %s", engine.worker, error)
