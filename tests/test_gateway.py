@@ -215,7 +215,7 @@ def test_a_full_queue_of_one_worker_is_no_failure_of_it() -> None:
             for _ in range(2):
                 async with client.post("/generate", json={"text": "x"}) as answer:
                     assert (answer.status, answer.headers["Retry-After"]) == (429, "7")
-            assert not any(server.breaker.is_open for server in gateway.servers.all())
+            assert not any(server.breaker.is_open for server in gateway.servers.values())
 
     run(test)
 
@@ -287,7 +287,7 @@ def test_a_worker_is_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> 
             url = workers[0].url
             gateway.servers.add(url, "second")
             await workers[0].stop()
-            await until(lambda: not any(server.is_up for server in gateway.servers.all()))
+            await until(lambda: not any(server.is_up for server in gateway.servers.values()))
             assert f"worker {url} is down" in caplog.messages
             assert f"worker second at {url} is down" in caplog.messages
 

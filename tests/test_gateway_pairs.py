@@ -73,7 +73,7 @@ async def with_modes(gateway: Gateway, workers: list[MockWorker], modes: str) ->
     named = {"P": "prefill", "D": "decode", "-": None}
     for worker, mode in zip(workers, modes, strict=True):
         worker.info = info(named[mode])
-    await until(lambda: [its.mode for its in gateway.servers.all()] == [named[mode] for mode in modes])
+    await until(lambda: [its.mode for its in gateway.servers.values()] == [named[mode] for mode in modes])
 
 
 def generated(worker: MockWorker) -> list[dict[str, Any]]:
@@ -263,7 +263,7 @@ def test_a_prefill_worker_whose_answers_nobody_can_read_is_left_alone(how: str) 
 
 def test_a_request_for_a_prefill_worker_takes_no_turn_of_another() -> None:
     async def test(gateway: Gateway, workers: list[MockWorker], client: aiohttp.ClientSession) -> None:
-        prefill, decode = gateway.servers.all()
+        prefill, decode = gateway.servers.values()
         prefill.failed()
         decode.failed()
         asked = []
@@ -406,7 +406,7 @@ def test_answers_through_the_gateway_are_those_of_one_engine(
             async with gateway_of(min_prefill_tokens=8) as (gateway, _, client):
                 gateway.servers.add(one.url)
                 gateway.servers.add(other.url)
-                await until(lambda: {its.mode for its in gateway.servers.all()} == {"prefill", "decode"})
+                await until(lambda: {its.mode for its in gateway.servers.values()} == {"prefill", "decode"})
                 for number, (where, body) in enumerate(bodies):
                     for engine in (prefill, decode):
                         engine.flush_cache()

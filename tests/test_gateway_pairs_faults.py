@@ -71,7 +71,7 @@ def assert_nothing_is_held(server: Served) -> None:
 async def ready(gateway: Gateway, servers: list[Served]) -> None:
     for server in servers:
         gateway.servers.add(server.url)
-    await until(lambda: len([its for its in gateway.servers.all() if its.mode]) == len(servers))
+    await until(lambda: len([its for its in gateway.servers.values() if its.mode]) == len(servers))
 
 
 async def load(client: aiohttp.ClientSession, prompts: list[list[int]], done: list[int]) -> list[list[int]]:

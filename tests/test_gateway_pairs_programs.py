@@ -77,7 +77,7 @@ def gateway_test(
             async with gateway_of(min_prefill_tokens=8) as (gateway, _, client):
                 gateway.servers.add(one.url)
                 gateway.servers.add(other.url)
-                await until(lambda: {its.mode for its in gateway.servers.all()} == {"prefill", "decode"})
+                await until(lambda: {its.mode for its in gateway.servers.values()} == {"prefill", "decode"})
                 async with client.get("/health") as answer:
                     url = str(answer.url.origin())
 

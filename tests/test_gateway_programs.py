@@ -105,7 +105,7 @@ class Setup:
         """Both workers are thought to be well, and equally fast, whatever happened before."""
 
         async def mend() -> None:
-            for server in self.gateway.servers.all():
+            for server in self.gateway.servers.values():
                 server.breaker.succeeded()
             while any(worker.in_flight for worker in self.gateway.fleet.workers):
                 await asyncio.sleep(0.01)

@@ -352,7 +352,9 @@ def _worker(body: bytes) -> _Added:
         added = msgspec.json.decode(body, type=_Added)
         checked_url(added.url)
     except (msgspec.MsgspecError, RecursionError):
-        text = 'a worker is added with a JSON object: {"url": "http://HOST:PORT"}, and a string as its "id", or none'
+        text = (
+            'a worker is added with a JSON object: {"url": "http://HOST:PORT"}, and a string as its "id", or none'
+        )
         raise InvalidRequest(text, param="url") from None
     except ConfigError as error:
         raise InvalidRequest(str(error), param="url") from error

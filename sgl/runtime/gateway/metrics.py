@@ -65,7 +65,7 @@ class GatewayMetrics:
         for gauge in self.of_workers.values():
             gauge.clear()
         for name, (_, value) in _OF_WORKERS.items():
-            for its in servers.all():
+            for its in servers.values():
                 self.of_workers[name].labels(its.id).set(value(its.worker))
         for name, (_, number) in _OF_STREAMS.items():
             for worker, followed in servers.kv.workers.items():

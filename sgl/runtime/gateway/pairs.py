@@ -87,7 +87,7 @@ class Pairs:
     async def of(self, passed: Passed, path: str, pages: Pages, prompt: float | None = None) -> AsyncIterator[None]:
         """Within it, a request brings the pages that it can, and goes to a prefill worker if they are all it wants.
         prompt: tokens that there may be pages of; None: all that are asked."""
-        if pages == "none" or not any(its.mode == "prefill" for its in self.servers.all()):
+        if pages == "none" or not any(its.mode == "prefill" for its in self.servers.values()):
             yield
             return
         if pages == "wanted":

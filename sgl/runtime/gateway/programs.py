@@ -90,7 +90,8 @@ class Programs:
         program.count(size)
         self.open[program.id] = program
         try:
-            await program.begin()
+            program.note({"type": "opened", "id": program.id})
+            await asyncio.gather(*(part.opened for part in program.parts))
         except BaseException as error:
             program.end()
             if isinstance(error, (Refused, NotBegunError)) and error.answer is not None:
@@ -151,21 +152,10 @@ class Program(sse.EventLog):
         self.headers = headers_to_worker(request.headers)
         self.programs = programs
         self.parts = [Part(self, body if part.body is None else part.body, part) for part in parts]
-        self._opened = time.monotonic()
+        self.opened_at = time.monotonic()  # from when its deadline counts
         self.size = 0
         """Bytes kept of it."""
         self._adding = asyncio.Lock()
-
-    async def begin(self) -> None:
-        """Open it at its workers. Raises Refused, and what finding a worker raises."""
-        self.note({"type": "opened", "id": self.id})
-        for part in self.parts:
-            part.start()
-        await asyncio.gather(*(part.opened for part in self.parts))
-
-    def seconds_since_opened(self) -> float:
-        """A program's deadline counts from then."""
-        return time.monotonic() - self._opened
 
     async def add(self, body: bytearray) -> web.Response:
         """Take the next segment: the worker checks it, if there is one now."""
@@ -197,7 +187,6 @@ class Program(sse.EventLog):
 
     @property
     def has_run(self) -> bool:
-        """See `sse.EventLog`."""
         return all(part.is_done for part in self.parts)
 
     def end(self) -> None:
@@ -215,7 +204,7 @@ class Program(sse.EventLog):
 
 
 class Part:
-    """What one worker has of a program: all, or some of its rows."""
+    """What one worker has of a program: all, or some of its rows. It goes on elsewhere when its worker fails."""
 
     def __init__(self, program: Program, body: bytes | bytearray, about: PartBody) -> None:
         """body: what its worker gets."""
@@ -233,16 +222,11 @@ class Part:
         self._counted: dict[tuple[Any, ...], int] = {}  # of deltas that came from this worker
         self._is_again = False
         self._failures = Failures(program.programs.pairs.servers)
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Open it, and go on elsewhere when its worker fails."""
         self._task = asyncio.ensure_future(self._run())
 
     def stop(self) -> None:
         """End it at its worker: the connection closes, and then a DELETE says so."""
-        if self._task is not None:
-            self._task.cancel()
+        self._task.cancel()
         if not self.opened.done():
             self.opened.cancel()
         if self.remote is not None and not self.is_done:
@@ -265,11 +249,9 @@ class Part:
 
     async def _run(self) -> None:
         """Follow it at one worker after the other."""
-        left = None
-        if self._about.deadline is not None:
-            left = self._about.deadline + DUE_SECONDS - self._program.seconds_since_opened()
+        limit = None if self._about.deadline is None else self._about.deadline + DUE_SECONDS
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(limit):
                 while not self.is_done:
                     try:
                         await self._follow()
@@ -286,7 +268,7 @@ class Part:
             raise
         except Exception as error:  # the program's client is told
             if isinstance(error, TimeoutError):
-                error = RequestTimeout("no worker ended the program within its deadline_s", seconds=left or 0.0)
+                error = RequestTimeout("no worker ended the program within its deadline_s", seconds=limit or 0.0)
             self.remote = None
             if not self.opened.done():
                 self.opened.set_exception(error)
@@ -300,7 +282,7 @@ class Part:
         programs = self._program.programs
         body, is_begun = self._body, self.opened.done()
         if self._about.deadline is not None and is_begun:
-            left = max(0.001, self._about.deadline - self._program.seconds_since_opened())
+            left = max(0.001, self._about.deadline + self._program.opened_at - time.monotonic())
             body = await programs.reader.read(with_deadline, body, left)
         passed = Passed("POST", "/v1/programs", self._program.headers, body, self._about.demand, is_begun=is_begun)
         passed.tried = self._failures.tried

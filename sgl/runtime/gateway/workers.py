@@ -13,7 +13,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -161,13 +161,12 @@ class Server:
             call.cut()
 
 
-class Servers:
-    """All of them. They share their ids with a fleet."""
+class Servers(dict[str, Server]):
+    """All of them, by their ids, which they share with a fleet."""
 
     def __init__(self, config: GatewayConfig, fleet: Fleet) -> None:
         self._config = config
         self._fleet = fleet
-        self._servers: dict[str, Server] = {}
         self.adapters: frozenset[str] = frozenset()
         """The names of all LoRA adapters."""
         self._leaving: set[asyncio.Task[None]] = set()  # that look at those that were removed
@@ -178,22 +177,9 @@ class Servers:
         self.kv = KvFollower(fleet.index)
         self._turns: dict[tuple[str | None, str | None], dict[asyncio.Future[None], None]] = {}  # see `turn`
 
-    def __len__(self) -> int:
-        return len(self._servers)
-
-    def __getitem__(self, worker_id: str) -> Server:
-        return self._servers[worker_id]
-
-    def __contains__(self, worker_id: object) -> bool:
-        return worker_id in self._servers
-
-    def all(self) -> Collection[Server]:
-        """Every server."""
-        return self._servers.values()
-
     def ready(self) -> list[Server]:
         """Those that take requests now."""
-        return [its for its in self.all() if its.lets_pass]
+        return [its for its in self.values() if its.lets_pass]
 
     def _options(self, only: str | None, mode: str | None) -> list[Server]:
         """Of those, that one, or those of that mode."""
@@ -226,7 +212,7 @@ class Servers:
             raise ConfigError(message, option="worker")
         self.remove(worker_id)
         breaker = Breaker(self._config.breaker_failures, self._config.breaker_seconds)
-        server = self._servers[worker_id] = Server(self._fleet.add(worker_id), url, breaker, self.tell)
+        server = self[worker_id] = Server(self._fleet.add(worker_id), url, breaker, self.tell)
         self.tell()
         if self._session is not None:
             server.looking = asyncio.ensure_future(self._look(server))
@@ -238,7 +224,7 @@ class Servers:
 
     def remove(self, worker_id: str, *, now: bool = True) -> None:
         """It is gone. now: with what it has under way; otherwise that is cut when the worker is silent. Idempotent."""
-        server = self._servers.pop(worker_id, None)
+        server = self.pop(worker_id, None)
         if server is None:
             return
         server.forget_again()
@@ -259,15 +245,15 @@ class Servers:
     def start(self, session: aiohttp.ClientSession) -> None:
         """Look at them from now on."""
         self._session = session
-        for server in self.all():
+        for server in self.values():
             server.looking = asyncio.ensure_future(self._look(server))
 
     async def stop(self) -> None:
         """Look no more."""
         self._session = None
-        for server in self.all():
+        for server in self.values():
             server.forget_again()
-        tasks = [*(its.looking for its in self.all() if its.looking is not None), *self._leaving]
+        tasks = [*(its.looking for its in self.values() if its.looking is not None), *self._leaving]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -313,7 +299,7 @@ class Servers:
                         return server.id, (await whole(answer, most=_METRICS_BYTES)).decode()
             return server.id, None
 
-        found = await asyncio.gather(*(text(server) for server in self.all() if server.is_up))
+        found = await asyncio.gather(*(text(server) for server in self.values() if server.is_up))
         return {worker: said for worker, said in found if said is not None}
 
     async def _look(self, server: Server) -> None:
@@ -359,7 +345,7 @@ class Servers:
             logger.warning(message, server.name, status, why)
         server.is_understood = is_understood
         server.load = load
-        if self._servers.get(server.id) is server and server.is_up:
+        if self.get(server.id) is server and server.is_up:
             self._fleet.report(server.worker, load)
             if info is not None:
                 self.kv.follow(server.id, sources)
@@ -368,7 +354,7 @@ class Servers:
 
     def _note_adapters(self) -> None:
         """Once for all requests: each is read with them."""
-        self.adapters = frozenset().union(*(its.adapters for its in self.all()))
+        self.adapters = frozenset().union(*(its.adapters for its in self.values()))
 
     async def _look_once(self, server: Server) -> None:
         was_up, had_missed, began = server.is_up, server.missed, time.monotonic()
@@ -431,5 +417,5 @@ class Servers:
                 "placed": its.worker.placed,
                 "kv_events": its.id in self.kv.workers,
             }
-            for its in self.all()
+            for its in self.values()
         ]
