@@ -180,7 +180,9 @@ class Checker:
             place = f"nodes[{i}]"
             op = item.get("op") if isinstance(item, Mapping) else None
             if not isinstance(op, str) or op not in NODE_SCHEMAS:
-                raise InvalidRequest(f"{place}: unknown op {shown(op)}", param=place)
+                raise InvalidRequest(
+                    f"{place}: unknown op {shown(op)}; there are {', '.join(NODE_SCHEMAS)}", param=place
+                )
             _check(item, NODE_SCHEMAS[op], place)
             self._node(item, place)
         for i, answer in enumerate(data.get("answers", ())):
@@ -368,11 +370,16 @@ def _size_mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
     size = len(value) if isinstance(value, str | list | tuple | Mapping) else value
     for low in ("minimum", "minItems", "minLength"):
         if low in schema and size < schema[low]:
-            return f"{size} is less than {schema[low]}"
+            return f"{size}{_unit(low)} less than {schema[low]}"
     for high in ("maximum", "maxItems", "maxProperties"):
         if high in schema and size > schema[high]:
-            return f"{size} is more than {schema[high]}"
+            return f"{size}{_unit(high)} more than {schema[high]}"
     return None
+
+
+def _unit(keyword: str) -> str:
+    """What is counted, and the verb."""
+    return {"Items": " items are", "Length": " characters are", "Properties": " fields are"}.get(keyword[3:], " is")
 
 
 def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
