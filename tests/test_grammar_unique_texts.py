@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from benchmarks.json_generation import BYTES
 from sgl.grammar import Matcher, compile
+from sgl.grammar.automaton import shortest_end
+from sgl.grammar.regular.expr import difference
 from sgl.runtime.constraints.process import _finished
 from tests.examples import few
 from tests.grammar_oracles import accepted_one_by_one, likely, mask_of, piece_vocabulary
@@ -161,6 +163,35 @@ def test_a_budget_brings_documents_to_their_end(schema: dict[str, Any], seed: in
         assert matcher.accept(rng.choice(quoted if quoted and rng.random() < 0.3 else allowed))
         remaining -= 1
     assert matcher.is_finished() or matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "minItems": 40},
+        {"type": "object", "minProperties": 40, "additionalProperties": {"type": "integer"}},
+    ],
+)
+def test_texts_that_are_missing_are_searched_once_and_not_at_each_token(
+    schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matcher, rng, searches = matcher_of(schema, PIECES), random.Random(1), 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal searches
+        searches += 1
+        return difference(*arguments)
+
+    monkeypatch.setattr(shortest_end, "difference", counted)
+    steps = 0
+    for remaining in range(500, 0, -1):
+        allowed = np.flatnonzero(mask_of(matcher, PIECES, remaining)).tolist()
+        quoted = [token for token in allowed if b'"' in PIECES.token_bytes[token]]
+        steps += matcher.accept(rng.choice(quoted if quoted and rng.random() < 0.3 else allowed))
+        if matcher.is_accepting():
+            break
+    assert matcher.is_accepting()
+    assert searches < 20 * steps, f"{searches} searches for {steps} tokens"
 
 
 def test_such_automata_are_walked_where_notes_are_kept() -> None:

@@ -7,8 +7,9 @@ longer than memory, so it is a rope (`rope.py`). `budget.py` counts its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
+from itertools import count, islice
 from typing import Any
 
 from sgl.errors import GrammarTooLarge
@@ -57,16 +58,15 @@ class ShortestEnds:
         self._frames = FrameEnds(automaton.callers, self._behind)
         self._keys_left: dict[tuple[ObjectPlan, Seen, bytes], Rope] = {}
         """Of objects where no undeclared key has been used that may not come again: what `_keys` found."""
-        self._items_left: dict[tuple[ArrayPlan, Items, int], Rope] = {}
-        """The same of arrays and `_next_items`."""
+        self._items_left: dict[tuple[ArrayPlan, Items, int], Rope] = {}  # the same of arrays and `_next_items`
+        self._texts: dict[Expr, list[bytes]] = {}  # the shortest of a language, as far as they were asked for
         self._max_bytes_known: dict[Thread | Node, int] = {}
         self._max_bytes_behind: dict[int, int] = {}
         self._tags: dict[Tags, Rope | None] = {}
         """They stand in no value: nothing is counted there, and no text comes once alone."""
         self.longest: tuple[str, int] | None = None
         """The keyword that asked for the longest text, and how much it asks for."""
-        self._seen_texts = NONE_SEEN
-        """Of the frame that is being brought to its end."""
+        self._seen_texts = NONE_SEEN  # of the frame that is being brought to its end
 
     def end(self, place: Place) -> Rope:
         """What brings the document to its end."""
@@ -155,7 +155,8 @@ class ShortestEnds:
                 )
             case UniqueText():
                 read, used = self._seen_texts
-                last = _unused(thread.expr, [one[len(read) :] for one in used if one.startswith(read)])
+                begun = words([one[len(read) :] for one in used if one.startswith(read)])
+                last = shortest(difference(thread.expr, begun))
                 if last is None:
                     return None
                 self._seen_texts = SeenTexts(b"", used | {read + last})
@@ -334,10 +335,22 @@ class ShortestEnds:
             value = self._value(schema)
             if value is None:
                 continue
-            text = _unused(key, used) if plan.is_unique(seen) else shortest(key)
+            text = next(self._unused(key, used), None) if plan.is_unique(seen) else shortest(key)
             if text is not None:
                 found.append((text + plan.key_end, value, plan.with_undeclared(seen, met)))
         return found
+
+    def _unused(self, expr: Expr, used: Set[bytes]) -> Iterator[bytes]:
+        """The texts of a language that are none of some, the shortest first."""
+        _make_room(self._texts)
+        known = self._texts.setdefault(expr, [])
+        for index in count():
+            if index == len(known):
+                if (text := shortest(difference(expr, words(known)))) is None:
+                    return
+                known.append(text)
+            if known[index] not in used:
+                yield known[index]
 
     def _best_declared(self, plan: ObjectPlan, candidates: list[int]) -> int:
         required = [i for i in candidates if plan.required_mask >> i & 1]
@@ -358,10 +371,13 @@ class ShortestEnds:
         return joined(b",", self._next_items(plan, items, commas + 1, self._seen_texts.used))
 
     def _next_items(self, plan: ArrayPlan, items: Items, commas: int, used: frozenset[bytes]) -> Rope | None:
-        """The items that are still needed, at least one, and the closing bracket. `used` are strings that may not come
-        again."""
-        contains, unique = plan.shape.contains, plan.shape.unique
-        is_kept = unique is None and self._guesses is None
+        """The items that are still needed, at least one, and the closing bracket. Strings of `used` come no more."""
+        shape, contains = plan.shape, plan.shape.contains
+        if shape.unique is not None:
+            missing = max(shape.min_items - (commas if plan.counts_commas else items.length), 1)
+            strings = list(islice(self._unused(shape.unique, used), missing))
+            return None if len(strings) < missing else rope(b'"', b'","'.join(strings), b'"]')
+        is_kept = self._guesses is None
         steps: list[tuple[tuple[ArrayPlan, Items, int], Rope]] = []
         end: Rope | None = None
         while end is None:
@@ -373,26 +389,18 @@ class ShortestEnds:
             choices = plan.choices(items)
             if contains is not None and items.matching < contains.min_count:
                 choices = choices[:1]  # what matches comes first
-            if unique is not None:
-                string = _unused(unique, used)
-                if string is None:
-                    return None
-                used |= {string}
-                texts: list[tuple[Rope | None, Items]] = [(rope(b'"', string, b'"'), after) for _, after in choices]
-            else:
-                texts = [(self._value(schema), after) for schema, after in choices]
-            known = [(text, after) for text, after in texts if text is not None]
+            known = [(text, after) for schema, after in choices if (text := self._value(schema)) is not None]
             if not known:
                 return None
             item, items = min(known, key=lambda choice: choice[0].size)
-            if unique is None and plan.counts_commas and items.length >= len(plan.shape.prefix):
-                more = max(plan.shape.min_items - 1 - commas, 0)
-                rest = self._value(plan.shape.items) if more and plan.shape.items is not None else _NOTHING
+            if plan.counts_commas and items.length >= len(shape.prefix):
+                more = max(shape.min_items - 1 - commas, 0)
+                rest = self._value(shape.items) if more and shape.items is not None else _NOTHING
                 if rest is None:
                     return None
                 steps.append((key, rope(item, times(rope(b",", rest), more))))
                 end = _BRACKET
-            elif commas + 1 >= plan.shape.min_items if plan.counts_commas else plan.may_close(items):
+            elif commas + 1 >= shape.min_items if plan.counts_commas else plan.may_close(items):
                 steps.append((key, item))
                 end = _BRACKET
             else:
@@ -422,11 +430,6 @@ def _make_room(known: dict[Any, Any]) -> None:
 def _shapes(schema: Schema, bracket: str) -> list[Shape]:
     kind = {"{": Object, "[": Array}.get(bracket, object)
     return [shape for shape in schema.alternatives() if isinstance(shape, kind)]
-
-
-def _unused(expr: Expr, used: Iterable[bytes]) -> bytes | None:
-    """The shortest text that is none of some."""
-    return shortest(difference(expr, words(used)))
 
 
 def _times(char: Expr, number: int) -> Rope:
