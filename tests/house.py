@@ -208,7 +208,7 @@ MOST_LINES = {
     "runtime.model.gdn": 1_100,
     "runtime.model.hf": 1_440,  # with hybrids that have attention alone
     "runtime.model.mla": 940,
-    "runtime.model.quantized": 1_115,  # with NVFP4, MXFP8, bitsandbytes, and every strategy of compressed-tensors
+    "runtime.model.quantized": 1_130,  # with NVFP4, MXFP8, bitsandbytes, AutoRound, all of compressed-tensors
     "runtime.model.update": 1_350,  # with groups that are left at once
     "runtime.parallel": 1_530,  # with what ranks share beside pages
     "runtime.server": 12_790,  # with what trainers ask of SGLang, the reader of KV events, and what others call fields

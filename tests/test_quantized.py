@@ -417,6 +417,17 @@ def test_symmetric_gptq_of_either_version_has_its_zeros_in_the_middle(tmp_path: 
             ModelError,
             ["block_structure is '48by32', not two"],
         ),
+        (
+            {**CONFIGS["autoround"], "extra_config": {"a": {"bits": 8}}},
+            UnsupportedModel,
+            ["AutoRound with other options for some modules ('a')"],
+        ),
+        (
+            {**CONFIGS["autoround"], "packing_format": "auto_round"},
+            UnsupportedModel,
+            ["'auto_round' (but auto_round:"],
+        ),
+        ({**CONFIGS["autoround"], "bits": 2, "extra_config": None}, UnsupportedModel, ["2 bits"]),
         ({**GPTQ, "dynamic": 8}, ModelError, ["dynamic is 8, not an object"]),
     ],
 )

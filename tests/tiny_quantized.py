@@ -57,6 +57,8 @@ def weights_of(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
+ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": GROUP, "data_type": "int"}
+ROUND["extra_config"] = {"lm_head": {"bits": 16, "data_type": "float"}, "model.layers.0.mlp.up_proj": {"bits": 4}}
 ASYMMETRIC = {"symmetric": False}
 FLOAT = {"type": "float"}
 BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
@@ -73,6 +75,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gptq-zeros": {**GPTQ, "sym": False},
     "gptq-zeros-v2": {**GPTQ, "sym": False, "checkpoint_format": "gptq_v2"},
     "gptq-order": {**GPTQ, "desc_act": True, "sym": False},
+    "autoround": {**ROUND, "packing_format": "auto_round:auto_gptq", "sym": False},
+    "autoround-awq": {**ROUND, "packing_format": "auto_round:auto_awq", "sym": False},
     "packed": compressed(weights_of(4, "group", group_size=GROUP), "pack-quantized"),
     "packed-zeros": compressed(weights_of(4, "group", group_size=GROUP, **ASYMMETRIC), "pack-quantized"),
     "packed-order": compressed(weights_of(4, "group", group_size=GROUP, actorder="group"), "pack-quantized"),
@@ -163,6 +167,8 @@ def quantize_mxfp4(experts: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 def quantize(matrix: Array, config: dict[str, Any]) -> tuple[Tensors, Array]:
     """The tensors of a matrix [n, k], and what they say in float32."""
     method = config["quant_method"]
+    if method == "auto-round":
+        method = "awq" if config["packing_format"].endswith("awq") else "gptq"
     if method == "bitsandbytes":
         return quantize_bitsandbytes(matrix, config)
     if method == "modelopt" or "fp4-pack" in config.get("format", ""):

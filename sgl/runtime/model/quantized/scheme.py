@@ -12,7 +12,7 @@ from sgl.errors import ModelError, UnsupportedModel
 _OfOne = Literal["awq", "gptq", "mxfp4", "nvfp4", "nf4", "fp4", "llm-int8"]
 Kind = Literal[_OfOne, "packed", "int8", "fp8", "nvfp4-packed", "mxfp4-packed"]
 
-_METHODS = "awq, gptq, compressed-tensors, fp8, fbgemm_fp8, modelopt, mxfp4, bitsandbytes"
+_METHODS = "awq, gptq, auto-round, compressed-tensors, fp8, fbgemm_fp8, modelopt, mxfp4, bitsandbytes"
 _KINDS: dict[tuple[str, str, int], Kind] = {
     ("pack-quantized", "int", 4): "packed",
     ("pack-quantized", "int", 8): "packed",
@@ -119,6 +119,7 @@ class _Reader:
         readers: dict[object, tuple[str, Callable[[], tuple[Layout, ...]]]] = {
             "awq": ("AWQ", self._awq),
             "gptq": ("GPTQ", self._gptq),
+            **dict.fromkeys(("auto-round", "intel/auto-round"), ("AutoRound", self._auto_round)),
             "compressed-tensors": ("compressed-tensors", self._compressed_tensors),
             "fp8": ("FP8", self._fp8),
             "fbgemm_fp8": ("FP8", lambda: (Layout(kind="fp8"),)),
@@ -160,6 +161,18 @@ class _Reader:
                 has_index=self._flag("desc_act"),
             ),
         )
+
+    def _auto_round(self) -> tuple[Layout, ...]:
+        readers = {"auto_round:auto_gptq": self._gptq, "auto_round:auto_awq": self._awq}
+        packing = self._text("packing_format", default="auto_round:auto_gptq")
+        if packing not in readers:
+            self._refuse(f"AutoRound's packing_format {packing!r:.100} (but {' and '.join(readers)})")
+        for module, its in self._section("extra_config").items():
+            own = its if isinstance(its, Mapping) else {"bits": its}
+            same = all(own.get(name) in (None, self._config.get(name)) for name in ("bits", "group_size", "sym"))
+            if not same and own.get("bits") not in (16, 32):
+                self._refuse(f"AutoRound with other options for some modules ({module!r:.100})")
+        return readers[packing]()
 
     def _fp8(self) -> tuple[Layout, ...]:
         if "weight_block_size" not in self._config:
