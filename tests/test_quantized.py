@@ -112,7 +112,13 @@ def test_e4m3_is_dequantized_where_kernels_cannot_read_it(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["awq", "gptq-order", "packed-8-bit", "float8-block", "fp8-block"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("awq", "gptq-order", "packed-8-bit", "float8-block", "fp8-block"),
+        *("nvfp4", "nf4", "mxfp8", "mxfp4-packed", "llm-int8"),
+    ],
+)
 def test_quantized_checkpoints_on_a_gpu(name: str, tmp_path: Path) -> None:
     """Single tokens, several, and graphs."""
     folder, dense = tiny_quantized(tmp_path, name, max_position_embeddings=2048)
@@ -122,7 +128,7 @@ def test_quantized_checkpoints_on_a_gpu(name: str, tmp_path: Path) -> None:
     actual = Paged(decoder, sequences, page_size=16).run(in_chunks(sequences, 4))
     torch.testing.assert_close(torch.cat(actual), torch.cat(expected), atol=1e-3, rtol=1e-5)
     kinds = {type(getattr(layer, name)) for layer in decoder.weights.layers for name in weights.MATRICES}
-    assert kinds == ({torch.Tensor} if name == "fp8-block" else {GroupedMatrix})
+    assert kinds == ({torch.Tensor} if name in UNPACKED else {GroupedMatrix})
     options: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "float32", "max_total_tokens": 4096}
     options |= {"max_running_requests": 4, "chunked_prefill_size": 32}  # few kernels are compiled
     prompts = [sequence[:20] for sequence in sequences if len(sequence) > 20]

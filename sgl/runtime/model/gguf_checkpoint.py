@@ -393,8 +393,12 @@ class _Turned:
         return "U8" if self._kind in ("blocks", "scales") else "F32"
 
     def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
-        tensors = [torch.from_numpy(self._read(name)) for name in self._names]
-        whole = tensors[0] if len(tensors) == 1 else torch.stack(tensors, 2).flatten(1, 2)
+        first, count = self._read(self._names[0]), len(self._names)
+        found = np.empty((len(first), count * first.shape[1], *first.shape[2:]), first.dtype)
+        found[:, ::count] = first
+        for at, name in enumerate(self._names[1:], 1):
+            found[:, at::count] = self._read(name)
+        whole = torch.from_numpy(found)
         return (whole.transpose(1, 2) if self._kind == "values" else whole)[part]
 
     def _read(self, name: str) -> npt.NDArray[Any]:
@@ -404,6 +408,9 @@ class _Turned:
         packed = self._file.packed(name).reshape(*shape[:2], -1, 1 + _BLOCK // 2)
         if self._kind == "scales":
             return packed[..., 0].copy()
-        halves = packed[..., 1:]  # the first 16 numbers in the low bits, the others in the high ones
-        numbers: npt.NDArray[np.uint8] = np.concatenate((halves & 15, halves >> 4), -1)
-        return numbers[..., ::2] | numbers[..., 1::2] << 4
+        even, odd = (
+            packed[..., 1::2],
+            packed[..., 2::2],
+        )  # low halves have the first 16 numbers, high ones the others
+        numbers: npt.NDArray[np.uint8] = np.concatenate((even & 15 | odd << 4, even >> 4 | odd & 0xF0), -1)
+        return numbers
