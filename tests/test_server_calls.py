@@ -23,7 +23,15 @@ from sgl.formats.detect import CallStyle, call_style
 from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.chat import prompt_ids
-from sgl.runtime.server.protocol import ChatBody
+from sgl.runtime.server.protocol import (
+    AllowedToolChoice,
+    AllowedTools,
+    ChatBody,
+    ChosenName,
+    ChosenTool,
+    Function,
+    Tool,
+)
 from sgl.runtime.server.tool_calls import AnswerSplitter, Piece, Reading, call_constraint, loosenings, merged
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.examples import few
@@ -169,6 +177,35 @@ def test_tools_that_no_call_can_be_made_of_are_refused(server: LiveServer, tools
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
     assert answer.json()["error"]["param"] == "tools"
+
+
+def test_arguments_are_an_object_though_a_schema_allows_null_as_well(server: LiveServer) -> None:
+    tool = function("a", {"type": ["null", "object"], "properties": {"x": {"const": 1}}, "required": ["x"]})
+    for seed in range(6):
+        choice = chat(server, tools=[tool], tool_choice="required", seed=seed, parallel_tool_calls=False)
+        assert [call["function"]["arguments"] for call in choice["message"]["tool_calls"]] == ['{"x":1}']
+
+
+def test_a_tool_is_found_among_thousands_by_its_name() -> None:
+    """Names are compared as often as there are tools, and not each with each."""
+
+    class Name(str):
+        compared = 0
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+    functions = [Function.model_construct(name=Name(f"f{i}")) for i in range(2000)]
+    tools = [Tool.model_construct(type="function", function=function) for function in functions]
+    chosen = [ChosenTool.model_construct(function=ChosenName.model_construct(name=each.name)) for each in functions]
+    allowed = AllowedTools.model_construct(mode="auto", tools=chosen[::-1])
+    choice = AllowedToolChoice.model_construct(type="allowed_tools", allowed_tools=allowed)
+    body = ChatBody(messages=HELLO).model_copy(update={"tools": tools, "tool_choice": choice})
+    assert call_constraint(body, None, {})[1].has_tools
+    assert Name.compared < 20 * len(tools)
 
 
 ADD: dict[str, Any] = {

@@ -72,14 +72,15 @@ def call_constraint(
     tags. `loosened`: tools whose arguments may be any where calls may come and need not, unless they say that they are
     strict. `begun`: the block that the prompt began. Raises InvalidRequest for uncallable tools."""
     format = None if style is None else style.format
-    functions = _functions(body)
+    by_name = _functions(body)
+    functions = list(by_name.values())
     choice = body.tool_choice
     is_named = isinstance(choice, ChosenTool | ChosenCustom)
     if isinstance(choice, ChosenTool | ChosenCustom):
-        functions = [_named(choice, functions)]
+        functions = [_named(choice, by_name)]
     elif isinstance(choice, AllowedToolChoice):
         allowed_tools = choice.allowed_tools
-        choice, functions = allowed_tools.mode, [_named(tool, functions) for tool in allowed_tools.tools]
+        choice, functions = allowed_tools.mode, [_named(tool, by_name) for tool in allowed_tools.tools]
     if not functions and choice == "required":
         raise InvalidRequest("tool_choice is required, and there are no tools", param="tool_choice")
     if not functions or choice == "none":
@@ -125,7 +126,7 @@ def loosenings(
 ) -> list[frozenset[str]]:
     """Which tools to loosen where the constraint on calls cannot be enforced: those whose own schemas cannot, then all
     that do not say. None where one says that it is strict."""
-    functions = [function for function in _functions(body) if function.strict is not False]
+    functions = [function for function in _functions(body).values() if function.strict is not False]
     failing = {each.name for each in functions if not _can_be_held(_typed(each), format, additional_properties)}
     unset = {function.name for function in functions if function.strict is None}
     if not failing <= unset:
@@ -164,16 +165,16 @@ def _as_json(typed: list[dict[str, Any]], *, is_named: bool, only_one: bool) -> 
     )
 
 
-def _functions(body: ChatBody) -> list[Function]:
-    """The tools as functions. Raises InvalidRequest."""
-    functions = [function_of(tool) for tool in body.tools or []]
-    names = [function.name for function in functions]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidRequest(f"two tools are named {name!r}", param="tools")
-    for function in functions:
-        if (function.parameters or {}).get("type", "object") != "object":
+def _functions(body: ChatBody) -> dict[str, Function]:
+    """The tools as functions, by name. Raises InvalidRequest."""
+    functions: dict[str, Function] = {}
+    for function in map(function_of, body.tools or ()):
+        if function.name in functions:
+            raise InvalidRequest(f"two tools are named {function.name!r}", param="tools")
+        kind = (function.parameters or {}).get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
             raise InvalidRequest(f"the parameters of {function.name!r} must be of type object", param="tools")
+        functions[function.name] = function
     return functions
 
 
@@ -188,19 +189,18 @@ def _lark_grammars(body: ChatBody, functions: list[Function]) -> dict[str, str]:
     return {}
 
 
-def _named(chosen: ChosenTool | ChosenCustom, functions: list[Function]) -> Function:
+def _named(chosen: ChosenTool | ChosenCustom, functions: Mapping[str, Function]) -> Function:
     name = (chosen.function if isinstance(chosen, ChosenTool) else chosen.custom).name
-    for function in functions:
-        if function.name == name:
-            return function
-    hint = nearest_name(name, [function.name for function in functions])
+    if name in functions:
+        return functions[name]
+    hint = nearest_name(name, functions)
     raise InvalidRequest(f"tool_choice names {name!r}, which is not among the tools{hint}", param="tool_choice")
 
 
 def _typed(function: Function) -> dict[str, Any]:
     """A function with its arguments' schema, an object; without parameters, an empty one."""
     parameters = function.parameters or {"additionalProperties": False}
-    return {"name": function.name, "parameters": {"type": "object", **parameters}}
+    return {"name": function.name, "parameters": {**parameters, "type": "object"}}
 
 
 @dataclass(slots=True)
