@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 from sgl.errors import (
@@ -358,6 +359,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("huge id", {"input_ids": [2**40]}, "out of range"),
     ("ids are floats", {"input_ids": [1.5]}, "integers"),
     ("ids are text", {"input_ids": ["a"]}, "integers"),
+    ("an array without length", {"input_ids": np.array(5)}, "list of token ids"),
+    ("text in an array without length", {"prompt": np.array("x")}, "list of strings"),
     ("ids are ragged", {"input_ids": [5, [6]]}, "input_ids"),
     ("NaN temperature", {"prompt": "x", "sampling_params": {"temperature": float("nan")}}, "temperature"),
     ("text temperature", {"prompt": "x", "sampling_params": {"temperature": "1"}}, "temperature"),

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sgl.errors import ConfigError, InvalidRequest, QueueFull
@@ -217,6 +218,11 @@ def test_what_does_not_fit_is_refused_by_name(prefill: Engine, decode: Engine, p
         )
     with pytest.raises(InvalidRequest, match="not signed"):
         decode.generate(input_ids=PROMPTS[0], kv_transfer_params={**params, "host": "169.254.169.254"})
+    for wrong in (np.array([1, 2]), [[1, 2]], 0, np.array(1)):
+        with pytest.raises(InvalidRequest, match="is an object"):
+            decode.generate(input_ids=PROMPTS[0], kv_transfer_params=wrong)
+    with pytest.raises(InvalidRequest, match="is an object"):
+        prefill.end_kv_transfer(np.array(1))
     for engine in (plain, prefill):
         with pytest.raises(InvalidRequest, match="disaggregation_mode='decode'"):
             engine.generate(input_ids=PROMPTS[0], kv_transfer_params=params)

@@ -179,7 +179,9 @@ def too_many(number: int, most: int, param: str) -> InvalidRequest:
 
 def is_list(value: Any) -> bool:
     """Whether it is a list, tuple, array or the like."""
-    return value is not None and not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__")
+    if value is None or isinstance(value, (str, bytes, Mapping)):
+        return False
+    return hasattr(value, "__len__") and bool(getattr(value, "ndim", 1))  # an array of no dimension has no length
 
 
 def _is_per_prompt(name: str, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sgl.errors import InvalidRequest
@@ -37,11 +38,12 @@ def pulls(
 ) -> TransferParams | None:
     """The pages of the request's prompt that another engine has. Raises InvalidRequest if they are not its own, or not
     for this engine."""
-    if wanted.kv_transfer_params in (None, {}):
+    given = wanted.kv_transfer_params
+    if given is None or (isinstance(given, Mapping) and not given):
         return None
     if transfers is None or transfers.imports is None:
         raise InvalidRequest(f"{PARAM} are not supported without disaggregation_mode='decode'", param=PARAM)
-    params = TransferParams.read(wanted.kv_transfer_params, transfers.secret)
+    params = TransferParams.read(given, transfers.secret)
     _check_prompt(wanted, PARAM)
     params.check(transfers.layout, namespace, key)
     return params
