@@ -148,6 +148,32 @@ def test_a_draft_model_of_random_weights_needs_no_files(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("drafter", ["random", "eagle"])
+def test_where_other_rows_left_no_page_nothing_is_drafted(
+    drafter: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even for a row's last token: what drafts would read there is no page of its own."""
+    monkeypatch.setattr(Budget, "divide", lambda self, num_rows, drafts: [number for _, number in drafts])
+    prompts, params = [[5, 6, 7, 8]], [{"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True}]
+    with engine(folder, None, page_size=1) as plain:
+        expected = answers(plain, prompts, params)
+    with engine(folder, drafter, page_size=1) as its:
+        speculator, memory = its._loop._speculator, its._scheduler.memory
+        draft, looks = speculator.draft, list[bool]()
+
+        def draft_among_others(hinted: Any) -> None:
+            taken = memory.cache.alloc(memory.available_pages)
+            assert taken is not None
+            looks.append(speculator.wants_results)
+            draft(hinted)
+            memory.pool.free(taken)
+
+        monkeypatch.setattr(speculator, "draft", draft_among_others)
+        assert answers(its, prompts, params) == expected
+        assert any(looks)
+        assert its._loop.scheduler.counters.drafted_tokens == 0
+
+
+@pytest.mark.parametrize("drafter", ["random", "eagle"])
 @pytest.mark.parametrize("run_ahead", [False, True])
 def test_a_drafter_that_does_not_pay_leaves_steps_as_they_are(
     drafter: str, run_ahead: bool, folder: Path, monkeypatch: pytest.MonkeyPatch

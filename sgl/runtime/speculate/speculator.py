@@ -118,7 +118,7 @@ class Speculator:
             return
         self._choose(len(running))
         began = self._clock()
-        wanted = [self._draft_request(request, most) for request in requests if (most := self._room(request)) > 0]
+        wanted = [asked for request in requests if (asked := self._draft_request(request)) is not None]
         guesses = self._propose(wanted, len(running))
         for guess in guesses:
             self._guesses[guess.request.uid] = guess
@@ -231,13 +231,13 @@ class Speculator:
             self._budget.acceptance(guess.drafter.name, guess.draft.grade).saw(num_accepted, num_tried)
         guess.drafter.judge(request, guess.draft, num_accepted)
 
-    def _room(self, request: Request) -> int:
-        return min(self._most, request.max_new_tokens - len(request.output_ids) - 1)
-
-    def _draft_request(self, request: Request, most: int) -> DraftRequest:
+    def _draft_request(self, request: Request) -> DraftRequest | None:
+        """None: there is no room for drafts, or not even for its last token."""
         memory = self._scheduler.memory
         rows = memory.rows
-        reached = memory.reach(request, request.num_known + most)
+        most = min(self._most, request.max_new_tokens - len(request.output_ids) - 1)
+        if most <= 0 or (reached := memory.reach(request, request.num_known + most)) < request.num_known:
+            return None
         most = min(most, max(1, reached - request.num_known))
         pages: Int32Array = rows.pages[request.row, : rows.num_pages[request.row]]
         return DraftRequest(request, most, pages, int(rows.kv_len[request.row]))
