@@ -228,15 +228,9 @@ class FileReads:
 
     def poll(self) -> None:
         """Take back what late reads have."""
-        if not self._given_up:
-            return
-        waiting = []
-        for read in self._given_up:
-            if read.transfer.is_done:  # asked once: the disk may answer meanwhile
-                self._release(read)
-            else:
-                waiting.append(read)
-        self._given_up = waiting
+        for read in [read for read in self._given_up if read.transfer.is_done]:
+            self._given_up.remove(read)
+            self._release(read)
 
     # ── for the ledger ──────────────────────────────────────────────────────────────────────────────────────────
 

@@ -252,8 +252,7 @@ class Saves:
         """Take up what has arrived, and what is to be copied when there is time."""
         if self._saving:
             self._saving = [save for save in self._saving if not self._is_saved(save)]
-        if self._writing:
-            self._end_writes()
+        self._end_writes()
         while self._later and not self._saving:
             key, namespace = self._later[0]
             match = self._cache.match(key, namespace)
@@ -340,18 +339,14 @@ class Saves:
         return items[:taken], weight
 
     def _end_writes(self) -> None:
-        under_way = []
-        for write in self._writing:
-            if not write.transfer.is_done:
-                under_way.append(write)
-                continue
+        for write in [write for write in self._writing if write.transfer.is_done]:
+            self._writing.remove(write)
             if self._windows is not None:
                 self._windows.release_copies(write.windowed)
             self._host.tree.unlock(write.node)
             good = write.transfer.items[: write.transfer.num_good]
             self._counters.written_pages += write.transfer.num_good_pages
             self._counters.written_states += sum(item.kind is Kind.STATE for item in good)
-        self._writing = under_way
 
     # ── all of it ───────────────────────────────────────────────────────────────────────────────────────────────
 

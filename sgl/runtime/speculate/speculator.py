@@ -177,12 +177,9 @@ class Speculator:
             self._rests.pop(size, None)
         elif not self._trial and num_steps >= self._rests.setdefault(size, num_steps + _LONGEST_PAUSE):
             self._trial, self._trial_size, self._trial_seconds, self._until_look = _TRIAL, size, 0.0, 0
-        self._follow(is_on=pays or self._trial > 0)
-
-    def _follow(self, *, is_on: bool) -> None:
-        self._follows = is_on
+        self._follows = pays or self._trial > 0
         for model in self._models:
-            model.follow(is_on=is_on)
+            model.follow(is_on=self._follows)
 
     def _went_on(self, *, is_drafted: bool) -> None:
         """A look was one of the trial. Behind the last one models rest, for so long that trials take little time."""
@@ -282,17 +279,13 @@ class Speculator:
             paid = self._budget.divide(num_rows, [(g.share, n) for g, n in zip(guesses, numbers, strict=True)])
             pays = any(paid)
             most = _TRIED // max(1, num_rows) or 1
-            is_tried = (self._is_trial_due or self._trial > 0) and not pays
+            is_due = self._since_drafts >= _LONGEST_PAUSE  # to see what they take, and how many stand, by now
+            is_tried = (is_due or self._trial > 0) and not pays
             numbers = [min(n, most) for n in numbers] if is_tried else paid
         for guess, number in zip(guesses, numbers, strict=True):
             if number and self._give(guess.request, guess.draft, number):
                 self._since_drafts = 0
         return pays and bool(guesses)
-
-    @property
-    def _is_trial_due(self) -> bool:
-        """Whether drafts had no gain for so long that it is tried again what they take, and how many stand."""
-        return self._since_drafts >= _LONGEST_PAUSE
 
     def _rest_from_looks(self, num_rows: int, seconds: float, *, has_guesses: bool) -> None:
         """A look found no gain, and took so long."""
