@@ -340,7 +340,8 @@ def test_ten_thousand_events_of_nonsense_leave_nothing_behind() -> None:
             publisher.send(AllBlocksCleared(), stored(1, IDS[1]))
             await until(lambda: has(index, 1) == follower.workers["w"].blocks == 4)  # told one by one
             assert len(index._stored) == 4
-            assert (len(follower._names["w"]), len(follower._engines[0].pages)) == (4, 4)
+            its = follower._followed["w"]
+            assert (len(its.names), len(its.engines[0].pages)) == (4, 4)
 
     run(test)
 

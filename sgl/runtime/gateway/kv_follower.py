@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,20 +64,22 @@ class _Page:
 class _Engine:
     """One engine that is followed."""
 
-    worker: str
     stream: KvStream
     most: int  # pages
     has_told: bool = False  # else it may be no engine, and what was sent there counts
     pages: dict[int, _Page] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Followed:
-    """What is known of a worker's stream."""
+    """What is known of a worker's streams."""
 
+    worker: str
     batches: int = 0
     gaps: int = 0
     blocks: int = 0
+    engines: list[_Engine] = field(default_factory=list)  # the thread's own
+    names: Counter[int] = field(default_factory=Counter)  # likewise
 
 
 class KvFollower:
@@ -93,9 +95,7 @@ class KvFollower:
         self._stop = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room = threading.Semaphore(_PARTS)
-        # the thread's own
-        self._engines: list[_Engine] = []
-        self._names: dict[str, Counter[int]] = {}
+        self._followed: dict[str, Followed] = {}  # the thread's own
 
     def follow(self, worker: str, sources: list[Source]) -> None:
         """From now on, at these; at none: no longer. Idempotent. Call it on the event loop."""
@@ -121,135 +121,123 @@ class KvFollower:
     def _run(self) -> None:
         with zmq.Context() as context:
             while not self._stop.is_set():
-                self._take_asked(context)
-                poller = zmq.Poller()
-                for engine in self._engines:
-                    for socket in engine.stream.sockets:
-                        poller.register(socket, zmq.POLLIN)
-                if not self._engines:
+                while self._asked:
+                    self._change(context, *self._asked.popleft())
+                if not self._followed:
                     self._stop.wait(_PAUSE_SECONDS)
                     continue
+                poller = zmq.Poller()
+                for engine in (each for its in self._followed.values() for each in its.engines):
+                    for socket in engine.stream.sockets:
+                        poller.register(socket, zmq.POLLIN)
                 ready = dict(poller.poll(int(_PAUSE_SECONDS * 1000)))
                 began = time.monotonic()
-                for engine in list(self._engines):
-                    self._receive(engine, ready)
+                for its in list(self._followed.values()):
+                    self._receive(its, ready)
                 self._stop.wait(min(time.monotonic() - began, _MOST_PAUSE))
-            for engine in self._engines:
-                engine.stream.close()
-
-    def _take_asked(self, context: Any) -> None:
-        while self._asked:
-            worker, sources = self._asked.popleft()
-            most = MOST_PAGES // max(1, len(sources))
-            known = {its.stream.source: its for its in self._of(worker) if its.stream.source in sources}
-            if not known or any(len(engine.pages) > most for engine in known.values()):
-                known.clear()
-                self._drop(worker)
-            for engine in self._of(worker):
-                engine.most = most
-                if engine.stream.source not in known:  # it is gone: another has taken its place, or will
-                    self._forget(engine)
+            for its in self._followed.values():
+                for engine in its.engines:
                     engine.stream.close()
-                    self._engines.remove(engine)
-            for source in sources:
-                if source in known:
-                    continue
-                try:
-                    stream = KvStream(context, source, ends_with_connection=True)
-                except zmq.ZMQError as error:
-                    logger.warning("worker %s: its KV events cannot be followed: %s", worker, error)
-                    self._drop(worker)
-                    break
-                self._engines.append(_Engine(worker, stream, most))
-            if self._of(worker):
-                self._soon(lambda worker=worker: self.workers.setdefault(worker, Followed()))
 
-    def _receive(self, engine: _Engine, ready: Mapping[Any, int]) -> None:
-        """Take what has come. Drop the worker if it sends no events."""
-        if engine not in self._engines:  # its worker was dropped meanwhile
-            return
+    def _change(self, context: Any, worker: str, sources: list[Source]) -> None:
+        """Follow a worker there."""
+        its, most = self._followed.get(worker) or Followed(worker), MOST_PAGES // max(1, len(sources))
+        known = [engine for engine in its.engines if engine.stream.source in sources]
+        if not known or any(len(engine.pages) > most for engine in known):
+            self._drop(its)
+            its, known = Followed(worker), []
+        for engine in list(its.engines):
+            engine.most = most
+            if engine not in known:  # it is gone: another has taken its place, or will
+                self._forget(its, engine)
+                engine.stream.close()
+                its.engines.remove(engine)
         try:
-            for news in engine.stream.receive(ready):
-                if isinstance(news, EventBatch):
-                    engine.has_told = True
-                    self._take(engine, news)
-                elif news is News.MISSED:
-                    self._tell(lambda its: setattr(its, "gaps", its.gaps + 1), engine.worker)
-                elif news is News.LOST:
-                    self._forget(engine)
-                elif engine.has_told:
-                    self._clear(engine)
-        except (zmq.ZMQError, msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
-            logger.warning("worker %s: what it sends are no KV events: %s", engine.worker, error)
-            self._drop(engine.worker)
+            for source in sources:
+                if source not in [engine.stream.source for engine in known]:
+                    its.engines.append(_Engine(KvStream(context, source, ends_with_connection=True), most))
+        except zmq.ZMQError as error:
+            logger.warning("worker %s: its KV events cannot be followed: %s", worker, error)
+            self._drop(its)
+        if its.engines:
+            self._followed[worker] = its
+            self._soon(lambda: self.workers.setdefault(worker, its))
 
-    def _take(self, engine: _Engine, batch: EventBatch) -> None:
+    def _receive(self, its: Followed, ready: Mapping[Any, int]) -> None:
+        """Take what has come. Drop the worker if it sends no events."""
+        try:
+            for engine in its.engines:
+                for news in engine.stream.receive(ready):
+                    if isinstance(news, EventBatch):
+                        engine.has_told = True
+                        self._take(its, engine, news)
+                    elif news is News.MISSED:
+                        its.gaps += 1
+                    elif news is News.LOST:
+                        self._forget(its, engine)
+                    elif engine.has_told:
+                        self._clear(its, engine)
+        except (zmq.ZMQError, msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
+            logger.warning("worker %s: what it sends are no KV events: %s", its.worker, error)
+            self._drop(its)
+
+    def _take(self, its: Followed, engine: _Engine, batch: EventBatch) -> None:
         changed = Counter[int]()
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
-                self._add(engine.worker, changed)
+                self._add(its, changed)
                 changed = Counter()
-                self._clear(engine)
+                self._clear(its, engine)
             elif isinstance(event, BlockRemoved):
                 for block in event.block_hashes:
                     if (page := engine.pages.pop(block, None)) is not None:
                         changed.subtract(page.names)
             else:
                 _store(engine.pages, engine.most, event, changed)
-        self._add(engine.worker, changed, batches=1)
+        self._add(its, changed, batches=1)
 
-    def _clear(self, engine: _Engine) -> None:
+    def _clear(self, its: Followed, engine: _Engine) -> None:
         """It has dropped everything, also what it has not told of."""
-        self._forget(engine)
-        if len(self._of(engine.worker)) == 1:
-            self._apply(self._index.cleared, engine.worker)
+        self._forget(its, engine)
+        if len(its.engines) == 1:
+            self._apply(self._index.cleared, its.worker)
 
-    def _forget(self, engine: _Engine) -> None:
+    def _forget(self, its: Followed, engine: _Engine) -> None:
         """What was told holds no longer."""
         changed = Counter[int]()
         for page in engine.pages.values():
             changed.subtract(page.names)
         engine.pages.clear()
-        self._add(engine.worker, changed)
+        self._add(its, changed)
 
-    def _add(self, worker: str, changed: Counter[int], batches: int = 0) -> None:
-        names = self._names.setdefault(worker, Counter())
+    def _add(self, its: Followed, changed: Counter[int], batches: int = 0) -> None:
         stored, removed = list[int](), list[int]()
         for name, number in changed.items():
-            before, after = names[name], names[name] + number
+            before, after = its.names[name], its.names[name] + number
             if after > 0:
-                names[name] = after
+                its.names[name] = after
             else:
-                names.pop(name, None)
+                its.names.pop(name, None)
             if (before > 0) != (after > 0):
                 (stored if after > 0 else removed).append(name)
-        for start in range(0, len(stored), _PART):
-            self._apply(self._index.stored, worker, stored[start : start + _PART])
-        for start in range(0, len(removed), _PART):
-            self._apply(self._index.removed, worker, removed[start : start + _PART])
-        blocks = len(names)
+        for function, found in ((self._index.stored, stored), (self._index.removed, removed)):
+            for start in range(0, len(found), _PART):
+                self._apply(function, its.worker, found[start : start + _PART])
+        blocks = len(its.names)
 
-        def note(its: Followed) -> None:
+        def note() -> None:  # once the index has them
             its.batches, its.blocks = its.batches + batches, blocks
 
-        self._tell(note, worker)
+        self._soon(note)
 
-    def _drop(self, worker: str) -> None:
+    def _drop(self, its: Followed) -> None:
         """Follow it no longer: what it was sent counts, as if it had told nothing."""
-        engines = self._of(worker)
-        for engine in engines:
+        for engine in its.engines:
             engine.stream.close()
-            self._engines.remove(engine)
-        self._names.pop(worker, None)
-        if engines:
-            self._apply(self._index.tells_no_more, worker)
-            self._soon(lambda: self.workers.pop(worker, None))
-
-    def _of(self, worker: str) -> Sequence[_Engine]:
-        return [engine for engine in self._engines if engine.worker == worker]
-
-    def _tell(self, note: Any, worker: str) -> None:
-        self._soon(lambda: note(self.workers[worker]) if worker in self.workers else None)
+        its.engines.clear()
+        if self._followed.pop(its.worker, None) is not None:
+            self._apply(self._index.tells_no_more, its.worker)
+            self._soon(lambda: self.workers.pop(its.worker, None))
 
     def _apply(self, function: Any, worker: str, *arguments: Any) -> None:
         """On the event loop, which does not fall behind by more than a few parts."""
