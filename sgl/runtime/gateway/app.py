@@ -133,25 +133,22 @@ class Gateway:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.metrics.open.inc()
-        status = 499
+        response: web.StreamResponse | None = None
         try:
-            try:
-                response: web.StreamResponse = await handler(request)
-            except QueueFull as error:
+            response = await handler(request)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # each is answered
+            if isinstance(error, QueueFull):
                 self.metrics.refused.labels("full").inc()
-                response = error_response(error)
-            except (web.HTTPException, SglError) as error:
-                response = error_response(error)
-            except (ConnectionError, asyncio.CancelledError):
-                raise
-            except Exception as error:  # a defect: logged, and answered with 500
+            elif not isinstance(error, (web.HTTPException, SglError)):  # a defect, answered with 500
                 logger.exception("the request failed")
-                response = error_response(error)
-            status = response.status
-            return response
+            response = error_response(error)
         finally:
             self.metrics.open.dec()
+            status = 499 if response is None else response.status
             self.metrics.requests.labels(_known_path(request.path), str(status)).inc()
+        return response
 
     async def _pass(self, request: web.Request) -> web.StreamResponse:
         arrived = time.monotonic()

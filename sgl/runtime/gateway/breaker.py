@@ -25,7 +25,7 @@ class Breaker:
     @property
     def lets_pass(self) -> bool:
         """Whether a request may go to the worker now."""
-        return self._until is None or (self._clock() >= self._until and not self._is_trying)
+        return not self.seconds_left and not self._is_trying
 
     @property
     def is_open(self) -> bool:

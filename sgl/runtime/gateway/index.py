@@ -34,9 +34,9 @@ class PrefixIndex:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._stored: dict[int, set[str]] = {}
-        self._guessed: dict[int, dict[str, float]] = {}  # with the time at which each was sent
+        self._guessed: dict[int, set[str]] = {}
         self._blocks: dict[str, set[int]] = {}  # stored, of workers that tell
-        self._sent: dict[str, OrderedDict[int, None]] = {}  # guessed, the one sent longest ago first
+        self._sent: dict[str, OrderedDict[int, float]] = {}  # guessed, and when; the one sent longest ago first
         self._room: dict[str, int] = {}
 
     def set_room(self, worker: str, blocks: int) -> None:
@@ -51,12 +51,12 @@ class PrefixIndex:
         """A request that begins with these blocks goes to that worker."""
         order, now = self._sent.setdefault(worker, OrderedDict()), self._clock()
         for block in blocks:
-            self._guessed.setdefault(block, {})[worker] = now
-            order[block] = None
+            self._guessed.setdefault(block, set()).add(worker)
+            order[block] = now
             order.move_to_end(block)
         most = self._room.get(worker, REMEMBERED)
-        while len(order) > most or (order and self._is_late(worker, next(iter(order)), now)):
-            self._unguess(worker, order.popitem(last=False)[0])
+        while len(order) > most or (order and self._has_expired(worker, next(iter(order)), now)):
+            _discard(self._guessed, order.popitem(last=False)[0], worker)
 
     def stored(self, worker: str, blocks: Iterable[int]) -> None:
         """The worker has computed them."""
@@ -70,24 +70,23 @@ class PrefixIndex:
         mine, order = self._blocks.setdefault(worker, set()), self._sent.get(worker, OrderedDict())
         for block in blocks:
             mine.discard(block)
-            self._unstore(worker, block)
-            if block in order:
-                del order[block]
-                self._unguess(worker, block)
+            _discard(self._stored, block, worker)
+            if order.pop(block, None) is not None:
+                _discard(self._guessed, block, worker)
 
     def cleared(self, worker: str) -> None:
         """The worker has dropped everything, or told what cannot be told apart from that: events were lost."""
         for block in self._blocks.get(worker, ()):
-            self._unstore(worker, block)
+            _discard(self._stored, block, worker)
         for block in self._sent.pop(worker, ()):
-            self._unguess(worker, block)
+            _discard(self._guessed, block, worker)
         if worker in self._blocks:
             self._blocks[worker] = set()
 
     def tells_no_more(self, worker: str) -> None:
         """What the worker has told holds no longer; what it was sent counts."""
         for block in self._blocks.pop(worker, ()):
-            self._unstore(worker, block)
+            _discard(self._stored, block, worker)
 
     def forget(self, worker: str) -> None:
         """The worker is gone."""
@@ -103,7 +102,7 @@ class PrefixIndex:
         for number, block in enumerate(blocks):
             holders = self._stored.get(block, _NOBODY)
             if guesses := self._guessed.get(block):
-                holders = holders | {its for its, when in guesses.items() if not self._has_expired(its, when, now)}
+                holders = holders | {its for its in guesses if not self._has_expired(its, block, now)}
             if left is None:
                 left = set(holders)
             elif not left <= holders:
@@ -116,21 +115,12 @@ class PrefixIndex:
             found[worker] = len(blocks)
         return found
 
-    def _is_late(self, worker: str, block: int, now: float) -> bool:
-        return self._has_expired(worker, self._guessed[block][worker], now)
+    def _has_expired(self, worker: str, block: int, now: float) -> bool:
+        return worker in self._blocks and now - self._sent[worker][block] > GUESS_SECONDS
 
-    def _has_expired(self, worker: str, when: float, now: float) -> bool:
-        return worker in self._blocks and now - when > GUESS_SECONDS
 
-    def _unstore(self, worker: str, block: int) -> None:
-        holders = self._stored.get(block)
-        if holders is not None:
-            holders.discard(worker)
-            if not holders:
-                del self._stored[block]
-
-    def _unguess(self, worker: str, block: int) -> None:
-        guesses = self._guessed[block]
-        del guesses[worker]
-        if not guesses:
-            del self._guessed[block]
+def _discard(holders: dict[int, set[str]], block: int, worker: str) -> None:
+    if (its := holders.get(block)) is not None:
+        its.discard(worker)
+        if not its:
+            del holders[block]

@@ -44,11 +44,6 @@ class Demand:
     session: str | None = None
     requests: int = 1  # of an engine
 
-    @property
-    def work(self) -> float:
-        """Where nothing of it is computed."""
-        return self.prompt + GENERATED * self.generated
-
 
 @dataclass(slots=True)
 class Window:
@@ -141,7 +136,8 @@ def _prefix_hash(
     """By the first blocks, or the session's name: no other request's worker changes when one comes or goes. One with
     much more to do than the mean is passed over."""
     key = demand.session or ",".join(map(str, demand.blocks[:_HASHED_BLOCKS]))
-    most = CROWDED * (sum(worker.queued for worker in workers) + demand.work) / len(workers)
+    work = demand.prompt + GENERATED * demand.generated
+    most = CROWDED * (sum(worker.queued for worker in workers) + work) / len(workers)
     ranked = sorted(workers, key=lambda its: hashlib.blake2b(f"{key}@{its.id}".encode(), digest_size=8).digest())
     return next((worker for worker in ranked if worker.queued <= most), ranked[0])
 
