@@ -23,13 +23,13 @@ import heapq
 import json
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from sgl.runtime.gateway.fleet import Fleet
-from sgl.runtime.gateway.policy import FULL, POLICIES, Demand, Worker
+from sgl.runtime.gateway.policy import FULL, POLICIES, Choice, Demand, Worker
 from sgl.runtime.gateway.reports import Load
 from sgl.runtime.server.placement import GENERATED
 
@@ -120,15 +120,9 @@ class Smg:
     def __init__(self) -> None:
         self._sizes: dict[str, set[int]] = {}
 
-    def __call__(
-        self,
-        rng: random.Random,
-        demand: Demand,
-        workers: Sequence[Worker],
-        has: Mapping[str, int],
-        home: Worker | None,
-    ) -> Worker:
+    def __call__(self, its: Choice) -> Worker:
         """See `Policy`."""
+        demand, workers, has = its.demand, its.workers, its.found
         most, least = max(its.in_flight for its in workers), min(its.in_flight for its in workers)
         best = max(workers, key=lambda its: has.get(its.id, 0))
         if most - least > 64 and most > 1.5 * least:

@@ -16,7 +16,7 @@ from aiohttp import web
 import sgl
 from sgl.errors import ProgramError, SglError
 from sgl.runtime.gateway import programs
-from sgl.runtime.gateway.failures import MOST_FAILURES
+from sgl.runtime.gateway.programs import MOST_FAILURES
 from tests.patience import PATIENCE
 from tests.test_gateway import Answer, MockWorker, gateway_of, run, until, value
 from tests.test_gateway_broken import EVENTS, JSON, OK, RawWorker, beside, chunk, endless, event, silent_after

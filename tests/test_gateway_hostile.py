@@ -15,7 +15,7 @@ from aiohttp import web
 
 from sgl.cli import main
 from sgl.errors import ConfigError
-from sgl.runtime.gateway import app, bodies, failures, passing, programs, replies
+from sgl.runtime.gateway import app, bodies, passing, programs, replies
 from sgl.runtime.gateway import workers as workers_of
 from sgl.runtime.gateway.app import Gateway
 from sgl.runtime.gateway.config import checked_url
@@ -378,7 +378,7 @@ def test_a_worker_that_never_ends_an_event_or_a_refusal_is_left(monkeypatch: pyt
 
     async def test() -> None:
         monkeypatch.setattr(programs, "MOST_EVENT_BYTES", 3 << 20)
-        monkeypatch.setattr(failures, "MOST_FAILURES", 1)
+        monkeypatch.setattr(programs, "MOST_FAILURES", 1)
         monkeypatch.setattr(replies, "READ_SECONDS", PATIENCE)
         async with gateway_of(program_of(endless), retries=0) as (gateway, _, client):
             async with client.post("/v1/programs", json={"program": {"v": 1, "name": "p", "seed": 1}}) as events:

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from sgl.errors import BackendError, ConfigError, EngineDead
-from sgl.runtime.cluster.config import Options
+from sgl.runtime.cluster.config import Options, refuse
 from sgl.runtime.cluster.control import Control
 from sgl.runtime.cluster.placement import Placement, placed
 from sgl.runtime.cluster.registry import Registry
@@ -173,16 +173,14 @@ class Cluster:
 
     def _scaled(self, options: Options, counts: dict[str, int], replicas: int, kind: str) -> dict[str, int]:
         """How many of each kind there are then. Raises ConfigError where those options do not allow it."""
-        if replicas < 1:
-            raise ConfigError(f"{replicas} replicas: one at least; `sgl cluster down` ends all", option="replicas")
-        if not counts.get(kind):
-            raise ConfigError("this cluster has no prefill replicas: its file says how many", option="prefill")
         config = options.cluster
-        if kind == "worker" and config.is_automatic and not config.least <= replicas <= config.most:
-            raise ConfigError(
-                f"{replicas} replicas: load decides between min_replicas={config.least} and max_replicas={config.most}",
-                option="replicas",
-            )
+        refuse(replicas < 1, "replicas", f"{replicas} replicas: one at least; `sgl cluster down` ends all")
+        refuse(not counts.get(kind), "prefill", "this cluster has no prefill replicas: its file says how many")
+        is_outside = kind == "worker" and config.is_automatic and not config.least <= replicas <= config.most
+        text = (
+            f"{replicas} replicas: load decides between min_replicas={config.least} and max_replicas={config.most}"
+        )
+        refuse(is_outside, "replicas", text)
         counts = {**counts, kind: replicas}
         self._placements(options, counts)
         return counts
@@ -191,11 +189,8 @@ class Cluster:
         """Replace all replicas by ones with a file's options; the number of their generation. Raises ConfigError."""
         options = Options.of(given, source)
         for name, before, after in self._fixed(options):
-            if before != after:
-                raise ConfigError(
-                    f"{source}: {name} stays {before!r} while the cluster runs: end it and start it anew",
-                    option=name,
-                )
+            text = f"{source}: {name} stays {before!r} while the cluster runs: end it and start it anew"
+            refuse(before != after, name, text)
         async with self._changing:
             counts = options.counts
             placements, surge = self._placements(options, counts), True

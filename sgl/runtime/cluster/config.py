@@ -68,9 +68,9 @@ class ClusterConfig:
         option = "min_replicas" if config.least > config.replicas else "max_replicas"
         text = f"replicas={config.replicas} must lie between min_replicas and max_replicas"
         is_between = config.least <= config.replicas <= config.most
-        _refuse(not is_between, option, f"{option}={getattr(config, option)}: {text}")
+        refuse(not is_between, option, f"{option}={getattr(config, option)}: {text}")
         text = "prefill_engine needs prefill_replicas, of which there are none"
-        _refuse(config.prefill_engine is not None and not config.prefill_replicas, "prefill_engine", text)
+        refuse(config.prefill_engine is not None and not config.prefill_replicas, "prefill_engine", text)
         for option in ("target_queue", "target_kv_usage"):
             if config.min_replicas is None:
                 check_needed(config, option, "max_replicas")
@@ -148,21 +148,21 @@ class Options:
         )
         for its in (engine, self.prefill) if self.prefill is not None else ():
             one_host = "with prefill_replicas, each replica's processes are on one host"
-            _refuse(its.nnodes > 1, "nnodes", f"nnodes={its.nnodes}: {one_host}")
+            refuse(its.nnodes > 1, "nnodes", f"nnodes={its.nnodes}: {one_host}")
             why = "in deterministic mode it is the same for all replicas, since sums of other parts round otherwise"
             text = f"tp_size={engine.tp_size}, and {its.tp_size} in prefill_engine: {why}"
-            _refuse(its.deterministic and its.tp_size != engine.tp_size, "tp_size", text)
+            refuse(its.deterministic and its.tp_size != engine.tp_size, "tp_size", text)
         why = "Ray gives each replica its GPUs, so a cluster's device is cpu or cuda"
-        _refuse(engine.device not in (None, "cpu", "cuda"), "device", f"device={engine.device!r}: {why}")
+        refuse(engine.device not in (None, "cpu", "cuda"), "device", f"device={engine.device!r}: {why}")
         text = f"control_port={control} is port={port} as well: give one that is free, or 0"
-        _refuse(0 < control == port, "control_port", text)
+        refuse(0 < control == port, "control_port", text)
         why = "several replicas may share a host, so each takes a free port: give 0, and each replica's "
         text = f"grpc_port={grpc}: {why}/get_server_info names its own"
-        _refuse(bool(grpc and self.cluster.most > 1), "grpc_port", text)
+        refuse(bool(grpc and self.cluster.most > 1), "grpc_port", text)
         text = f"dp_size={engine.dp_size}: several engines of a replica run on one host, so nnodes is 1"
-        _refuse(engine.nnodes > 1 < engine.dp_size, "dp_size", text)
+        refuse(engine.nnodes > 1 < engine.dp_size, "dp_size", text)
         text = f"tp_size={engine.tp_size} times pp_size={engine.pp_size} is no multiple of it"
-        _refuse(engine.num_ranks % engine.nnodes > 0, "nnodes", f"nnodes={engine.nnodes}: {text}")
+        refuse(engine.num_ranks % engine.nnodes > 0, "nnodes", f"nnodes={engine.nnodes}: {text}")
 
     @property
     def engines(self) -> dict[str, EngineConfig]:
@@ -195,7 +195,8 @@ class Options:
         }
 
 
-def _refuse(is_wrong: bool, option: str, text: str) -> None:
+def refuse(is_wrong: bool, option: str, text: str) -> None:
+    """Raises ConfigError of what is wrong."""
     if is_wrong:
         raise ConfigError(text, option=option)
 

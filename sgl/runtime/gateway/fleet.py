@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from sgl.errors import EngineDead
 from sgl.runtime.gateway.index import PrefixIndex
-from sgl.runtime.gateway.policy import POLICIES, Demand, RoutingPolicy, Window, Worker
+from sgl.runtime.gateway.policy import POLICIES, Choice, Demand, RoutingPolicy, Window, Worker
 from sgl.runtime.gateway.reports import Load
 from sgl.runtime.server.placement import GENERATED
 
@@ -117,7 +117,7 @@ class Fleet:
         found = {its.id: blocks[its.id] for its in workers if its.id in blocks}
         worker = workers[0]
         if len(workers) > 1:
-            worker = self._policy(self._rng, demand, workers, found, home if home in workers else None)
+            worker = self._policy(Choice(demand, workers, found, home if home in workers else None, self._rng))
         self.index.sent(worker.id, demand.blocks)
         if demand.session is not None:
             self._homes[demand.session] = worker.id

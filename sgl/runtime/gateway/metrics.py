@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -95,16 +96,11 @@ class _Merged(CollectorRegistry):
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
         for worker, text in self._of_workers.items():
-            for family in _families(text):
-                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                for sample in family.samples:
-                    labels = {**sample.labels, "worker": worker}
-                    merged.add_sample(sample.name, labels, sample.value)
+            with contextlib.suppress(ValueError):  # of what a dying worker sent
+                for family in text_string_to_metric_families(text):
+                    merged = families.setdefault(
+                        family.name, Metric(family.name, family.documentation, family.type)
+                    )
+                    for sample in family.samples:
+                        merged.add_sample(sample.name, {**sample.labels, "worker": worker}, sample.value)
         return families.values()
-
-
-def _families(text: str) -> Iterator[Metric]:
-    try:
-        yield from text_string_to_metric_families(text)
-    except ValueError:  # what a dying worker sent
-        return

@@ -85,14 +85,22 @@ class Worker:
         return (ahead + work / self.rate) * (1 + crowded)
 
 
-Policy = Callable[[random.Random, Demand, Sequence[Worker], Mapping[str, int], Worker | None], Worker]
-"""Chooses one of several workers, some with blocks of the beginning, one perhaps with the session's last request."""
+@dataclass(slots=True, frozen=True)
+class Choice:
+    """Of one of several workers."""
+
+    demand: Demand
+    workers: Sequence[Worker]
+    found: Mapping[str, int]
+    """Blocks of the beginning that workers have, by their ids."""
+    home: Worker | None
+    """The worker that had the session's last request."""
+    rng: random.Random
 
 
-def _cache_aware(
-    rng: random.Random, demand: Demand, workers: Sequence[Worker], found: Mapping[str, int], home: Worker | None
-) -> Worker:
-    usual = CROWDED * sum(its.queued / its.rate for its in workers) / len(workers)
+def _cache_aware(its: Choice) -> Worker:
+    demand, workers, found = its.demand, its.workers, its.found
+    usual = CROWDED * sum(each.queued / each.rate for each in workers) / len(workers)
     most = max(found.values(), default=0) * demand.block_tokens
 
     def seconds(worker: Worker) -> float:
@@ -100,52 +108,33 @@ def _cache_aware(
         lost = LOST * min(most - saved, demand.prompt)
         return worker.seconds(max(0.0, demand.prompt - saved) + lost + GENERATED * demand.generated, usual)
 
-    options = rng.sample(workers, min(SAMPLED, len(workers)))
+    options = its.rng.sample(workers, min(SAMPLED, len(workers)))
     if holders := [worker for worker in workers if worker.id in found]:
-        longest = max(found[worker.id] for worker in holders)
-        options.append(min((its for its in holders if found[its.id] == longest), key=lambda its: its.seconds(0)))
+        longest = max(found.values())
+        options.append(min((each for each in holders if found[each.id] == longest), key=lambda it: it.seconds(0)))
         options.append(min(holders, key=seconds))
-    chosen = min(options, key=lambda its: (seconds(its), its.placed, its.id))
-    if home is not None and home is not chosen and seconds(home) <= AFFINITY * seconds(chosen):
-        return home
-    return chosen
+    chosen = min(options, key=lambda it: (seconds(it), it.placed, it.id))
+    is_near = its.home is not None and seconds(its.home) <= AFFINITY * seconds(chosen)
+    return its.home if its.home is not None and is_near else chosen
 
 
-def _round_robin(
-    rng: random.Random, demand: Demand, workers: Sequence[Worker], found: Mapping[str, int], home: Worker | None
-) -> Worker:
-    """A turn of these alone: requests go now to all, now to prefill workers."""
-    return workers[sum(worker.placed for worker in workers) % len(workers)]
-
-
-def _random(
-    rng: random.Random, demand: Demand, workers: Sequence[Worker], found: Mapping[str, int], home: Worker | None
-) -> Worker:
-    return rng.choice(workers)
-
-
-def _power_of_two(
-    rng: random.Random, demand: Demand, workers: Sequence[Worker], found: Mapping[str, int], home: Worker | None
-) -> Worker:
-    return min(rng.sample(workers, 2), key=lambda its: its.in_flight + its.others)
-
-
-def _prefix_hash(
-    rng: random.Random, demand: Demand, workers: Sequence[Worker], found: Mapping[str, int], home: Worker | None
-) -> Worker:
+def _prefix_hash(its: Choice) -> Worker:
     """By the first blocks, or the session's name: no other request's worker changes when one comes or goes. One with
     much more to do than the mean is passed over."""
+    demand, workers = its.demand, its.workers
     key = demand.session or ",".join(map(str, demand.blocks[:_HASHED_BLOCKS]))
     work = demand.prompt + GENERATED * demand.generated
     most = CROWDED * (sum(worker.queued for worker in workers) + work) / len(workers)
-    ranked = sorted(workers, key=lambda its: hashlib.blake2b(f"{key}@{its.id}".encode(), digest_size=8).digest())
+    ranked = sorted(workers, key=lambda it: hashlib.blake2b(f"{key}@{it.id}".encode(), digest_size=8).digest())
     return next((worker for worker in ranked if worker.queued <= most), ranked[0])
 
 
+Policy = Callable[[Choice], Worker]
 POLICIES: dict[RoutingPolicy, Policy] = {
     "cache_aware": _cache_aware,
-    "round_robin": _round_robin,
-    "random": _random,
-    "power_of_two": _power_of_two,
+    # a turn of these alone: requests go now to all, now to prefill workers
+    "round_robin": lambda its: its.workers[sum(each.placed for each in its.workers) % len(its.workers)],
+    "random": lambda its: its.rng.choice(its.workers),
+    "power_of_two": lambda its: min(its.rng.sample(its.workers, 2), key=lambda it: it.in_flight + it.others),
     "prefix_hash": _prefix_hash,
 }

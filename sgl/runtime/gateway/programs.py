@@ -20,7 +20,6 @@ from multidict import CIMultiDict
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout, SglError
 from sgl.runtime.gateway.demands import session_of
-from sgl.runtime.gateway.failures import Failures
 from sgl.runtime.gateway.limits import key_of
 from sgl.runtime.gateway.openings import PartBody, parts_of, segment_of, with_deadline
 from sgl.runtime.gateway.pairs import Pairs
@@ -44,6 +43,8 @@ _LIMIT = aiohttp.ClientTimeout(total=30.0)  # of a call about a program that is 
 OPENED_SECONDS = 30.0
 """For a worker that has begun to answer to say that it has opened a program."""
 MOST_EVENT_BYTES = 64 << 20
+MOST_FAILURES = 10
+"""Of workers that ran a program in a row, before it is given up."""
 _IN_TURN = 64  # events of one program
 
 _LOST = ("EngineDead", "ServerUnreachable")  # failures of a worker, not of the program
@@ -221,7 +222,10 @@ class Part:
         self._characters: dict[tuple[Any, ...], int] = {}  # of deltas that it had
         self._counted: dict[tuple[Any, ...], int] = {}  # of deltas that came from this worker
         self._is_again = False
-        self._failures = Failures(program.programs.pairs.servers)
+        self._tried: dict[str, int] = {}  # see `Passed`
+        self._first = 1  # number in it of the first of those that failed in a row, while the client had no news
+        self._num_failures = 0  # of these
+        self._num_begun = 0  # of these that had begun the program
         self._task = asyncio.ensure_future(self._run())
 
     def stop(self) -> None:
@@ -258,12 +262,7 @@ class Part:
                     except (Lost, NotBegunError, aiohttp.ClientError, OSError) as lost:
                         if not self.opened.done() and isinstance(lost, NotBegunError):
                             raise
-                        self._failures.add(self.server, has_begun=self.remote is not None)
-                        if self._failures.are_too_many:
-                            text = f"{self._failures.number} workers in a row failed that ran the program: {lost}"
-                            raise EngineDead(text) from lost
-                        self.remote, self.server, self._is_again = None, None, True
-                        self._program.programs.reopened()
+                        self._lose(lost)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # the program's client is told
@@ -277,6 +276,23 @@ class Part:
         finally:
             self._program.part_ended()
 
+    def _lose(self, lost: Exception) -> None:
+        """Its worker failed. Raises EngineDead if nobody else is to run it while its client has no news: all have
+        tried, or it may be what ends those that begin it."""
+        programs = self._program.programs
+        if self.server is not None:
+            self.server.failed()
+        self._num_failures += 1
+        self._num_begun += self.remote is not None
+        if self._num_failures > MOST_FAILURES:
+            ready = programs.pairs.servers.ready_for(None, self._tried)
+            if self._num_begun > MOST_FAILURES or all(self._tried.get(its.id, 0) >= self._first for its in ready):
+                raise EngineDead(
+                    f"{self._num_failures} workers in a row failed that ran the program: {lost}"
+                ) from lost
+        self.remote, self.server, self._is_again = None, None, True
+        programs.reopened()
+
     async def _follow(self) -> None:
         """Open it at a worker and tell what comes. Raises Lost."""
         programs = self._program.programs
@@ -285,7 +301,7 @@ class Part:
             left = max(0.001, self._about.deadline + self._program.opened_at - time.monotonic())
             body = await programs.reader.read(with_deadline, body, left)
         passed = Passed("POST", "/v1/programs", self._program.headers, body, self._about.demand, is_begun=is_begun)
-        passed.tried = self._failures.tried
+        passed.tried = self._tried
         pairing = programs.pairs.of(passed, "/v1/programs", "could", self._about.beginning)
         async with pairing, programs.passing.opened(passed) as (theirs, first, server):
             self.server = server
@@ -378,7 +394,9 @@ class Part:
             return
         else:
             self._told.add((kind, *place))
-        self._failures.end()
+        if self._num_failures:
+            self._num_failures = self._num_begun = 0
+            self._first = max(self._tried.values())
         self._program.note(event)
         if kind == "done":
             self._left -= 1

@@ -113,11 +113,8 @@ def mismatch(theirs: PageLayout, own: PageLayout) -> str | None:
 
 def prompt_hash(layout: PageLayout, namespace: Namespace, key: bytes) -> bytes:
     """32 bytes that differ for other tokens, namespaces and models."""
-    return hashlib.blake2b(key, digest_size=32, key=_hash(f"{layout.model}\0{namespace!r}")).digest()
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
+    whose = hashlib.blake2b(f"{layout.model}\0{namespace!r}".encode(errors="surrogatepass"), digest_size=32)
+    return hashlib.blake2b(key, digest_size=32, key=whose.digest()).digest()
 
 
 def _signature(content: Mapping[str, Any], secret: bytes) -> str:
