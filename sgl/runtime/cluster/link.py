@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 import requests
 
@@ -21,14 +20,6 @@ class Link:
         self._session = requests.Session()
         self._session.trust_env = False  # no proxy lies between
         self._session.headers[TOKEN_HEADER] = f"Bearer {token}"
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port of the other one."""
-        there = urlsplit(self.url)
-        assert there.hostname is not None
-        assert there.port is not None
-        return there.hostname, there.port
 
     def get(self, path: str, **query: Any) -> Any:
         """Raises ServerUnreachable, ConfigError and BackendError."""

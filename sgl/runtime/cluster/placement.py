@@ -46,10 +46,8 @@ def placed(
     if device == "cuda" and not uses_gpus:
         raise ConfigError("device='cuda': no host of the Ray cluster has a GPU", option="device")
     free = [int(host.gpus if uses_gpus else host.cpus) for host in hosts]
-    found = {}
-    for kind, config in engines.items():
-        found[kind] = _placed(config, free, counts[kind], kind, uses_gpus=uses_gpus, is_whole=len(engines) > 1)
-    return found
+    more = {"uses_gpus": uses_gpus, "is_whole": len(engines) > 1}
+    return {kind: _placed(config, free, counts[kind], kind, **more) for kind, config in engines.items()}
 
 
 def _placed(
@@ -58,7 +56,8 @@ def _placed(
     """Of one kind, which takes what hosts have. is_whole: each replica is on one host."""
     number = config.num_ranks * config.dp_size
     is_open = config.nnodes == 1 == config.dp_size and not is_whole  # several engines are one host's
-    shares = _divisors(number) if is_open else [number // config.nnodes]
+    divisors = [each for each in range(number, 0, -1) if number % each == 0]
+    shares = divisors if is_open else [number // config.nnodes]
     for share in shares:
         wanted = replicas * (number // share)
         if sum(each // share for each in free) >= wanted:
@@ -76,8 +75,3 @@ def _placed(
         f"{', '.join(map(str, free)) or 'no'} {'GPUs' if uses_gpus else 'CPUs'}{left}",
         option=option,
     )
-
-
-def _divisors(number: int) -> list[int]:
-    """From the largest."""
-    return [each for each in range(number, 0, -1) if number % each == 0]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import ray
@@ -67,7 +68,8 @@ class Replica:
         self._generation = generation
         secret = token(key)
         self._link = Link(control, secret)
-        self._spare_address = SpareAddress(name_of(secret, generation), self._link.address)
+        there: Any = urlsplit(control)  # with a host and a port
+        self._spare_address = SpareAddress(name_of(secret, generation), (there.hostname, there.port))
         given = self._link.get("/options", generation=generation)
         self._host = ray.util.get_node_ip_address()
         self._drain_seconds = given["drain_timeout"] + _ENDING_SECONDS
@@ -98,8 +100,7 @@ class Replica:
         self._spare: Member | None = None
         self._is_calm = False
         self._member = Member(options, process=adopted(self._spare_address.name))
-        self._beats = threading.Thread(target=self._beat, name="sgl-beats", daemon=True)
-        self._beats.start()
+        threading.Thread(target=self._beat, name="sgl-beats", daemon=True).start()
         try:
             self._await_server()
         except Exception as error:

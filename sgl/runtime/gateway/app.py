@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import re
 import socket
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -47,7 +46,6 @@ PROGRAM_BYTES = 32 << 20  # of one body, which is kept
 READ_BYTES = 32 << 20  # of another body; of a longer one, only its length is used
 MOST_READ = 16  # large bodies that wait to be read, before others are passed on unread
 TO_ALL_SECONDS = 600.0  # for a worker to load an adapter, say
-STORED = 100_000  # responses whose worker is remembered
 
 _TO_ALL = {"/flush_cache", "/load_lora_adapter", "/unload_lora_adapter", "/v1/load_lora_adapter"}
 _TO_ALL |= {"/v1/unload_lora_adapter", "/start_profile", "/stop_profile", "/abort_request"}
@@ -63,7 +61,6 @@ _LABELS |= {"/generate", "/encode", "/tokenize"}
 _LABELS |= {f"/api/{name}" for name in ("chat", "generate", "embed", "embeddings", "tags", "show")}
 _LABELS |= {f"/v1/{name}" for name in ("chat", "completions", "embeddings", "messages", "models")}
 _LABELS |= {f"/v1/{name}" for name in ("programs", "responses", "tokenize")}
-_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 
 
 class Gateway:
@@ -83,9 +80,8 @@ class Gateway:
         self._bodies = Bodies()
         self._reader = Reader()
         self._client: aiohttp.ClientSession | None = None
-        self._passing = Passing(
-            self.config, self.fleet, self.servers, self.metrics, self._limits, self._session, self._note
-        )
+        about = self.config, self.fleet, self.servers, self.metrics, self._limits
+        self._passing = Passing(*about, self._session)
         least = self.config.min_prefill_tokens
         self._pairs = Pairs(self._passing, self.servers, self._reader, self._session, self.metrics.pairs, least)
         self._programs = Programs(
@@ -93,7 +89,6 @@ class Gateway:
         )
         self._merging = asyncio.Lock()
         self._started = time.time()
-        self._stored: OrderedDict[str, str] = OrderedDict()  # workers by response id
         for url in workers:
             self.servers.add(url)
         self.app = web.Application(middlewares=[self._guard])
@@ -176,7 +171,8 @@ class Gateway:
         facts = await self._facts(request, body)
         due = _due(request, facts.timeout, arrived)
         passed = Passed(request.method, _target(request), request.headers, body, facts.demand, due)
-        home = self._worker_of(request.path, facts.previous)
+        response = request.path.split("/")[3] if request.path.startswith("/v1/responses/") else facts.previous
+        home = self._passing.stored.get(response or "")
         passed.only = home if home in self.servers else None  # gone: another says that there is no such response
         if request.method != "POST":
             return await self._passing.answer(request, passed)
@@ -194,18 +190,6 @@ class Gateway:
             return await self._reader.read(facts_of, body, request.path, session, self.servers.adapters)
         except InvalidRequest:
             return unread(body, session)
-
-    def _note(self, path: str, first: bytes, worker: str) -> None:
-        """A stored response stays with its worker."""
-        if path == "/v1/responses" and (found := _RESPONSE_ID.search(first)):
-            self._stored[found[1].decode()] = worker
-            if len(self._stored) > STORED:
-                self._stored.popitem(last=False)
-
-    def _worker_of(self, path: str, previous: str | None) -> str | None:
-        """That has the stored response which a path or a body names."""
-        name = path.split("/")[3] if path.startswith("/v1/responses/") else previous
-        return None if name is None else self._stored.get(name)
 
     async def _to_all(self, request: web.Request, body: bytearray) -> web.StreamResponse:
         """The first answer, or the first that is an error."""
@@ -244,10 +228,9 @@ class Gateway:
     async def _health(self, request: web.Request) -> web.Response:
         """200 while a worker takes requests."""
         ready = self.servers.ready()
-        about = {"workers": len(self.servers), "ready": len(ready)}
-        if ready:
-            return json_response({"status": "ok", **about})
-        return json_response({"status": "no worker takes requests", **about}, 503, {"Retry-After": "2"})
+        status = "ok" if ready else "no worker takes requests"
+        about = {"status": status, "workers": len(self.servers), "ready": len(ready)}
+        return json_response(about) if ready else json_response(about, 503, {"Retry-After": "2"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         headers = headers_of(request.headers)

@@ -43,7 +43,9 @@ def sources_of(info: Mapping[str, Any], url: str) -> list[Source]:
     host = f"[{host}]" if ":" in host else host
 
     def at(endpoint: Any) -> str | None:
-        return None if (port := _port(endpoint)) is None else f"tcp://{host}:{port}"
+        start, _, port = str(endpoint).rpartition(":")
+        is_port = start.startswith("tcp://") and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16
+        return f"tcp://{host}:{int(port)}" if is_port else None
 
     states = [each for each in info["internal_states"] if isinstance(each, dict)]
     found = [(at(each.get("kv_events")), at(each.get("kv_events_replay"))) for each in states[:MOST_ENGINES]]
@@ -292,10 +294,3 @@ def _store(pages: dict[int, _Page], most: int, event: BlockStored, changed: Coun
             changed.subtract(known.names)
         last = pages[block] = _Page(state, left[:BLOCK_IDS], last.depth + len(names), tuple(names))
         changed.update(names)
-
-
-def _port(endpoint: Any) -> int | None:
-    if not isinstance(endpoint, str) or not endpoint.startswith("tcp://"):
-        return None
-    port = endpoint.rpartition(":")[2]
-    return int(port) if port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16 else None

@@ -11,7 +11,9 @@ import contextlib
 import itertools
 import json
 import random
+import re
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -48,6 +50,8 @@ _HOP |= {"te", "trailer", "transfer-encoding", "upgrade"}
 _AGAIN = (429, 502, 503, 504)  # of a worker: another one may answer
 _LONGEST_PAUSE = 2.0
 _PIECE_BYTES = 256 << 10
+_STORED = 100_000  # responses
+_RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,128})"')
 WRITE_SECONDS = 60.0
 """For a client that does not read."""
 
@@ -138,10 +142,9 @@ class Passing:
         metrics: GatewayMetrics,
         limits: Limits,
         session: Callable[[], aiohttp.ClientSession],
-        noted: Callable[[str, bytes, str], None],
     ) -> None:
-        """noted: is told each answer's path, first bytes and worker."""
-        self._noted = noted
+        self.stored: OrderedDict[str, str] = OrderedDict()
+        """Workers by the ids of their latest stored responses."""
         self._config = config
         self._fleet = fleet
         self._servers = servers
@@ -290,7 +293,10 @@ class Passing:
         if "Content-Length" in theirs.headers and "Content-Encoding" not in theirs.headers:
             ours.content_length = theirs.content_length
         ours.headers[WORKER_HEADER] = server.id
-        self._noted(request.path, first, server.id)
+        if request.path == "/v1/responses" and (found := _RESPONSE_ID.search(first)):
+            self.stored[found[1].decode()] = server.id
+            if len(self.stored) > _STORED:
+                self.stored.popitem(last=False)
         await ours.prepare(request)
         part, content, last, held = first, theirs.content, b"", b""
         is_stream = ours.content_type == "text/event-stream" and ours.content_length is None

@@ -36,8 +36,6 @@ _BEGINS = {"application/json": _JSON, "application/x-ndjson": _JSON, "text/event
 _MOST_HELD = 1 << 20  # of an event; what is longer is passed on in parts
 _EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-
-
 _OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
 

@@ -158,7 +158,10 @@ class TransferServer:
             else:
                 left = offer.end - time.monotonic()
                 peer = DeadlineSocket(peer.sock, offer.end, left)  # which is silent while the reader reads
-                self._describe(peer, remote, offer, first, count)
+                if offer.checksums is None and kind == REMOTE:
+                    offer.checksums = [zlib.crc32(memoryview(self._memory[page])) for page in offer.pages]
+                part = slice(first, first + count)
+                self._tell(peer, remote.describe(offer.pages[part], (offer.checksums or [])[part]))
                 readable = select.poll()
                 readable.register(peer.sock, select.POLLIN)
                 while kind == REMOTE and not readable.poll(_GO_ON_MS) and time.monotonic() < offer.end:
@@ -187,12 +190,6 @@ class TransferServer:
             content = memoryview(self._memory[page])
             peer.send(CHECKSUM.pack(zlib.crc32(content)))
             peer.send(content)
-
-    def _describe(self, peer: DeadlineSocket, remote: Remote, offer: Offer, first: int, count: int) -> None:
-        if offer.checksums is None and remote.kind == REMOTE:
-            offer.checksums = [zlib.crc32(memoryview(self._memory[page])) for page in offer.pages]
-        part = slice(first, first + count)
-        self._tell(peer, remote.describe(offer.pages[part], (offer.checksums or [])[part]))
 
     def _tell(self, peer: DeadlineSocket, described: bytes) -> None:
         peer.send(ANSWER.pack(OK, self._memory.shape[1]) + LENGTH.pack(len(described)) + described)
