@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 import requests
-from aiohttp import ClientSession
+from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ from sgl.runtime.cluster.control import Control
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
-from sgl.runtime.cluster.router import RouterProcess
+from sgl.runtime.cluster.router import RouterProcess, route
 from sgl.runtime.cluster.running import Running, began, found, starting, sweep
 from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
@@ -574,6 +574,21 @@ def test_a_worker_knows_whether_another_on_its_host_starts_or_will_come_back() -
     assert not is_calm(3.0)
     assert registry.is_calm(report("c", host="y"), 3.0)
     assert is_calm(22.0)
+
+
+def test_a_router_that_can_follow_the_workers_no_more_ends() -> None:
+    """It is started again then, where it would go on with workers that are gone."""
+
+    async def test() -> None:
+        app = web.Application()
+        app.router.add_get("/workers", lambda request: web.json_response({"version": 1}))  # type: ignore[arg-type]
+        async with TestServer(app) as server:
+            options = {"fd": socket.create_server(("127.0.0.1", 0)).detach(), "control": str(server.make_url("/"))}
+            with pytest.raises(ExceptionGroup) as ended:
+                await route({**options, "token": "token", "gateway": {}, "drain_timeout": 0.1})
+            assert isinstance(ended.value.exceptions[0], KeyError)
+
+    asyncio.run(asyncio.wait_for(test(), PATIENCE))
 
 
 def test_a_beats_answer_says_whether_the_host_is_calm() -> None:

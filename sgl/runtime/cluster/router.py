@@ -67,15 +67,14 @@ class RouterProcess:
 
 
 async def route(options: dict[str, Any]) -> None:
-    """Route until SIGTERM, then finish what runs. options: fd (the socket), control, token, gateway (of GatewayConfig),
-    drain_timeout."""
+    """Route until SIGTERM, or a defect keeps it from following the workers, then finish what runs. options: fd (the
+    socket), control, token, gateway (of GatewayConfig), drain_timeout."""
     gateway = Gateway(GatewayConfig(**options["gateway"]))
-    async with serving(gateway, socket.socket(fileno=options["fd"]), options["drain_timeout"]) as stop:
-        following = asyncio.ensure_future(_follow(gateway, options["control"], options["token"]))
-        try:
-            await stop.wait()
-        finally:
-            following.cancel()
+    bound = socket.socket(fileno=options["fd"])
+    async with serving(gateway, bound, options["drain_timeout"]) as stop, asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(_follow(gateway, options["control"], options["token"]))
+        await stop.wait()
+        following.cancel()
 
 
 async def _follow(gateway: Gateway, control: str, token: str) -> None:
