@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from sgl.errors import ConfigError, ModelError, UnsupportedModel, WeightsError
 from sgl.kernels import limits
@@ -268,6 +269,46 @@ def test_the_first_group_whose_targets_hold_a_module_says_its_layout(tmp_path: P
     sequences = random_sequences(384)
     check(Paged(load(folder), sequences, page_size=16).run(at_once(sequences)), reference_logits(dense, sequences))
     assert "4 bits, groups of 32" in ModelConfig.from_pretrained(folder).checkpoint_format
+
+
+@pytest.mark.parametrize("has_formats", [True, False])
+def test_groups_of_several_formats_are_read_each_in_its_own(has_formats: bool, tmp_path: Path) -> None:
+    """As llm-compressor writes `mixed-precision`: older versions name no format for each group."""
+    dense = tiny_checkpoint(tmp_path / "dense")
+    layouts = {"packed": ("q", "k", "v"), "float8": ("o",), "nvfp4": ("down",), "mxfp4-packed": ("gate",)}
+    merged, before = load_file(dense / "model.safetensors"), dense
+    for name, modules in layouts.items():
+
+        def is_its(module: str, modules: tuple[str, ...] = modules) -> bool:
+            return module.split(".")[-1].removesuffix("_proj") in modules
+
+        folder = quantize_folder(tmp_path / name, before, name, is_quantized=is_its)
+        read = load_file(before / "model.safetensors")  # what the quantised ones say, and the others
+        merged |= {key: its for key, its in read.items() if is_its(key.removesuffix(".weight"))}
+        before = folder
+    save_file(merged, dense / "model.safetensors", metadata={"format": "pt"})
+    groups = {}
+    for name, modules in layouts.items():
+        config = CONFIGS[name]
+        targets = [f"re:.*[._]{its}_proj$" for its in modules]
+        own = {"format": config["format"]} if has_formats else {}
+        groups[name] = {**config["config_groups"]["group_0"], "targets": targets, **own}
+    config = {**PACKED, "format": "mixed-precision", "config_groups": groups, "ignore": ["re:.*up_proj", "lm_head"]}
+    edit_json(folder / "config.json", quantization_config=config)
+    sequences = random_sequences(384)
+    check(Paged(load(folder), sequences, page_size=16).run(at_once(sequences)), reference_logits(dense, sequences))
+    found = ModelConfig.from_pretrained(folder).checkpoint_format
+    assert all(words in found for words in ("4 bits, groups of 32", "e4m3, a scale a row", "NVFP4", "MXFP4"))
+
+
+@pytest.mark.parametrize("actorder", [None, False, "weight", "static"])
+def test_a_strategy_follows_from_the_size_of_groups(actorder: object, tmp_path: Path) -> None:
+    """And an order that the writer alone had needs no index."""
+    folder, dense = tiny_quantized(tmp_path, "packed")
+    weights = {"num_bits": 4, "type": "int", "group_size": 32, "actorder": actorder}
+    edit_json(folder / "config.json", quantization_config=compressed(weights, "pack-quantized"))
+    sequences = random_sequences(384, lengths=(20, 20))
+    check(Paged(load(folder), sequences, page_size=16).run(at_once(sequences)), reference_logits(dense, sequences))
 
 
 def test_groups_of_activations_alone_change_no_weights(tmp_path: Path) -> None:
