@@ -193,8 +193,9 @@ class QuantizedCheckpoint:
         if stored is None:
             self._fail(f"{stem}.weight", f"has no {stem}.{STATES[0]}, nor __fp4, to say how it is stored")
         whole = f"{stem}.{stored}"
-        if self._entries[whole].dtype != "U8":
-            self._fail(whole, f"is {self._entries[whole].dtype}; expected U8")
+        found = self._entries[whole]
+        if found.dtype != "U8" or len(found.shape) != 1:
+            self._fail(whole, f"is {found.dtype} {list(found.shape)}, not bytes [n]")
         try:
             return stored, State.read(self._read(whole))
         except ValueError as error:
@@ -260,7 +261,7 @@ class QuantizedCheckpoint:
     def _add_experts(self, name: str) -> None:
         blocks, scales = name + "_blocks", name + "_scales"
         shape = self._entries[blocks].shape
-        if len(shape) not in (3, 4) or shape[-1] != 16 or self._entries[blocks].dtype != "U8":
+        if len(shape) not in (3, 4) or 0 in shape or shape[-1] != 16 or self._entries[blocks].dtype != "U8":
             self._fail(blocks, f"is {self._entries[blocks].dtype} {list(shape)}, not bytes [..., 16]")
         if scales not in self._entries:
             file = self._entries[blocks].file
