@@ -31,8 +31,10 @@ from sgl.cli.options import configs, option_docs
 from sgl.errors import ConfigError, ContextTooLong, EngineDead, QueueFull, SglError
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.server.channel import LoopChannel
 from sgl.runtime.server.engine_process import EngineProcess
 from sgl.runtime.server.service import Service
+from sgl.runtime.server.worker import HEADERS
 from tests.live_server import chat_checkpoint
 from tests.patience import PATIENCE, wait_until
 
@@ -447,6 +449,35 @@ def test_the_server_looks_for_the_tokenizer_where_the_engine_does(model: Path) -
             await engine.close()
 
     asyncio.run(scenario())
+
+
+def test_a_call_of_many_prompts_is_accepted_in_parts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop makes results of each part, and serves others in between."""
+    config = EngineConfig.from_options({"model_path": str(model), "max_total_tokens": 4096})
+    taken: list[list[int]] = []  # by turn of the loop, the requests that each message accepted
+    receive = EngineProcess._receive
+
+    def noted(self: EngineProcess, channel: LoopChannel, messages: list[Any]) -> None:
+        taken.append([len(message[3]) for message in messages if message[0] == "accepted"])
+        receive(self, channel, messages)
+
+    monkeypatch.setattr(EngineProcess, "_receive", noted)
+    count = 40 * HEADERS + 3
+
+    async def scenario() -> None:
+        engine = EngineProcess(config, configure=partial(configure_logging, "error", "text"))
+        await engine.start(with_tokenizer=False)
+        try:
+            results = await engine.generate(input_ids=[[3]] * count, sampling_params={"max_new_tokens": 0})
+            assert len(results) == count
+            assert len({result["meta_info"]["id"] for result in results}) == count
+        finally:
+            await engine.close()
+
+    asyncio.run(scenario())
+    assert sum(map(sum, taken)) == count
+    assert max(map(max, filter(None, taken))) == HEADERS
+    assert max(map(sum, taken)) <= 16 * HEADERS
 
 
 def hang_where_told(flag: Path) -> None:

@@ -16,6 +16,8 @@ from sgl.runtime.framing import Frames, packed
 Message = tuple[Any, ...]
 
 _READ_BYTES = 1 << 18
+_MESSAGES = 16
+"""In one frame of the engine's at most: the event loop takes a frame at a time."""
 
 
 class LoopChannel(asyncio.Protocol):
@@ -126,8 +128,8 @@ class ThreadChannel:
         self._socket.close()
 
     def _frame(self) -> bytes:
-        """All queued messages; the caller holds the lock."""
-        return packed([self._outbox.popleft() for _ in range(len(self._outbox))])
+        """The first of the queued messages; the caller holds the lock."""
+        return packed([self._outbox.popleft() for _ in range(min(len(self._outbox), _MESSAGES))])
 
     def _read(self) -> None:
         frames = Frames()

@@ -214,7 +214,7 @@ class EngineProcess:
     def _accepted(self, call_id: int, is_list: bool, headers: list[tuple[Any, ...]]) -> None:
         waiter = self._waiting.get(call_id)
         if isinstance(waiter, _Waiter):
-            waiter.call = CallResults(is_list)
+            waiter.call = waiter.call or CallResults(is_list)  # several such messages may come
             for header in itertools.starmap(Header, headers):
                 token_text = self.tokenizer.token_text if header.with_text and self.tokenizer is not None else None
                 waiter.call.add(NativeResult(header, token_text, waiter.began, as_tuples=True))

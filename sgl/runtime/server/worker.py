@@ -1,6 +1,6 @@
 """The engine process: an Engine at one end of a channel. Messages and their answers:
 
-    ("generate", id, for, arguments) → ("accepted", id, is_list, headers), outputs …, or ("raised", id, error)
+    ("generate", id, for, arguments) → ("accepted", id, is_list, headers) …, outputs …, or ("raised", id, error)
     ("abort", id)                    nothing more of that call is answered
     ("call", id, for, method, arguments) → ("returned", id, value) or ("raised", id, error)
     ("program", id, for, sender, program) → ("event", id, event) …, or ("raised", id, error)
@@ -54,6 +54,8 @@ from sgl.runtime.server.methods import WAITING, Method, called
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 0.5
+HEADERS = 512
+"""Requests that one message accepts: the event loop makes results of them, while everybody else waits."""
 _QUICK_LENGTH = 2048  # characters or token ids
 
 
@@ -151,7 +153,9 @@ class _Worker:
                     return
                 self._calls[call_id] = call = _Call(call_id, identity, prepared)
                 self._call_of |= dict.fromkeys(prepared.uids, call)
-            self._channel.post(("accepted", call_id, prepared.is_list, [tuple(header) for header in headers]))
+            for i in range(0, len(headers), HEADERS):
+                part = [tuple(header) for header in headers[i : i + HEADERS]]
+                self._channel.post(("accepted", call_id, prepared.is_list, part))
             tokens = sum(header.prompt_len for header in headers)
             logger.debug("accepted %s: %d prompt tokens", " ".join(header.rid for header in headers), tokens)
             self._engine.submit(prepared, self)
