@@ -261,6 +261,27 @@ def test_a_prefill_worker_whose_answers_nobody_can_read_is_left_alone(how: str) 
     pairs(test, "PD", unreadable, echo, breaker_failures=3, breaker_seconds=60.0)
 
 
+def test_a_decode_worker_that_goes_while_a_prompt_is_computed_gets_no_request() -> None:
+    goes_on = asyncio.Event()
+
+    async def waits(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        if request.path == "/generate":
+            await goes_on.wait()
+        return await computes(request, worker)
+
+    async def test(gateway: Gateway, workers: list[MockWorker], client: aiohttp.ClientSession) -> None:
+        asked = asyncio.ensure_future(post(client, "/generate", {"input_ids": PROMPT}))
+        await until(lambda: bool(generated(workers[0])))
+        [chosen] = [its for its in workers[1:] if gateway.servers[its.url].worker.in_flight]
+        gateway.servers.remove(chosen.url)
+        goes_on.set()
+        [other] = [its for its in workers[1:] if its is not chosen]
+        assert (await asked)[0] == 200
+        assert (len(generated(chosen)), len(generated(other))) == (0, 1)
+
+    pairs(test, "PDD", waits, echo, echo)
+
+
 def test_a_request_for_a_prefill_worker_takes_no_turn_of_another() -> None:
     async def test(gateway: Gateway, workers: list[MockWorker], client: aiohttp.ClientSession) -> None:
         prefill, decode = gateway.servers.values()

@@ -194,6 +194,8 @@ class Passing:
         theirs: aiohttp.ClientResponse | None = None
         try:
             body = passed.body if passed.pairing is None else await passed.pairing.body(server, ticket)
+            if self._servers.get(server.id) is not server:  # meanwhile
+                raise NotBegunError("gone")
             headers = headers_to_worker(passed.headers)
             left = None if passed.due is None else max(passed.due - time.monotonic(), 0.001)  # workers refuse 0
             if left is not None:
