@@ -123,16 +123,22 @@ def test_connections_that_are_held_leave_room_for_others(
     servers: Callable[[], TransferServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 3)
-    port = servers().port
+    server = servers()
+    port = server.port
+
+    def is_idle() -> bool:
+        return server._room._value == 3  # its threads end behind their answers
+
     held = [asked(port, HELD, LEASE) for _ in range(3)]
     assert [status for _, status in held] == [OK] * 3
     assert asked(port, HELD, LEASE)[1] == NOT_SERVED
     for _ in range(5):
+        wait_until(is_idle)
         sock, status = asked(port, MAPPED, LEASE)
         assert status == OK
         sock.close()
     held.pop()[0].close()
-    wait_until(lambda: asked(port, HELD, LEASE)[1] == OK)
+    wait_until(lambda: is_idle() and asked(port, HELD, LEASE)[1] == OK)
 
 
 def standing_still() -> socket.socket:
