@@ -7,12 +7,14 @@ import asyncio
 import gzip
 import json
 import os
+import pickle
 import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from pydantic import ValidationError
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.engine import Engine
-from sgl.runtime.server import bodies
+from sgl.runtime.server import bodies, body_process
 from sgl.runtime.server.bodies import MAX_DEPTH, MAX_KEYS, MAX_OBJECTS, MAX_TEXTS, MAX_VALUES, load_json, parse
 from sgl.runtime.server.body_process import BodyProcesses
 from sgl.runtime.server.native import AbortBody, DetokenizeBody, GenerateBody, TokenizeBody
@@ -248,6 +250,24 @@ def test_the_process_that_reads_may_die(server: LiveServer) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait(PATIENCE)
     assert server.post("/generate", body).status_code == 200
+
+
+def test_thousands_of_objects_are_not_made_on_the_event_loop(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small steps of another thread let others in between."""
+    threads = []
+
+    def loads(data: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return pickle.loads(data)
+
+    monkeypatch.setattr(body_process, "pickle", SimpleNamespace(loads=loads, dumps=pickle.dumps))
+    messages = [{"role": "user", "content": "a"}] * 5_000
+    answer = server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert len(threads) == 1
+    assert threads[0] != server._thread.ident
 
 
 def test_what_imports_map_is_not_a_bodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

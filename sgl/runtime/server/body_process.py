@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from sgl.child import command
 from sgl.errors import InvalidRequest
 from sgl.machine_limits import limit_address_space
+from sgl.runtime.requests.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,9 @@ class BodyProcesses:
                     answer += piece
         if not answer:
             raise InvalidRequest("the body takes too much time or memory to read")
-        result = pickle.loads(answer)
+        result = await in_thread(
+            lambda: pickle.loads(answer), len(answer)
+        )  # thousands of models, one after another
         if isinstance(result, Exception):
             raise result
         answered: T = result
