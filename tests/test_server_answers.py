@@ -295,6 +295,7 @@ def test_each_spelling_of_a_constraint_holds(
             "structured_outputs.json and structured_outputs.regex",
         ),
         ({"guided_choice": []}, "guided_choice must hold at least one text"),
+        ({"choices": ["ab"] * 40_000}, "choices has 120000 characters, and 100000 are the most"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema is needed"),
         ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"response_format": {"type": "structural_tag", "triggers": []}}, "triggers"),

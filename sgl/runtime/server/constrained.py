@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from sgl.errors import InvalidRequest
+from sgl.grammar.regular.syntax import MAX_PATTERN_LEN
 from sgl.runtime.server.fields import Anything, Empty, Off, Strict
 
 _META = re.compile(r"[\\.^$*+?{}\[\]|()]")
@@ -135,4 +136,7 @@ class Constrained(_Constraining):
 def _one_of(field: str, choices: list[str]) -> str:
     if not choices:
         raise InvalidRequest(f"{field} must hold at least one text", param=field)
+    if (length := sum(map(len, choices)) + len(choices)) > MAX_PATTERN_LEN:
+        message = f"{field} has {length} characters, and {MAX_PATTERN_LEN} are the most that it may have in all"
+        raise InvalidRequest(message, param=field)
     return "(" + "|".join(_META.sub(r"\\\g<0>", choice) for choice in choices) + ")"
