@@ -205,6 +205,7 @@ class Driver:
 
     def check_step(self, step: Step, decodable: set[int]) -> None:
         batch, budget = step.batch, self.setting.budget
+        assert (batch.q_lens > 0).all(), "a row computes nothing"
         if budget is not None:
             assert batch.q_lens.sum() <= max(budget, step.num_decodes + 1)
         assert (batch.q_lens[: step.num_decodes] == 1).all()

@@ -96,6 +96,27 @@ def test_others_run_while_a_prompt_is_loaded() -> None:
     assert held.cached_len == 36
 
 
+def test_pages_that_a_load_takes_are_not_given_to_the_next_prompt() -> None:
+    driver = tiered()
+    for uid, prompt in enumerate(PROMPTS[:3]):
+        run_one(driver, uid, prompt)
+    running, loaded = make_request(10, [7] * 53, 20), make_request(11, [*PROMPTS[0], 1], 2)
+    driver.scheduler.add(running)
+    driver.step()
+    assert driver.scheduler.memory.available_pages == 10
+    computed = make_request(12, [9] * 30, 2)
+    for request in (loaded, computed):
+        driver.scheduler.add(request)
+    driver.step()
+    assert driver.tiers is not None
+    assert driver.tiers.loads.is_busy
+    assert computed.phase is Phase.WAITING
+    driver.run()
+    for request in (running, loaded, computed):
+        assert_right(request)
+    assert driver.scheduler.counters.retractions == 0
+
+
 def test_a_load_serves_all_who_wait_for_it() -> None:
     driver = tiered(lateness=0.9, num_pages=41)
     for uid, prompt in enumerate(PROMPTS):

@@ -304,9 +304,13 @@ class Scheduler:
             return chunks
         reserved = () if self._programs is None else self._programs.reserved()
         simulation = self._admission.simulation(reserved)
+        seen, stuck = self.memory.available_by_pool(), None
         bypassed = without_slot = 0
         with closing(self.queue.candidates()) as candidates:
             for request in candidates:
+                now = self.memory.available_by_pool()
+                simulation.shrink(*map(sub, seen, now))  # by what loads took that were begun meanwhile
+                seen = now
                 if request.num_retractions and any(request in step.requests for step in self._in_flight):
                     continue  # its own token is pending
                 if not self.adapters.has_room(request.adapter):
@@ -316,19 +320,27 @@ class Scheduler:
                     continue
                 if request.unit is not None and request.unit.failed_in == self._tick:
                     continue  # as little room as for the one before
-                if not self._give_row(request, simulation):
+                has_row = self._give_row(request, simulation)
+                seen = self.memory.available_by_pool()
+                if not has_row:
                     bypassed += 1
                     if self.queue.is_aged(request) or bypassed > _MAX_BYPASSED:
                         break
                     continue
                 start = request.tree_len
                 end = self.memory.reach(request, min(request.computable_len, start + tokens_left))
+                seen = self.memory.available_by_pool()
+                if end == start:  # others took what was reserved for it
+                    stuck = request
+                    break
                 chunks.append(Chunk(request, start, end))
                 tokens_left -= end - start
                 output_ids = np.array(request.output_ids, np.int32)
                 setups.append(RowSetup(request.row, request.params, request.seed, request.prompt_ids, output_ids))
                 if tokens_left <= 0 or not self._rows.num_free:
                     break
+        if stuck is not None:
+            self.retract(stuck)
         return chunks
 
     def _give_row(self, request: Request, simulation: ReleaseSimulation) -> bool:
