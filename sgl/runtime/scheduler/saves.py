@@ -250,8 +250,7 @@ class Saves:
 
     def poll(self) -> None:
         """Take up what has arrived, and what is to be copied when there is time."""
-        if self._saving:
-            self._saving = [save for save in self._saving if not self._is_saved(save)]
+        self._saving = [save for save in self._saving if not self._is_saved(save)]
         self._end_writes()
         while self._later and not self._saving:
             key, namespace = self._later[0]

@@ -109,9 +109,8 @@ class Tiers:
     def launch(self, mover: Mover) -> None:
         """Have pages copied. After a step is scheduled and before it is launched."""
         saves, loads = self.saves.take(), self.loads.take()
-        states = [
-            np.array(its, np.int32).reshape(-1, 2) for its in (self.saves.take_states(), self.loads.take_states())
-        ]
+        taken = self.saves.take_states(), self.loads.take_states()
+        states = [np.array(its, np.int32).reshape(-1, 2) for its in taken]
         windows = [] if self.windows is None else self.windows.take()
         if saves or loads or any(map(len, [*states, *windows])):
             move = mover.move(PageMoves(joined(saves), joined(loads), *states, *windows))
