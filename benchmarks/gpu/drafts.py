@@ -6,8 +6,8 @@
 
 MODEL, DATA and FOLDER are those of benchmarks/draft_training.py, which FOLDER's drafts come from; it is run first where
 they are missing. Each mode has an engine of its own beside plain decoding's; either answers all prompts of a suite in
-turns, --rounds times: `tok/s` is the median, `x` that of the rounds' ratios. Prompts are answered --rows at a time,
-those of bfcl and json under their schemas, with jump-forward in every mode. Drafts are as many as the budget allows for
+turns, from an empty cache, --rounds times: `tok/s` is the median, `x` that of the rounds' ratios. Prompts are answered
+--rows at a time, those of bfcl and json under their schemas, with jump-forward in every mode. Drafts are as many as the budget allows for
 `tok/s` and `drafted`, as many as are proposed for `accepted`, the share of them that stands, and `tok/step`.
 
 `equal`: outputs of both that are plain's, token for token; `tie`: of the others, those that part between two tokens
@@ -144,13 +144,14 @@ def measure(
             }
             for number, its in enumerate(suites_prompts)
         ]
-        for each in engines:  # compiles, fills the cache
+        for each in engines:  # compiles
             _answers(each, ids, [{**its, "max_new_tokens": 2} for its in params], len(ids))
         drafted = _counters(engine)["drafted_tokens"]
         rounds = []
         for _ in range(arguments.rounds):
             speeds = []
             for each in engines:
+                each.flush_cache()
                 began = time.perf_counter()
                 outputs = [result["output_ids"] for result in _answers(each, ids, params, arguments.rows)]
                 speeds.append(sum(map(len, outputs)) / (time.perf_counter() - began))
@@ -159,6 +160,7 @@ def measure(
         if mode == "plain":
             plain.keep(engine, suite, ids, outputs)
         before = _counters(engine)
+        engine.flush_cache()  # a head attends to no token that was computed while it rested
         with _unbounded(engine):
             again = [result["output_ids"] for result in _answers(engine, ids, params, arguments.rows)]
         counted = {name: its - before[name] for name, its in _counters(engine).items()}
