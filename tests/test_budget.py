@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl.runtime.speculate.budget import Acceptance, Budget
+from sgl.runtime.speculate.budget import Acceptance, Budget, size_of
 
 
 def _seen(seconds: dict[tuple[int, int], float], *, is_padded: bool, rounds: int = 30) -> Budget:
@@ -78,3 +81,69 @@ def test_a_first_step_that_compiled_is_not_believed_whole() -> None:
     for _ in range(12):
         budget.costs.saw(1, 7, 8, 24.0)
     assert budget.divide(1, [(0.4, 7)]) == [0]
+
+
+def test_a_length_that_no_draft_lives_to_see_costs_nothing() -> None:
+    """Steps are as long as the longest row, whatever longer ones were found to take."""
+    budget = _seen({(64, 0): 8.0, (64, 1): 16.0, (64, 7): 8.1}, is_padded=True)
+    assert budget.divide(64, [(0.2, 7)] * 64) == [0] * 64
+
+
+def test_more_drafts_are_not_guessed_to_take_as_many_times_longer() -> None:
+    """Much of what one draft takes is there for any: a step with drafts waits for the one before."""
+    budget = _seen({(64, 0): 8.0, (64, 1): 16.0}, is_padded=True)
+    assert budget.divide(64, [(0.9, 7)] * 64) == [7] * 64
+    budget = _seen({(64, 0): 8.0, (64, 1): 16.0, (64, 3): 40.0, (64, 7): 80.0}, is_padded=True)
+    assert budget.divide(64, [(0.9, 7)] * 64) == [0] * 64
+
+
+def test_trials_try_every_length_where_it_costs_little() -> None:
+    budget = Budget(is_padded=True)
+    assert [budget.trial(64, [(0.9, 7)] * 64)[0] for _ in range(4)] == [1, 3, 7, 1]
+    assert max(max(budget.trial(64, [(0.3, 7), (0.0, 7), (1.0, 7)])[:2]) for _ in range(3)) == 1
+    assert Budget().trial(64, [(0.9, 7)] * 64) == [1] * 64
+    assert Budget().trial(2, [(0.9, 7), (0.9, 1)]) == [2, 1]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("rows", [1, 8, 64])
+@pytest.mark.parametrize("waiting", [0.0, 0.8])
+@pytest.mark.parametrize("compiling", [1, 100])
+def test_by_what_an_h100_takes_drafts_are_worth_near_their_most(
+    share: float, rows: int, waiting: float, compiling: int
+) -> None:
+    """In plain steps: those with drafts take `waiting` more, and the first of each length `compiling` times as long."""
+    rng = random.Random(1)
+    ratios = {1: [1.11, 1.12, 1.22], 8: [1.02, 1.04, 1.13], 64: [1.06, 1.21, 1.77]}[rows]
+    took = {length: ratio + waiting for length, ratio in zip((2, 4, 8), ratios, strict=True)}
+    best = max(1.0, *(sum(share**i for i in range(length)) / took[length] for length in took))
+    budget, known = Budget(is_padded=True, compiles=True), set()
+    tokens = seconds = 0.0
+    rest = pause = 0
+    for step in range(3000):
+        if step < 20 or not step % 128:
+            budget.costs.saw(rows, 0, 1, 1.0)
+            continue
+        seen = budget.acceptance("any", 0)
+        drafts = [(seen.share, 7)] * rows
+        numbers = [0] * rows if rest > 0 else budget.divide(rows, drafts)
+        rest -= 1
+        if not any(numbers) and rest <= 0:
+            pause = min(2 * pause + 1, 128)
+            rest, numbers = pause, budget.trial(rows, drafts) if pause == 128 else numbers
+        elif any(numbers):
+            pause = 0
+        longest = 1 + max(numbers)
+        accepted = [next((i for i in range(n) if rng.random() >= share), n) for n in numbers]
+        time = 1.0
+        if longest > 1:
+            length = size_of(longest)
+            time = took[length] * (1 if length in known else compiling)
+            known.add(length)
+        for n, got in zip(numbers, accepted, strict=True):
+            if n:
+                seen.saw(got, min(got + 1, n), rows)
+        budget.costs.saw(rows, sum(numbers), longest, time)
+        if step >= 1000:
+            tokens, seconds = tokens + rows + sum(accepted), seconds + time
+    assert tokens / rows / seconds > max(0.97, 0.8 * best)

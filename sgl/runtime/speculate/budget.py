@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-_FADE = 0.97  # of what was seen of a kind of guess, with each that comes
+_FADE = 0.97  # of what was seen of a kind of guess, with each that comes where rows are few,
+_FEW = 8  # as so many; with more, so many steps count as with these
 _FIRST_TRIALS, _FIRST_SHARE = 3.0, 0.7  # believed before anything was seen
 _LEAST_SURVIVAL = 0.1  # of a draft worth a thought
 _NEW = 0.25  # weight of a new measurement
 _MOST_LONGER = 3.0  # a measurement counts as at most so many times the one before: others had the processor
 _LEAST_GAIN = 1.03  # in tokens a second, for drafts to be worth it
+_TRIED = 4  # drafts of a step that are tried where each takes time
 _EXTRA = {True: 0.003, False: 0.4}
 """A guess for steps never seen, on a GPU or a CPU: of a plain one, for each row's draft."""
 
@@ -33,10 +35,12 @@ class Acceptance:
         """Of drafts whose predecessors were accepted, those that are, too."""
         return self.accepted / self.trials
 
-    def saw(self, num_accepted: int, num_tried: int) -> None:
-        """Of num_tried drafts, num_accepted leading ones were accepted; at most one was rejected."""
-        self.accepted = self.accepted * _FADE + num_accepted
-        self.trials = self.trials * _FADE + num_tried
+    def saw(self, num_accepted: int, num_tried: int, num_rows: int = 1) -> None:
+        """Of num_tried drafts, num_accepted leading ones were accepted; at most one was rejected. num_rows: that may
+        have had such a guess in the step."""
+        fade = _FADE ** min(1.0, _FEW / num_rows)
+        self.accepted = self.accepted * fade + num_accepted
+        self.trials = self.trials * fade + num_tried
 
 
 @dataclass(slots=True)
@@ -47,6 +51,8 @@ class _Cost:
     waiting: float = 0.0  # seconds, without drafts, begun only when the step before was handled; 0: never seen
     extra: dict[int, float] = field(default_factory=dict)
     """By the longest row's tokens, up to a power of two: how many plain steps longer for each draft."""
+    tried: int = 0
+    """The longest row's tokens in the latest trial, up to a power of two."""
 
 
 class StepCosts:
@@ -70,10 +76,14 @@ class StepCosts:
             key = size_of(longest)
             computed = self._computed(num_rows, num_drafts, key)
             extra = (seconds / cost.plain - 1) / computed
-            before = cost.extra.get(key, _EXTRA[True] / num_rows if self._compiles else extra)
-            cost.extra[key] = before + _NEW * (
-                min(extra, max(before, 0) + _MOST_LONGER * num_rows / computed) - before
-            )
+            before = cost.extra.get(key)
+            if before is None:
+                before = extra
+                if self._compiles:  # the first one may have taken any time
+                    before = self._guessed(cost, num_rows, computed, key)
+                    extra = min(extra, before)
+            most = (_MOST_LONGER * max(0.0, 1 + before * computed) - 1) / computed
+            cost.extra[key] = before + _NEW * (min(extra, most) - before)
 
     def plain(self, num_rows: int) -> float:
         """Seconds of a step of so many rows without drafts; 0: never seen."""
@@ -89,11 +99,29 @@ class StepCosts:
         if not num_drafts:
             return 1.0
         cost, key = self._costs.get(size_of(num_rows), _Cost()), size_of(longest)
+        computed = self._computed(num_rows, num_drafts, key)
         extra = cost.extra.get(key)
-        if extra is None:  # as the nearest that is known
-            known = sorted(cost.extra, key=lambda other: (abs(other - key), other))
-            extra = cost.extra[known[0]] if known else _EXTRA[self._is_padded] / num_rows
-        return max(0.5, 1.0 + extra * self._computed(num_rows, num_drafts, key))
+        if extra is None:
+            extra = self._guessed(cost, num_rows, computed, key)
+        return max(0.5, 1.0 + extra * computed)
+
+    def next_trial(self, num_rows: int) -> int:
+        """How many drafts each row has in the next trial where steps compute all rows as long as the longest: 1, 3, 7
+        in turn, since what one length takes tells little of another."""
+        cost = self._costs.setdefault(size_of(num_rows), _Cost())
+        cost.tried = 2 * cost.tried if 2 <= cost.tried < 8 else 2
+        return cost.tried - 1
+
+    def _guessed(self, cost: _Cost, num_rows: int, computed: int, key: int) -> float:
+        """`extra` of a length never seen. Of what the next shorter one takes much may be for any drafts at all."""
+        least = _EXTRA[self._is_padded or self._compiles] / num_rows
+        if shorter := [other for other in cost.extra if other < key]:
+            nearest = max(shorter)
+            if not self._is_padded:
+                return cost.extra[nearest]
+            known = num_rows * (nearest - 1)
+            return (cost.extra[nearest] * known + least * (computed - known)) / computed
+        return cost.extra[min(cost.extra)] if cost.extra else least
 
     def _computed(self, num_rows: int, num_drafts: int, longest: int) -> int:
         return num_rows * (longest - 1) if self._is_padded else num_drafts
@@ -106,11 +134,19 @@ class Budget:
         """is_padded: whether steps compute all rows as long as the longest, up to a power of two, as captured ones on a
         GPU do. compiles: whether the first step of a kind may take time that no other takes."""
         self.costs = StepCosts(is_padded=is_padded, compiles=compiles)
+        self.is_padded = is_padded
         self._acceptance: dict[tuple[str, int], Acceptance] = {}
 
     def acceptance(self, drafter: str, grade: int) -> Acceptance:
         """Of a drafter's guesses of one grade."""
         return self._acceptance.setdefault((drafter, grade), Acceptance())
+
+    def trial(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
+        """As `divide`, to see what drafts take, though it may not pay: of a step whose drafts each take time, few."""
+        most = _TRIED // max(1, num_rows) or 1
+        if self.is_padded:
+            most = self.costs.next_trial(num_rows)
+        return [min(number, most, max(1, _longest(share, most))) for share, number in drafts]
 
     def divide(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
         """How many of its drafts each row gets, for a step of num_rows rows in all. drafts: of rows that have any, the
@@ -125,13 +161,18 @@ class Budget:
         gained = survival.sum(0).cumsum()
         computed = (survival > 0).sum(0).cumsum()
         best, best_rate = 0, _LEAST_GAIN
-        for length in range(1, most + 1):
+        for length in range(1, 1 + int((survival > 0).any(0).sum())):
             ratio = self.costs.ratio(num_rows, int(computed[length - 1]), length + 1)
             rate = (1 + float(gained[length - 1]) / num_rows) / ratio
             if rate > best_rate:
                 best, best_rate = length, rate
         found: list[int] = (survival[:, :best] > 0).sum(1).tolist()
         return found
+
+
+def _longest(share: float, most: int) -> int:
+    """How many drafts are worth a thought."""
+    return sum(share**length >= _LEAST_SURVIVAL for length in range(1, most + 1))
 
 
 def _moved(before: float, seconds: float) -> float:

@@ -225,7 +225,8 @@ class Speculator:
         num_tried = min(len(guess.draft.token_ids), len(came)) if rejected is None else rejected + 1
         num_accepted = num_tried if rejected is None else rejected
         if num_tried and self._budget is not None:
-            self._budget.acceptance(guess.drafter.name, guess.draft.grade).saw(num_accepted, num_tried)
+            seen = self._budget.acceptance(guess.drafter.name, guess.draft.grade)
+            seen.saw(num_accepted, num_tried, max(1, len(self._entered)))
         guess.drafter.judge(request, guess.draft, num_accepted)
 
     def _draft_request(self, request: Request) -> DraftRequest | None:
@@ -276,12 +277,12 @@ class Speculator:
         numbers = [len(guess.draft.token_ids) for guess in guesses]
         pays = True
         if self._budget is not None:
-            paid = self._budget.divide(num_rows, [(g.share, n) for g, n in zip(guesses, numbers, strict=True)])
-            pays = any(paid)
-            most = _TRIED // max(1, num_rows) or 1
+            drafts = [(guess.share, number) for guess, number in zip(guesses, numbers, strict=True)]
+            numbers = self._budget.divide(num_rows, drafts)
+            pays = any(numbers)
             is_due = self._since_drafts >= _LONGEST_PAUSE  # to see what they take, and how many stand, by now
-            is_tried = (is_due or self._trial > 0) and not pays
-            numbers = [min(n, most) for n in numbers] if is_tried else paid
+            if guesses and not pays and (is_due or self._trial > 0):
+                numbers = self._budget.trial(num_rows, drafts)
         for guess, number in zip(guesses, numbers, strict=True):
             if number and self._give(guess.request, guess.draft, number):
                 self._since_drafts = 0
