@@ -7,8 +7,9 @@
 MODEL, DATA and FOLDER are those of benchmarks/draft_training.py, which FOLDER's drafts come from; it is run first where
 they are missing. Each mode has an engine of its own beside plain decoding's; either answers all prompts of a suite in
 turns, from an empty cache, --rounds times: `tok/s` is the median, `x` that of the rounds' ratios. Prompts are answered
---rows at a time, those of bfcl and json under their schemas, with jump-forward in every mode. Drafts are as many as the budget allows for
-`tok/s` and `drafted`, as many as are proposed for `accepted`, the share of them that stands, and `tok/step`.
+--rows at a time, those of bfcl and json under their schemas, with jump-forward in every mode. Drafts are as many as the
+budget allows for `tok/s` and `drafted`, as many as are proposed for `accepted`, the share of them that stands, and
+`tok/step`.
 
 `equal`: outputs of both that are plain's, token for token; `tie`: of the others, those that part between two tokens
 whose logprobs there, behind the same text, are no farther apart than twice what such a token's moves when other
