@@ -202,6 +202,12 @@ def test_a_program_is_its_openers_alone_and_mistakes_are_the_workers_to_tell(set
         segment = {"nodes": [{"st": 0, "op": "nonsense"}]}
         assert requests.post(path + "/segments", json={"segment": segment}, timeout=PATIENCE).status_code == 400
         assert requests.get(path + "/timeline", timeout=PATIENCE).json()["name"] == "p"
+        part = setup.gateway._programs.open[opened["id"]].parts[0]
+        remote, part.remote = part.remote, None  # its worker died, and no other has it yet
+        answer = requests.get(path + "/timeline", timeout=PATIENCE)
+        assert answer.status_code == 404
+        assert "at no worker" in answer.json()["error"]["message"]
+        part.remote = remote
         assert requests.delete(path, timeout=PATIENCE).json() == {"id": opened["id"]}
     assert requests.get(path + "/events", timeout=PATIENCE).status_code == 404
 

@@ -116,10 +116,10 @@ class Programs:
             return await program.stream(request, program.last_seen(request), WRITE_SECONDS)
         if request.method == "GET" and rest in (["timeline"], ["view"]):
             part = program.parts[0]
+            if part.server is None or part.remote is None:
+                raise NotThere("the program is at no worker at the moment: ask again", param="id")
             path = f"/v1/programs/{part.remote}/{rest[0]}"
-            passed = Passed(
-                "GET", path, request.headers, b"", Demand(), only=None if part.server is None else part.server.id
-            )
+            passed = Passed("GET", path, request.headers, b"", Demand(), only=part.server.id)
             return await self.passing.answer(request, passed)
         raise web.HTTPNotFound
 
