@@ -184,6 +184,18 @@ def test_closed_and_full_streams_change_no_exit_code(words: str, code: int, clos
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", ["--version", "--help", "serve --help"])
+def test_output_that_finds_no_room_is_an_error_that_says_so(words: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m sgl {words} >/dev/full"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "sgl: the output cannot be written: No space left on device\n"
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("line", ["print('x' * 100)\nwhile True: print('x' * 10_000)", "print('x' * 2_000_000)"])
 def test_output_that_nobody_reads_further_ends_a_command_quietly(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import sys
@@ -28,8 +29,18 @@ def exit_code(command: Callable[[], int]) -> int:
     except BrokenPipeError:
         if not _is_unread():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the end of the process flushes once more
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename is not None:
+            raise
+        _drop_output()
+        return failed(f"sgl: the output cannot be written: {error.strerror}", 1)
+
+
+def _drop_output() -> None:
+    """The end of the process flushes once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_streams() -> None:
