@@ -158,15 +158,18 @@ def test_an_input_comes_out_however_its_arguments_are_cut(text: str, ascii_only:
     assert found[0]["type"] == "custom"
 
 
-def test_arguments_of_another_form_are_the_input_once_they_are_json() -> None:
+@pytest.mark.parametrize(
+    "arguments", ["[" * 100_000 + "]", "12", '{"input": 5}', '{"inputs": "a"}', ' {"a": 1}', "say"]
+)
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+def test_arguments_of_another_form_are_the_input(arguments: str, step: int) -> None:
     calls = CustomCalls({"say"})
-    pieces = ["[" * 100_000, "]" * 10]  # deeper than any parser reads
-    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "say", "arguments": pieces[0]}}
-    [first] = calls.converted([call])
-    assert first["custom"]["input"] == ""
-    assert calls.converted([{"index": 0, "function": {"arguments": pieces[1]}}]) == []
-    [other] = calls.converted([{**call, "function": {"name": "say", "arguments": "[1]"}}])
-    assert other["custom"]["input"] == "[1]"
+    function: dict[str, Any] = {"name": "say", "arguments": ""}
+    found = calls.converted([{"index": 0, "id": "c", "type": "function", "function": function}])
+    for start in range(0, len(arguments), step):
+        piece = arguments[start : start + step]
+        found += calls.converted([{"index": 0, "function": {"arguments": piece}}])
+    assert "".join(delta["custom"]["input"] for delta in found) == arguments
 
 
 @pytest.mark.parametrize("step", [1, 5, 1000])

@@ -8,6 +8,8 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+import regex
+
 from sgl.runtime.server.protocol import CustomTool, Function, Tool
 
 _ARGUMENT = "input"
@@ -62,7 +64,7 @@ class CustomCalls:
         return {"index": index, "custom": {"input": text}} if text else None
 
 
-_HEAD = re.compile(rf'\s*\{{\s*"{_ARGUMENT}"\s*:\s*"')
+_HEAD = regex.compile(rf'\s*\{{\s*"{_ARGUMENT}"\s*:\s*"')
 _HIGH, _LOW = "[dD][89abAB][0-9a-fA-F]{2}", "[dD][c-fC-F][0-9a-fA-F]{2}"  # halves of a character
 _WHOLE_CHARACTERS = re.compile(
     rf'(?:[^"\\]|\\(?:["\\/bfnrt]|u(?!{_HIGH})[0-9a-fA-F]{{4}}|u{_HIGH}(?:\\u{_LOW}|(?=[^\\]|\\[^u]|\\u(?!{_LOW}).{{4}}))))*',
@@ -75,15 +77,20 @@ class _Input:
 
     def __init__(self) -> None:
         self._text = ""
-        self._has_begun = False
+        self._has_begun = self._is_other = False
 
     def feed(self, text: str) -> str:
         """What is new of it. Arguments of another form, which nothing but a constraint excludes, are it themselves."""
+        if self._is_other:
+            return text
         self._text += text
         if not self._has_begun:
-            head = _HEAD.match(self._text)
+            head = _HEAD.match(self._text, partial=True)
             if head is None:
-                return self._text if _is_json(self._text) else ""
+                self._is_other = True
+                return self._text
+            if head.partial:
+                return ""
             self._has_begun = True
             self._text = self._text[head.end() :]
         found = _WHOLE_CHARACTERS.match(self._text)
@@ -91,11 +98,3 @@ class _Input:
         self._text = self._text[found.end() :]
         decoded: str = json.loads(f'"{found.group()}"', strict=False)
         return decoded
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
