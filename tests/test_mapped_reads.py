@@ -119,6 +119,25 @@ def test_memory_is_told_to_engines_and_not_to_clients_who_know_a_lease(
     assert asked(port, HELD, LEASE)[1] == OK
 
 
+def test_a_connection_that_gets_no_thread_is_closed_and_others_are_served(
+    servers: Callable[[], TransferServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_MOST_CONNECTIONS", 1)
+    server, start = servers(), threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name == "sgl-transfer":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", started)
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as sock:
+                assert sock.recv(1) == b""
+    assert asked(server.port, MAPPED, bytes(16))[1] == GONE
+
+
 def test_connections_that_are_held_leave_room_for_others(
     servers: Callable[[], TransferServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,7 +113,12 @@ class TransferServer:
             if not self._room.acquire(blocking=False):
                 sock.close()  # the reader computes instead
                 continue
-            threading.Thread(target=self._serve, args=(sock,), name="sgl-transfer", daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(sock,), name="sgl-transfer", daemon=True).start()
+            except RuntimeError as error:  # there are too many
+                logger.warning("a transfer is not served: %s", error)
+                self._room.release()
+                sock.close()
 
     def _serve(self, sock: socket.socket) -> None:
         peer, taken = DeadlineSocket(sock, time.monotonic() + _ASK_SECONDS, _ASK_SECONDS), [self._room]
