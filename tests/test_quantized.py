@@ -475,6 +475,16 @@ def test_symmetric_gptq_of_either_version_has_its_zeros_in_the_middle(tmp_path: 
             ["'auto_round' (but auto_round:"],
         ),
         ({**CONFIGS["autoround"], "bits": 2, "extra_config": None}, UnsupportedModel, ["2 bits"]),
+        (
+            {**CONFIGS["autoround"], "rotation_config": {"block_size": 32, "hadamard_type": "hadamard"}},
+            UnsupportedModel,
+            ["AutoRound's rotations (rotation_config)"],
+        ),
+        (
+            {**CONFIGS["autoround"], "spinquant_config": {"r1": True}},
+            UnsupportedModel,
+            ["AutoRound's rotations (spinquant_config)"],
+        ),
         ({**GPTQ, "dynamic": 8}, ModelError, ["dynamic is 8, not an object"]),
     ],
 )

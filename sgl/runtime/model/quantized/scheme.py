@@ -167,6 +167,9 @@ class _Reader:
         packing = self._text("packing_format", default="auto_round:auto_gptq")
         if packing not in readers:
             self._refuse(f"AutoRound's packing_format {packing!r:.100} (but {' and '.join(readers)})")
+        for rotation in ("rotation_config", "spinquant_config"):  # inputs would have to be turned as the weights are
+            if self._section(rotation):
+                self._refuse(f"AutoRound's rotations ({rotation})")
         for module, its in self._section("extra_config").items():
             own = its if isinstance(its, Mapping) else {"bits": its}
             same = all(own.get(name) in (None, self._config.get(name)) for name in ("bits", "group_size", "sym"))
