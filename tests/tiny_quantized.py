@@ -96,6 +96,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "packed-tensor-zeros": compressed(weights_of(4, "tensor", **ASYMMETRIC), "pack-quantized"),
     "int8-block": compressed(weights_of(8, "block", block_structure="48x32", **ASYMMETRIC), "int-quantized"),
     "naive-4-bit": compressed(weights_of(4, "tensor", **ASYMMETRIC), "naive-quantized"),
+    "int8-4-bit": compressed(weights_of(4, "tensor"), "int-quantized"),
     "float8-group": compressed(weights_of(8, "group", group_size=32, **FLOAT), "naive-quantized"),
     "mxfp8": compressed(weights_of(8, "group", group_size=32, **FLOAT), "mxfp8-quantized"),
     "nf4": {**BNB, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},

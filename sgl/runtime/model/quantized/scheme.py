@@ -236,7 +236,8 @@ class _Reader:
                 layout = "float-quantized" if bits == 8 else f"{four}-pack-quantized"
         if layout == "naive-quantized":
             layout = "float-quantized" if number == "float" else "int-quantized"
-            bits = 8 if number == "int" and bits < 8 else bits  # a byte for each
+        if layout == "int-quantized":
+            bits = max(bits, 8)  # fewer have a byte each, too
         kind = _KINDS.get((layout, number, bits))
         if kind is None:
             self._refuse(f"compressed-tensors' format {layout!r:.100} with {number!r:.100} in {bits} bits")
