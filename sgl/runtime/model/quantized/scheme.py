@@ -167,7 +167,7 @@ class _Reader:
         packing = self._text("packing_format", default="auto_round:auto_gptq")
         if packing not in readers:
             self._refuse(f"AutoRound's packing_format {packing!r:.100} (but {' and '.join(readers)})")
-        for rotation in ("rotation_config", "spinquant_config"):  # inputs would have to be turned as the weights are
+        for rotation in ("rotation_config", "spinquant_config"):  # inputs would have to be turned, too
             if self._section(rotation):
                 self._refuse(f"AutoRound's rotations ({rotation})")
         for module, its in self._section("extra_config").items():
