@@ -63,6 +63,19 @@ def test_a_slow_step_among_others_is_forgotten() -> None:
     assert budget.divide(1, [(0.8, 3)]) == [3]
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_step_with_drafts_that_was_quicker_than_plain_ones_is_forgotten(*, compiles: bool) -> None:
+    """Plain ones were slow then; of what few drafts seemed to save, many would take no time at all."""
+    budget = Budget(compiles=compiles)
+    budget.costs.saw(8, 0, 1, 1.0)
+    for _ in range(20):
+        budget.costs.saw(8, 1, 2, 0.6)
+    for _ in range(50):
+        budget.costs.saw(8, 0, 1, 0.5)
+        budget.costs.saw(8, 8, 2, 1.5)
+    assert budget.divide(8, [(0.5, 1)] * 8) == [0] * 8
+
+
 def test_what_was_seen_of_guesses_is_believed_soon_and_forgotten_slowly() -> None:
     seen = Acceptance()
     for _ in range(30):

@@ -17,6 +17,7 @@ _FIRST_TRIALS, _FIRST_SHARE = 3.0, 0.7  # believed before anything was seen
 _LEAST_SURVIVAL = 0.1  # of a draft worth a thought
 _NEW = 0.25  # weight of a new measurement
 _MOST_LONGER = 3.0  # a measurement counts as at most so many times the one before: others had the processor
+_LEAST_RATIO = 0.5  # of a step with drafts to a plain one: less is a slip of the plain one's measurement
 _LEAST_GAIN = 1.03  # in tokens a second, for drafts to be worth it
 _TRIED = 4  # drafts of a step that are tried where each takes time
 _EXTRA = {True: 0.003, False: 0.4}
@@ -82,7 +83,7 @@ class StepCosts:
                 if self._compiles:  # the first one may have taken any time
                     before = self._guessed(cost, num_rows, computed, key)
                     extra = min(extra, before)
-            most = (_MOST_LONGER * max(0.0, 1 + before * computed) - 1) / computed
+            most = (_MOST_LONGER * max(_LEAST_RATIO, 1 + before * computed) - 1) / computed
             cost.extra[key] = before + _NEW * (min(extra, most) - before)
 
     def plain(self, num_rows: int) -> float:
@@ -103,7 +104,7 @@ class StepCosts:
         extra = cost.extra.get(key)
         if extra is None:
             extra = self._guessed(cost, num_rows, computed, key)
-        return max(0.5, 1.0 + extra * computed)
+        return max(_LEAST_RATIO, 1.0 + extra * computed)
 
     def next_trial(self, num_rows: int) -> int:
         """How many drafts each row has in the next trial where steps compute all rows as long as the longest: 1, 3, 7
@@ -143,10 +144,9 @@ class Budget:
 
     def trial(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
         """As `divide`, to see what drafts take, though it may not pay: of a step whose drafts each take time, few."""
-        most = _TRIED // max(1, num_rows) or 1
-        if self.is_padded:
-            most = self.costs.next_trial(num_rows)
-        return [min(number, most, max(1, _longest(share, most))) for share, number in drafts]
+        most = self.costs.next_trial(num_rows) if self.is_padded else _TRIED // max(1, num_rows) or 1
+        places = np.arange(1, most + 1)
+        return [min(number, max(1, int((share**places >= _LEAST_SURVIVAL).sum()))) for share, number in drafts]
 
     def divide(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
         """How many of its drafts each row gets, for a step of num_rows rows in all. drafts: of rows that have any, the
@@ -168,11 +168,6 @@ class Budget:
                 best, best_rate = length, rate
         found: list[int] = (survival[:, :best] > 0).sum(1).tolist()
         return found
-
-
-def _longest(share: float, most: int) -> int:
-    """How many drafts are worth a thought."""
-    return sum(share**length >= _LEAST_SURVIVAL for length in range(1, most + 1))
 
 
 def _moved(before: float, seconds: float) -> float:
