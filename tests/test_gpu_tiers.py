@@ -27,11 +27,11 @@ class Layout:
     num_layers, num_kv_heads, head_dim, latent_dim = 3, 2, 64, 0
 
 
-def made(num_pages: int = 40, num_host_pages: int = 60) -> tuple[KVCache, HostPages]:
+def made(num_pages: int = 40, num_host_pages: int = 60, *, by_layer: bool = False) -> tuple[KVCache, HostPages]:
     device = torch.device("cuda")
     kv = KVCache(Layout(), num_pages, 16, torch.bfloat16, device)
     kv.fragments().random_(0, 256)
-    return kv, HostPages(kv.fragments(), num_host_pages, device)
+    return kv, HostPages(kv.fragments(), num_host_pages, device, by_layer=by_layer)
 
 
 def pairs(left: list[int], right: list[int]) -> Any:
@@ -82,7 +82,7 @@ def test_a_load_waits_for_earlier_steps_and_no_later_step_for_it() -> None:
 
 def test_layers_of_a_long_load_come_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_pages, "_LONG_BYTES", 1)
-    kv, host = made()
+    kv, host = made(by_layer=True)
     before = kv.fragments()[:, 1:6].clone()
     saved = host.move(PageMoves(pairs([1, 2, 3, 4, 5], [9, 5, 6, 7, 30]), NOTHING))
     warm = host.move(PageMoves(NOTHING, pairs([5], [20])))
@@ -105,6 +105,18 @@ def test_layers_of_a_long_load_come_one_after_another(monkeypatch: pytest.Monkey
         assert torch.equal(its.view(torch.uint8).view(5, -1), before[fragment])
     assert loaded.load_seconds > 0
     assert host.arrivals(loaded.number, by_layer=True) is None
+
+
+def test_a_long_load_comes_at_once_where_steps_do_not_wait_for_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_pages, "_LONG_BYTES", 1)
+    kv, host = made()
+    before = kv.fragments()[:, 1:3].clone()
+    saved = host.move(PageMoves(pairs([1, 2], [5, 6]), NOTHING))
+    loaded = host.move(PageMoves(NOTHING, pairs([5, 6], [3, 4])))
+    assert not loaded.comes_by_layer()
+    assert host.arrivals(loaded.number, by_layer=True) is None
+    assert torch.equal(kv.fragments()[:, 3:5], before)
+    wait_until(lambda: saved.is_saved() and loaded.is_loaded())
 
 
 @pytest.mark.parametrize("is_early", [False, True])

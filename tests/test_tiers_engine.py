@@ -226,6 +226,20 @@ def test_options_that_do_not_go_together_are_refused(path: str, options: dict[st
         Engine(path, **{**OPTIONS, **options})
 
 
+@pytest.mark.parametrize(
+    ("architecture", "waits"),
+    [("LlamaForCausalLM", True), ("DeepseekV3ForCausalLM", False), ("GPTNeoXForCausalLM", False)],
+)
+def test_long_loads_come_by_layer_only_to_models_that_wait_for_each(
+    architecture: str, waits: bool, tmp_path: Path
+) -> None:
+    """Else a step would wait for all of a load that its prompt was admitted before."""
+    model = str(tiny_transformer(tmp_path, architecture))
+    with Engine(model, skip_tokenizer_init=True, **OPTIONS, **TIERED) as engine:
+        host = engine._loop._runner.host  # type: ignore[attr-defined]
+        assert host.by_layer == waits
+
+
 def test_layers_with_windows_of_their_own_are_not_spread_over_stages(tmp_path: Path) -> None:
     model = str(tiny_checkpoint(tmp_path, "gemma3"))
     options = {**OPTIONS, **TIERED, "skip_tokenizer_init": True}

@@ -96,10 +96,12 @@ class HostPages:
         device: torch.device,
         shared: SharedRows | None = None,
         num_mapped: int = 0,
+        *,
+        by_layer: bool = False,
     ) -> None:
         """cache: [F, pages, bytes], see `KVCache.fragments`. shared: has this rank's pages, and is told what is
-        done. num_mapped: pages of the device's memory behind those."""
-        self._cache = cache
+        done. num_mapped: pages of the device's memory behind those. by_layer: whether steps wait for layers."""
+        self._cache, self.by_layer = cache, by_layer
         page_bytes = self._cache.shape[0] * self._cache.shape[2]
         self.shared = shared
         try:
@@ -118,6 +120,7 @@ class HostPages:
             _pin(self.memory if shared is None else shared.mapped)
             done = None if shared is None else torch.from_numpy(shared.done)
             self._streams = _Streams(self._cache, self._host, device, done)
+            self._streams.num_groups = _NUM_GROUPS if by_layer else 1
 
     @property
     def whole(self) -> Memory:
@@ -167,8 +170,7 @@ class HostPages:
         return None
 
     def page_seconds(self, most: int = _MEASURED_PAGES) -> float:
-        """Seconds that loading a page takes, of several; measured with copies of the dummy page, before any
-        other move."""
+        """Seconds that loading a page takes, of several; measured with the dummy page's, before any other move."""
         num_pages = min(most, len(self.memory) - 1)
         host, dummy = np.arange(1, num_pages + 1, dtype=np.int32), np.zeros(num_pages, np.int32)
         nothing = no_pairs()
@@ -193,7 +195,7 @@ class _Streams:
         self, cache: torch.Tensor, host: torch.Tensor, device: torch.device, done: torch.Tensor | None
     ) -> None:
         """done: int64 [2] of pinned memory, for the numbers of moves that have saved, and that have loaded."""
-        self._cache, self._host = cache, host
+        self._cache, self._host, self.num_groups = cache, host, 1  # of layers, that long loads have
         page_bytes = host.shape[1]
         self._pages = _buffer_pages(page_bytes, device)
         shape = (self._pages, cache.shape[0], cache.shape[2])
@@ -281,8 +283,7 @@ class _Streams:
             if each.number == last:
                 self._loading.wait_event(each.saved)
         moved.began.record(self._loading)
-        num_fragments, turn = self._cache.shape[0], 0
-        bounds = self._bounds(len(loads))
+        num_fragments, turn, bounds = self._cache.shape[0], 0, self._bounds(len(loads))
         with torch.cuda.stream(self._loading):
             for begin, end in pairwise(bounds):
                 size = max(1, self._pages * num_fragments // (end - begin))
@@ -303,7 +304,7 @@ class _Streams:
         num_fragments = self._cache.shape[0]
         if num_pages * self._host.shape[1] < _LONG_BYTES:
             return [0, num_fragments]
-        return sorted({num_fragments * group // _NUM_GROUPS for group in range(_NUM_GROUPS + 1)})
+        return sorted({num_fragments * group // self.num_groups for group in range(self.num_groups + 1)})
 
     def _copied(self, turn: int, copies: Int32Array, begin: int, end: int) -> torch.Tensor:
         """Some fragments of host pages, in one of two buffers: [n, end - begin, bytes]."""

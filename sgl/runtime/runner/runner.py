@@ -113,7 +113,8 @@ class ModelRunner:
         pages, windowed = (None, None) if shared is None else (shared.pages, shared.windowed)
         self.host: HostPages | None = None
         if host_pages or mapped_rows:
-            self.host = HostPages(kv.fragments(), host_pages, device, pages, mapped_rows)
+            waits = isinstance(model, Decoder)
+            self.host = HostPages(kv.fragments(), host_pages, device, pages, mapped_rows, by_layer=waits)
         self.hybrid_host = HybridHostMemory(self._states, kv, host_window_pages, device, windowed)
         """Host memory for what a prefix has beside pages of all layers."""
         self._attention = attention
@@ -268,8 +269,7 @@ class ModelRunner:
         if self.host is None:
             return None
         self.hybrid_host.wait(batch.moved)
-        by_layer = int(batch.q_lens.max()) > MAX_QUERIES and isinstance(self._model, Decoder)
-        return self.host.arrivals(batch.moved, by_layer=by_layer)
+        return self.host.arrivals(batch.moved, by_layer=int(batch.q_lens.max()) > MAX_QUERIES)
 
     def _write_adapters(self, batch: Batch) -> None:
         if self._adapters is not None:

@@ -254,9 +254,8 @@ class Loads:
         self._arriving = [load for load in self._arriving if not self._has_arrived(load)]
         if self.reads is not None:
             self.reads.poll()
-        if self._loading:
-            for load in list(self._loading.values()):
-                self._go_on(load)
+        for load in list(self._loading.values()):
+            self._go_on(load)
         while self._held:
             owner, (lease, until) = next(iter(self._held.items()))
             if lease.lost is None and until > self._clock():
