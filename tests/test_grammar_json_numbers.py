@@ -226,6 +226,8 @@ def test_a_multiple_that_takes_a_search_has_a_limit_and_says_what_would_be_right
         {"const": 1e30},
         {"enum": [10**25, -(10**25), 1e100, 7]},
         {"type": "integer", "minimum": 10**30, "maximum": 10**30 + 3},
+        {"type": "integer", "enum": [1e30, 5], "minimum": 10},
+        {"type": "number", "enum": [1e30, 10**24, 5], "not": {"multipleOf": 1e25, "maximum": 7}},
         {"type": "number", "minimum": 10**24, "maximum": 10**24},
         {"type": "integer", "multipleOf": 10**21, "minimum": 1, "maximum": 4 * 10**21},
         {"$schema": "http://json-schema.org/draft-04/schema#", "type": "integer", "enum": [10**30]},

@@ -64,9 +64,13 @@ class NumberSet:
         if other == EVERY_NUMBER:
             return self
         met = [meet(left, right) for left in self.ranges for right in other.ranges]
-        met += [meet(_only(value), part) for value in self.values - other.values for part in other.ranges]
-        met += [meet(_only(value), part) for value in other.values - self.values for part in self.ranges]
-        return make_set([part for part in met if part is not None], self.values & other.values)
+        single = set(self.values & other.values)
+        for values, parts in ((self.values - other.values, other.ranges), (other.values - self.values, self.ranges)):
+            for part in parts:
+                held = [value for value in values if value in part]
+                met += [meet(_only(value), part) for value in held if part.is_plain]
+                single.update(() if part.is_plain else held)  # as they are listed
+        return make_set([part for part in met if part is not None], single)
 
     def __or__(self, other: NumberSet) -> NumberSet:
         if self == EVERY_NUMBER or other == EVERY_NUMBER:
