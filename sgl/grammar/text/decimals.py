@@ -65,9 +65,9 @@ class NumberSet:
             return self
         met = [meet(left, right) for left in self.ranges for right in other.ranges]
         single = set(self.values & other.values)
-        for values, parts in ((self.values - other.values, other.ranges), (other.values - self.values, self.ranges)):
-            for part in parts:
-                held = [value for value in values if value in part]
+        for one, another in ((self, other), (other, self)):
+            for part in another.ranges:
+                held = [value for value in one.values - another.values if value in part]
                 met += [meet(_only(value), part) for value in held if part.is_plain]
                 single.update(() if part.is_plain else held)  # as they are listed
         return make_set([part for part in met if part is not None], single)
