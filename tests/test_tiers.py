@@ -409,6 +409,24 @@ def test_a_prompt_whose_load_would_hold_its_step_up_waits() -> None:
     assert request.cached_len == 36
 
 
+def test_a_request_that_goes_on_behind_its_output_begins_early_too() -> None:
+    driver = tiered(is_waited_for=True, num_pages=33)
+    first = run_one(driver, 0, PROMPTS[0], 24)
+    for uid in range(1, 6):
+        run_one(driver, uid, PROMPTS[uid])
+    settle(driver)
+    driver.mover._lateness = 1.0
+    request = make_request(7, PROMPTS[0], 24)
+    request.stop_ids, request.output_ids = frozenset(), first.output_ids[:20]
+    request.num_retractions = 1
+    driver.scheduler.add(request)
+    for _ in range(20):
+        driver.step()
+    assert request.phase is Phase.DONE
+    assert_right(request)
+    assert num_loads(driver) == 1
+
+
 def test_a_copy_stays_until_the_device_has_it() -> None:
     """Its prompt is admitted, and ends, before the last layers are there."""
     driver = tiered(is_waited_for=True)

@@ -303,7 +303,7 @@ class Loads:
         request = load.request
         if request is None or request.phase is not Phase.WAITING or not move.comes_by_layer():
             return False
-        rest = min(request.prompt_len - len(load.key) // TOKEN_BYTES, _EARLY_TOKENS)
+        rest = min(request.num_known - len(load.key) // TOKEN_BYTES, _EARLY_TOKENS)
         step = self._rates.step + rest * self._rates.compute.seconds
         return load.due - self._clock() < _EARLY_SHARE * step
 
