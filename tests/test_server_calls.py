@@ -208,6 +208,20 @@ def test_a_tool_is_found_among_thousands_by_its_name() -> None:
     assert Name.compared < 20 * len(tools)
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("style", [None, CallStyle(HERMES)])
+def test_a_tool_that_is_allowed_a_thousand_times_is_allowed(mode: str, style: CallStyle | None) -> None:
+    """Its schema is written once: it may be as long as a body."""
+
+    def constraint(times: int) -> Any:
+        named = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named * times}}
+        body = {"messages": HELLO, "tools": [function(name, ADD) for name in "efg"], "tool_choice": choice}
+        return call_constraint(ChatBody.model_validate(body), style, {})[0]
+
+    assert constraint(1000) == constraint(1)
+
+
 ADD: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},

@@ -80,7 +80,9 @@ def call_constraint(
         functions = [_named(choice, by_name)]
     elif isinstance(choice, AllowedToolChoice):
         allowed_tools = choice.allowed_tools
-        choice, functions = allowed_tools.mode, [_named(tool, by_name) for tool in allowed_tools.tools]
+        choice = allowed_tools.mode
+        allowed = {its.name: its for its in (_named(tool, by_name) for tool in allowed_tools.tools)}
+        functions = list(allowed.values())  # thousands may name one, whose schema is long
     if not functions and choice == "required":
         raise InvalidRequest("tool_choice is required, and there are no tools", param="tool_choice")
     if not functions or choice == "none":
@@ -108,11 +110,11 @@ def call_constraint(
         return {"json_schema": {"anyOf": [call_schema(typed), document]}}, Reading(has_tools=True)
     if format is None or params.keys() & CONSTRAINTS or not has_tags:
         return {}, Reading(True, format, schemas=schemas)
-    allowed = [
+    held = [
         each if _is_held(function, loosened) else {**each, "parameters": loose(each["parameters"], format)}
         for function, each in zip(functions, typed, strict=True)
     ]
-    return {"structural_tag": calls_tag(allowed, format, only_one=only_one, begun=begun)}, Reading(
+    return {"structural_tag": calls_tag(held, format, only_one=only_one, begun=begun)}, Reading(
         True, format, True, schemas=schemas
     )
 
