@@ -117,6 +117,16 @@ def test_each_kind_of_workers_has_turns_of_its_own() -> None:
     assert [worker.placed for worker in fleet.workers] == [5] * 4
 
 
+def test_requests_for_one_worker_turn_no_others_to_it() -> None:
+    """Such as every second one, that goes on from a stored response."""
+    fleet = fleet_of(2, "round_robin")
+    first, other = fleet.workers
+    for _ in range(10):
+        fleet.route(Demand())
+        fleet.route(Demand(), among=[first])
+    assert other.placed == 9
+
+
 def test_requests_with_one_beginning_meet_until_that_worker_has_too_much_to_do() -> None:
     fleet = fleet_of(4)
     first = fleet.route(Demand(chain(1, 60), 16, 1000, 10))

@@ -42,6 +42,7 @@ class Ticket:
         worker.in_flight += 1
         worker.running += requests
         worker.placed += 1
+        fleet.turn = worker.turn = fleet.turn + 1
 
     def first_byte(self) -> None:
         """Its prompt is computed: only what it generates is left to do. Idempotent."""
@@ -80,6 +81,7 @@ class Fleet:
         self._policy = POLICIES[routing_policy]
         self._rng = rng or random.Random()
         self._workers: dict[str, Worker] = {}
+        self.turn = 0  # requests that were placed
         self._is_measured = False
         self._usual = 0.0  # work of a request
         self._homes: OrderedDict[str, str] = OrderedDict()  # of sessions, the one used longest ago first

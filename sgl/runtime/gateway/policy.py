@@ -69,6 +69,7 @@ class Worker:
     rate: float = 1.0  # work a second
     kv_usage: float = 0.0  # part of its pages in use, 0 to 1
     placed: int = 0  # requests, since the start
+    turn: int = 0  # of all that were placed anywhere, the last one's number
     is_draining: bool = False
     window: Window = field(default_factory=Window)
 
@@ -132,8 +133,8 @@ def _prefix_hash(its: Choice) -> Worker:
 Policy = Callable[[Choice], Worker]
 POLICIES: dict[RoutingPolicy, Policy] = {
     "cache_aware": _cache_aware,
-    # a turn of these alone: requests go now to all, now to prefill workers
-    "round_robin": lambda its: its.workers[sum(each.placed for each in its.workers) % len(its.workers)],
+    # who had none for longest: requests go now to all, now to prefill workers, now to the one that they are for
+    "round_robin": lambda its: min(its.workers, key=lambda it: it.turn),
     "random": lambda its: its.rng.choice(its.workers),
     "power_of_two": lambda its: min(its.rng.sample(its.workers, 2), key=lambda it: it.in_flight + it.others),
     "prefix_hash": _prefix_hash,
