@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ import pytest
 
 from sgl import Engine
 from sgl.errors import EngineDead, GrammarError, InvalidRequest, RegexSyntaxError, RequestTimeout, UnsupportedSchema
+from sgl.grammar.compiler import make_constraint
+from sgl.runtime.constraints import request_matcher
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.constraints.service import CompileService
 from sgl.runtime.loop.loop import EngineLoop
+from sgl.runtime.requests import builder
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.text.tokenizer import Tokenizer
 from tests.patience import PATIENCE
@@ -130,6 +134,30 @@ def test_stops_length_and_bias_hold_inside_a_constraint(engine: Engine) -> None:
     b = engine.get_tokenizer().encode("b", add_special_tokens=False)[0]
     biased = {"regex": "[bc]{5}", "max_new_tokens": 9, "logit_bias": {b: -100}, "temperature": 0}
     assert engine.generate(prompt="so", sampling_params=biased)["text"] == "ccccc"
+
+
+@pytest.mark.parametrize("name", ["json_schema", "structural_tag"])
+def test_what_prompts_of_a_call_share_is_worked_out_once(
+    name: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a schema of megabytes and thousands of stops, each prompt would take its time and memory."""
+    made = []
+
+    def counted(given: Any, *arguments: Any, **options: Any) -> Any:
+        made.append(given)
+        return make_constraint(given, *arguments, **options)
+
+    monkeypatch.setattr(request_matcher, "make_constraint", counted)
+    monkeypatch.setattr(
+        builder.hashlib, "blake2b", lambda *given, **options: made.append(0) or blake2b(*given, **options)
+    )
+    schema = {"description": f"{name} of {id(engine)} " * 30, "type": "integer"}
+    tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+    params = {name: json.dumps(tag if name == "structural_tag" else schema), "stop_token_ids": [5, 6, 7]}
+    call = engine.prepare(input_ids=[[3], [4], [5]] * 10, sampling_params=params)
+    engine.abandon(call)
+    assert len(made) == 2, "the constraint, and what tells its requests from others"
+    assert len({id(each.request.stop_ids) for each in call.submissions}) == 1
 
 
 def test_a_retracted_request_goes_on_inside_its_constraint(folder: Path) -> None:

@@ -58,6 +58,11 @@ class LogitBias(Mapping[int, float]):
     def __hash__(self) -> int:
         return hash(tuple(self._values.items()))
 
+    @property
+    def largest(self) -> int:
+        """The last token; -1: there is none."""
+        return next(reversed(self._values), -1)
+
     def __repr__(self) -> str:
         return repr(self._values)
 
@@ -183,7 +188,8 @@ class SamplingParams:
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Raise InvalidRequest if `logit_bias` has ids outside the vocabulary; `stop_token_ids` may."""
-        largest = max(self.logit_bias, default=-1)
+        assert isinstance(self.logit_bias, LogitBias), "it was normalised"
+        largest = self.logit_bias.largest
         if largest >= vocab_size:
             raise InvalidRequest(
                 f"logit_bias names token {largest}, but the vocabulary ends at {vocab_size - 1}", param="logit_bias"

@@ -8,14 +8,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from functools import lru_cache, partial
 
 import numpy as np
 
 from sgl.errors import GrammarError, InvalidRequest
 from sgl.grammar import Vocabulary
 from sgl.grammar.automaton.finished import Configuration, finish
+from sgl.grammar.compiler import Constraint, make_constraint
 from sgl.grammar.compiler import compile as compile_grammar
-from sgl.grammar.compiler import make_constraint
 from sgl.grammar.matching.jump import MAX_TAIL_TOKENS, Encode, ForcedText, Jump, cut, jump
 from sgl.machine_limits import num_processors
 from sgl.runtime.batch import TokenMask
@@ -29,6 +30,8 @@ from sgl.runtime.text.tokenizer import Tokenizer
 
 _MAX_FINISHERS = 14  # processes, each its own Python
 _KNOWN_TEXTS = 1 << 14  # cached tokenisations: forced texts recur
+FEW_CONSTRAINTS = 8
+"""Whose long texts are kept for the other prompts of a call, which may have thousands."""
 
 
 class RequestMatcher:
@@ -214,6 +217,16 @@ class RequestMatcher:
             return False
 
 
+def _constraint(config: EngineConfig, vocabulary: Vocabulary, kind: str, text: str) -> Constraint:
+    return make_constraint(
+        {kind: text},
+        vocabulary,
+        whitespace=config.json_whitespace,
+        additional_properties=config.json_additional_properties,
+        backend=config.grammar_backend,
+    )
+
+
 class Constraints:
     """Compiles constraints for one engine's vocabulary. Safe from any thread."""
 
@@ -237,6 +250,7 @@ class Constraints:
         self._service: CompileService | None = None
         self._lock = threading.Lock()
         self._encode = KnownTexts(self._tokens_of, _KNOWN_TEXTS)
+        self._constraint = lru_cache(maxsize=FEW_CONSTRAINTS)(partial(_constraint, config))
 
     def warm_up(self) -> tuple[Vocabulary, Configuration]:
         """Start processes and build tables before the first constraint. Returns the vocabulary and a place to try
@@ -261,13 +275,7 @@ class Constraints:
         if self._tokenizer is None:
             raise InvalidRequest(f"{kind} needs text, and this engine runs without a tokenizer", param=kind)
         service = self._started()
-        constraint = make_constraint(
-            {kind: text},
-            service.vocabulary,
-            whitespace=self._config.json_whitespace,
-            additional_properties=self._config.json_additional_properties,
-            backend=self._config.grammar_backend,
-        )
+        constraint = self._constraint(service.vocabulary, kind, text)
         compilation = service.submit(constraint)
         return [RequestMatcher(compilation, self._encode) for _ in range(params.n)]
 

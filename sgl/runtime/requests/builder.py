@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from sgl.grammar.automaton.finished import Configuration
 from sgl.lang.ir.sampling import shown
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.constraints.request_matcher import Constraints
+from sgl.runtime.constraints.request_matcher import FEW_CONSTRAINTS, Constraints
 from sgl.runtime.loop.submission import Submission
 from sgl.runtime.media.config import MediaConfig
 from sgl.runtime.media.item import MediaItem, MediaKind
@@ -84,6 +84,7 @@ class RequestBuilder:
         )
         self.reader = None if media is None else MediaReader(media, config.image_urls, self._context_length)
         self._numbers = ImageNumbers()
+        self._latest_stops: tuple[SamplingParams, frozenset[int]] | None = None
         self._uids = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -153,6 +154,11 @@ class RequestBuilder:
         offered = offers(wanted, params, self._transfers)
         pulled = pulls(wanted, self._transfers, namespace, key)
         room = self._context_length - len(prompt_ids) - (0 if layout is None else max(0, layout.offset))
+        known = self._latest_stops  # the same of all prompts of a call, since it may have many of both
+        if known is None or known[0] is not params:
+            ends = frozenset() if params.ignore_eos else self._eos_ids
+            known = self._latest_stops = params, ends | frozenset(params.stop_token_ids)
+        stop_ids = known[1]
         token_text = None
         if wanted.return_text_in_logprobs and self._tokenizer is not None:
             token_text = self._tokenizer.token_text
@@ -168,7 +174,7 @@ class RequestBuilder:
                 max_new_tokens=min(params.max_new_tokens, room),
                 pooling=wanted.pooling,
                 layout=layout,
-                stop_ids=(frozenset() if params.ignore_eos else self._eos_ids) | frozenset(params.stop_token_ids),
+                stop_ids=stop_ids,
                 priority=priority,
                 namespace=namespace,
                 origin=origin,
@@ -312,9 +318,12 @@ def _kind(wanted: GenerateRequest, params: SamplingParams, prompt_ids: Int32Arra
     if params.constraint is None:
         return None if wanted.origin else prompt_ids[:_BEGINNING].tobytes()
     name, text = params.constraint
-    if len(text) > _LONG_CONSTRAINT:
-        return name, hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
-    return name, text
+    return name, text if len(text) <= _LONG_CONSTRAINT else _digest(text)
+
+
+@lru_cache(maxsize=FEW_CONSTRAINTS)
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
 
 
 def no_images(kind: str, param: str) -> InvalidRequest:
