@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import logging
 import statistics
@@ -187,7 +188,9 @@ def _unbounded(engine: Engine) -> Iterator[None]:
     budget = speculator._budget
     engine._loop.call(lambda: setattr(speculator, "_budget", None))
     engine._loop.call(lambda: setattr(speculator, "_until_look", 0))
-    engine._loop.call(lambda: speculator._follow(is_on=True))
+    engine._loop.call(lambda: setattr(speculator, "_follows", True))
+    for model in speculator._models:
+        engine._loop.call(functools.partial(model.follow, is_on=True))
     try:
         yield
     finally:
