@@ -1025,7 +1025,7 @@ def init(address, _temp_dir, **_):
     start(_temp_dir)
     if way == "hangs":
         serve_app._STARTING_SECONDS = 0
-        while os.path.exists(_temp_dir):
+        while os.path.exists(os.path.dirname(_temp_dir)):  # all of the first sweep is done
             time.sleep(0.01)
         start(_temp_dir)
     os.setpgrp()
