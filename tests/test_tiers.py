@@ -377,24 +377,26 @@ def test_loads_under_way_count_against_another() -> None:
     assert rates.worth_loading(0, 1000, 1000, ahead=100_000) == 0
 
 
-def test_a_prompt_begins_before_its_load_is_done_where_steps_wait_for_layers() -> None:
+def saved() -> Driver:
+    """One that has run all prompts. From now on nothing is copied but what a step waits for."""
     driver = tiered(is_waited_for=True)
     for uid, prompt in enumerate(PROMPTS):
         run_one(driver, uid, prompt)
     settle(driver)
-    driver.mover._lateness = 1.0  # nothing is copied but what a step waits for
+    driver.mover._lateness = 1.0
+    return driver
+
+
+def test_a_prompt_begins_before_its_load_is_done_where_steps_wait_for_layers() -> None:
+    driver = saved()
     again = run_one(driver, 10, PROMPTS[0])
     assert again.cached_len == 36
     assert num_loads(driver) == 1
 
 
 def test_a_prompt_whose_load_would_hold_its_step_up_waits() -> None:
-    driver = tiered(is_waited_for=True)
+    driver = saved()
     assert driver.tiers is not None
-    for uid, prompt in enumerate(PROMPTS):
-        run_one(driver, uid, prompt)
-    settle(driver)
-    driver.mover._lateness = 1.0
     driver.tiers.rates.load.seconds = 0.5  # 18 s in all; the prompt's last four tokens take 4
     request = make_request(10, PROMPTS[0], 2)
     request.stop_ids = frozenset()
@@ -429,12 +431,8 @@ def test_a_request_that_goes_on_behind_its_output_begins_early_too() -> None:
 
 def test_a_copy_stays_until_the_device_has_it() -> None:
     """Its prompt is admitted, and ends, before the last layers are there."""
-    driver = tiered(is_waited_for=True)
+    driver = saved()
     assert driver.tiers is not None
-    for uid, prompt in enumerate(PROMPTS):
-        run_one(driver, uid, prompt)
-    settle(driver)
-    driver.mover._lateness = 1.0
     waits, driver.mover.wait = driver.mover.wait, lambda number: None  # type: ignore[method-assign]
     request = make_request(10, PROMPTS[0], 2)
     driver.scheduler.add(request)

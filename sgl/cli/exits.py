@@ -39,7 +39,7 @@ def exit_code(command: Callable[[], int]) -> int:
 
 
 def _drop_output() -> None:
-    """The end of the process flushes once more."""
+    """Have what is left of it lead nowhere: the end of the process flushes once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
