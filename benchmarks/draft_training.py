@@ -1,14 +1,14 @@
 """Trains what drafts for a Llama, on texts that the model generates itself: a small draft model, and an EAGLE-3 head.
 
-    python -m benchmarks.draft_training MODEL DATA --out FOLDER [--only draft,eagle3] [--prompts 3000] [--samples 4]
-                                        [--tokens 256] [--steps 1200] [--seconds 90] [--batch 24] [--length 384]
-                                        [--rate 6e-4] [--seed 0] [--option NAME=VALUE …]
+    python -m benchmarks.draft_training MODEL DATA --out FOLDER [--only draft,eagle3] [--prompts 3000] [--own 3000]
+                                        [--samples 4] [--tokens 256] [--steps 1200] [--seconds 90] [--batch 24]
+                                        [--length 384] [--rate 6e-4] [--seed 0] [--option NAME=VALUE …]
 
-MODEL is a folder or GGUF file of a plain Llama with tied embeddings and a chat template; DATA has the prompts (see
-benchmarks/real_prompts.py). FOLDER gets draft/ and eagle3/, which `speculative_draft_model_path` names, and
-texts.safetensors, which a later run reads instead of generating it. One GPU, no network; each of the two ends after
---steps, or --seconds at the latest (then the result depends on the machine's speed). --option: of the engine that
-generates.
+MODEL is a folder or GGUF file of a plain Llama with tied embeddings and a chat template; DATA has prompts (see
+benchmarks/real_prompts.py), to which the model adds some of its own. FOLDER gets draft/ and eagle3/, which
+`speculative_draft_model_path` names, and texts.safetensors, which a later run reads instead of generating it. One GPU,
+no network; each of the two ends after --steps, or --seconds at the latest (then the result depends on the machine's
+speed). --option: of the engine that generates.
 
 The draft model is four of the model's layers between its own embedding and norm, distilled (KL divergence of its
 distribution from the model's at every token). The head is trained as it will be used (EAGLE-3, arXiv 2503.01840,
@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -41,6 +40,7 @@ from sgl.runtime.model.eagle.config import default_layers
 SHARES = {"gsm8k": 0.35, "mtbench": 0.3, "bfcl": 0.15, "json": 0.2}
 """Of the prompts."""
 MOST_PROMPT = 640  # tokens
+OWN_TOKENS = 96  # of a prompt that the model makes up
 DRAFT_VOCABULARY = 16_384
 UNROLLED = 4  # tokens that the head goes on from its own states in training
 DECAY = 0.8  # of the weight of each of them
@@ -68,18 +68,33 @@ class Texts:
                 yield self.ids[chosen[:, None], places.clamp(max=self.ids.shape[1] - 1)], inside
 
 
-def generate(
-    model: str, data: Path, num_prompts: int, num_samples: int, num_tokens: int, seed: int, options: dict[str, Any]
-) -> Texts:
+def own_prompts(engine: Engine, count: int, seed: int) -> list[Asked]:
+    """What the model makes up where a user would speak (Magpie, arXiv 2406.08464); fewer where it does not end."""
+    tokenizer, mark = engine.tokenizer, "@@"
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": mark}], add_generation_prompt=False)
+    [ids] = tokenizer.encode_all([chat[: chat.index(mark)]], add_special_tokens=False)
+    params = [
+        {"temperature": 1.0, "top_p": 0.95, "seed": seed + number, "max_new_tokens": OWN_TOKENS}
+        for number in range(count)
+    ]
+    results = engine.generate(input_ids=[ids] * count, sampling_params=params)
+    ended = [its["text"] for its in results if its["meta_info"]["finish_reason"]["type"] == "stop"]
+    return [Asked([{"role": "user", "content": text}]) for text in ended if text.strip()]
+
+
+def generate(arguments: argparse.Namespace) -> Texts:
     """Answers of the model to training prompts: to each the likeliest, and drawn ones, so many in all; fewer would be
     learnt by heart."""
-    rng = random.Random(seed)
+    rng, num_samples = random.Random(arguments.seed), arguments.samples
     asked: list[Asked] = []
     for suite in SUITES:
-        asked += prompts(data, suite, training=True, most=math.ceil(SHARES[suite] * num_prompts), seed=seed)
-    rng.shuffle(asked)
+        most = math.ceil(SHARES[suite] * arguments.prompts)
+        asked += prompts(arguments.data, suite, training=True, most=most, seed=arguments.seed)
+    options = parse_options(EngineConfig, dict(its.split("=", 1) for its in arguments.option))
     given = {"mem_fraction_static": 0.4, "constraint_timeout": 120.0, **options}
-    with Engine(model_path=model, random_seed=seed, **given) as engine:
+    with Engine(model_path=arguments.model, random_seed=arguments.seed, **given) as engine:
+        asked += own_prompts(engine, arguments.own, arguments.seed)
+        rng.shuffle(asked)
         tokenizer = engine.tokenizer
         texts = [tokenizer.apply_chat_template(its.messages, add_generation_prompt=True) for its in asked]
         ids = tokenizer.encode_all(texts, add_special_tokens=False)
@@ -89,7 +104,7 @@ def generate(
             {
                 "temperature": 0.8 if number % num_samples else 0.0,
                 "seed": rng.randrange(1 << 30),
-                "max_new_tokens": num_tokens,
+                "max_new_tokens": arguments.tokens,
                 **({} if its.schema is None else {"json_schema": its.schema}),
             }
             for number, (its, _) in enumerate(kept)
@@ -290,6 +305,7 @@ def arguments_of(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default="draft,eagle3")
     parser.add_argument("--prompts", type=int, default=3000)
+    parser.add_argument("--own", type=int, default=3000, help="prompts that the model makes up")
     parser.add_argument("--samples", type=int, default=4, help="answers to each")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--steps", type=int, default=1200)
@@ -309,16 +325,7 @@ def main(given: list[str] | None = None) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     if not kept.exists():
-        options = parse_options(EngineConfig, dict(its.split("=", 1) for its in arguments.option))
-        texts = generate(
-            arguments.model,
-            arguments.data,
-            arguments.prompts,
-            arguments.samples,
-            arguments.tokens,
-            arguments.seed,
-            options,
-        )
+        texts = generate(arguments)
         save_file({"ids": texts.ids, "starts": texts.starts, "ends": texts.ends}, kept)
     texts = Texts(**load_file(kept))
     num_tokens = int((texts.ends - texts.starts).sum())

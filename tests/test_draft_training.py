@@ -21,6 +21,7 @@ from sgl.runtime.model.eagle.config import EagleConfig, default_layers
 from sgl.runtime.model.eagle.loader import load_head
 from sgl.runtime.model.loader import load_decoder
 from sgl.runtime.speculate import budget
+from sgl.runtime.text.tokenizer import Tokenizer
 from tests.tiny_heads import HeadOracle
 from tests.tiny_models import byte_tokenizer, tiny_checkpoint
 
@@ -141,6 +142,26 @@ def test_prompts_for_training_are_not_those_of_the_evaluation(tmp_path: Path) ->
     assert draft_training.SHARES.keys() == set(SUITES)
 
 
+def test_a_models_own_prompts_are_what_it_ends_where_a_user_speaks() -> None:
+    tokenizer = byte_tokenizer(384)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    results = iter([("Why?", "stop"), ("And then", "length"), (" ", "stop")])
+
+    class Engine:
+        def __init__(self) -> None:
+            self.tokenizer = Tokenizer(tokenizer)
+
+        def generate(
+            self, input_ids: list[list[int]], sampling_params: list[dict[str, Any]]
+        ) -> list[dict[str, Any]]:
+            assert [self.tokenizer.decode(ids) for ids in input_ids] == ["[user]"] * 3
+            assert len({its["seed"] for its in sampling_params}) == 3
+            return [{"text": text, "meta_info": {"finish_reason": {"type": its}}} for text, its in results]
+
+    [own] = draft_training.own_prompts(Engine(), 3, 0)  # type: ignore[arg-type]
+    assert own.messages == [{"role": "user", "content": "Why?"}]
+
+
 @pytest.mark.slow
 def test_the_benchmark_trains_what_is_missing_and_measures_every_mode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -155,7 +176,7 @@ def test_the_benchmark_trains_what_is_missing_and_measures_every_mode(
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "data").mkdir()
     write_prompts(tmp_path / "data")
-    few = ["--prompts", "4", "--tokens", "12", "--steps", "2", "--batch", "2", "--length", "24"]
+    few = ["--prompts", "4", "--own", "4", "--tokens", "12", "--steps", "2", "--batch", "2", "--length", "24"]
     folders = [str(tmp_path / "model"), str(tmp_path / "data"), "--drafts", str(tmp_path / "drafts")]
     drafts.main(
         [*folders, "--prompts", "2", "--tokens", "20", "--json", str(tmp_path / "rows.json"), "--train", *few]
