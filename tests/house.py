@@ -201,7 +201,7 @@ MOST_LINES = {
     "lang": 9_890,  # with reasoning's tags, what transformers adds to Jinja, and how turns begin on models that think
     "runtime": 28_300,  # without the server and what follows; with GGUF of more families, gpt-oss among them
     "runtime.cluster": 2_110,  # with a placement for each kind, who is starting, and a start of Ray that can be left
-    "runtime.gateway": 3_570,  # with who has failed a program, and what speaks for a worker or against it
+    "runtime.gateway": 3_590,  # with who has failed a program, and what speaks for a worker or against it
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
     "runtime.media": 780,
     "runtime.model.eagle": 470,

@@ -608,7 +608,7 @@ def test_a_client_that_leaves_ends_its_request_at_the_worker() -> None:
 @settings(max_examples=200, deadline=None)
 def test_a_breaker_lets_one_try_pass_at_a_time_and_never_waits_longer_than_its_bound(done: list[str]) -> None:
     now = 0.0
-    breaker, in_a_row, trying = Breaker(3, 1.0, lambda: now), 0, False
+    breaker, in_a_row, trying, number = Breaker(3, 1.0, lambda: now), 0, False, 0
     for act in done:
         if act == "later":
             now += 1.0
@@ -626,12 +626,16 @@ def test_a_breaker_lets_one_try_pass_at_a_time_and_never_waits_longer_than_its_b
             in_a_row, trying = 2 if breaker.is_open else in_a_row, trying and not breaker.is_open
         else:
             trying = False
-        getattr(breaker, act)()
+        if act == "began":
+            number = breaker.began()
+            assert bool(number) == trying
+        else:
+            getattr(breaker, act)(*([number] if act == "left" else []))
         assert breaker.is_open or in_a_row < 3
         if act == "succeeded":
             assert breaker.lets_pass
         if trying:
             assert not breaker.lets_pass, "one try at a time"
-    breaker.left()
+    breaker.left(number)
     now += MOST_SECONDS
     assert breaker.lets_pass

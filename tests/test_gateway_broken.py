@@ -20,7 +20,7 @@ from tests.test_gateway import MockWorker, breaks_off, echo, gateway_of, run, un
 OK = b"HTTP/1.1 200 OK\r\n"
 EVENTS = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 OPEN_ENDED = OK + b"Content-Type: text/event-stream\r\n\r\n"
-JSON = OK + b"Content-Type: application/json\r\n"
+JSON = OK + b"Content-Type: application/json\r\nConnection: close\r\n"  # or it may be used again as it closes
 Then = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 

@@ -8,14 +8,20 @@ import errno
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
 
-from sgl.runtime.gateway import app
+from sgl.runtime.gateway import app, passing
 from sgl.runtime.gateway import workers as workers_of
+from sgl.runtime.gateway.app import Gateway
+from sgl.runtime.gateway.breaker import MOST_SECONDS, Breaker
+from sgl.runtime.gateway.workers import Server
 from tests.patience import PATIENCE
-from tests.test_gateway import echo, run, until, value
+from tests.test_gateway import MockWorker, echo, gateway_of, run, until, value
 from tests.test_gateway_broken import EVENTS, JSON, RawWorker, beside, endless, event, silent_after
 
 FAILURES = 3
@@ -193,3 +199,91 @@ def test_a_process_may_open_as_many_files_as_it_is_allowed() -> None:
         "allow_open_files()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@contextlib.asynccontextmanager
+async def half_open() -> AsyncIterator[tuple[Gateway, Server, MockWorker, aiohttp.ClientSession]]:
+    """A gateway whose only worker may be tried again, which nobody has been told. Its looks are rare."""
+    options = {"worker_wait": PATIENCE, "probe_seconds": 2 * PATIENCE}
+    async with gateway_of(echo, **options) as (gateway, [worker], client):
+        server, now = gateway.servers[worker.url], 0.0
+        await until(lambda: server.heard_at > 0)
+        server.breaker = Breaker(1, 2 * PATIENCE, lambda: now)
+        server.failed()
+        yield gateway, server, worker, client
+        assert not gateway.servers._turns
+
+
+async def asks(
+    gateway: Gateway, client: aiohttp.ClientSession, **body: object
+) -> asyncio.Task[aiohttp.ClientResponse]:
+    """A request that waits for a worker."""
+    before = gateway._limits.num_waiting
+    asked = asyncio.ensure_future(client.post("/generate", json={"text": "x", **body}))
+    await until(lambda: gateway._limits.num_waiting > before)
+    return asked
+
+
+def half_opens(server: Server) -> None:
+    server.breaker._until = 0.0
+
+
+def test_who_gets_its_turn_when_its_time_is_over_passes_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = 0.0
+    monkeypatch.setattr(passing, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead))
+
+    async def test() -> None:
+        nonlocal ahead
+        async with half_open() as (gateway, server, _, client):
+            late, asked = await asks(gateway, client, timeout=PATIENCE), await asks(gateway, client)
+            half_opens(server)
+            ahead = PATIENCE
+            server.tell()
+            assert [(await late).status, (await asked).status] == [408, 200]
+
+    run(test)
+
+
+def test_those_that_wait_hear_of_a_worker_that_is_heard_again() -> None:
+    """Its answer to another, which goes on, says so before its next look does."""
+
+    async def test() -> None:
+        async with half_open() as (gateway, server, _, client):
+            asked = await asks(gateway, client)
+            half_opens(server)
+            server.missed = 1
+            server.tell()
+            await asyncio.sleep(0)
+            assert gateway._limits.num_waiting == 1
+            server.heard()
+            assert (await asked).status == 200
+
+    run(test)
+
+
+def test_those_that_wait_for_a_mode_hear_of_a_worker_that_says_that_it_has_it() -> None:
+    async def test() -> None:
+        async with gateway_of(echo) as (gateway, [worker], _):
+            await until(lambda: gateway.servers[worker.url].heard_at > 0)
+            turn = asyncio.ensure_future(gateway.servers.turn(None, "prefill", PATIENCE))
+            worker.info = {"disaggregation_mode": "prefill", "internal_states": [], "max_total_tokens": 0}
+            await turn
+            assert [its.url for its in gateway.servers.ready_for("prefill")] == [worker.url]
+
+    run(test)
+
+
+def test_a_try_that_ends_late_lets_nobody_pass_beside_the_next() -> None:
+    now = 0.0
+    breaker = Breaker(1, 1.0, lambda: now)
+    breaker.failed()
+    now = 1.0
+    first = breaker.began()
+    breaker.failed()  # one that went there earlier
+    now += MOST_SECONDS
+    second = breaker.began()
+    assert second > first > 0
+    breaker.left(first)
+    assert not breaker.lets_pass
+    breaker.left(second)
+    assert breaker.lets_pass

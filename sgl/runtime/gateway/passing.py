@@ -187,7 +187,7 @@ class Passing:
         ticket = await self._ticket(passed)
         server = self._servers[ticket.worker.id]
         passed.tried[server.id] = 1 + max(passed.tried.values(), default=0)
-        is_try = server.breaker.began()
+        number = server.breaker.began()
         self._metrics.sent.labels(server.id).inc()
         call: Call | None = None
         late: asyncio.TimerHandle | None = None
@@ -250,15 +250,21 @@ class Passing:
                 theirs.release()  # closes the connection, unless the answer has ended
             if call is not None:
                 server.calls.discard(call)
-            if is_try:
-                server.breaker.left()
+            if number:
+                server.breaker.left(number)
                 self._servers.tell()
             ticket.end()
 
     async def _ticket(self, passed: Passed) -> Ticket:
         """From a worker that takes it, once there is one."""
+        has_turn = False
         while True:
-            due, left = passed.left(), self._config.worker_wait - passed.waited
+            try:
+                due, left = passed.left(), self._config.worker_wait - passed.waited
+            except RequestTimeout:
+                if has_turn:  # another may have it now
+                    self._servers.tell()
+                raise
             if passed.only is not None and passed.only not in self._servers:
                 raise EngineDead(f"the worker that this is for, {passed.only}, is gone")
             if ready := self._servers.ready_for(passed.mode, passed.tried, passed.only):
@@ -268,7 +274,9 @@ class Passing:
                 raise EngineDead(f"{which} starting, draining, or gone")
             began = time.monotonic()
             with self._limits.wait(is_admitted=passed.is_begun):
-                await self._servers.turn(passed.only, passed.mode, left if due is None else min(left, due))
+                has_turn = await self._servers.turn(
+                    passed.only, passed.mode, left if due is None else min(left, due)
+                )
             passed.waited += time.monotonic() - began
         ticket = self._fleet.route(passed.demand, (its.worker for its in ready))
         self._metrics.prompt.inc(passed.demand.prompt)

@@ -118,7 +118,9 @@ class Server:
 
     def heard(self) -> None:
         """A part of an answer came from there."""
-        self.missed, self.heard_at = 0, time.monotonic()
+        had_missed, self.missed, self.heard_at = self.missed, 0, time.monotonic()
+        if had_missed:
+            self.tell()
 
     def began_to_answer(self) -> None:
         """A request's first byte came from there."""
@@ -259,15 +261,16 @@ class Servers(dict[str, Server]):
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self.kv.close)
 
-    async def turn(self, only: str | None, mode: str | None, seconds: float) -> None:
+    async def turn(self, only: str | None, mode: str | None, seconds: float) -> bool:
         """Wait until one of those, see `ready_for`, takes requests, or is gone, or so long. Those that came first go
-        first."""
+        first. Whether it is this one's turn: if it does not use it, it is to `tell`."""
         key, turn = (only, mode), asyncio.get_running_loop().create_future()
         self._turns.setdefault(key, {})[turn] = None
         try:
-            await asyncio.wait_for(turn, seconds)
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await turn
+            return turn not in self._turns.get(key, ())
         except asyncio.CancelledError:
             if turn not in self._turns.get(key, ()):  # it had its turn, which another may have now
                 self.tell()
@@ -350,14 +353,16 @@ class Servers(dict[str, Server]):
             if info is not None:
                 self.kv.follow(server.id, sources)
                 self._fleet.index.set_room(server.id, room // BLOCK_IDS)
-                server.mode = mode_of(info)
+                was, server.mode = server.mode, mode_of(info)
+                if was != server.mode:
+                    self.tell()
 
     def _note_adapters(self) -> None:
         """Once for all requests: each is read with them."""
         self.adapters = frozenset().union(*(its.adapters for its in self.values()))
 
     async def _look_once(self, server: Server) -> None:
-        was_up, had_missed, began = server.is_up, server.missed, time.monotonic()
+        was_up, began = server.is_up, time.monotonic()
         try:
             async with self._get(server, "/health") as answer:
                 server.is_up = answer.status < 500
@@ -382,8 +387,6 @@ class Servers(dict[str, Server]):
             self._fleet.index.forget(server.id)
         elif server.is_up and not was_up:
             server.began_to_answer()
-        elif had_missed and not server.missed:
-            self.tell()
         if server.is_up and server.checks_keys is None and self._config.key_rate is not None:
             await self._look_for_keys(server)
 
