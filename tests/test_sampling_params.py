@@ -41,6 +41,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("stop_token_ids", "5", "a list of token ids"),
     ("stop_token_ids", [5, -1], "each of stop_token_ids must be an integer from 0"),
     ("stop_token_ids", [False], "not False (bool)"),
+    ("stop_token_ids", list(range(1025)), "1024 token ids, got 1025"),
     ("stop_regex", "é" * 129, "256 bytes, got one of 258"),
     ("temperature", -0.1, "at least 0"),
     ("temperature", math.nan, "finite"),

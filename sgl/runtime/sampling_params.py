@@ -17,6 +17,7 @@ GREEDY_BELOW = 1e-6
 
 MAX_SAMPLES = 1024
 MAX_STOPS = 32
+MAX_STOP_TOKEN_IDS = 1024
 MAX_STOP_REGEX_BYTES = 256
 MAX_TOKENS = 2**31 - 1
 MAX_TOKEN_ID = 2**31 - 1
@@ -152,8 +153,7 @@ class SamplingParams:
         put(self, "shown_special_tokens", _strings("shown_special_tokens", self.shown_special_tokens, None))
         put(self, "temperature", _number("temperature", self.temperature, 0.0, math.inf))
         put(self, "top_p", _number("top_p", self.top_p, 0.0, 1.0, above=True))
-        top_k = integer("top_k", self.top_k, -1, MAX_TOKEN_ID)
-        put(self, "top_k", top_k or -1)
+        put(self, "top_k", integer("top_k", self.top_k, -1, MAX_TOKEN_ID) or -1)
         put(self, "min_p", _number("min_p", self.min_p, 0.0, 1.0))
         put(self, "frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
         put(self, "presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
@@ -189,8 +189,7 @@ class SamplingParams:
     def check_token_ids(self, vocab_size: int) -> None:
         """Raise InvalidRequest if `logit_bias` has ids outside the vocabulary; `stop_token_ids` may."""
         assert isinstance(self.logit_bias, LogitBias), "it was normalised"
-        largest = self.logit_bias.largest
-        if largest >= vocab_size:
+        if (largest := self.logit_bias.largest) >= vocab_size:
             raise InvalidRequest(
                 f"logit_bias names token {largest}, but the vocabulary ends at {vocab_size - 1}", param="logit_bias"
             )
@@ -284,6 +283,8 @@ def _strings(name: str, value: object, max_bytes: int | None) -> tuple[str, ...]
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:
     items = _items(name, value, "a list of token ids")
+    if len(items) > MAX_STOP_TOKEN_IDS:  # before min_new_tokens each is masked at every step
+        raise InvalidRequest(f"{name} may hold {MAX_STOP_TOKEN_IDS} token ids, got {len(items)}", param=name)
     return tuple(dict.fromkeys(integer(name, item, 0, MAX_TOKEN_ID, what=f"each of {name}") for item in items))
 
 
