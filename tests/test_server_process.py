@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -33,6 +34,7 @@ from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.loop.loop import EngineLoop
 from sgl.runtime.server.channel import LoopChannel
 from sgl.runtime.server.engine_process import EngineProcess
+from sgl.runtime.server.serve import listen, serve_until_stopped
 from sgl.runtime.server.service import Service
 from sgl.runtime.server.worker import HEADERS
 from tests.live_server import chat_checkpoint
@@ -417,6 +419,30 @@ def test_the_server_itself_loads_no_torch() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine's process in /proc")
+class _NoEngine:
+    config = EngineConfig(model_path="none")
+    tokenizer = None
+
+    async def call(self, *_: Any) -> Any:
+        raise EngineDead("there is none")
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_collection_of_garbage_passes_by_what_a_server_has_imported() -> None:
+    """Else one look through all modules, half a second in which nobody is answered, comes with every long body."""
+    service = Service(ServerConfig(), _NoEngine())  # type: ignore[arg-type]
+    frozen = [gc.get_freeze_count()]
+
+    def on_ready(url: str) -> None:
+        frozen.append(gc.get_freeze_count())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncio.run(serve_until_stopped(service, listen("127.0.0.1", 0), on_ready))
+    assert frozen[0] < frozen[1]
+
+
 def test_a_stopped_engine_shows_in_health_and_may_come_back(serve: Callable[..., Served]) -> None:
     server = serve()
     [engine] = server.engine_pids()

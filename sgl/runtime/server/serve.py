@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -119,6 +120,8 @@ async def serve_until_stopped(
     try:
         async with serving(service, bound, rpc) as url:
             service.reader.start()
+            gc.collect()
+            gc.freeze()  # modules stay: to look through them takes so long that all requests wait
             on_ready(url)
             await stop.wait()
             service.is_draining = True
