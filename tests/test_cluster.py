@@ -574,6 +574,18 @@ def test_a_worker_knows_whether_another_on_its_host_starts_or_will_come_back() -
     assert not is_calm(3.0)
     assert registry.is_calm(report("c", host="y"), 3.0)
     assert is_calm(22.0)
+    for number in range(100):  # machines come and go
+        registry.hear(report(f"c{number}", host=f"host{number}"), 100.0 + 30.0 * number)
+        for _ in range(2):
+            registry.compare({"a": "RUNNING"}, 100.0 + 30.0 * number)
+        assert len(registry._left) == 1
+
+
+def test_options_of_generations_that_nobody_serves_again_are_not_kept() -> None:
+    control = Control("token", Registry())
+    for number in range(1, 100):
+        control.offer(number, {"number": number}, number - 2)
+    assert list(control._options) == [97, 98, 99]
 
 
 def test_a_router_that_can_follow_the_workers_no_more_ends() -> None:

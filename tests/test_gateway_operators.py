@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import deque
 from typing import Any
 from urllib.parse import quote
 
@@ -27,6 +28,7 @@ from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.server.training import TrainingApi
 from tests.patience import PATIENCE
 from tests.test_gateway import ADMIN, MockWorker, echo, gateway_of, run, until, value
+from tests.test_gateway_pairs import PROMPT, computes, info, refuses_pages
 
 
 def test_a_worker_that_is_added_again_keeps_what_runs_there_and_drains_no_longer() -> None:
@@ -207,6 +209,72 @@ def test_workers_are_listed_as_clients_of_sglangs_router_read_them() -> None:
                 assert f"there is no worker '{closed}': /workers lists them" in await answer.text()
             async with client.post("/workers/w4", json={"url": closed}, headers=admin) as answer:
                 assert answer.status == 405
+
+    run(test)
+
+
+def held(root: object, names: set[str]) -> set[str]:
+    """Where below an object a text is kept that has one of the names in it."""
+    found, seen, left = set[str](), set[int](), [("", root)]
+    while left:
+        where, its = left.pop()
+        if isinstance(its, str):
+            found |= {where} if any(name in its for name in names) else set()
+            continue
+        if id(its) in seen:
+            continue
+        seen.add(id(its))
+        if isinstance(its, (dict, list, set, frozenset, tuple, deque)):
+            left += ((where, each) for each in its)
+        if isinstance(its, dict):
+            left += ((where, each) for each in its.values())
+        if type(its).__module__.startswith(("sgl.runtime.gateway", "prometheus_client")):
+            slots = [name for base in type(its).__mro__ for name in getattr(base, "__slots__", ())]
+            for name in [*getattr(its, "__dict__", ()), *slots]:
+                left.append((f"{type(its).__name__}.{name}", getattr(its, name, None)))
+    return found
+
+
+def test_nothing_of_workers_that_have_left_is_kept() -> None:
+    """They may come and go for months. How many remembered places there are has a bound of its own."""
+    bounded = {"Passing.stored", "Fleet._homes"}
+
+    async def answers(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        is_for_pages = (await request.json()).get("return_kv_transfer_params")
+        return await (computes if is_for_pages else refuses_pages)(request, worker)
+
+    async def responds(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        if request.path == "/v1/responses":
+            return web.json_response({"id": "resp_1"})
+        return await answers(request, worker)
+
+    async def test() -> None:
+        async with gateway_of(responds, responds, min_prefill_tokens=1) as (gateway, workers, client):
+            ids, names = [its.url for its in workers], set[str]()
+            for number in range(20):
+                for its, mode in zip(workers, ("prefill", "decode"), strict=True):
+                    its.info = info(mode)
+                    gateway.servers.remove(ids.pop(0), now=number % 2 == 0)
+                    ids.append(f"{mode}-{number}.")
+                    gateway.servers.add(its.url, ids[-1])
+                await until(lambda: all(its.mode for its in gateway.servers.values()))
+                headers = {"X-Session-Id": f"of-{number}"}
+                for path, body in (("/generate", {"input_ids": PROMPT}), ("/v1/responses", {"input": "x"})):
+                    answer = await client.post(path, json=body, headers=headers)
+                    assert (answer.status, answer.headers["X-Sgl-Worker"]) == (200, f"decode-{number}.")
+                assert f"decode-{number}." in await (await client.get("/metrics")).text()
+                names |= {*ids}
+            found = {where.partition(".")[0] for where in held(gateway, {*ids})}
+            assert found > {"Passing", "Fleet", "Pairs", "Counter", "PrefixIndex"}
+            assert held(gateway, names - {*ids}) <= bounded
+            sent = gateway.metrics.counts()["sent"]
+            for each in ids:
+                gateway.servers.remove(each)
+            await asyncio.gather(*gateway.servers._leaving, return_exceptions=True)
+            assert "prefill-19." not in await (await client.get("/metrics")).text()
+            assert held(gateway, {*ids}) <= bounded
+            assert gateway.metrics.counts()["sent"] == sent > 40
+            assert not gateway.fleet.index._guessed
 
     run(test)
 

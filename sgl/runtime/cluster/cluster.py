@@ -268,6 +268,7 @@ class Cluster:
                 "drain_timeout": options.server.drain_timeout,
                 "unhealthy_timeout": options.cluster.unhealthy_timeout,
             },
+            self._generation if self._before is None else self._before.generation,
         )
         self._how = placements, surge
 

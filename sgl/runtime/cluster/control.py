@@ -36,8 +36,9 @@ class Control:
             ]
         )
 
-    def offer(self, generation: int, options: dict[str, Any]) -> None:
-        """What replicas of a generation are to serve."""
+    def offer(self, generation: int, options: dict[str, Any], oldest: int = 0) -> None:
+        """What replicas of a generation are to serve. oldest: of those that may serve, or serve again."""
+        self._options = {number: its for number, its in self._options.items() if number >= oldest}
         self._options[generation] = options
 
     async def tell(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -110,13 +111,14 @@ class Registry:
                 del self.workers[name]
                 self._left[worker.report.host] = now
                 logger.info("worker %s is gone", name)
+        self._left = {host: left for host, left in self._left.items() if now - left < _BACK_SECONDS}
         self.tick(now)
 
     def is_calm(self, report: Report, now: float) -> bool:
         """Whether no other worker on its host is starting, or has just gone and will come back."""
         theirs = (each.report for each in self.workers.values() if each.report.id != report.id)
         are_starting = any(its.host == report.host and its.state in ("starting", "restarting") for its in theirs)
-        return not are_starting and now - self._left.get(report.host, -_BACK_SECONDS) >= _BACK_SECONDS
+        return not are_starting and now - self._left.get(report.host, -math.inf) >= _BACK_SECONDS
 
     def serving(self, now: float) -> dict[str, str]:
         """The URLs of those that take requests."""

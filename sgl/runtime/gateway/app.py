@@ -87,6 +87,7 @@ class Gateway:
         self._programs = Programs(
             self._passing, self._pairs, self._reader, self._session, self.metrics.reopened.inc
         )
+        self.servers.removed += [self.metrics.forget, self._pairs.forget]
         self._merging = asyncio.Lock()
         self._started = time.time()
         for url in workers:

@@ -59,6 +59,13 @@ class GatewayMetrics:
         self.found = Counter("found_tokens", "Of those, sent to where they are computed.", **own)  # type: ignore[arg-type]
         self.first_byte = Histogram("first_byte_seconds", "Until an answer began.", buckets=_SECONDS, **own)  # type: ignore[arg-type]
 
+    def forget(self, worker: str) -> None:
+        """It has left, as many do in a year: what was sent there counts under no name."""
+        child = self.sent.labels(worker)
+        [found] = child.collect()
+        self.sent.labels("").inc(found.samples[0].value)
+        self.sent.remove(worker)
+
     def tell(self, servers: Servers) -> None:
         """What is known now of the workers that there are."""
         self.workers.labels("ready").set(len(servers.ready()))

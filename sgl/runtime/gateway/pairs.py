@@ -101,6 +101,10 @@ class Pairs:
         finally:
             pair.end()
 
+    def forget(self, worker: str) -> None:
+        """It has left."""
+        self.apart = {two for two in self.apart if worker not in two}
+
     def end(self, prefill: Server, params: bytes, headers: Mapping[str, str]) -> None:
         """Have a prefill worker keep pages no longer."""
         task = asyncio.ensure_future(self._end(prefill.url, params, headers))
@@ -158,7 +162,7 @@ class Pair:
             del self._passed.tried[server.id]  # it is well, and may have it without pages
             self._count("refused")
             if (two := (self._prefill.id, server.id)) not in self._pairs.apart:
-                self._pairs.apart.add(two)
+                self._pairs.apart.update({two} if self._pairs.servers.keys() >= set(two) else ())
                 logger.warning("worker %s takes no pages of %s: %s", *reversed(two), first.decode(errors="replace"))
             raise NotBegunError("pages refused")
         if status < 400:

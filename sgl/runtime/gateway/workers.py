@@ -171,6 +171,8 @@ class Servers(dict[str, Server]):
         self._fleet = fleet
         self.adapters: frozenset[str] = frozenset()
         """The names of all LoRA adapters."""
+        self.removed: list[Callable[[str], None]] = []
+        """To call with the id of each that has left."""
         self._leaving: set[asyncio.Task[None]] = set()  # that look at those that were removed
         self._session: aiohttp.ClientSession | None = None
         self._headers: dict[str, str] = {"User-Agent": PROBE}
@@ -241,6 +243,8 @@ class Servers(dict[str, Server]):
                 task.cancel()
         self.kv.follow(worker_id, [])
         self._fleet.remove(worker_id)
+        for forget in self.removed:
+            forget(worker_id)
         self._note_adapters()
         self.tell()
 
