@@ -6,7 +6,8 @@ CONFIG is a folder with a config.json; weights are random, so no draft would eve
 share of those whose predecessors stood. Told are
 
     batch   tokens a second of one request with four drafts of which three stand on average, and of many requests where
-            the budget decides, with good and bad drafts: with speculation, without, and their ratio
+            the budget decides, with good and bad drafts: with speculation, without, and their ratio; and what the
+            budget then believes that steps take
     cost    milliseconds of a step with so many tokens in each row against a decode step of as many rows, launched back
             to back
     masks   microseconds for the token masks of a chain of eight drafts, none of them known before
@@ -35,7 +36,7 @@ from sgl.runtime.runner.mask_table import MaskTable
 from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler import verification
 from sgl.runtime.scheduler.request import Request
-from sgl.runtime.speculate.budget import Budget
+from sgl.runtime.speculate.budget import Acceptance, Budget
 from sgl.runtime.speculate.drafter import Draft, DraftRequest
 from sgl.runtime.speculate.speculator import Speculator
 
@@ -107,6 +108,18 @@ class _Simulated:
         """See `Drafter`."""
 
 
+class _Informed(Budget):
+    """Knows the share that stands: of drafts that no step verified, what plain decoding made tells nothing here."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(is_padded=True, compiles=True)
+        self._share = share
+
+    def acceptance(self, drafter: str, grade: int) -> Acceptance:
+        """See `Budget`."""
+        return Acceptance(self._share, 1.0)
+
+
 def share_for(mean: float, number: int) -> float:
     """The share of drafts that stand of those whose predecessors did, for `mean` of `number` to stand on average."""
     low, high = 0.0, 1.0
@@ -130,7 +143,7 @@ def _batches(engine: Engine, rows: int, output: int) -> None:
     own = engine._loop._speculator
     for name, number, most, share, has_budget in cases:
         drafter = _Simulated(share)
-        budget = Budget(is_padded=True, compiles=True) if has_budget else None
+        budget = _Informed(share) if has_budget else None
         ours = Speculator(engine._scheduler, [drafter], most=most, budget=budget)
         rates: dict[bool, list[float]] = {False: [], True: []}
         steps: list[float] = []
@@ -147,6 +160,9 @@ def _batches(engine: Engine, rows: int, output: int) -> None:
         plain, fast = (statistics.median(rates[drafts]) for drafts in (False, True))
         numbers = f"{plain:9.1f} {fast:9.1f} {fast / plain:6.2f}x {statistics.median(steps):14.2f}"
         print(f"{name:44} {numbers}", flush=True)
+        if budget is not None:
+            asked = [(each, budget.costs.ratio(number, number * (each - 1), each)) for each in (2, 4, 8)]
+            print("    believes " + ", ".join(f"{each} tokens a row take {its:.2f} steps" for each, its in asked))
     verification.simulated_acceptance = None
     _use(engine, own)
 
