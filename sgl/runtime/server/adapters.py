@@ -38,7 +38,6 @@ class LoraApi(Api):
     @endpoint(
         "POST /load_lora_adapter",
         "POST /v1/load_lora_adapter",
-        body=LoadLoraBody,
         example={"lora_name": "sql", "lora_path": "path/to/adapter"},
         answer=LoraUpdate,
         for_admin=True,
@@ -53,7 +52,6 @@ class LoraApi(Api):
     @endpoint(
         "POST /unload_lora_adapter",
         "POST /v1/unload_lora_adapter",
-        body=UnloadLoraBody,
         example={"lora_name": "sql"},
         answer=LoraUpdate,
         for_admin=True,

@@ -42,7 +42,7 @@ class Conversations:
         num_top = _top_logprobs(body)
         service = self._service
         tokenizer = service.tokenizer
-        context = service.engine.config.context_length or 1
+        context = service.context_length
         images = images_of(body)
         if images and not await service.takes_images():
             raise InvalidRequest("this model takes texts only, no images", param="messages")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sgl.errors import SglError
 from sgl.runtime.server.identity import Caller
-from sgl.runtime.server.replies import RequestRecord
+from sgl.runtime.server.replies import RequestRecord, Sample
 
 SECONDS: Final = 2.0
 """Between two samples."""
@@ -64,7 +64,7 @@ class Note:
         self.cached_tokens += meta.get("cached_tokens") or 0
         self.completion_tokens += meta.get("completion_tokens") or 0
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Any:
         """As JSON."""
         seconds = time.time() - self.started if self.seconds is None else self.seconds
         return {name: getattr(self, name) for name in RequestRecord.__annotations__} | {"seconds": seconds}
@@ -78,7 +78,7 @@ class History:
     """Samples of the engine's state, and requests."""
 
     def __init__(self) -> None:
-        self._samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES)
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES)
         self._open: dict[int, Note] = {}
         self._ended: defaultdict[str | None, deque[Note]] = defaultdict(partial(deque, maxlen=ENDED))
         """By owner, so that none pushes out another's."""
@@ -96,14 +96,14 @@ class History:
             current.seconds, current.status = time.time() - current.started, status
             self._ended[current.owner].append(current)
 
-    def requests(self, caller: Caller) -> list[dict[str, Any]]:
+    def requests(self, caller: Caller) -> list[RequestRecord]:
         """The caller's, those that go on first, then the latest; each kind is bounded."""
         going = [each for each in self._open.values() if caller.may_reach(each.owner)][:_SHOWN_OPEN]
         ended = [each for owner, its in self._ended.items() if caller.may_reach(owner) for each in its]
         ended.sort(key=lambda each: each.started + (each.seconds or 0.0), reverse=True)
         return [each.shown() for each in [*going, *ended[:ENDED]]]
 
-    def samples(self) -> list[dict[str, Any]]:
+    def samples(self) -> list[Sample]:
         """The numbers of the last minutes, oldest first. One without an engine's numbers: it did not serve."""
         return list(self._samples)
 
@@ -120,7 +120,7 @@ class History:
 
     async def _sample(self, state: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
         while True:
-            sample: dict[str, Any] = {"time": time.time(), "engine": None}
+            sample: Sample = {"time": time.time(), "engine": None}
             with contextlib.suppress(SglError, TimeoutError):
                 async with asyncio.timeout(SECONDS):  # `wait_for` may swallow a cancellation (Python 3.11)
                     found = await state()

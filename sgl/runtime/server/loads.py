@@ -9,6 +9,7 @@ from typing import Any
 
 from sgl.errors import InvalidRequest, nearest_name
 from sgl.runtime.metrics import Throughput
+from sgl.runtime.server.replies import EngineLoad, EngineLoads
 from sgl.runtime.server.service import VERSION, Service
 
 _SECTIONS = ("core", "memory", "spec", "lora", "disagg", "queues", "all")
@@ -21,7 +22,7 @@ class Loads:
         self._service = service
         self._rates: defaultdict[int, Throughput] = defaultdict(Throughput)
 
-    async def look(self, rank: int | None, include: Sequence[str]) -> dict[str, Any]:
+    async def look(self, rank: int | None, include: Sequence[str]) -> EngineLoads:
         """Of each engine, or of one; include: further sections, by SGLang's names; none: all. Raises InvalidRequest and
         EngineDead."""
         for name in include:
@@ -29,7 +30,7 @@ class Loads:
                 raise InvalidRequest(
                     f"include has no section {name!r}{nearest_name(name, _SECTIONS)}", param="include"
                 )
-        info = await self._service.engine.call("get_server_info")
+        info = await self._service.info()
         states = info["internal_states"]
         if rank is not None and not 0 <= rank < len(states):
             raise InvalidRequest(f"dp_rank={rank}: there are {len(states)} engines, from 0", param="dp_rank")
@@ -51,13 +52,11 @@ class Loads:
             },
         }
 
-    def _load(
-        self, rank: int, info: Mapping[str, Any], state: Mapping[str, Any], sections: set[str]
-    ) -> dict[str, Any]:
+    def _load(self, rank: int, info: Mapping[str, Any], state: Mapping[str, Any], sections: set[str]) -> EngineLoad:
         total, most = info["max_total_tokens"], info["max_running_requests"]
         used = total - state["kv_available_tokens"] - state["kv_evictable_tokens"]
         running, waiting = state["num_running_reqs"], state["num_queue_reqs"]
-        load = {
+        load: EngineLoad = {
             "dp_rank": rank,
             "num_running_reqs": running,
             "num_waiting_reqs": waiting,

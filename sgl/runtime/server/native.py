@@ -148,8 +148,8 @@ class NativeApi(Api):
             if name in meta:
                 meta[name] = meta[name][1:]
 
-    @endpoint("GET /get_model_info", "GET /model_info", answer=ModelInfo)
-    async def model_info(self, request: web.Request) -> web.Response:
+    @endpoint("GET /get_model_info", "GET /model_info")
+    async def model_info(self, request: web.Request) -> ModelInfo:
         """The served model and its chat template."""
         service = self._service
         tokenizer, config = service.engine.tokenizer, service.engine.config
@@ -157,52 +157,49 @@ class NativeApi(Api):
         if template is None and tokenizer is not None:
             template = tokenizer.chat_template
         special = {} if tokenizer is None else tokenizer.hf.special_tokens_map
-        info = await service.engine.call("get_server_info")
-        return json_response(
-            {
-                "model_path": config.model_path,
-                "tokenizer_path": config.tokenizer_path or config.model_path,
-                "served_model_name": service.model_name,
-                "is_generation": True,
-                "preferred_sampling_params": service.sampling_defaults or None,
-                "context_length": config.context_length,
-                "has_image_understanding": info["has_image_understanding"],
-                "weight_version": info["weight_version"],
-                "reasoning_parser": service.config.reasoning_parser,
-                "chat_template": template,
-                "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
-                "engine": "sgl",
-                "programs": tokenizer is not None,
-                "version": VERSION,
-            }
-        )
+        info = await service.info()
+        return {
+            "model_path": config.model_path,
+            "tokenizer_path": config.tokenizer_path or config.model_path,
+            "served_model_name": service.model_name,
+            "is_generation": True,
+            "preferred_sampling_params": service.sampling_defaults or None,
+            "context_length": service.context_length,
+            "has_image_understanding": info["has_image_understanding"],
+            "weight_version": info["weight_version"],
+            "reasoning_parser": service.config.reasoning_parser,
+            "chat_template": template,
+            "special_tokens": {name: token for name, token in special.items() if isinstance(token, str)},
+            "engine": "sgl",
+            "programs": tokenizer is not None,
+            "version": VERSION,
+        }
 
-    @endpoint("GET /server_info", "GET /get_server_info", answer=ServerInfo)
-    async def server_info(self, request: web.Request) -> web.Response:
+    @endpoint("GET /server_info", "GET /get_server_info")
+    async def server_info(self, request: web.Request) -> ServerInfo:
         """Options, version and current state of the engine."""
         service = self._service
-        return json_response(
-            {
-                **await service.engine.call("get_server_info"),
-                "served_model_name": service.model_name,
-                "grpc_port": service.grpc_port,
-                "incremental_streaming_output": service.config.incremental_streaming_output,
-                "reasoning_parser": service.config.reasoning_parser,
-                "startup_time": service.started,
-                "version": VERSION,
-            }
-        )
+        own = {
+            "served_model_name": service.model_name,
+            "grpc_port": service.grpc_port,
+            "incremental_streaming_output": service.config.incremental_streaming_output,
+            "reasoning_parser": service.config.reasoning_parser,
+            "startup_time": service.started,
+            "version": VERSION,
+        }
+        info: ServerInfo = await service.info() | own  # type: ignore[assignment]  # it has more
+        return info
 
-    @endpoint("GET /health", "GET /health_generate", "GET /ready", "GET /ping", answer=Ok, is_open=True)
-    async def health(self, request: web.Request) -> web.Response:
+    @endpoint("GET /health", "GET /health_generate", "GET /ready", "GET /ping", is_open=True)
+    async def health(self, request: web.Request) -> Ok:
         """200 while the engine's loop moves, else 503. Reads the heartbeat only."""
         self._service.check_is_up(within=UNRESPONSIVE_SECONDS, heard_within=SILENT_SECONDS)
-        return json_response({"status": "ok"})
+        return {"status": "ok"}
 
-    @endpoint("GET /version", answer=Version, is_open=True)
-    async def version(self, request: web.Request) -> web.Response:
+    @endpoint("GET /version", is_open=True)
+    async def version(self, request: web.Request) -> Version:
         """The release that serves."""
-        return json_response({"version": VERSION})
+        return {"version": VERSION}
 
     @endpoint("POST /flush_cache", "GET /flush_cache", content_type="text/plain", for_admin=True)
     async def flush_cache(self, request: web.Request) -> web.Response:
@@ -215,34 +212,34 @@ class NativeApi(Api):
         message = "running requests hold some cached prefixes; the others were forgotten"
         return json_response(described(message, 400, "busy"), 400)
 
-    @endpoint("POST /abort_request", body=AbortBody, example={"rid": "mine"}, answer=Ok)
-    async def abort(self, request: web.Request, body: AbortBody) -> web.Response:
+    @endpoint("POST /abort_request", example={"rid": "mine"})
+    async def abort(self, request: web.Request, body: AbortBody) -> Ok:
         """Abort requests by rid and wait for their end. Callers reach only their own."""
         if body.rid is None and not body.abort_all:
             raise InvalidRequest("rid or abort_all is needed", param="rid")
         await self._service.abort(None if body.abort_all else body.rid, current_caller.get())
-        return json_response({"status": "ok"})
+        return {"status": "ok"}
 
-    @endpoint("POST /end_kv_transfer", body=TransferBody, example={"kv_transfer_params": []}, answer=EndedTransfers)
-    async def end_kv_transfer(self, request: web.Request, body: TransferBody) -> web.Response:
+    @endpoint("POST /end_kv_transfer", example={"kv_transfer_params": []})
+    async def end_kv_transfer(self, request: web.Request, body: TransferBody) -> EndedTransfers:
         """Offer a prompt's pages no longer: no decode engine will pull them."""
         ended = await self._service.engine.call("end_kv_transfer", body.kv_transfer_params)
-        return json_response({"ended": ended})
+        return {"ended": ended}
 
-    @endpoint("POST /start_profile", answer=Ok, for_admin=True)
-    async def start_profile(self, request: web.Request) -> web.Response:
+    @endpoint("POST /start_profile", for_admin=True)
+    async def start_profile(self, request: web.Request) -> Ok:
         """Start recording a profile of steps. 400 if one is running."""
         if request.can_read_body:
             await self._service.body(request, ProfileBody)
         await self._service.engine.call("start_profile")
-        return json_response({"status": "ok"})
+        return {"status": "ok"}
 
-    @endpoint("POST /stop_profile", answer=Profile, for_admin=True)
-    async def stop_profile(self, request: web.Request) -> web.Response:
+    @endpoint("POST /stop_profile", for_admin=True)
+    async def stop_profile(self, request: web.Request) -> Profile:
         """Write the profile for Chrome or Perfetto; returns its path on the server. 400 if none is running."""
-        return json_response({"path": await self._service.engine.call("stop_profile")})
+        return {"path": await self._service.engine.call("stop_profile")}
 
-    @endpoint("POST /tokenize", "POST /v1/tokenize", body=TokenizeBody, example={"text": "Hello"}, answer=Tokens)
+    @endpoint("POST /tokenize", "POST /v1/tokenize", example={"text": "Hello"}, answer=Tokens)
     async def tokenize(self, request: web.Request, body: TokenizeBody) -> web.Response:
         """Token ids of texts, and their number."""
         texts = body.text if body.text is not None else body.prompt
@@ -262,14 +259,12 @@ class NativeApi(Api):
             return {
                 "tokens": ids[0] if is_one else ids,
                 "count": counts[0] if is_one else counts,
-                "max_model_len": self._service.engine.config.context_length,
+                "max_model_len": self._service.context_length,
             }
 
         return await encoding.answer(answer, sum(counts) + len(counts))
 
-    @endpoint(
-        "POST /detokenize", "POST /v1/detokenize", body=DetokenizeBody, example={"tokens": [5, 6, 7]}, answer=Texts
-    )
+    @endpoint("POST /detokenize", "POST /v1/detokenize", example={"tokens": [5, 6, 7]}, answer=Texts)
     async def detokenize(self, request: web.Request, body: DetokenizeBody) -> web.Response:
         """Texts of token ids."""
         is_list = bool(body.tokens) and isinstance(body.tokens[0], list)
@@ -282,10 +277,10 @@ class NativeApi(Api):
         return await encoding.answer(lambda: {"text": texts if is_list else texts[0]}, size)
 
     @endpoint("POST /concate_and_append_request")
-    async def concatenate(self, request: web.Request) -> web.Response:
+    async def concatenate(self, request: web.Request) -> dict[str, Any]:
         """Does nothing: the original client has joined its forks' texts."""
         # The next request sends that text and hits the radix cache.
-        return json_response({})
+        return {}
 
 
 def _add_earlier(event: dict[str, Any], so_far: dict[tuple[int, str], list[Any]]) -> None:

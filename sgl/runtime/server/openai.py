@@ -20,7 +20,6 @@ from sgl.runtime.server import encoding, replies, sse
 from sgl.runtime.server.adapters import adapter_options, check_model, shown_model
 from sgl.runtime.server.answers import Answers, Choice, Completion, Result, usage
 from sgl.runtime.server.conversations import Conversations, answer_id, engine_arguments, whole
-from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.logprobs import CompletionLogprobs
 from sgl.runtime.server.protocol import ChatBody, CompletionBody, SamplingBody
 from sgl.runtime.server.routes import Api, endpoint
@@ -36,23 +35,22 @@ class OpenAIApi(Api):
         super().__init__(service)
         self._conversations = Conversations(service)
 
-    @endpoint("GET /v1/models", answer=replies.Models)
-    async def models(self, request: web.Request) -> web.Response:
+    @endpoint("GET /v1/models")
+    async def models(self, request: web.Request) -> replies.Models:
         """The served model and its LoRA adapters, as a list."""
         models = [await self._model(its) for its in (None, *self._service.adapters)]
-        pages = {"first_id": models[0]["id"], "last_id": models[-1]["id"], "has_more": False}  # Anthropic's
-        return json_response({"object": "list", "data": models, **pages})
+        first, last = models[0]["id"], models[-1]["id"]  # Anthropic's
+        return {"object": "list", "data": models, "first_id": first, "last_id": last, "has_more": False}
 
-    @endpoint("GET /v1/models/{model:.+}", answer=replies.Model)
-    async def model(self, request: web.Request) -> web.Response:
+    @endpoint("GET /v1/models/{model:.+}")
+    async def model(self, request: web.Request) -> replies.Model:
         """The model of that name."""
         name = check_model(self._service, request.match_info["model"])
         found = next((its for its in self._service.adapters if its.lora_name == name), None)
-        return json_response(await self._model(found))
+        return await self._model(found)
 
     @endpoint(
         "POST /v1/completions",
-        body=CompletionBody,
         example={"prompt": "Once upon a time", "max_tokens": 16},
         answer=replies.Completion,
         streams=True,
@@ -63,7 +61,6 @@ class OpenAIApi(Api):
 
     @endpoint(
         "POST /v1/chat/completions",
-        body=ChatBody,
         example={"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16},
         answer=replies.ChatCompletion,
         streams=True,
@@ -149,10 +146,10 @@ class OpenAIApi(Api):
             "model": shown_model(self._service, answers.arguments),
         }
 
-    async def _model(self, adapter: LoraPath | None = None) -> dict[str, Any]:
+    async def _model(self, adapter: LoraPath | None = None) -> replies.Model:
         service = self._service
         name = service.model_name if adapter is None else adapter.lora_name
-        modalities = ["text", "image", "video"] if await service.takes_images() else ["text"]
+        sees = await service.takes_images()
         return {
             "id": name,
             "object": "model",
@@ -163,8 +160,8 @@ class OpenAIApi(Api):
             "created_at": datetime.fromtimestamp(service.started, UTC).isoformat(timespec="seconds"),
             "root": service.engine.config.model_path if adapter is None else adapter.lora_path,
             "parent": None if adapter is None else service.model_name,
-            "max_model_len": service.engine.config.context_length,
-            "input_modalities": modalities,
+            "max_model_len": service.context_length,
+            "input_modalities": ["text", "image", "video"] if sees else ["text"],
         }
 
     # ── completions ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -183,7 +180,7 @@ class OpenAIApi(Api):
         encode = partial(
             tokenizer.encode,
             add_special_tokens=body.add_special_tokens is not False,
-            limit=self._service.engine.config.context_length,
+            limit=self._service.context_length,
         )
         ids = await self._service.in_thread(
             lambda: [encode(each).tolist() if isinstance(each, str) else each for each in prompts]

@@ -12,7 +12,6 @@ from prometheus_client import generate_latest
 
 from sgl.errors import InvalidRequest
 from sgl.runtime.metrics import Histogram, Scrape
-from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.loads import Loads
 from sgl.runtime.server.openapi import openapi
@@ -40,29 +39,27 @@ class OperationApi(Api):
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=generate_latest(scrape), headers=headers)
 
-    @endpoint("GET /v1/status", answer=Status)
-    async def status(self, request: web.Request) -> web.Response:
+    @endpoint("GET /v1/status")
+    async def status(self, request: web.Request) -> Status:
         """The page's data: current counts, and latencies since the start."""
         service, metrics = self._service, self._service.metrics
-        return json_response(
-            {
-                "model": service.model_name,
-                "time": time.time(),
-                "started": service.started,
-                "open_requests": metrics.open_requests,
-                "max_total_tokens": service.max_total_tokens,
-                "engine": await service.engine_state(),
-                "latency": {
-                    "time_to_first_token": _quantiles(metrics.time_to_first_token),
-                    "inter_token_latency": _quantiles(metrics.inter_token_latency),
-                    "e2e_request_latency": _quantiles(metrics.e2e_request_latency),
-                },
-                "responses": [[path, status, count] for (path, status), count in metrics.responses.items()],
-            }
-        )
+        return {
+            "model": service.model_name,
+            "time": time.time(),
+            "started": service.started,
+            "open_requests": metrics.open_requests,
+            "max_total_tokens": service.max_total_tokens,
+            "engine": await service.engine_state(),
+            "latency": {
+                "time_to_first_token": _quantiles(metrics.time_to_first_token),
+                "inter_token_latency": _quantiles(metrics.inter_token_latency),
+                "e2e_request_latency": _quantiles(metrics.e2e_request_latency),
+            },
+            "responses": [[path, status, count] for (path, status), count in metrics.responses.items()],
+        }
 
-    @endpoint("GET /v1/loads", answer=EngineLoads)
-    async def loads(self, request: web.Request) -> web.Response:
+    @endpoint("GET /v1/loads")
+    async def loads(self, request: web.Request) -> EngineLoads:
         """What each engine has to do. `dp_rank`: one alone; `include`: sections besides core, separated by commas."""
         query = request.query
         if (wanted := query.get("format", "json")) != "json":
@@ -71,22 +68,22 @@ class OperationApi(Api):
         if rank is not None and not (rank.isascii() and rank.isdigit() and len(rank) < 6):
             raise InvalidRequest(f"dp_rank must be a number from 0, not {rank[:99]!r}", param="dp_rank")
         include = [name.strip() for name in query.get("include", "").split(",") if name.strip()]
-        return json_response(await self._loads.look(None if rank is None else int(rank), include))
+        return await self._loads.look(None if rank is None else int(rank), include)
 
-    @endpoint("GET /v1/history", answer=Samples)
-    async def history(self, request: web.Request) -> web.Response:
+    @endpoint("GET /v1/history")
+    async def history(self, request: web.Request) -> Samples:
         """The engine's counts of the last ten minutes, every two seconds."""
-        return json_response({"samples": self._service.history.samples()})
+        return {"samples": self._service.history.samples()}
 
-    @endpoint("GET /v1/requests", answer=list[RequestRecord])
-    async def requests(self, request: web.Request) -> web.Response:
+    @endpoint("GET /v1/requests")
+    async def requests(self, request: web.Request) -> list[RequestRecord]:
         """The caller's requests that generate, those that go on first, and the latest of those that ended."""
-        return json_response(self._service.history.requests(current_caller.get()))
+        return self._service.history.requests(current_caller.get())
 
     @endpoint("GET /openapi.json", is_open=True)
-    async def openapi(self, request: web.Request) -> web.Response:
+    async def openapi(self, request: web.Request) -> dict[str, Any]:
         """This description, as OpenAPI 3.1."""
-        return json_response(self._openapi)
+        return self._openapi
 
     @endpoint("GET /", is_open=True, content_type="text/html")
     async def page(self, request: web.Request) -> web.Response:

@@ -14,7 +14,6 @@ from sgl.errors import InvalidRequest
 from sgl.formats.call_format import BlockKind, CallFormat
 from sgl.formats.calls import channels_of, formats_of
 from sgl.lang.ir.reasoning import ReasoningSplitter
-from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.fields import Lenient
 from sgl.runtime.server.protocol import Tool
 from sgl.runtime.server.routes import Api, endpoint
@@ -66,11 +65,9 @@ class TextsApi(Api):
 
     @endpoint(
         "POST /parse_function_call",
-        body=CallsBody,
         example={"text": 'Hi<tool_call>{"name": "f", "arguments": {}}</tool_call>', "tool_call_parser": "hermes"},
-        answer=ParsedCalls,
     )
-    async def calls(self, request: web.Request, body: CallsBody) -> web.Response:
+    async def calls(self, request: web.Request, body: CallsBody) -> ParsedCalls:
         """The calls of tools in a text that is whole, and what it says beside them."""
         name = body.tool_call_parser or self._service.config.tool_call_parser
         with _named("tool_call_parser"):
@@ -87,19 +84,17 @@ class TextsApi(Api):
 
         found = await _read(body.text, read)
         functions = [call["function"] for call in found.calls]
-        calls = [
+        calls: list[ParsedCall] = [
             {"tool_index": i, "name": its["name"], "parameters": its["arguments"]}
             for i, its in enumerate(functions)
         ]
-        return json_response({"normal_text": found.content, "calls": calls})
+        return {"normal_text": found.content, "calls": calls}
 
     @endpoint(
         "POST /separate_reasoning",
-        body=ReasoningBody,
         example={"text": "<think>2 and 2</think>4", "reasoning_parser": "qwen3"},
-        answer=SeparatedReasoning,
     )
-    async def reasoning(self, request: web.Request, body: ReasoningBody) -> web.Response:
+    async def reasoning(self, request: web.Request, body: ReasoningBody) -> SeparatedReasoning:
         """The reasoning in a text that is whole, and the rest."""
         with _named("reasoning_parser"):
             splitter = ReasoningSplitter(body.reasoning_parser, only_leading=True)
@@ -113,7 +108,7 @@ class TextsApi(Api):
             return found.reasoning, found.content
 
         thought, said = await _read(body.text, read)
-        return json_response({"reasoning_text": thought, "text": said})
+        return {"reasoning_text": thought, "text": said}
 
 
 def _begun(format: CallFormat | None, text: str) -> BlockKind:

@@ -76,7 +76,7 @@ class Pages:
 
     @cached_property
     def _encoder(self) -> Encoder:
-        return Encoder(self._service.tokenizer, self._service.engine.config.context_length)
+        return Encoder(self._service.tokenizer, self._service.context_length)
 
     @cached_property
     def _template(self) -> ChatTemplate | None:

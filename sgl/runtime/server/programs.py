@@ -67,7 +67,7 @@ class ProgramsApi(Api):
         self._pages = Pages(service)
         service.abort_programs = self.abort_all
 
-    @endpoint("POST /v1/programs", body=ProgramBody, example=EXAMPLE, answer=ProgramPages, streams=True)
+    @endpoint("POST /v1/programs", example=EXAMPLE, answer=ProgramPages, streams=True)
     async def create(self, request: web.Request, body: ProgramBody) -> web.StreamResponse:
         """Check and run a program; streams its events."""
         self._service.check_is_up()
@@ -130,16 +130,16 @@ class ProgramsApi(Api):
         """Check part of a body; in a thread if the body is large."""
         return check(data) if is_small.get() else await self._service.in_thread(check, data)
 
-    @endpoint("GET /v1/programs", answer=list[ProgramSummary])
-    async def recent(self, request: web.Request) -> web.Response:
+    @endpoint("GET /v1/programs")
+    async def recent(self, request: web.Request) -> list[ProgramSummary]:
         """The caller's recent programs, latest first."""
         caller = current_caller.get()
-        return json_response([each.summary() for each in reversed(self._recent) if caller.may_reach(each.owner)])
+        return [each.summary() for each in reversed(self._recent) if caller.may_reach(each.owner)]
 
-    @endpoint("GET /v1/programs/{id}/timeline", answer=Timeline)
-    async def timeline(self, request: web.Request) -> web.Response:
+    @endpoint("GET /v1/programs/{id}/timeline")
+    async def timeline(self, request: web.Request) -> Timeline:
         """A recent program's nodes and events, in seconds since it opened."""
-        return json_response(self._recent_one(request).timeline())
+        return self._recent_one(request).timeline()
 
     def _recent_one(self, request: web.Request) -> _Program:
         for opened in self._recent:
@@ -153,8 +153,8 @@ class ProgramsApi(Api):
         timeline = self._recent_one(request).timeline()
         return web.Response(text=await self._service.in_thread(page_part, timeline), content_type="text/html")
 
-    @endpoint("POST /v1/programs/{id}/segments", body=SegmentBody, answer=ProgramId)
-    async def segment(self, request: web.Request, body: SegmentBody) -> web.Response:
+    @endpoint("POST /v1/programs/{id}/segments")
+    async def segment(self, request: web.Request, body: SegmentBody) -> ProgramId:
         """Send the next segment; its results are events."""
         opened = self._find(request)
         self._programs.check_room()
@@ -167,7 +167,7 @@ class ProgramsApi(Api):
                 opened.nodes += body.segment["nodes"]
                 opened.count()
                 opened.send(segment)
-        return json_response({"id": opened.id})
+        return {"id": opened.id}
 
     @endpoint("GET /v1/programs/{id}/events", headers=("Last-Event-ID",), content_type="text/event-stream")
     async def events(self, request: web.Request) -> web.StreamResponse:
@@ -175,12 +175,12 @@ class ProgramsApi(Api):
         opened = self._find(request)
         return await opened.stream(request, opened.last_seen(request), self._service.config.write_timeout)
 
-    @endpoint("DELETE /v1/programs/{id}", answer=ProgramId)
-    async def cancel(self, request: web.Request) -> web.Response:
+    @endpoint("DELETE /v1/programs/{id}")
+    async def cancel(self, request: web.Request) -> ProgramId:
         """Cancel a program and release what it holds."""
         opened = self._find(request)
         opened.end()
-        return json_response({"id": opened.id})
+        return {"id": opened.id}
 
     def abort_all(self, caller: Caller) -> None:
         """Fail a caller's programs."""
@@ -322,7 +322,7 @@ class _Program(sse.EventLog):
         self._others.held.take(size - self._num_counted, self.tenant)
         self._num_counted = size
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> ProgramSummary:
         """Its entry in the list of programs."""
         return {
             "id": self.id,
@@ -332,7 +332,7 @@ class _Program(sse.EventLog):
             "num_nodes": len(self.nodes),
         }
 
-    def timeline(self) -> dict[str, Any]:
+    def timeline(self) -> Timeline:
         """Its nodes and events, without deltas."""
         events = [json.loads(data.partition(b"data: ")[2]) for data in self.log]
         timed = [

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from aiohttp import web
 from pydantic import BaseModel
 
 from sgl.errors import InvalidRequest
+from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.replies import Error
 from sgl.runtime.server.service import Service
 
@@ -43,8 +44,9 @@ class Route:
 
 
 def endpoint(*places: str, **about: Any) -> Callable[[F], F]:
-    """Marks an Api's handler with its places (`METHOD /path`) and fields of Route (`about`). The handler gets the
-    checked body; its docstring is the summary."""
+    """Marks an Api's handler with its places (`METHOD /path`) and fields of Route (`about`). It gets the body that it
+    has in its signature, checked; it answers with a response, or what one holds as JSON, which /openapi.json tells by
+    the type that it returns. Its docstring is the summary."""
 
     def mark(handler: F) -> F:
         handler.places, handler.about = places, about  # type: ignore[attr-defined]  # functions take any
@@ -56,6 +58,9 @@ def endpoint(*places: str, **about: Any) -> Callable[[F], F]:
 class Api:
     """Handlers of one service."""
 
+    failure: ClassVar[Any] = Error
+    """The type of what errors say."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
 
@@ -65,20 +70,23 @@ class Api:
             for place in getattr(function, "places", ()):
                 method, path = place.split()
                 summary = " ".join(function.__doc__.split()).rstrip(".")
-                handle = partial(self._handle, function, function.about.get("body"))
+                hints = get_type_hints(function)
+                about = {"body": hints.get("body"), "failure": self.failure, **function.about}
+                if hints["return"] not in (web.Response, web.StreamResponse):
+                    about.setdefault("answer", hints["return"])
+                handle = partial(self._handle, function, about["body"])
                 tag = type(self).__name__.removesuffix("Api").lower()
-                yield Route(method, path, handle, summary, tag, **function.about)
+                yield Route(method, path, handle, summary, tag, **about)
 
     async def _handle(self, function: Any, body: Any, request: web.Request) -> web.StreamResponse:
         given = () if body is None else (await self._service.body(request, body),)
-        response: web.StreamResponse
         try:
-            response = await function(self, request, *given)
+            answer = await function(self, request, *given)
         except InvalidRequest as error:
             if body is not None and error.param in _ENGINES_PROMPT:
                 error.param = _prompt_field(body, error.param)
             raise
-        return response
+        return answer if isinstance(answer, web.StreamResponse) else json_response(answer)
 
 
 def _prompt_field(body: type[BaseModel], name: str) -> str:

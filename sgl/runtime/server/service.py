@@ -107,6 +107,13 @@ class Service:
             raise InvalidRequest("this server runs without a tokenizer: send input_ids to /generate")
         return self.engine.tokenizer
 
+    @property
+    def context_length(self) -> int:
+        """Tokens of a prompt and its output, at most."""
+        length = self.engine.config.context_length
+        assert length is not None, "options were resolved"
+        return length
+
     def check_is_up(self, *, within: float = math.inf, heard_within: float = math.inf) -> None:
         """Raise EngineDead if the engine is gone, at a step for `within` seconds, or silent for `heard_within`."""
         if self.is_draining:
@@ -126,7 +133,7 @@ class Service:
 
     async def body(self, request: web.Request, model: type[Body]) -> Body:
         """Read the JSON body (`BodyReader.read`) and start its `timeout`."""
-        body = await self.reader.read(request, model, self.engine.config.context_length)
+        body = await self.reader.read(request, model, self.context_length)
         if (due := deadline.get()) is not None:
             due.set(getattr(body, "timeout", None))
         return body
@@ -231,9 +238,14 @@ class Service:
         assert config.max_total_tokens is not None, "options were resolved"
         return config.max_total_tokens * config.dp_size
 
+    async def info(self) -> dict[str, Any]:
+        """What the engine says of itself. Raises EngineDead."""
+        info: dict[str, Any] = await self.engine.call("get_server_info")
+        return info
+
     async def engine_state(self) -> dict[str, Any]:
         """The counts of all engines right now. Raises EngineDead."""
-        states = (await self.engine.call("get_server_info"))["internal_states"]
+        states = (await self.info())["internal_states"]
         if len(states) == 1:
             return dict(states[0])
         together = {name: added([its[name] for its in states]) for name in states[0]}
@@ -243,8 +255,7 @@ class Service:
     async def takes_images(self) -> bool:
         """Whether the model does. Raises EngineDead."""
         if self._takes_images is None:
-            info = await self.engine.call("get_server_info")
-            self._takes_images = bool(info["has_image_understanding"])
+            self._takes_images = bool((await self.info())["has_image_understanding"])
         return self._takes_images
 
     async def abort(self, rid: str | None, caller: Caller) -> None:

@@ -109,45 +109,34 @@ class WeightBody(Lenient):
 class TrainingApi(Api):
     """The endpoints that verl, slime, miles and AReaL call."""
 
-    @endpoint(
-        "POST /pause_generation", body=PauseBody, example={"mode": "retract"}, answer=StatusMessage, for_admin=True
-    )
-    async def pause(self, request: web.Request, body: PauseBody) -> web.Response:
+    @endpoint("POST /pause_generation", example={"mode": "retract"}, for_admin=True)
+    async def pause(self, request: web.Request, body: PauseBody) -> StatusMessage:
         """Begin no further step, and answer when none is under way. New requests wait."""
         await self._service.engine.call("pause_generation", body.mode)
-        return json_response({"message": "Generation paused successfully.", "status": "ok"})
+        return {"message": "Generation paused successfully.", "status": "ok"}
 
-    @endpoint("POST /continue_generation", answer=StatusMessage, for_admin=True)
-    async def go_on(self, request: web.Request) -> web.Response:
+    @endpoint("POST /continue_generation", for_admin=True)
+    async def go_on(self, request: web.Request) -> StatusMessage:
         """Go on after a pause; while memory is released, once all of it is resumed."""
         goes_on = await self._service.engine.call("continue_generation")
         later = "Generation continues once all memory is resumed."
-        return json_response(
-            {"message": "Generation continued successfully." if goes_on else later, "status": "ok"}
-        )
+        return {"message": "Generation continued successfully." if goes_on else later, "status": "ok"}
 
-    @endpoint(
-        "POST /release_memory_occupation",
-        body=MemoryBody,
-        example={"tags": ["kv_cache"]},
-        answer=ReleasedMemory,
-        for_admin=True,
-    )
-    async def release(self, request: web.Request, body: MemoryBody) -> web.Response:
+    @endpoint("POST /release_memory_occupation", example={"tags": ["kv_cache"]}, for_admin=True)
+    async def release(self, request: web.Request, body: MemoryBody) -> ReleasedMemory:
         """Pause, forget all that is cached, and give memory back to a trainer on the same device. New requests wait."""
         # to the end, if who asked hangs up: an update waits until all engines have
         released = await asyncio.shield(self._service.engine.call("release_memory_occupation", body.tags))
-        return json_response({"message": "Memory released.", "status": "ok", "released": released})
+        return {"message": "Memory released.", "status": "ok", "released": released}
 
-    @endpoint("POST /resume_memory_occupation", body=MemoryBody, example={}, answer=StatusMessage, for_admin=True)
-    async def resume(self, request: web.Request, body: MemoryBody) -> web.Response:
+    @endpoint("POST /resume_memory_occupation", example={}, for_admin=True)
+    async def resume(self, request: web.Request, body: MemoryBody) -> StatusMessage:
         """Take memory again that was released, and go on once all is there."""
         await asyncio.shield(self._service.engine.call("resume_memory_occupation", body.tags))
-        return json_response({"message": "Memory resumed.", "status": "ok"})
+        return {"message": "Memory resumed.", "status": "ok"}
 
     @endpoint(
         "POST /update_weights_from_disk",
-        body=DiskBody,
         example={"model_path": "path/to/checkpoint"},
         answer=WeightUpdate,
         for_admin=True,
@@ -163,7 +152,6 @@ class TrainingApi(Api):
 
     @endpoint(
         "POST /update_weights_from_tensor",
-        body=TensorBody,
         example={"serialized_named_tensors": ["gASVLg…"]},
         answer=WeightUpdate,
         for_admin=True,
@@ -175,7 +163,6 @@ class TrainingApi(Api):
 
     @endpoint(
         "POST /update_weights_from_distributed",
-        body=DistributedBody,
         example={"names": ["model.norm.weight"], "dtypes": ["bfloat16"], "shapes": [[4096]]},
         answer=WeightUpdate,
         for_admin=True,
@@ -188,7 +175,6 @@ class TrainingApi(Api):
 
     @endpoint(
         "POST /init_weights_update_group",
-        body=GroupBody,
         example={"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 2},
         answer=WeightUpdate,
         for_admin=True,
@@ -198,9 +184,7 @@ class TrainingApi(Api):
         place = body.master_address, body.master_port, body.rank_offset, body.world_size
         return await self._changed(None, "init_weights_update_group", *place, body.group_name, body.backend, {})
 
-    @endpoint(
-        "POST /destroy_weights_update_group", body=GroupNameBody, example={}, answer=WeightUpdate, for_admin=True
-    )
+    @endpoint("POST /destroy_weights_update_group", example={}, answer=WeightUpdate, for_admin=True)
     async def leave_group(self, request: web.Request, body: GroupNameBody) -> web.Response:
         """Leave a trainer's group. 400 if there is none."""
         return await self._changed(None, "destroy_weights_update_group", body.group_name, {})
@@ -209,7 +193,6 @@ class TrainingApi(Api):
         "POST /begin_weight_update",
         "POST /end_weight_update",
         "POST /post_process_weights",
-        body=SeriesBody,
         example={},
         answer=WeightUpdate,
         for_admin=True,
@@ -220,37 +203,25 @@ class TrainingApi(Api):
         return await self._changed(None, "check_weight_updates")
 
     @endpoint(
-        "POST /get_weights_by_name",
-        body=WeightBody,
-        example={"name": "model.norm.weight", "truncate_size": 4},
-        answer=list[Any],
-        for_admin=True,
+        "POST /get_weights_by_name", example={"name": "model.norm.weight", "truncate_size": 4}, for_admin=True
     )
-    async def read(self, request: web.Request, body: WeightBody) -> web.Response:
+    async def read(self, request: web.Request, body: WeightBody) -> list[Any]:
         """The first rows of a tensor. 400 for an unknown one."""
         try:
-            return json_response(
-                await self._service.engine.call("get_weights_by_name", body.name, body.truncate_size)
-            )
+            rows: list[Any] = await self._service.engine.call("get_weights_by_name", body.name, body.truncate_size)
         except ModelError as error:
             raise InvalidRequest(str(error), param="name") from error
+        return rows
 
-    @endpoint(
-        "POST /update_weight_version",
-        body=VersionBody,
-        example={"new_version": "step-2"},
-        answer=WeightUpdate,
-        for_admin=True,
-    )
+    @endpoint("POST /update_weight_version", example={"new_version": "step-2"}, answer=WeightUpdate, for_admin=True)
     async def rename(self, request: web.Request, body: VersionBody) -> web.Response:
         """Give the present weights another name."""
         return await self._changed(body, "update_weight_version", body.new_version)
 
-    @endpoint("GET /get_weight_version", "GET /weight_version", answer=WeightVersion)
-    async def version(self, request: web.Request) -> web.Response:
+    @endpoint("GET /get_weight_version", "GET /weight_version")
+    async def version(self, request: web.Request) -> WeightVersion:
         """What the present weights are called."""
-        info = await self._service.engine.call("get_server_info")
-        return json_response({"weight_version": info["weight_version"]})
+        return {"weight_version": (await self._service.info())["weight_version"]}
 
     async def _changed(self, body: _Update | VersionBody | None, method: Any, *arguments: Any) -> web.Response:
         """Call an engine's method; the last of the arguments are its keywords. It goes on if who asked hangs up, lest

@@ -105,7 +105,7 @@ class Embedder:
             message = f"truncate_prompt_tokens must be at least 1, or -1 for as many as fit, not {most}"
             raise InvalidRequest(message, param="truncate_prompt_tokens")
         service = self._service
-        most = (service.engine.config.context_length or 1) if most == -1 else most
+        most = service.context_length if most == -1 else most
         size = 0
         if isinstance(texts[0], str):
             what = "characters are to be cut by tokens, {} more for each text"
@@ -115,8 +115,7 @@ class Embedder:
 
     async def _hidden_size(self) -> int:
         if self._width is None:
-            info = await self._service.engine.call("get_server_info")
-            self._width = int(info["hidden_size"])
+            self._width = int((await self._service.info())["hidden_size"])
         return self._width
 
 
@@ -127,7 +126,7 @@ class EmbeddingsApi(Api):
         super().__init__(service)
         self._embedder = Embedder(service)
 
-    @endpoint("POST /v1/embeddings", body=EmbeddingBody, example={"input": "Hello"}, answer=Embeddings)
+    @endpoint("POST /v1/embeddings", example={"input": "Hello"}, answer=Embeddings)
     async def embeddings(self, request: web.Request, body: EmbeddingBody) -> web.Response:
         """Vectors of texts, or of a conversation."""
         options = adapter_options(self._service, body.model, body.lora_path, 1)
@@ -160,10 +159,11 @@ class EmbeddingsApi(Api):
         if images_of(chat):
             raise InvalidRequest("messages are embedded with their texts only, no images", param="messages")
         service = self._service
-        context = service.engine.config.context_length or 1
-        return await service.in_thread(prompt_ids, service.tokenizer, service.chat_template, chat, context)
+        return await service.in_thread(
+            prompt_ids, service.tokenizer, service.chat_template, chat, service.context_length
+        )
 
-    @endpoint("POST /encode", body=EncodeBody, example={"text": "Hello"}, answer=Encoded | list[Encoded])
+    @endpoint("POST /encode", example={"text": "Hello"}, answer=Encoded | list[Encoded])
     async def encode(self, request: web.Request, body: EncodeBody) -> web.Response:
         """Vectors of texts or token ids, as the original's server has them."""
         given: Any = body.text if body.text is not None else body.input_ids
@@ -185,7 +185,6 @@ class EmbeddingsApi(Api):
     @endpoint(
         "POST /v1/score",
         "POST /score",
-        body=ScoreBody,
         example={"text_1": "a cat", "text_2": ["a kitten", "a car"]},
         answer=PairScores | LabelScores,
     )
@@ -223,7 +222,6 @@ class EmbeddingsApi(Api):
         "POST /v1/rerank",
         "POST /rerank",
         "POST /v2/rerank",
-        body=RerankBody,
         example={"query": "a cat", "documents": ["a car", "a kitten"]},
         answer=Ranks,
     )

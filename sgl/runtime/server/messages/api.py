@@ -13,7 +13,6 @@ from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.adapters import shown_model
 from sgl.runtime.server.answers import Answers, Result, Turn, transfer_of
 from sgl.runtime.server.conversations import Conversations, streamed, whole
-from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import error_body
 from sgl.runtime.server.messages.body import CountBody, MessagesBody
 from sgl.runtime.server.messages.replies import (
@@ -34,18 +33,13 @@ _HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 class MessagesApi(Api):
     """The endpoints of messages."""
 
+    failure = MessagesError
+
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._conversations = Conversations(service)
 
-    @endpoint(
-        "POST /v1/messages",
-        body=MessagesBody,
-        example={**_HELLO, "max_tokens": 16},
-        answer=AssistantMessage,
-        failure=MessagesError,
-        streams=True,
-    )
+    @endpoint("POST /v1/messages", example={**_HELLO, "max_tokens": 16}, answer=AssistantMessage, streams=True)
     async def create(self, request: web.Request, body: MessagesBody) -> web.StreamResponse:
         """Answer in a conversation, in Anthropic's form."""
         if body.thread is not None:
@@ -61,17 +55,11 @@ class MessagesApi(Api):
         await in_thread(lambda: list(_written(answers.choice(0), writer, result)), size)
         return await encoding.answer(lambda: writer.message | transfer_of(result), size)
 
-    @endpoint(
-        "POST /v1/messages/count_tokens",
-        body=CountBody,
-        example=_HELLO,
-        answer=InputTokenCount,
-        failure=MessagesError,
-    )
-    async def count(self, request: web.Request, body: CountBody) -> web.Response:
+    @endpoint("POST /v1/messages/count_tokens", example=_HELLO)
+    async def count(self, request: web.Request, body: CountBody) -> InputTokenCount:
         """How many tokens the prompt of a message would have."""
         chat = await self._service.in_thread(chat_of, body)
-        return json_response({"input_tokens": await self._conversations.num_tokens(chat)})
+        return {"input_tokens": await self._conversations.num_tokens(chat)}
 
     async def _events(self, answers: Answers[Turn], writer: MessageWriter) -> AsyncGenerator[bytes, None]:
         begun = b""

@@ -55,14 +55,14 @@ _ONCE = {"prompt": "Once upon a time", "options": {"num_predict": 16}, "stream":
 class OllamaApi(Api):
     """Ollama's endpoints."""
 
+    failure = OllamaError
+
     def __init__(self, service: Service) -> None:
         super().__init__(service)
         self._conversations = Conversations(service)
         self._embedder = Embedder(service)
 
-    @endpoint(
-        "POST /api/chat", body=OllamaChatBody, example=_HELLO, answer=OllamaChat, failure=OllamaError, lines=True
-    )
+    @endpoint("POST /api/chat", example=_HELLO, answer=OllamaChat, lines=True)
     async def chat(self, request: web.Request, body: OllamaChatBody) -> web.StreamResponse:
         """Answer in a conversation; in lines unless stream is false."""
         answers = None
@@ -71,14 +71,7 @@ class OllamaApi(Api):
             answers = await self._conversations.answers(body.chat())
         return await self._answer(request, body, answers)
 
-    @endpoint(
-        "POST /api/generate",
-        body=OllamaGenerateBody,
-        example=_ONCE,
-        answer=OllamaGenerated,
-        failure=OllamaError,
-        lines=True,
-    )
+    @endpoint("POST /api/generate", example=_ONCE, answer=OllamaGenerated, lines=True)
     async def generate(self, request: web.Request, body: OllamaGenerateBody) -> web.StreamResponse:
         """Answer a prompt; in lines unless stream is false. Raw, or without a chat template, continue it."""
         answers = None
@@ -86,7 +79,7 @@ class OllamaApi(Api):
             tokenizer = self._service.tokenizer
             has_template = self._service.chat_template is not None or tokenizer.has_chat_template
             if body.raw or not has_template:
-                limit = self._service.engine.config.context_length
+                limit = self._service.context_length
                 ids = await self._service.in_thread(partial(tokenizer.encode, body.prompt, limit=limit))
                 answers = await self._conversations.answers(body.raw_chat(), ids.tolist())
             else:
@@ -130,20 +123,14 @@ class OllamaApi(Api):
                 for data in await in_thread(written, encoding.size_of_result(event)):
                     yield data
 
-    @endpoint(
-        "POST /api/embed",
-        body=OllamaEmbedBody,
-        example={"input": "Hello"},
-        answer=OllamaEmbeddings,
-        failure=OllamaError,
-    )
+    @endpoint("POST /api/embed", example={"input": "Hello"}, answer=OllamaEmbeddings)
     async def embed(self, request: web.Request, body: OllamaEmbedBody) -> web.Response:
         """Vectors of texts."""
         adapter = check_model(self._service, body.model)
         began = time.monotonic()
         texts: list[Any] = listed(body.input)
         if body.truncate is not False and texts:
-            limit = self._service.engine.config.context_length
+            limit = self._service.context_length
             encode = self._service.tokenizer.encode_all
             texts = [ids[:limit] for ids in await self._service.in_thread(encode, texts)]
         found = await self._embedder.embed(texts, param="input", dimensions=body.dimensions, adapter=adapter)
@@ -156,13 +143,7 @@ class OllamaApi(Api):
 
         return await encoding.answer(answer, found.size)
 
-    @endpoint(
-        "POST /api/embeddings",
-        body=OllamaEmbeddingBody,
-        example={"prompt": "Hello"},
-        answer=OllamaEmbedding,
-        failure=OllamaError,
-    )
+    @endpoint("POST /api/embeddings", example={"prompt": "Hello"}, answer=OllamaEmbedding)
     async def embedding(self, request: web.Request, body: OllamaEmbeddingBody) -> web.Response:
         """The vector of a text, of any length, as Ollama's old endpoint has it."""
         adapter = check_model(self._service, body.model)
@@ -171,26 +152,26 @@ class OllamaApi(Api):
 
     # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @endpoint("GET /api/tags", answer=OllamaModels, failure=OllamaError)
-    async def tags(self, request: web.Request) -> web.Response:
+    @endpoint("GET /api/tags")
+    async def tags(self, request: web.Request) -> OllamaModels:
         """The served model, as a list."""
-        return json_response({"models": [await self._model()]})
+        return {"models": [await self._model()]}
 
-    @endpoint("GET /api/ps", answer=OllamaModels, failure=OllamaError)
-    async def running(self, request: web.Request) -> web.Response:
+    @endpoint("GET /api/ps")
+    async def running(self, request: web.Request) -> OllamaModels:
         """The same: it is always loaded."""
-        info, model = await self._info(), await self._model()
-        size = info["weight_bytes"] + info["kv_bytes"]
-        on_device = size if str(info["device"]).startswith("cuda") else 0
-        more = {"expires_at": _NEVER, "size_vram": on_device, "context_length": info["context_length"]}
-        return json_response({"models": [{**model, "size": size, **more}]})
+        info, model = await self._service.info(), await self._model()
+        model["size"] = info["weight_bytes"] + info["kv_bytes"]
+        model["size_vram"] = model["size"] if str(info["device"]).startswith("cuda") else 0
+        model |= {"expires_at": _NEVER, "context_length": info["context_length"]}
+        return {"models": [model]}
 
-    @endpoint("POST /api/show", body=OllamaShowBody, example={"model": ""}, answer=OllamaShown, failure=OllamaError)
-    async def show(self, request: web.Request, body: OllamaShowBody) -> web.Response:
+    @endpoint("POST /api/show", example={"model": ""})
+    async def show(self, request: web.Request, body: OllamaShowBody) -> OllamaShown:
         """The served model's kind, chat template and abilities."""
         service = self._service
         check_model(service, body.model or body.name)
-        info, model = await self._info(), await self._model()
+        info, model = await self._service.info(), await self._model()
         template = service.chat_template
         if template is None and service.engine.tokenizer is not None:
             template = service.engine.tokenizer.chat_template
@@ -199,29 +180,27 @@ class OllamaApi(Api):
         abilities += ["thinking"] if service.config.reasoning_parser is not None else []
         abilities += ["vision"] if await service.takes_images() else []
         family = model["details"]["family"]
-        return json_response(
-            {
-                "modelfile": f"FROM {info['model_path']}\n",
-                "parameters": "",
-                "template": template or "",
-                "details": model["details"],
-                "model_info": {
-                    "general.architecture": family,
-                    "general.parameter_count": info["num_weights"],
-                    f"{family}.context_length": info["context_length"],
-                },
-                "capabilities": abilities,
-                "modified_at": model["modified_at"],
-            }
-        )
+        return {
+            "modelfile": f"FROM {info['model_path']}\n",
+            "parameters": "",
+            "template": template or "",
+            "details": model["details"],
+            "model_info": {
+                "general.architecture": family,
+                "general.parameter_count": info["num_weights"],
+                f"{family}.context_length": info["context_length"],
+            },
+            "capabilities": abilities,
+            "modified_at": model["modified_at"],
+        }
 
-    @endpoint("GET /api/version", answer=Version, failure=OllamaError, is_open=True)
-    async def version(self, request: web.Request) -> web.Response:
+    @endpoint("GET /api/version", is_open=True)
+    async def version(self, request: web.Request) -> Version:
         """Our own release."""
-        return json_response({"version": VERSION})
+        return {"version": VERSION}
 
     async def _model(self) -> OllamaModel:
-        info, name = await self._info(), self._service.model_name
+        info, name = await self._service.info(), self._service.model_name
         family = info["architecture"].removesuffix("ForCausalLM").lower()
         details: OllamaDetails = {
             "parent_model": "",
@@ -239,10 +218,6 @@ class OllamaApi(Api):
             "digest": hashlib.sha256(name.encode()).hexdigest(),  # tells models apart; weights are not read for it
             "details": details,
         }
-
-    async def _info(self) -> dict[str, Any]:
-        info: dict[str, Any] = await self._service.engine.call("get_server_info")
-        return info
 
 
 def _failure(error: Exception) -> bytes:

@@ -19,7 +19,6 @@ from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.adapters import check_model
 from sgl.runtime.server.answers import Answers, Result, Turn, transfer_of
 from sgl.runtime.server.conversations import Conversations, streamed, whole
-from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import NotThere, error_body
 from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.protocol import ChatBody
@@ -55,7 +54,6 @@ class ResponsesApi(Api):
 
     @endpoint(
         "POST /v1/responses",
-        body=ResponsesBody,
         example={"input": "Hello", "max_output_tokens": 16},
         answer=replies.Response,
         streams=True,
@@ -73,43 +71,41 @@ class ResponsesApi(Api):
             await self._keep(run, result)
             return await encoding.answer(lambda: run.writer.response | transfer_of(result), size)
 
-    @endpoint(
-        "POST /v1/responses/input_tokens", body=InputBody, example={"input": "Hello"}, answer=replies.InputTokens
-    )
-    async def input_tokens(self, request: web.Request, body: InputBody) -> web.Response:
+    @endpoint("POST /v1/responses/input_tokens", example={"input": "Hello"})
+    async def input_tokens(self, request: web.Request, body: InputBody) -> replies.InputTokens:
         """How many tokens the prompt of a response would have."""
         chat, _, _ = await self._chat(body)
         number = await self._conversations.num_tokens(chat)
-        return json_response({"object": "response.input_tokens", "input_tokens": number})
+        return {"object": "response.input_tokens", "input_tokens": number}
 
     @endpoint(f"GET {_ONE}", answer=replies.Response)
-    async def retrieve(self, request: web.Request) -> web.Response:
+    async def retrieve(self, request: web.Request) -> Any:
         """A stored response."""
         if request.query.get("stream", "false").lower() != "false":
             raise InvalidRequest("a stored response is not streamed again: leave stream out", param="stream")
         identity = request.match_info["id"]
         run = self._running.get(identity)
         if run is not None and run.is_stored and current_caller.get().may_reach(run.owner):
-            return json_response(run.writer.response)
+            return run.writer.response
         stored = self._store.find(identity, current_caller.get())
-        return json_response(await self._service.in_thread(stored.response))
+        return await self._service.in_thread(stored.response)
 
-    @endpoint(f"GET {_ONE}/input_items", answer=replies.Items)
-    async def input_items(self, request: web.Request) -> web.Response:
+    @endpoint(f"GET {_ONE}/input_items")
+    async def input_items(self, request: web.Request) -> replies.Items:
         """The items that a stored response answered, the latest first."""
         stored = self._store.find(request.match_info["id"], current_caller.get())
-        return json_response(_page(await self._service.in_thread(stored.inputs), request))
+        return _page(await self._service.in_thread(stored.inputs), request)
 
-    @endpoint(f"DELETE {_ONE}", answer=replies.Deleted)
-    async def delete(self, request: web.Request) -> web.Response:
+    @endpoint(f"DELETE {_ONE}")
+    async def delete(self, request: web.Request) -> replies.Deleted:
         """Forget a stored response."""
         identity = request.match_info["id"]
         self._store.delete(identity, current_caller.get())
         self._tell("release_prefix", identity)
-        return json_response({"id": identity, "object": "response", "deleted": True})
+        return {"id": identity, "object": "response", "deleted": True}
 
     @endpoint(f"POST {_ONE}/cancel", answer=replies.Response)
-    async def cancel(self, request: web.Request) -> web.Response:
+    async def cancel(self, request: web.Request) -> Any:
         """End a response that is being answered."""
         identity = request.match_info["id"]
         run = self._running.get(identity)
@@ -117,7 +113,7 @@ class ResponsesApi(Api):
             self._store.find(identity, current_caller.get())
             raise InvalidRequest(f"the response {identity!r} has ended: it cannot be cancelled", param="id")
         await self._service.engine.call("abort", run.answers.arguments["rid"], run.owner or "")
-        return json_response({**run.writer.response, "status": "cancelled"})
+        return {**run.writer.response, "status": "cancelled"}
 
     # ── from a body to a run ────────────────────────────────────────────────────────────────────────────────────
 
@@ -163,8 +159,8 @@ class ResponsesApi(Api):
         history = [] if earlier is None else earlier.items()
         chat = chat_of(body, _ITEMS.validate_python([*history, *own]))
         if body.truncation == "auto":
-            context = self._service.engine.config.context_length
-            chat = truncated(chat, self._service.tokenizer, self._service.chat_template, context or 1)
+            service = self._service
+            chat = truncated(chat, service.tokenizer, service.chat_template, service.context_length)
         listed = [{**_as_listed(item), "id": item.get("id") or f"msg_{uuid.uuid4().hex}"} for item in own]
         return chat, listed, earlier
 
@@ -286,7 +282,7 @@ def _as_listed(item: dict[str, Any]) -> dict[str, Any]:
     return item
 
 
-def _page(items: list[dict[str, Any]], request: web.Request) -> dict[str, Any]:
+def _page(items: list[dict[str, Any]], request: web.Request) -> replies.Items:
     """A part of a list, as `limit`, `order` and `after` say."""
     query = request.query
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
@@ -302,5 +298,6 @@ def _page(items: list[dict[str, Any]], request: web.Request) -> dict[str, Any]:
             raise InvalidRequest(f"there is no item {after!r:.80}", param="after")
         items = items[places[0] + 1 :]
     shown = items[: int(limit)]
-    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
-    return {"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)}
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    has_more = len(items) > len(shown)
+    return {"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": has_more}

@@ -48,9 +48,9 @@ class About:
         """The served model. It takes images, if at all, over HTTP only."""
         service = self._service
         config, tokenizer = service.engine.config, service.engine.tokenizer
-        info = await service.engine.call("get_server_info")
+        info = await service.info()
         ids = {} if tokenizer is None else {"pad": tokenizer.hf.pad_token_id, "bos": tokenizer.hf.bos_token_id}
-        context = config.context_length or 0
+        context = service.context_length
         return pb.GetModelInfoResponse(
             model_path=config.model_path,
             tokenizer_path=config.tokenizer_path or config.model_path,
@@ -69,7 +69,7 @@ class About:
     async def server(self) -> Any:
         """Options, and what runs."""
         service = self._service
-        info = await service.engine.call("get_server_info")
+        info = await service.info()
         states = info.pop("internal_states")
         arguments, state = Struct(), Struct()
         arguments.update(json.loads(json_bytes({**info, "server": "sgl"})))

@@ -91,7 +91,7 @@ class KvRelay:
     async def _find(self) -> None:
         while True:
             with contextlib.suppress(SglError):  # no engine runs: it is started again
-                self._sources = sources_of(await self._service.engine.call("get_server_info"))
+                self._sources = sources_of(await self._service.info())
             await asyncio.sleep(_FIND_SECONDS)
 
     # ── subscribers ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -51,8 +51,9 @@ class Scheduler:
     @rpc()
     async def Generate(self, request: Any, write: Write) -> None:
         """Chunks if asked for, and the end of each output."""
-        config = self._service.engine.config
-        arguments = generate_arguments(request, context_length=config.context_length or 0, dp_size=config.dp_size)
+        service = self._service
+        dp_size = service.engine.config.dp_size
+        arguments = generate_arguments(request, context_length=service.context_length, dp_size=dp_size)
         if request.lora_id:
             arguments["lora_path"] = self._adapters.name_of(request.lora_id)
         if not request.stream:
@@ -75,10 +76,9 @@ class Scheduler:
             raise InvalidRequest("is_cross_encoder is not supported here: rank over HTTP, at /v1/rerank")
         if request.HasField("mm_inputs"):
             raise InvalidRequest("mm_inputs is not supported here", param="mm_inputs")
-        config = self._service.engine.config
         if request.data_parallel_rank:
-            check_rank(request, config.dp_size)
-        ids = ids_of(request, config.context_length or 0)
+            check_rank(request, self._service.engine.config.dp_size)
+        ids = ids_of(request, self._service.context_length)
         found = await self._embedder.embed([ids], param="tokenized")
         [vector] = found.vectors
         usage = found.usage["prompt_tokens"]
