@@ -16,7 +16,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.server.engine_process import EngineProcess
-from sgl.runtime.server.methods import Method, called
+from sgl.runtime.server.methods import Method
 from sgl.runtime.server.sampling_defaults import sampling_defaults
 from sgl.runtime.server.serve import listen, listen_for_rpc, serving
 from sgl.runtime.server.service import Service
@@ -90,8 +90,8 @@ class LocalEngine(EngineProcess):
 
         return self._engine.open_program(program, on_loop)
 
-    async def call(self, method: Method, *arguments: Any) -> Any:
-        return await asyncio.to_thread(called, self._engine, method, arguments)
+    async def call(self, method: Method, *arguments: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(getattr(self._engine, method), *arguments, **options)
 
     def note_model(self, path: str) -> None:
         self.config = self._engine.config

@@ -332,7 +332,7 @@ def test_who_hangs_up_leaves_nothing_half_done(what: str) -> None:
     async def check() -> None:
         has_come, goes_on = asyncio.Event(), asyncio.Event()
 
-        async def call(method: str, *arguments: Any) -> tuple[bool, str]:
+        async def call(method: str, *arguments: Any, **options: Any) -> tuple[bool, str]:
             has_come.set()
             await goes_on.wait()
             if method.endswith("occupation"):
@@ -345,7 +345,7 @@ def test_who_hangs_up_leaves_nothing_half_done(what: str) -> None:
         service: Any = SimpleNamespace(engine=engine)
         if what == "weights":
             body = DiskBody(model_path="new")
-            asking = asyncio.create_task(TrainingApi(service)._changed(body, "update_weights_from_disk", "new", {}))
+            asking = asyncio.create_task(TrainingApi(service)._changed("update_weights_from_disk", body))
         elif what in ("release", "resume"):
             change = getattr(TrainingApi(service), what)
             asking = asyncio.create_task(change(None, MemoryBody()))

@@ -52,7 +52,12 @@ def test_all_engines_take_an_update_or_none_does(old: Path, new: Path) -> None:
     noise = whole[name].clone()
     noise[-1, -1] = float("nan")
     names = sorted(whole)
-    look: tuple[Any, ...] = (names, ["float32"] * len(names), [list(whole[name].shape) for name in names], "g")
+    look = {
+        "names": names,
+        "dtypes": ["float32"] * len(names),
+        "shapes": [list(whole[name].shape) for name in names],
+        "group_name": "g",
+    }
     firsts, lasts = [expected(old)] * 2, [expected(new)] * 2
     process, port = started([whole[name] for name in names], 3)
 
@@ -69,33 +74,32 @@ def test_all_engines_take_an_update_or_none_does(old: Path, new: Path) -> None:
                 ([(name, noise)], "has numbers NaN"),
             ):
                 options = {"serialized_named_tensors": [shared(wrong)], "weight_version": "never"}
-                await refused(made.call("update_weights_from_tensor", None, None, options), words)
-            await refused(made.call("update_weights_from_disk", str(old / "none"), {}), "neither a checkpoint")
+                await refused(made.call("update_weights_from_tensor", **options), words)
+            await refused(
+                made.call("update_weights_from_disk", model_path=str(old / "none")), "neither a checkpoint"
+            )
             assert await outcomes(made) == firsts
-            await made.call("update_weights_from_tensor", None, None, {
-                "serialized_named_tensors": [shared([*whole.items()])], "weight_version": "1",
-            })  # fmt: skip
+            tensors = [shared([*whole.items()])]
+            await made.call("update_weights_from_tensor", serialized_named_tensors=tensors, weight_version="1")
             assert await outcomes(made) == lasts
-            await made.call("update_weights_from_disk", str(old), {"weight_version": "2"})
+            await made.call("update_weights_from_disk", model_path=str(old), weight_version="2")
             assert await outcomes(made) == firsts
             states = [(await its.call("get_server_info"))["weight_version"] for its in made._engines]
             assert states == ["2", "2"]
-            place = "127.0.0.1", port, 1, 3, "g", "gloo", {}
-            await refused(
-                made.call("init_weights_update_group", "127.0.0.1", port, 2, 3, "g", "gloo", {}), "more than 3"
-            )
-            await made.call("init_weights_update_group", *place)
-            await made.call("update_weights_from_distributed", *look, {})
+            place = entry(1, 3, master_address="127.0.0.1", master_port=port)
+            await refused(made.call("init_weights_update_group", **place | {"rank_offset": 2}), "more than 3")
+            await made.call("init_weights_update_group", **place)
+            await made.call("update_weights_from_distributed", **look)
             assert await outcomes(made) == lasts
             process.join(PATIENCE)
-            await refused(made.call("update_weights_from_distributed", *look, {}), "did not arrive")
+            await refused(made.call("update_weights_from_distributed", **look), "did not arrive")
             assert await outcomes(made) == lasts
             await refused(made.call("commit_update"), "no update is held")
             for mode in ("in_place", "retract", "abort"):
                 await paused(made, mode)
             released = await made.call("release_memory_occupation", None)
             assert released == {"kv_cache": 2 * (await made.call("get_server_info"))["kv_bytes"]}
-            await made.call("update_weights_from_disk", str(old), {})
+            await made.call("update_weights_from_disk", model_path=str(old))
             await made.call("resume_memory_occupation", None)
             assert await made.call("flush_cache")
             assert await outcomes(made) == firsts
@@ -124,6 +128,12 @@ async def paused(made: Replicas, mode: str) -> None:
         assert (result["meta_info"]["finish_reason"]["type"] == "abort") == (mode == "abort")
 
 
+def entry(first: int, size: int, **place: Any) -> dict[str, Any]:
+    """How a group is entered."""
+    there = {"master_address": "h", "master_port": 1, "rank_offset": first, "world_size": size}
+    return {**there, "group_name": "g", "backend": "gloo", **place}
+
+
 class Changing(FakeEngine):
     """An engine that takes updates, or fails at a method."""
 
@@ -132,10 +142,10 @@ class Changing(FakeEngine):
         self._method, self._error = method, error
         self.ranks: list[int] = []
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         self.asked.append(method)
         if method == "init_weights_update_group":
-            self.ranks.append(arguments[2])
+            self.ranks.append(options["rank_offset"])
         await asyncio.sleep(0)
         if method == self._method and self._error is not None:
             raise self._error
@@ -165,7 +175,7 @@ def test_none_writes_before_all_have_checked(
         made = Replicas(EngineConfig(dp_size=2), configure=print)
         one, other = Changing(), Changing(method, error)
         made._engines = [one, other]  # type: ignore[list-item]
-        asked = made.call("update_weights_from_disk", "folder", {"weight_version": None})
+        asked = made.call("update_weights_from_disk", model_path="folder", weight_version=None)
         if ends is None:
             assert await asked == (True, "commit_update done")
         else:
@@ -180,7 +190,7 @@ class Entering(Changing):
 
     _is_left: asyncio.Event | None = None
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         self.asked.append(method)
         if method == "destroy_weights_update_group":
             if self._is_left is None:
@@ -199,7 +209,7 @@ def test_a_group_that_one_engine_refuses_is_undone_at_once() -> None:
         error = InvalidRequest("there is a group 'g' already")
         engines = Changing("init_weights_update_group", error), Changing(), Entering()
         made._engines = list(engines)  # type: ignore[arg-type]
-        asked = made.call("init_weights_update_group", "h", 1, 1, 4, "g", "gloo", {})
+        asked = made.call("init_weights_update_group", **entry(1, 4))
         await asyncio.wait_for(refused(asked, "there is a group 'g' already"), PATIENCE)
         assert [its.asked[-1].split("_")[0] for its in engines] == ["init", "destroy", "destroy"]
 
@@ -216,7 +226,7 @@ def test_every_rank_of_every_engine_enters_a_group_or_none() -> None:
             for its in engines:
                 its.config = EngineConfig(dp_size=3, tp_size=2)
             made._engines = engines  # type: ignore[assignment]
-            asked = made.call("init_weights_update_group", "h", 1, 1, 7, "g", "gloo", {})
+            asked = made.call("init_weights_update_group", **entry(1, 7))
             if fails:
                 await refused(asked, "late")
                 assert engines[0].asked[1:] == ["destroy_weights_update_group"]
@@ -224,8 +234,6 @@ def test_every_rank_of_every_engine_enters_a_group_or_none() -> None:
                 await asked
             assert [its.ranks for its in engines] == [[1], [3], [5]]
         engines[1].is_up = False
-        await refused(
-            made.call("init_weights_update_group", "h", 1, 1, 7, "g", "gloo", {}), "2 of 3 engines are running"
-        )
+        await refused(made.call("init_weights_update_group", **entry(1, 7)), "2 of 3 engines are running")
 
     asyncio.run(check())

@@ -125,9 +125,9 @@ class EngineProcess:
         channel.send(("program", call_id, waiter.identity, tuple(current_sender.get()), program))
         return RemoteSession(channel, call_id)
 
-    async def call(self, method: Method, *arguments: Any) -> Any:
+    async def call(self, method: Method, *arguments: Any, **options: Any) -> Any:
         """Call an engine method that takes and returns plain data."""
-        async with self._call("call", method, arguments) as waiter:
+        async with self._call("call", method, arguments, options) as waiter:
             return (await waiter.items())[0]
 
     def note_adapter(self, method: Method, name: str, *about: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 Method = Literal[
     "abort",
@@ -32,20 +32,10 @@ Method = Literal[
     "destroy_weights_update_group",
 ]
 UPDATES = "update_weights_from_disk", "update_weights_from_tensor", "update_weights_from_distributed"
-WITH_OPTIONS = (
-    *UPDATES,
-    *("init_weights_update_group", "destroy_weights_update_group"),
-)
-"""Methods whose last argument is a dictionary of keywords."""
 WAITING = (
     *("unload_lora_adapter", "pause_generation", "continue_generation"),
     *("release_memory_occupation", "resume_memory_occupation", "commit_update", "drop_update"),
-    *WITH_OPTIONS,
+    *("init_weights_update_group", "destroy_weights_update_group"),
+    *UPDATES,
 )
 """Methods that wait for others, or take long."""
-
-
-def called(engine: Any, method: Method, arguments: tuple[Any, ...]) -> Any:
-    """What the engine returns."""
-    given, options = (arguments[:-1], arguments[-1]) if method in WITH_OPTIONS else (arguments, {})
-    return getattr(engine, method)(*given, **options)

@@ -19,7 +19,7 @@ from sgl.lang.ir import nodes as ir
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.requests.arguments import has_list_of_prompts, part_of, samples_of
 from sgl.runtime.server.engine_process import EngineProcess, RemoteSession
-from sgl.runtime.server.methods import UPDATES, WITH_OPTIONS, Method
+from sgl.runtime.server.methods import UPDATES, Method
 from sgl.runtime.server.placement import Placement, future_of, future_of_program, future_of_prompts
 from sgl.runtime.text.tokenizer import Tokenizer
 
@@ -169,7 +169,7 @@ class Replicas:
         """See EngineProcess. Its first segment decides where it runs."""
         return PlacedSession(self._begin_program, program, sink)
 
-    async def call(self, method: Method, *arguments: Any) -> Any:
+    async def call(self, method: Method, *arguments: Any, **options: Any) -> Any:
         """Call a method of all engines, as of one."""
         if method == "hold_prefix":  # kept where it was computed
             _, ids, extra_key = (*arguments, None)[:3]
@@ -177,14 +177,14 @@ class Replicas:
             best = max(self._up(), key=lambda i: self._placement.found(i, future), default=0)
             return await self._engines[best].call(method, *arguments)
         if method == "init_weights_update_group":
-            return await self._enter_group(*arguments)
+            return await self._enter_group(options)
         try:
             if method in (*UPDATES, "release_memory_occupation"):
                 async with self._updating:
                     run = self._update if method in UPDATES else self._of_all
-                    answers = await run(method, *arguments)
+                    answers = await run(method, *arguments, **options)
             else:
-                answers = await self._of_all(method, *arguments)
+                answers = await self._of_all(method, *arguments, **options)
         except SglError:
             known = [its.lora_name for its in self.config.lora_paths or ()]
             if method == "load_lora_adapter" and arguments[0] not in known:
@@ -196,34 +196,21 @@ class Replicas:
             if method.startswith(("flush_cache", "update_weights", "release_memory")):
                 for engine in range(len(self._engines)):
                     self._placement.forget(engine)
-        _, first = answers[0]
-        if method in (
-            "load_lora_adapter",
-            "unload_lora_adapter",
-            "get_weights_by_name",
-            "check_weight_updates",
-            *WITH_OPTIONS,
-        ):
-            return first
-        if method == "get_server_info":
-            return {**first, "internal_states": [state for _, its in answers for state in its["internal_states"]]}
-        if method in ("flush_cache", "continue_generation"):
-            return all(its for _, its in answers)
-        if method in ("release_memory_occupation", "end_kv_transfer"):  # a lease is one engine's
-            return added([its for _, its in answers])
         if method == "check_ledger":
             return [f"engine {i + 1}: {breach}" for i, its in answers for breach in its]
-        return ", ".join(its for _, its in answers) if method == "stop_profile" else None
+        each = [its for _, its in answers]
+        if method == "get_server_info":
+            return {**each[0], "internal_states": [state for its in each for state in its["internal_states"]]}
+        return _TOGETHER.get(method, _first)(each)
 
-    async def _update(self, method: Method, *arguments: Any) -> list[tuple[int, Any]]:
+    async def _update(self, method: Method, **options: Any) -> list[tuple[int, Any]]:
         """Have all take an update, or none: each checks it first. One that is restarted meanwhile has the weights of
         its checkpoint."""
-        *given, options = arguments
         first = next(iter(self._up()), 0)
 
-        def of(engine: int) -> tuple[Any, ...]:
+        def of(engine: int) -> dict[str, Any]:
             is_copy = {"is_copy": engine != first} if method == "update_weights_from_tensor" else {}
-            return *given, {**options, "hold": True, **is_copy}
+            return {**options, "hold": True, **is_copy}
 
         try:
             held = [i for i, _ in await self._of_each(method, of)]
@@ -240,12 +227,11 @@ class Replicas:
             raise each
         return answers
 
-    async def _enter_group(
-        self, address: Any, port: Any, rank: Any, size: Any, *names: Any
-    ) -> tuple[bool, str] | None:
+    async def _enter_group(self, place: dict[str, Any]) -> tuple[bool, str] | None:
         """Each rank of each engine enters, engine by engine: all or none."""
         if len(self._up()) < len(self._engines):
             raise EngineDead(f"{len(self._up())} of {len(self._engines)} engines are running, and a group has all")
+        rank, size = place["rank_offset"], place["world_size"]
         ranks = [rank] * len(self._engines)
         if type(rank) is type(size) is int:  # else each refuses it
             ranks = [rank + i * self.config.num_ranks for i in range(len(self._engines))]
@@ -255,7 +241,7 @@ class Replicas:
                 raise InvalidRequest(message, param="world_size")
         method: Method = "init_weights_update_group"
         calls = (
-            its.call(method, address, port, first, size, *names)
+            its.call(method, **place | {"rank_offset": first})
             for its, first in zip(self._engines, ranks, strict=True)
         )
         entering = [asyncio.ensure_future(call) for call in calls]
@@ -267,7 +253,7 @@ class Replicas:
             for its, task in zip(self._engines, entering, strict=True):
                 if task in leaving:
                     with contextlib.suppress(SglError):  # it may not have begun
-                        await its.call("destroy_weights_update_group", names[0], {})
+                        await its.call("destroy_weights_update_group", place["group_name"])
             _, leaving = await asyncio.wait(leaving, timeout=_RETRY_SECONDS)
         errors = await asyncio.gather(*entering, return_exceptions=True)
         raise next(each for each, task in zip(errors, entering, strict=True) if task is failed[0])
@@ -282,13 +268,15 @@ class Replicas:
         for engine in self._engines:
             engine.note_model(path)
 
-    async def _of_all(self, method: Method, *arguments: Any) -> list[tuple[int, Any]]:
-        return await self._of_each(method, lambda _: arguments)
+    async def _of_all(self, method: Method, *arguments: Any, **options: Any) -> list[tuple[int, Any]]:
+        return await self._of_each(method, lambda _: options, *arguments)
 
-    async def _of_each(self, method: Method, arguments: Callable[[int], tuple[Any, ...]]) -> list[tuple[int, Any]]:
+    async def _of_each(
+        self, method: Method, options: Callable[[int], dict[str, Any]], *arguments: Any
+    ) -> list[tuple[int, Any]]:
         """The answers of those that serve, and go on serving meanwhile. Raises EngineDead if none does."""
         up = self._up() or [0]
-        calls = (self._engines[i].call(method, *arguments(i)) for i in up)
+        calls = (self._engines[i].call(method, *arguments, **options(i)) for i in up)
         found = await asyncio.gather(*calls, return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException) and not isinstance(each, EngineDead):
@@ -429,6 +417,20 @@ class PlacedSession:
         self._end()
         if self._session is not None:
             self._session.cancel()
+
+
+def _first(answers: list[Any]) -> Any:
+    return answers[0]
+
+
+_TOGETHER: dict[Method, Callable[[list[Any]], Any]] = {
+    "flush_cache": all,
+    "continue_generation": all,
+    "release_memory_occupation": added,
+    "end_kv_transfer": added,  # a lease is one engine's
+    "stop_profile": ", ".join,
+}
+"""What several engines' answers to a method are together, unless it is the first one's."""
 
 
 def _replica(config: EngineConfig, rank: int) -> EngineConfig:

@@ -6,12 +6,13 @@ import asyncio
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from sgl.errors import InvalidRequest, ModelError
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import error_body
 from sgl.runtime.server.fields import Lenient, OneGroup
+from sgl.runtime.server.methods import Method
 from sgl.runtime.server.replies import ReleasedMemory, StatusMessage, WeightUpdate, WeightVersion
 from sgl.runtime.server.routes import Api, endpoint
 
@@ -33,11 +34,11 @@ Selector = Literal["all", "target"]
 
 
 class _Update(Lenient):
-    abort_all_requests: bool = False
+    abort_all_requests: bool = Field(False, exclude=True)
     """End all generations first."""
     weight_version: str | None = None
     load_format: str | None = None
-    selector: Selector = "all"
+    selector: Selector = Field("all", exclude=True)
 
 
 class DiskBody(_Update):
@@ -76,7 +77,7 @@ class GroupBody(Lenient):
     world_size: int
     group_name: str = "weight_update_group"
     backend: str = "nccl"
-    pp_rank: OneGroup = None
+    pp_rank: OneGroup = Field(None, exclude=True)
 
 
 class GroupNameBody(Lenient):
@@ -89,14 +90,14 @@ class VersionBody(Lenient):
     """What the present weights are called from now on."""
 
     new_version: str
-    abort_all_requests: bool = True
+    abort_all_requests: bool = Field(True, exclude=True)
     """End all generations first."""
 
 
 class SeriesBody(Lenient):
     """Of which model weights are about to come."""
 
-    selector: Selector = "all"
+    selector: Selector = Field("all", exclude=True)
 
 
 class WeightBody(Lenient):
@@ -143,12 +144,7 @@ class TrainingApi(Api):
     )
     async def from_disk(self, request: web.Request, body: DiskBody) -> web.Response:
         """Replace all weights by a checkpoint's. 400 if it does not fit; the old ones stand."""
-        return await self._changed(
-            body,
-            "update_weights_from_disk",
-            body.model_path,
-            {"load_format": body.load_format, "weight_version": body.weight_version},
-        )
+        return await self._changed("update_weights_from_disk", body)
 
     @endpoint(
         "POST /update_weights_from_tensor",
@@ -158,8 +154,7 @@ class TrainingApi(Api):
     )
     async def from_tensor(self, request: web.Request, body: TensorBody) -> web.Response:
         """Replace weights by another process's tensors. 400 if one does not fit; the old ones stand."""
-        options = {"serialized_named_tensors": body.serialized_named_tensors, "weight_version": body.weight_version}
-        return await self._changed(body, "update_weights_from_tensor", None, body.load_format, options)
+        return await self._changed("update_weights_from_tensor", body)
 
     @endpoint(
         "POST /update_weights_from_distributed",
@@ -169,9 +164,7 @@ class TrainingApi(Api):
     )
     async def from_distributed(self, request: web.Request, body: DistributedBody) -> web.Response:
         """Replace weights by what a trainer broadcasts. 400 if it does not fit or does not come; the old ones stand."""
-        options = {"load_format": body.load_format, "weight_version": body.weight_version}
-        tensors = body.names, body.dtypes, body.shapes, body.group_name
-        return await self._changed(body, "update_weights_from_distributed", *tensors, options)
+        return await self._changed("update_weights_from_distributed", body)
 
     @endpoint(
         "POST /init_weights_update_group",
@@ -181,13 +174,12 @@ class TrainingApi(Api):
     )
     async def enter_group(self, request: web.Request, body: GroupBody) -> web.Response:
         """Enter a process group with a trainer. 400 if it does not come."""
-        place = body.master_address, body.master_port, body.rank_offset, body.world_size
-        return await self._changed(None, "init_weights_update_group", *place, body.group_name, body.backend, {})
+        return await self._changed("init_weights_update_group", body)
 
     @endpoint("POST /destroy_weights_update_group", example={}, answer=WeightUpdate, for_admin=True)
     async def leave_group(self, request: web.Request, body: GroupNameBody) -> web.Response:
         """Leave a trainer's group. 400 if there is none."""
-        return await self._changed(None, "destroy_weights_update_group", body.group_name, {})
+        return await self._changed("destroy_weights_update_group", body)
 
     @endpoint(
         "POST /begin_weight_update",
@@ -200,7 +192,7 @@ class TrainingApi(Api):
     async def series(self, request: web.Request, body: SeriesBody) -> web.Response:
         """Around a series of updates. Nothing is to be done: each is complete when it is answered. 400 if none would be
         taken."""
-        return await self._changed(None, "check_weight_updates")
+        return await self._changed("check_weight_updates", body)
 
     @endpoint(
         "POST /get_weights_by_name", example={"name": "model.norm.weight", "truncate_size": 4}, for_admin=True
@@ -216,22 +208,22 @@ class TrainingApi(Api):
     @endpoint("POST /update_weight_version", example={"new_version": "step-2"}, answer=WeightUpdate, for_admin=True)
     async def rename(self, request: web.Request, body: VersionBody) -> web.Response:
         """Give the present weights another name."""
-        return await self._changed(body, "update_weight_version", body.new_version)
+        return await self._changed("update_weight_version", body)
 
     @endpoint("GET /get_weight_version", "GET /weight_version")
     async def version(self, request: web.Request) -> WeightVersion:
         """What the present weights are called."""
         return {"weight_version": (await self._service.info())["weight_version"]}
 
-    async def _changed(self, body: _Update | VersionBody | None, method: Any, *arguments: Any) -> web.Response:
-        """Call an engine's method; the last of the arguments are its keywords. It goes on if who asked hangs up, lest
-        of several engines some take an update."""
+    async def _changed(self, method: Method, body: Lenient) -> web.Response:
+        """Call an engine's method with a body's fields. It goes on if who asked hangs up, lest of several engines some
+        take an update."""
         engine = self._service.engine
 
         async def change() -> Any:
-            if body is not None and body.abort_all_requests:
+            if getattr(body, "abort_all_requests", False):
                 await engine.call("abort", None)
-            found = await engine.call(method, *arguments)
+            found = await engine.call(method, **body.model_dump())
             if isinstance(body, DiskBody):
                 engine.note_model(body.model_path)
             return found

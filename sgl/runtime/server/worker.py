@@ -2,7 +2,7 @@
 
     ("generate", id, for, arguments) → ("accepted", id, is_list, headers) …, outputs …, or ("raised", id, error)
     ("abort", id)                    nothing more of that call is answered
-    ("call", id, for, method, arguments) → ("returned", id, value) or ("raised", id, error)
+    ("call", id, for, method, arguments, options) → ("returned", id, value) or ("raised", id, error)
     ("program", id, for, sender, program) → ("event", id, event) …, or ("raised", id, error)
     ("segment", id, segment), ("cancel", id)
     ("stop",)                        ends the process
@@ -49,7 +49,7 @@ from sgl.runtime.sampling_params import CONSTRAINTS
 from sgl.runtime.scheduler.request import FinishReason
 from sgl.runtime.server.channel import Message, ThreadChannel
 from sgl.runtime.server.identity import working_for
-from sgl.runtime.server.methods import WAITING, Method, called
+from sgl.runtime.server.methods import WAITING, Method
 
 logger = logging.getLogger(__name__)
 
@@ -194,10 +194,13 @@ class _Worker:
 
     _on_abort = _abandon
 
-    def _on_call(self, call_id: int, identity: str, method: Method, arguments: tuple[Any, ...]) -> None:
+    def _on_call(
+        self, call_id: int, identity: str, method: Method, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
         def call() -> None:
             with working_for(identity), self._answering(call_id):
-                self._channel.send(("returned", call_id, called(self._engine, method, arguments)))
+                value = getattr(self._engine, method)(*arguments, **options)
+                self._channel.send(("returned", call_id, value))
 
         if method == "update_weights_from_distributed":
             self._receiving.submit(call)
