@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import requests
@@ -13,8 +14,10 @@ from pydantic import BaseModel
 
 from sgl.errors import RequestTimeout
 from sgl.runtime.engine import Engine
-from sgl.runtime.server.ollama.replies import Writer
+from sgl.runtime.server.answers import Part
+from sgl.runtime.server.ollama.replies import LineWriter
 from sgl.runtime.server.service import VERSION
+from sgl.runtime.server.tool_calls import Piece
 from tests.live_server import OPTIONS, LiveServer, chat_checkpoint, served
 from tests.patience import PATIENCE
 
@@ -173,25 +176,27 @@ def test_calls_come_whole_with_arguments_as_objects(client: Any) -> None:
 
 
 def test_calls_that_come_in_pieces_are_put_together() -> None:
-    def delta(finish: str | None = None, **said: Any) -> dict[str, Any]:
-        return {"delta": said, "finish_reason": finish, "logprobs": None}
-
-    def call(**more: Any) -> list[dict[str, Any]]:
-        return [{"index": 0, **more}]
+    def part(**call: Any) -> Part:
+        return Part([Piece(calls=[{"index": 0, **call}] if call else [])], [], {"finish_reason": None})
 
     meta = {"e2e_latency": 1.0, "queue_time": None, "prefill_time": None, "finish_reason": {"type": "length"}}
     meta |= {"prompt_tokens": 3, "completion_tokens": 4}
-    writer = Writer("m", is_chat=True)
-    assert writer.lines(delta(tool_calls=call(id="x", function={"name": "f", "arguments": '{"a"'})), meta) == []
-    assert writer.lines(delta(tool_calls=call(function={"arguments": ": 1}"})), meta) == []
-    assert writer.lines(delta(tool_calls=call(id="y", function={"name": "g", "arguments": '{"b'})), meta) == []
+    writer = LineWriter("m", is_chat=True)
     deep = "[" * 100_000
-    assert writer.lines(delta(tool_calls=call(id="z", function={"name": "h", "arguments": deep})), meta) == []
-    calls, last = writer.lines(delta("tool_calls"), meta)
+    for call in (
+        {"id": "x", "function": {"name": "f", "arguments": '{"a"'}},
+        {"function": {"arguments": ": 1}"}},
+        {"id": "y", "function": {"name": "g", "arguments": '{"b'}},
+        {"id": "z", "function": {"name": "h", "arguments": deep}},
+    ):
+        assert list(writer.add(part(**call))) == []
+    calls, last = writer.end(part(), {"meta_info": meta})
     assert calls["message"]["tool_calls"] == [{"id": "x", "function": {"name": "f", "arguments": {"a": 1}}}]
     cut = f'{{"name": "g", "arguments": {{"b{{"name": "h", "arguments": {deep}'
     assert last["message"]["content"] == cut, "what is cut off, or deeper than it can be read, is text"
     assert (last["done"], last["done_reason"], last["eval_duration"]) == (True, "length", 10**9)
+    said = {"role": "assistant", "content": cut, "tool_calls": calls["message"]["tool_calls"]}
+    assert writer.whole() == {**last, "message": said, "created_at": ANY}
 
 
 @pytest.mark.parametrize(

@@ -444,16 +444,17 @@ def test_reasoning_text_and_calls_are_items_in_their_order(step: int) -> None:
         entries,
         with_reasoning=True,
     )
-    writer = ResponseWriter({"id": "resp_1", "output": []})
-    events = list(writer.begin())
+    writer = ResponseWriter({"id": "resp_1", "output": []}, len)
+    events = list(writer.begin({}))
     for start in range(0, len(TEXT), step):
         end = min(start + step, len(TEXT))
         reason = {"type": "stop", "matched": 2} if end == len(TEXT) else None
-        meta = {"finish_reason": reason, "new": TEXT[start:end]}
-        part = turn.part({"text": TEXT[:end], "meta_info": meta})
+        meta = {"finish_reason": reason, "new": TEXT[start:end], "prompt_tokens": 3, "cached_tokens": 1}
+        result = {"text": TEXT[:end], "meta_info": {**meta, "completion_tokens": end}}
+        part = turn.part(result)
         events += writer.add(part)
         if reason:
-            events += writer.end(part.ending, {})
+            events += writer.end(part, result)
     output = writer.response["output"]
     assert [item["type"] for item in output] == [
         "reasoning",

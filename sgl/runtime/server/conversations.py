@@ -4,19 +4,24 @@ translates its body to a ChatBody, and a Turn's parts to its own answer."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
+
+from aiohttp import web
 
 from sgl.errors import InvalidRequest
 from sgl.formats.calls import FORMATS, channels_of, formats_of
 from sgl.formats.detect import CallStyle, call_style
 from sgl.runtime.requests.builder import MAX_LOGPROBS
 from sgl.runtime.requests.results import failure_of
+from sgl.runtime.requests.threads import in_thread
+from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.adapters import adapter_options, check_model
-from sgl.runtime.server.answers import Answers, Choice, Result, Turn
+from sgl.runtime.server.answers import Answers, Choice, Part, Result, Turn, transfer_of
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.images import images_of
 from sgl.runtime.server.logprobs import chat_logprobs
@@ -26,6 +31,43 @@ from sgl.runtime.server.thinking import Thinking, block_begun, in_last_channel
 from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint, loosenings
 
 MAX_CHAT_TOP_LOGPROBS = 20
+
+
+Ended = Callable[[Result], Awaitable[None]]
+
+
+async def _nothing(result: Result) -> None:
+    pass
+
+
+class Writer(ABC):
+    """Writes a turn in a protocol's form: a whole answer is what the events of a stream add up to."""
+
+    headers: ClassVar[Mapping[str, str]] = sse.HEADERS
+
+    def begin(self, first: Result) -> Iterable[dict[str, Any]]:
+        """Events before those of the engine's first event."""
+        return ()
+
+    @abstractmethod
+    def add(self, part: Part) -> Iterable[dict[str, Any]]:
+        """Events of what an event of the engine adds."""
+
+    @abstractmethod
+    def end(self, part: Part, result: Result) -> Iterable[dict[str, Any]]:
+        """The last events. Raises what the protocol has no end for."""
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """The answer, after its end."""
+
+    @abstractmethod
+    def failure(self, error: Exception) -> bytes:
+        """The end of a stream that failed."""
+
+    def encoded(self, events: Iterable[dict[str, Any]]) -> bytes:
+        """Events as a stream has them."""
+        return sse.named(events)
 
 
 class Conversations:
@@ -108,6 +150,43 @@ class Conversations:
 
         return Answers("chat.completion", arguments, body.n or 1, choice, answer_id("chatcmpl", body), told)
 
+    async def reply(
+        self,
+        request: web.Request,
+        answers: Answers[Turn],
+        writer: Writer,
+        *,
+        streams: bool,
+        ended: Ended = _nothing,
+    ) -> web.StreamResponse:
+        """Generate and answer, whole or in events. `ended` is called before the end is told. Raises what fails before
+        the first event."""
+        if streams:
+            events, timeout = self._events(answers, writer, ended), self._service.config.write_timeout
+            return await sse.send_events(
+                request, events, timeout, done=b"", failure=writer.failure, headers=writer.headers
+            )
+        [result] = await whole(self._service, answers)
+        size = encoding.size_of_result(result)
+        await in_thread(partial(_written, answers.choice(0), writer, result), size)
+        await ended(result)
+        return await encoding.answer(lambda: writer.whole() | transfer_of(result), size)
+
+    async def _events(self, answers: Answers[Turn], writer: Writer, ended: Ended) -> AsyncGenerator[bytes, None]:
+        has_begun = False
+        async with aclosing(self._service.stream(**answers.arguments)) as events:
+            async for event in events:
+                if (error := failure_of(event)) is not None:
+                    raise error
+                begun = b"" if has_begun else writer.encoded(writer.begin(event))
+                write = partial(_written, answers.choice(0), writer, event, begun)
+                data = await in_thread(write, encoding.size_of_result(event))
+                if event["meta_info"]["finish_reason"] is not None:
+                    await ended(event)
+                has_begun = True
+                if data:
+                    yield data
+
     async def num_tokens(self, body: ChatBody) -> int:
         """The length of a chat's prompt. Raises InvalidRequest, also for images, and NoSuchModel."""
         check_model(self._service, body.model)
@@ -156,13 +235,11 @@ async def whole(service: Service, answers: Answers[Choice]) -> list[Result]:
     return results
 
 
-async def streamed(service: Service, answers: Answers[Choice]) -> AsyncGenerator[Result, None]:
-    """The events of a single sample. Raises its failure."""
-    async with aclosing(service.stream(**answers.arguments)) as events:
-        async for event in events:
-            if (error := failure_of(event)) is not None:
-                raise error
-            yield event
+def _written(turn: Turn, writer: Writer, result: Result, begun: bytes = b"") -> bytes:
+    """A result, or one of the engine's events, behind what was begun."""
+    part = turn.part(result)
+    data = begun + writer.encoded(writer.add(part))
+    return data if part.ending["finish_reason"] is None else data + writer.encoded(writer.end(part, result))
 
 
 def _continued(body: ChatBody) -> str | None:

@@ -10,12 +10,16 @@ from typing import Any
 from pydantic_core import from_json
 
 from sgl.errors import RequestAborted
+from sgl.runtime.server import sse
 from sgl.runtime.server.answers import Part, Result
+from sgl.runtime.server.conversations import Writer
+from sgl.runtime.server.errors import error_body
+from sgl.runtime.server.messages.replies import error_shape
 
 Event = dict[str, Any]
 
 
-class MessageWriter:
+class MessageWriter(Writer):
     """Writes one message."""
 
     def __init__(self, model: str, max_tokens: int) -> None:
@@ -32,13 +36,11 @@ class MessageWriter:
         self._block: dict[str, Any] | None = None  # being written
         self._texts: list[str] = []  # of it
 
-    def begin(self, result: Result) -> Iterator[Event]:
-        """The first event."""
-        usage = {**_usage(result), "output_tokens": 0}
+    def begin(self, first: Result) -> Iterator[Event]:
+        usage = {**_usage(first), "output_tokens": 0}
         yield {"type": "message_start", "message": {**self.message, "content": [], "usage": usage}}
 
     def add(self, part: Part) -> Iterator[Event]:
-        """Events of what an engine's event adds."""
         for piece in part.pieces:
             if piece.reasoning:
                 yield from self._add_text("thinking", piece.reasoning)
@@ -48,7 +50,6 @@ class MessageWriter:
                 yield from self._add_call(call)
 
     def end(self, part: Part, result: Result) -> Iterator[Event]:
-        """The last events. Raises RequestAborted."""
         if part.ending["finish_reason"] == "abort":
             raise RequestAborted("the request was aborted")
         yield from self._close()
@@ -63,6 +64,12 @@ class MessageWriter:
         self.message |= {**ending, "usage": usage}
         yield {"type": "message_delta", "delta": ending, "usage": usage}
         yield {"type": "message_stop"}
+
+    def whole(self) -> dict[str, Any]:
+        return self.message
+
+    def failure(self, error: Exception) -> bytes:
+        return sse.event(error_shape(error_body(error)), name="error")
 
     def _add_text(self, kind: str, text: str) -> Iterator[Event]:
         if self._block is None or self._block["type"] != kind:

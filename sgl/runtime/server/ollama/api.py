@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.requests.threads import in_thread
-from sgl.runtime.server import encoding, sse
+from sgl.runtime.server import encoding
 from sgl.runtime.server.adapters import check_model
 from sgl.runtime.server.answers import Answers, Turn
-from sgl.runtime.server.conversations import Conversations, streamed, whole
+from sgl.runtime.server.conversations import Conversations
 from sgl.runtime.server.embeddings.api import Embedder
 from sgl.runtime.server.embeddings.bodies import listed
 from sgl.runtime.server.embeddings.replies import OllamaEmbedding, OllamaEmbeddings
 from sgl.runtime.server.encoding import json_response
-from sgl.runtime.server.errors import error_body
 from sgl.runtime.server.ollama.bodies import (
     OllamaChatBody,
     OllamaEmbedBody,
@@ -30,6 +26,7 @@ from sgl.runtime.server.ollama.bodies import (
     OllamaShowBody,
 )
 from sgl.runtime.server.ollama.replies import (
+    LineWriter,
     OllamaChat,
     OllamaDetails,
     OllamaError,
@@ -37,16 +34,12 @@ from sgl.runtime.server.ollama.replies import (
     OllamaModel,
     OllamaModels,
     OllamaShown,
-    Writer,
-    error_shape,
-    line,
     timestamp,
 )
 from sgl.runtime.server.replies import Version
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import VERSION, Service
 
-_HEADERS = {**sse.HEADERS, "Content-Type": "application/x-ndjson"}
 _NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
 _HELLO = {"messages": [{"role": "user", "content": "Hello"}], "options": {"num_predict": 16}, "stream": False}
 _ONCE = {"prompt": "Once upon a time", "options": {"num_predict": 16}, "stream": False}
@@ -96,32 +89,13 @@ class OllamaApi(Api):
     async def _answer(
         self, request: web.Request, body: OllamaChatBody | OllamaGenerateBody, answers: Answers[Turn] | None
     ) -> web.StreamResponse:
-        writer = Writer(body.model or self._service.model_name, is_chat=isinstance(body, OllamaChatBody))
+        writer = LineWriter(body.model or self._service.model_name, is_chat=isinstance(body, OllamaChatBody))
         if answers is None:  # clients load and unload models like this
             check_model(self._service, body.model)
             if str(body.keep_alive) in ("0", "0s", "0.0"):
                 raise InvalidRequest("the model stays: stop the server to unload it", param="keep_alive")
             return json_response(writer.empty())
-        if body.stream is not False:
-            timeout = self._service.config.write_timeout
-            lines = self._lines(answers, writer)
-            return await sse.send_events(request, lines, timeout, done=b"", failure=_failure, headers=_HEADERS)
-        [result] = await whole(self._service, answers)
-        size = encoding.size_of_result(result)
-        turn = answers.choice(0)
-        return await encoding.answer(lambda: writer.whole(turn.choice(result), result["meta_info"]), size)
-
-    async def _lines(self, answers: Answers[Turn], writer: Writer) -> AsyncGenerator[bytes, None]:
-        turn = answers.choice(0)
-        async with aclosing(streamed(self._service, answers)) as events:
-            async for event in events:
-                meta = event["meta_info"]
-
-                def written(event: dict[str, Any] = event, meta: dict[str, Any] = meta) -> list[bytes]:
-                    return [line(each) for delta in turn.deltas(event) for each in writer.lines(delta, meta)]
-
-                for data in await in_thread(written, encoding.size_of_result(event)):
-                    yield data
+        return await self._conversations.reply(request, answers, writer, streams=body.stream is not False)
 
     @endpoint("POST /api/embed", example={"input": "Hello"}, answer=OllamaEmbeddings)
     async def embed(self, request: web.Request, body: OllamaEmbedBody) -> web.Response:
@@ -218,10 +192,6 @@ class OllamaApi(Api):
             "digest": hashlib.sha256(name.encode()).hexdigest(),  # tells models apart; weights are not read for it
             "details": details,
         }
-
-
-def _failure(error: Exception) -> bytes:
-    return line(error_shape(error_body(error)))
 
 
 def _size(number: int) -> str:

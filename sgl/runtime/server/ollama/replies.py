@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from sgl.runtime.server import sse
+from sgl.runtime.server.answers import Part, Result
+from sgl.runtime.server.conversations import Writer
 from sgl.runtime.server.encoding import json_bytes
+from sgl.runtime.server.errors import error_body
 from sgl.runtime.server.replies import ChatTokenLogprob
+from sgl.runtime.server.tool_calls import Piece, merged
 
 
 class OllamaError(TypedDict):
@@ -118,62 +124,69 @@ def error_shape(body: dict[str, Any]) -> dict[str, Any]:
     return {"error": body["error"]["message"]}
 
 
-def line(data: dict[str, Any]) -> bytes:
-    """A line of a stream."""
-    return json_bytes(data) + b"\n"
-
-
 def timestamp(seconds: float | None = None) -> str:
     """A time, or the present one."""
     at = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return at.isoformat().replace("+00:00", "Z")
 
 
-class Writer:
-    """Writes one answer, whole or as a stream's lines."""
+_HEADERS = {**sse.HEADERS, "Content-Type": "application/x-ndjson"}
+
+
+class LineWriter(Writer):
+    """Writes one answer as lines of JSON. Calls of tools are whole."""
+
+    headers = _HEADERS
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self._model = model
         self._is_chat = is_chat
-        self._calls: list[dict[str, Any]] = []  # of a stream: whole calls are sent
+        self._calls: list[dict[str, Any]] = []
+        self._pieces: list[Piece] = []
+        self._logprobs: list[dict[str, Any]] = []
+        self._last: dict[str, Any] = {}
 
-    def whole(self, choice: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
-        """The answer of a turn's choice."""
-        message = choice["message"]
-        self._collect(message.get("tool_calls") or [])
-        calls, rest = self._called()
-        said = {**message, "content": (message["content"] or "") + rest}
-        return {**self._body(said, choice, calls), **_counts(meta)}
+    def add(self, part: Part) -> Iterator[dict[str, Any]]:
+        piece = merged(part.pieces)
+        self._collect(piece.calls)
+        self._pieces.append(piece)
+        self._logprobs += part.logprobs
+        if piece.content or piece.reasoning or part.logprobs:
+            yield self._line(piece, logprobs=part.logprobs)
 
-    def lines(self, delta: dict[str, Any], meta: dict[str, Any]) -> list[dict[str, Any]]:
-        """A stream's lines for a turn's delta."""
-        said = delta["delta"]
-        self._collect(said.get("tool_calls") or [])
-        if delta["finish_reason"] is None:
-            is_told = said.get("content") or said.get("reasoning_content") or delta["logprobs"]
-            return [self._body(said, delta)] if is_told else []
+    def end(self, part: Part, result: Result) -> Iterator[dict[str, Any]]:
         calls, rest = self._called()
-        last = {**self._body({**said, "content": rest}, delta), **_counts(meta)}
-        return [self._body({}, {}, calls), last] if calls else [last]
+        self._calls = calls
+        if calls:
+            yield self._line(Piece(), calls)
+        self._pieces.append(Piece(content=rest))
+        self._last = _counts(result["meta_info"])
+        yield {**self._line(self._pieces[-1]), **self._last}
+
+    def whole(self) -> dict[str, Any]:
+        return {**self._line(merged(self._pieces), self._calls, self._logprobs), **self._last}
 
     def empty(self) -> dict[str, Any]:
         """The answer to a request for nothing."""
-        return {**self._body({}, {}), "done": True, "done_reason": "load"}
+        return {**self._line(Piece()), "done": True, "done_reason": "load"}
 
-    def _body(
-        self, said: dict[str, Any], choice: dict[str, Any], calls: list[dict[str, Any]] | None = None
+    def failure(self, error: Exception) -> bytes:
+        return self.encoded([error_shape(error_body(error))])
+
+    def encoded(self, events: Iterable[dict[str, Any]]) -> bytes:
+        return b"".join([json_bytes(each) + b"\n" for each in events])
+
+    def _line(
+        self, said: Piece, calls: Sequence[dict[str, Any]] = (), logprobs: Sequence[dict[str, Any]] = ()
     ) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self._model, "created_at": timestamp(), "done": False}
-        text, thinking = said.get("content") or "", said.get("reasoning_content")
-        more = {"thinking": thinking} if thinking else {}
+        line: dict[str, Any] = {"model": self._model, "created_at": timestamp(), "done": False}
+        more: dict[str, Any] = {"thinking": said.reasoning} if said.reasoning else {}
         if self._is_chat:
             more |= {"tool_calls": calls} if calls else {}
-            body["message"] = {"role": "assistant", "content": text, **more}
+            line["message"] = {"role": "assistant", "content": said.content, **more}
         else:
-            body |= {"response": text, **more}
-        if (logprobs := choice.get("logprobs")) is not None:
-            body["logprobs"] = logprobs["content"]
-        return body
+            line |= {"response": said.content, **more}
+        return line | ({"logprobs": logprobs} if logprobs else {})
 
     def _collect(self, calls: list[dict[str, Any]]) -> None:
         for call in calls:

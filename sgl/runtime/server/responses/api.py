@@ -5,21 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager, suppress
-from functools import partial
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from pydantic import TypeAdapter
 
 from sgl.errors import EngineDead, InvalidRequest
-from sgl.runtime.requests.threads import in_thread
-from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.adapters import check_model
-from sgl.runtime.server.answers import Answers, Result, Turn, transfer_of
-from sgl.runtime.server.conversations import Conversations, streamed, whole
-from sgl.runtime.server.errors import NotThere, error_body
+from sgl.runtime.server.answers import Result
+from sgl.runtime.server.conversations import Conversations
+from sgl.runtime.server.errors import NotThere
 from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.server.reader import is_small
@@ -27,7 +23,7 @@ from sgl.runtime.server.responses import replies
 from sgl.runtime.server.responses.body import InputBody, Item, ReferenceItem, ResponsesBody
 from sgl.runtime.server.responses.store import ResponseStore, Stored
 from sgl.runtime.server.responses.translation import chat_of, truncated
-from sgl.runtime.server.responses.writer import ResponseWriter, usage
+from sgl.runtime.server.responses.writer import ResponseWriter
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import Service
 
@@ -60,16 +56,22 @@ class ResponsesApi(Api):
     )
     async def create(self, request: web.Request, body: ResponsesBody) -> web.StreamResponse:
         """Answer in a conversation, whose earlier turns may be stored here."""
-        run = await self._run(body)
-        if body.stream:
-            timeout = self._service.config.write_timeout
-            return await sse.send_events(request, self._events(run), timeout, done=b"", failure=run.failure)
-        with self._while_running(run):
-            [result] = await whole(self._service, run.answers)
-            size = encoding.size_of_result(result)
-            await in_thread(lambda: list(self._written(run, result)), size)
-            await self._keep(run, result)
-            return await encoding.answer(lambda: run.writer.response | transfer_of(result), size)
+        check_model(self._service, body.model)
+        chat, own, earlier = await self._chat(body)
+        answers = await self._conversations.answers(chat)
+        writer = ResponseWriter(self._response(body), self._num_tokens)
+        response, owner = writer.response, current_caller.get().name
+        rid = answers.arguments.setdefault("rid", response["id"])
+
+        async def keep(result: Result) -> None:
+            if response["store"]:
+                await self._keep(response, own, earlier, answers.arguments, result["output_ids"])
+
+        self._running[response["id"]] = _Run(response, owner, rid)
+        try:
+            return await self._conversations.reply(request, answers, writer, streams=bool(body.stream), ended=keep)
+        finally:
+            del self._running[response["id"]]
 
     @endpoint("POST /v1/responses/input_tokens", example={"input": "Hello"})
     async def input_tokens(self, request: web.Request, body: InputBody) -> replies.InputTokens:
@@ -85,8 +87,8 @@ class ResponsesApi(Api):
             raise InvalidRequest("a stored response is not streamed again: leave stream out", param="stream")
         identity = request.match_info["id"]
         run = self._running.get(identity)
-        if run is not None and run.is_stored and current_caller.get().may_reach(run.owner):
-            return run.writer.response
+        if run is not None and run.response["store"] and current_caller.get().may_reach(run.owner):
+            return run.response
         stored = self._store.find(identity, current_caller.get())
         return await self._service.in_thread(stored.response)
 
@@ -112,21 +114,13 @@ class ResponsesApi(Api):
         if run is None or not current_caller.get().may_reach(run.owner):
             self._store.find(identity, current_caller.get())
             raise InvalidRequest(f"the response {identity!r} has ended: it cannot be cancelled", param="id")
-        await self._service.engine.call("abort", run.answers.arguments["rid"], run.owner or "")
-        return {**run.writer.response, "status": "cancelled"}
+        await self._service.engine.call("abort", run.rid, run.owner or "")
+        return {**run.response, "status": "cancelled"}
 
-    # ── from a body to a run ────────────────────────────────────────────────────────────────────────────────────
+    # ── from a body to a response ───────────────────────────────────────────────────────────────────────────────
 
-    async def _run(self, body: ResponsesBody) -> _Run:
-        check_model(self._service, body.model)
-        chat, own, earlier = await self._chat(body)
-        answers = await self._conversations.answers(chat)
-        run = _Run(answers, ResponseWriter(self._response(body)))
-        answers.arguments.setdefault("rid", run.id)
-        if run.is_stored:
-            run.input = own
-            run.earlier = earlier
-        return run
+    def _num_tokens(self, text: str) -> int:
+        return len(self._service.tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     async def _chat(self, body: InputBody) -> tuple[ChatBody, list[dict[str, Any]], Stored | None]:
         """The whole chat, the body's own items with ids, and what it goes on from."""
@@ -201,49 +195,21 @@ class ResponsesApi(Api):
             "usage": None,
         }
 
-    # ── from results to a response ──────────────────────────────────────────────────────────────────────────────
+    # ── what is kept ────────────────────────────────────────────────────────────────────────────────────────────
 
-    @contextmanager
-    def _while_running(self, run: _Run) -> Iterator[None]:
-        self._running[run.id] = run
-        try:
-            yield
-        finally:
-            del self._running[run.id]
-
-    async def _events(self, run: _Run) -> AsyncGenerator[bytes, None]:
-        with self._while_running(run):
-            async with aclosing(streamed(self._service, run.answers)) as events:
-                begun = sse.named(run.writer.begin())
-                async for event in events:
-                    size = encoding.size_of_result(event)
-                    data = await in_thread(partial(sse.named, self._written(run, event)), size)
-                    if event["meta_info"]["finish_reason"] is not None:
-                        await self._keep(run, event)
-                    if begun or data:  # errors before the first have their HTTP status
-                        yield begun + data
-                        begun = b""
-
-    def _written(self, run: _Run, result: Result) -> Iterator[dict[str, Any]]:
-        """Events of a result, or of one of the engine's events."""
-        part = run.answers.choice(0).part(result)
-        yield from run.writer.add(part)
-        if part.ending["finish_reason"] is not None:
-            reasoning = run.writer.reasoning
-            encode = self._service.tokenizer.encode
-            num_reasoning = len(encode(reasoning, add_special_tokens=False)) if reasoning else 0
-            num_reasoning = min(num_reasoning, result["meta_info"]["completion_tokens"])
-            yield from run.writer.end(part.ending, usage(result, num_reasoning))
-
-    async def _keep(self, run: _Run, result: Result) -> None:
+    async def _keep(
+        self,
+        response: dict[str, Any],
+        own: list[dict[str, Any]],
+        earlier: Stored | None,
+        arguments: dict[str, Any],
+        output_ids: list[int],
+    ) -> None:
         """Store a response, and lease what the engine knows of it."""
-        if not run.is_stored:
-            return
-        about = (run.writer.response, run.input, run.earlier, current_caller.get())
+        about = (response, own, earlier, current_caller.get())
         self._store.add(Stored(*about) if is_small.get() else await self._service.in_thread(Stored, *about))
-        ids = [*run.answers.arguments["input_ids"], *result["output_ids"]]
-        arguments = run.answers.arguments
-        self._tell("hold_prefix", run.id, ids, arguments.get("extra_key"), arguments.get("lora_path"))
+        ids = [*arguments["input_ids"], *output_ids]
+        self._tell("hold_prefix", response["id"], ids, arguments.get("extra_key"), arguments.get("lora_path"))
 
     def _tell(self, method: Any, *arguments: Any) -> None:
         """Have the engine do something that nobody waits for."""
@@ -257,21 +223,12 @@ class ResponsesApi(Api):
         task.add_done_callback(self._tasks.discard)
 
 
-class _Run:
+class _Run(NamedTuple):
     """A response that is being answered."""
 
-    def __init__(self, answers: Answers[Turn], writer: ResponseWriter) -> None:
-        self.answers = answers
-        self.writer = writer
-        self.id: str = writer.response["id"]
-        self.owner = current_caller.get().name
-        self.is_stored: bool = writer.response["store"]
-        self.input: list[dict[str, Any]] = []
-        self.earlier: Stored | None = None
-
-    def failure(self, error: Exception) -> bytes:
-        """The last events of a stream that failed."""
-        return sse.named(self.writer.fail(error_body(error)["error"]))
+    response: dict[str, Any]
+    owner: str | None
+    rid: str
 
 
 def _as_listed(item: dict[str, Any]) -> dict[str, Any]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from sgl.runtime.server import sse
 from sgl.runtime.server.answers import Part, Result
+from sgl.runtime.server.conversations import Writer
+from sgl.runtime.server.errors import error_body
 
 Event = dict[str, Any]
 
 
-class ResponseWriter:
+class ResponseWriter(Writer):
     """Writes one response. Its items follow each other: one is done before the next is added."""
 
-    def __init__(self, response: dict[str, Any]) -> None:
-        """`response`: without output, of status in_progress; it is filled."""
+    def __init__(self, response: dict[str, Any], num_tokens: Callable[[str], int]) -> None:
+        """`response`: without output, of status in_progress; it is filled. `num_tokens`: of a text."""
         self.response = response
+        self._num_tokens = num_tokens
         self._item: dict[str, Any] | None = None  # being written
         self._texts: list[str] = []  # of it
         self._written: list[dict[str, Any]] = []  # its logprobs
@@ -30,13 +34,11 @@ class ResponseWriter:
         """All reasoning so far."""
         return "".join(self._reasoning)
 
-    def begin(self) -> Iterator[Event]:
-        """The first events."""
+    def begin(self, first: Result) -> Iterator[Event]:
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, response=dict(self.response))
 
     def add(self, part: Part) -> Iterator[Event]:
-        """Events of what an engine's event adds."""
         self._logprobs += part.logprobs
         for piece in part.pieces:
             if piece.reasoning:
@@ -46,13 +48,12 @@ class ResponseWriter:
             for call in piece.calls:
                 yield from self._add_call(call)
 
-    def end(self, ending: dict[str, Any], usage: dict[str, Any]) -> Iterator[Event]:
-        """The last events."""
-        status = _STATUSES.get(ending["finish_reason"], "completed")
+    def end(self, part: Part, result: Result) -> Iterator[Event]:
+        status = _STATUSES.get(part.ending["finish_reason"], "completed")
         if self._item is None and not self.response["output"]:  # an empty text is an answer
             yield from self._add_text("message", "")
         yield from self._close("completed" if status == "completed" else "incomplete")
-        self.response |= {"usage": usage, "status": status}
+        self.response |= {"usage": self._usage(result["meta_info"]), "status": status}
         if status == "incomplete":
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         elif status == "completed":
@@ -60,13 +61,17 @@ class ResponseWriter:
         last = "completed" if status == "completed" else "incomplete"  # there is no event of its own for cancelled
         yield self._event(f"response.{last}", response=self.response)
 
-    def fail(self, error: dict[str, Any]) -> Iterator[Event]:
-        """The last events of a response that failed, for the error `error`."""
+    def whole(self) -> dict[str, Any]:
+        return self.response
+
+    def failure(self, error: Exception) -> bytes:
+        told = error_body(error)["error"]
         self._item = None
-        self.response |= {"status": "failed", "error": {"code": "server_error", "message": error["message"]}}
-        yield self._event("response.failed", response=self.response)
-        told = {name: error[name] for name in ("code", "message", "param")}
-        yield self._event("error", **told, error=error)
+        self.response |= {"status": "failed", "error": {"code": "server_error", "message": told["message"]}}
+        few = {name: told[name] for name in ("code", "message", "param")}
+        return sse.named(
+            [self._event("response.failed", response=self.response), self._event("error", **few, error=told)]
+        )
 
     def _add_text(self, kind: str, text: str) -> Iterator[Event]:
         """Text of a message or of reasoning."""
@@ -140,6 +145,16 @@ class ResponseWriter:
         self._logprobs = left
         return found
 
+    def _usage(self, meta: dict[str, Any]) -> dict[str, Any]:
+        num_reasoning = min(self._num_tokens(self.reasoning), meta["completion_tokens"])
+        return {
+            "input_tokens": meta["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": meta["cached_tokens"], "cache_write_tokens": 0},
+            "output_tokens": meta["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": num_reasoning},
+            "total_tokens": meta["prompt_tokens"] + meta["completion_tokens"],
+        }
+
     def _event(self, kind: str, /, **fields: Any) -> Event:
         event: Event = {"type": kind, "sequence_number": self._number}
         self._number += 1
@@ -148,18 +163,6 @@ class ResponseWriter:
             if "item" not in fields:
                 event["item_id"] = self._item["id"]
         return {**event, **fields}
-
-
-def usage(result: Result, num_reasoning: int) -> dict[str, Any]:
-    """Token counts."""
-    meta = result["meta_info"]
-    return {
-        "input_tokens": meta["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": meta["cached_tokens"], "cache_write_tokens": 0},
-        "output_tokens": meta["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": num_reasoning},
-        "total_tokens": meta["prompt_tokens"] + meta["completion_tokens"],
-    }
 
 
 _STATUSES = {"length": "incomplete", "abort": "cancelled"}
