@@ -1021,6 +1021,45 @@ def test_a_mute_ray_address_is_given_up_and_said(mute: socket.socket) -> None:
     assert done.returncode == 1, "the end does not wait for Ray, either"
 
 
+def test_down_of_a_killed_cluster_gives_a_mute_ray_up_and_forgets_nothing(
+    mute: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    address = f"127.0.0.1:{mute.getsockname()[1]}"
+    Running(2**30, 30000, "", "http://127.0.0.1:1", "", address, "sgl-30000", None).write()
+    code = "import sgl.cli.cluster as it; from sgl.cli.entry import main; it._JOINING_SECONDS = 0.1; "
+    code += "main(['cluster', 'down'])"
+    command = [sys.executable, "-c", code]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    said = f"sgl: the Ray at {address} cannot be asked: no Ray has answered within 0.1 s. "
+    said += "Replicas may run there yet: `sgl cluster down` ends them once it answers; if it never will, remove "
+    assert (done.returncode, done.stderr) == (1, f"{said}{found(30000).path}\n")
+    mute.close()
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (0, f"the Ray at {address} is gone, and what ran there\n")
+    assert not list(tmp_path.glob("sgl-clusters-*/*"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own
+@pytest.mark.parametrize("is_done", [True, False])
+def test_down_of_a_killed_cluster_forgets_it_once_ray_serve_has_answered(
+    is_done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_app = pytest.importorskip("sgl.runtime.cluster.serve_app")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(serve_app, "RayCluster", lambda address, seconds: SimpleNamespace(close=bool))
+    monkeypatch.setattr(serve_app.ServeApp, "delete", lambda app: is_done)
+    Running(2**30, 30000, "", "http://127.0.0.1:1", "", "10.0.0.1:6379", "sgl-30000", None).write()
+    if is_done:
+        assert down(SimpleNamespace(port=None)) == 0
+        assert not list(tmp_path.glob("sgl-clusters-*/*"))
+    else:
+        with pytest.raises(EngineDead, match=r"the Ray at 10\.0\.0\.1:6379 has a Ray Serve that does not answer"):
+            down(SimpleNamespace(port=None))
+        assert found(30000)
+
+
 OWN = """
 import os, subprocess, sys, time, types
 from sgl.runtime.cluster import serve_app

@@ -38,6 +38,7 @@ _POLL_SECONDS = 0.1
 _ENDING_SECONDS = 120.0
 _KILLED_SECONDS = 30.0
 _COMMAND_SECONDS = 60.0
+_JOINING_SECONDS = 20.0
 
 
 def up(options: SimpleNamespace) -> int:
@@ -180,8 +181,9 @@ def down(options: SimpleNamespace) -> int:
                 sweep_start(port, pid)
         return 0
     was_killed = not known.is_alive()
-    with contextlib.suppress(ServerUnreachable):
-        known.link().post("/down", {})
+    if not was_killed:
+        with contextlib.suppress(ServerUnreachable):
+            known.link().post("/down", {})
     if _ended(known.pid, known.is_alive) or was_killed:
         _clear(known)
     return 0
@@ -204,7 +206,7 @@ def _ended(pid: int, is_alive: Callable[[], bool]) -> bool:
 
 
 def _clear(running: Running) -> None:
-    """End what a cluster's process that was killed left behind."""
+    """End what a cluster's process that was killed left behind. Raises EngineDead if it cannot."""
     if running.ray_address is not None:
         _delete(running)
     if running.folder is not None:
@@ -213,15 +215,25 @@ def _clear(running: Running) -> None:
 
 
 def _delete(running: Running) -> None:
-    """End the replicas on a Ray cluster of others whose cluster's process was killed."""
+    """End the replicas on a Ray cluster of others whose cluster's process was killed. Raises EngineDead."""
     with needs_extra("dist", "sgl cluster"):
         from sgl.runtime.cluster.serve_app import RayCluster, ServeApp
-    with contextlib.suppress(ConfigError):  # that Ray cluster is gone, too
-        ray = RayCluster(running.ray_address)
+    where = f"the Ray at {running.ray_address}"
+    try:
+        ray = RayCluster(running.ray_address, seconds=_JOINING_SECONDS)
+    except ConfigError as error:
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            announce(f"{where} is gone, and what ran there")
+            return
+        why = f"{where} cannot be asked: {error.__cause__}"
+    else:
         try:
-            ServeApp(running.app).delete()
+            why = "" if ServeApp(running.app).delete() else f"{where} has a Ray Serve that does not answer"
         finally:
             ray.close()
+    if why:
+        message = f"{why}. Replicas may run there yet: `sgl cluster down` ends them once it answers"
+        raise EngineDead(f"{message}; if it never will, remove {running.path}")
 
 
 def _until(known: Running, is_done: Any) -> int:

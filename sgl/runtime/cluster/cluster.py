@@ -104,9 +104,8 @@ class Cluster:
                 raise errors.exceptions[0] from None
             finally:
                 await router.stop(self._options.server.drain_timeout)
-                if is_there := await asyncio.to_thread(self._ray.is_there):
-                    await asyncio.to_thread(self._app.delete)
-                if is_there or self._ray.is_own:
+                is_there = await asyncio.to_thread(self._ray.is_there)
+                if (is_there and await asyncio.to_thread(self._app.delete)) or self._ray.is_own:
                     known.forget()
                 else:
                     address = self._ray.address

@@ -45,10 +45,14 @@ class Running:
             self.began is None or began(self.pid) in (self.began, None)
         )  # or it has another's number
 
+    @property
+    def path(self) -> Path:
+        """Of its file."""
+        return _folder() / f"{self.port}.json"
+
     def write(self) -> None:
         """Have it found. Raises ConfigError."""
-        folder = _folder()
-        path, new = folder / f"{self.port}.json", folder / f"{self.port}.new"
+        path, new = self.path, self.path.with_suffix(".new")
         try:
             handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(handle, "wb") as file:

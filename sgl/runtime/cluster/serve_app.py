@@ -63,8 +63,11 @@ def token(key: str) -> str:
 class RayCluster:
     """The Ray cluster that the replicas run on: this machine's own, which ends with this process, or another's."""
 
-    def __init__(self, address: str | None, check: Callable[[], object] = bool) -> None:
-        """Start or join it. check: called while that goes on, which it ends by what it raises. Raises ConfigError."""
+    def __init__(
+        self, address: str | None, check: Callable[[], object] = bool, seconds: float | None = None
+    ) -> None:
+        """Start or join it. check: called while that goes on, which it ends by what it raises; seconds: that it may
+        take, if not as usual. Raises ConfigError."""
         self.folder: str | None = None  # of one's own
         self._start: Future[Any] = Future()
         self._ended = threading.Event()
@@ -87,7 +90,7 @@ class RayCluster:
         try:
             # On the main thread, Ray would handle SIGTERM itself. The end of the process waits for no daemon.
             threading.Thread(target=self._run, args=(about,), name="sgl-ray", daemon=True).start()
-            self._wait(check)
+            self._wait(check, seconds)
             if os.getpgrp() != group:  # Ray's own: a terminal's Ctrl-C would not come here any more
                 with contextlib.suppress(OSError):  # all others of that group have ended
                     os.setpgid(0, group)
@@ -97,7 +100,7 @@ class RayCluster:
         except BaseException as error:
             self.close()
             if isinstance(error, (ConnectionError, RuntimeError, TimeoutError, ValueError)):
-                raise ConfigError(f"ray_address={address!r}: {error}", option="ray_address") from error
+                raise ConfigError(f"ray_address={address!r}: {error}; {_RIGHT}", option="ray_address") from error
             raise
 
     def _run(self, about: dict[str, Any]) -> None:
@@ -107,13 +110,13 @@ class RayCluster:
             self._start.set_exception(error)
         self._ended.wait()  # Ray's processes end with the thread that starts them
 
-    def _wait(self, check: Callable[[], object]) -> None:
+    def _wait(self, check: Callable[[], object], seconds: float | None) -> None:
         began = time.monotonic()
         while not wait([self._start], _TURN_SECONDS).done:
             check()
-            if time.monotonic() - began > _STARTING_SECONDS:
+            if time.monotonic() - began > (most := _STARTING_SECONDS if seconds is None else seconds):
                 what = "no Ray has answered" if self.folder is None else "Ray has not started on this machine"
-                raise TimeoutError(f"{what} within {_STARTING_SECONDS:g} s; {_RIGHT}")
+                raise TimeoutError(f"{what} within {most:g} s")
         self._start.result()
 
     def hosts(self) -> list[Host]:
@@ -223,14 +226,16 @@ class ServeApp:
             return int(ray.get(_client()._controller.get_pid.remote(), timeout=2.0))
         return None
 
-    def delete(self) -> None:
-        """Drain and end all replicas, and Ray Serve if nobody else uses it."""
+    def delete(self) -> bool:
+        """Drain and end all replicas, and Ray Serve if nobody else uses it. Whether it did not have to be left."""
         ours = set(self._names)
         try:
             there = set(_details()["applications"])
+        except serve.exceptions.RayServeException:  # there is none
+            return True
         except Exception as error:  # any of Ray's: its raylet was killed, say
             logger.error("Ray Serve does not answer, and drains nothing: %s", error)
-            return
+            return False
         if there <= ours:
             # as serve.shutdown(), but not to be tried again once it has ended: Ray would print that
             ending = _client()._controller.graceful_shutdown.options(max_task_retries=0)
@@ -239,6 +244,7 @@ class ServeApp:
         else:
             for name in ours & there:
                 serve.delete(name)
+        return True
 
     @property
     def _names(self) -> list[str]:
