@@ -283,3 +283,19 @@ def served(monkeypatch: pytest.MonkeyPatch, *applications: Any) -> ServeApp:
     details = {"applications": dict(zip(names, applications, strict=False))}
     monkeypatch.setattr(serve_app, "_details", lambda: details)
     return ServeApp("app")
+
+
+def test_a_cluster_that_ends_says_so_and_starts_nothing_that_nobody_would_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(cluster: its.Cluster, app: App) -> None:
+        before, url = list(app.told), (await cluster.status())["url"]
+        cluster.stop()
+        cluster._bound.close()  # as its router does, whose requests are finished then
+        assert (await cluster.status())["url"] == url
+        for changed in (cluster.scale(3), cluster.update(new(), "new.yaml")):
+            with pytest.raises(EngineDead, match="the cluster is ending"):
+                await changed
+        assert app.told == before
+
+    run(monkeypatch, test)

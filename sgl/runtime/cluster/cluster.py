@@ -61,7 +61,7 @@ class Cluster:
         told += [web.post("/update", self._update), web.post("/down", self._down)]
         self._control = Control(self._token, self._registry, told)
         self._scaler = Scaler(options.cluster)
-        self._port = int(bound.getsockname()[1])
+        self._host, self._port = bound.getsockname()[:2]  # the socket is closed while the cluster ends
         self._app = ServeApp(f"sgl-{self._port}")
         self._counts = options.counts
         self._generation = self._newest = 0
@@ -105,7 +105,9 @@ class Cluster:
             finally:
                 await router.stop(self._options.server.drain_timeout)
                 is_there = await asyncio.to_thread(self._ray.is_there)
-                if (is_there and await asyncio.to_thread(self._app.delete)) or self._ray.is_own:
+                async with self._changing:
+                    is_deleted = is_there and await asyncio.to_thread(self._app.delete)
+                if is_deleted or self._ray.is_own:
                     known.forget()
                 else:
                     address = self._ray.address
@@ -158,7 +160,7 @@ class Cluster:
 
     async def scale(self, replicas: int, kind: str = "worker", *, by_load: bool = False) -> None:
         """Have so many replicas of a kind, worker or prefill. by_load: nobody asks for it. Raises ConfigError."""
-        async with self._changing:
+        async with self._change():
             counts, before = self._scaled(self._options, self._counts, replicas, kind), self._before
             if before is not None and (not by_load or before.options.cluster.is_automatic):
                 try:  # so many are to serve if the update is undone, too
@@ -190,7 +192,7 @@ class Cluster:
         for name, before, after in self._fixed(options):
             text = f"{source}: {name} stays {before!r} while the cluster runs: end it and start it anew"
             refuse(before != after, name, text)
-        async with self._changing:
+        async with self._change():
             counts = options.counts
             placements, surge = self._placements(options, counts), True
             try:
@@ -207,6 +209,14 @@ class Cluster:
             logger.info("all replicas are replaced by generation %d", self._generation)
             await asyncio.to_thread(self._deploy)
             return self._generation
+
+    @contextlib.asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        """As `_changing`. Raises EngineDead once the cluster ends: what is deployed then, nobody would delete."""
+        async with self._changing:
+            if self._stop.is_set():
+                raise EngineDead("the cluster is ending: start it anew with `sgl cluster up FILE`")
+            yield
 
     def _take(self, options: Options, counts: dict[str, int]) -> None:
         self._options, self._counts = options, counts
@@ -327,12 +337,11 @@ class Cluster:
             logger.warning("the load asks for %d replicas: %s", wanted, error)
 
     def _known(self) -> Running:
-        host, port = self._bound.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
+        shown = f"[{self._host}]" if ":" in self._host else self._host
         return Running(
             pid=os.getpid(),
-            port=port,
-            url=f"http://{shown}:{port}",
+            port=self._port,
+            url=f"http://{shown}:{self._port}",
             control=self._control_url,
             token=self._token,
             ray_address=None if self._ray.is_own else self._ray.address,
