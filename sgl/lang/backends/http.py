@@ -21,6 +21,10 @@ DNS_SECONDS = 300  # keep addresses: an exiting process cannot resolve
 MAX_DELAY = 30.0  # seconds between tries
 
 
+class NotThere(InvalidRequest):
+    """The server has nothing at that path, or not any more."""
+
+
 class HttpClient:
     """JSON requests to one server. All are safe to repeat: seeded generations or reads."""
 
@@ -255,7 +259,8 @@ def _status_error(url: str, status: int, text: str, retry_after: str | None) -> 
     except ValueError:
         message = text
     if status in (400, 404, 413, 422):
-        return InvalidRequest(f"{url} refused the request ({status}): {message}")
+        kind = NotThere if status == 404 else InvalidRequest
+        return kind(f"{url} refused the request ({status}): {message}")
     error = BackendError(f"{url} failed ({status}): {message}", status=status, retryable=status in RETRIED)
     if retry_after and retry_after.isdigit():
         error.retry_after = float(retry_after)  # type: ignore[attr-defined]

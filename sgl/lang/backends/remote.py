@@ -1,25 +1,29 @@
-"""A program on a server: segments out, numbered events in, over connections that may break. On the io thread."""
+"""A program on a server: segments out, numbered events in, over connections that may break. On the io thread.
+
+A server that was killed has forgotten the program when it is back. Then it is opened again, from its segments and with
+its seeds, and goes on where it was. One that the server ended itself, or whose values come out otherwise, fails."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from sgl import errors
 from sgl.errors import BackendError, InvalidRequest, RequestTimeout, SglError
 from sgl.lang.backends.base import Session
-from sgl.lang.backends.http import HttpClient, retry_delay
+from sgl.lang.backends.http import HttpClient, NotThere, retry_delay
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.encoding import to_json
 from sgl.lang.ir.interpreter import as_known
+from sgl.lang.ir.told import Told
 
 MAX_PAUSE = 1.0  # seconds between tries to reconnect: servers soon drop programs without listeners
 
 
 class RemoteSession(Session):
-    """One program. The first segment opens it; lost connections resume after the last event."""
+    """One program. The first segment opens it; lost connections resume after the last event, or open it again."""
 
     def __init__(self, http: HttpClient, program: ir.Program, sink: ir.Sink, opened: Callable[[str], None]) -> None:
         """`opened`: called with the program's id."""
@@ -30,7 +34,11 @@ class RemoteSession(Session):
         self._path: str | None = None  # once open
         self._is_open = asyncio.Event()
         self._last = 0  # last event's number
-        self._segments: asyncio.Queue[ir.Segment] = asyncio.Queue()
+        self._told = Told()
+        self._values: dict[tuple[Any, ...], Any] = {}  # of nodes
+        self._num_news = 0
+        self._segments: list[Any] = []  # after the first
+        self._has_more = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         self._num_unanswered = 0
@@ -40,13 +48,16 @@ class RemoteSession(Session):
             return
         self._num_unanswered += sum(isinstance(node, ir.ANSWERED) for _, node in segment.nodes)
         if self._tasks:
-            self._segments.put_nowait(segment)
+            self._segments.append(to_json(segment))
+            self._has_more.set()
         else:
-            loop = asyncio.get_running_loop()
             body = {"program": to_json(self._program), "segment": to_json(segment)}
-            self._tasks = [loop.create_task(work) for work in (self._listen(body), self._send())]
-            for task in self._tasks:
-                task.add_done_callback(self._ended)
+            self._tasks = [self._begin(self._listen(body)), self._begin(self._send())]
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
+        return task
 
     def cancel(self) -> None:
         if self._is_over:
@@ -58,15 +69,24 @@ class RemoteSession(Session):
     async def _send(self) -> None:
         """Send later segments in order; numbers make repeating safe."""
         await self._is_open.wait()
-        for number in itertools.count(1):
-            body = {"segment": to_json(await self._segments.get()), "number": number}
-            await self._http.post(f"{self._path}/segments", body)
+        number = 0
+        while True:
+            self._has_more.clear()
+            while number < len(self._segments):
+                body = {"segment": self._segments[number], "number": number + 1}
+                try:
+                    await self._http.post(f"{self._path}/segments", body)
+                except NotThere:
+                    return  # who listens is told so, too, and knows what to do
+                number += 1
+            await self._has_more.wait()
 
     async def _listen(self, body: Any) -> None:
         """Take events until the end; reconnect while retrying helps and something new arrives."""
-        failures = 0  # since the last event
+        failures = openings = 0  # since the last news
+        has_ended, began = False, time.monotonic()  # the program, by the server's will
         while True:
-            before = self._last
+            before = self._num_news
             try:
                 if self._path is None:
                     events = self._http.sse("POST", "/v1/programs", body, max_retries=0)
@@ -74,16 +94,27 @@ class RemoteSession(Session):
                     path = f"{self._path}/events"
                     events = self._http.sse("GET", path, last_event_id=self._last, max_retries=0)
                 async for number, data in events:
+                    has_ended = False
                     self._take(number, data)
                 if self._is_over:
                     return
+                has_ended = True
                 raise BackendError(f"{self._http.base_url} ended the program's events early", retryable=True)
             except InvalidRequest as error:
                 if self._path is None:
                     raise
-                raise BackendError(f"{self._http.base_url} has given the program up: {error}") from None
+                openings, failures = openings + 1, 0
+                if has_ended or not isinstance(error, NotThere) or openings > self._http.max_retries:
+                    raise BackendError(f"{self._http.base_url} has given the program up: {error}") from None
+                self._forget()
+                if self._program.deadline_s is not None:
+                    left = max(0.001, self._program.deadline_s + began - time.monotonic())
+                    body = {**body, "program": {**body["program"], "deadline_s": left}}
+                delay = 0.0
             except SglError as error:
-                failures = 1 if self._last > before else failures + 1
+                if self._num_news > before:
+                    failures = openings = 0
+                failures += 1
                 if isinstance(error, RequestTimeout) and self._last and not self._num_unanswered:
                     failures = 1  # the server owes nothing: the program waits for Python
                 if not getattr(error, "retryable", False) or failures > self._http.max_retries:
@@ -91,18 +122,37 @@ class RemoteSession(Session):
                 delay = min(MAX_PAUSE, retry_delay(failures - 1, error))
             await asyncio.sleep(delay)
 
-    def _take(self, number: int, data: Mapping[str, Any]) -> None:
+    def _forget(self) -> None:
+        """The server has: the next events are those of the program opened again."""
+        self._path, self._last = None, 0
+        self._is_open.clear()
+        self._told.begin_again()
+        self._tasks[1].cancel()
+        self._tasks[1] = self._begin(self._send())
+
+    def _take(self, number: int, data: dict[str, Any]) -> None:
         kind = data.get("type")
-        self._num_unanswered -= kind == "node_done" and number > self._last
         if kind is None:
             raise BackendError(f"the server failed while it sent events: {data}", retryable=True)
         if number <= self._last:
             return
         self._last = number
+        has_news = self._told.has_news(data)
+        self._num_news += has_news
+        if kind == "node_done":
+            self._num_unanswered -= has_news
+            value = data.get("value")
+            if self._values.setdefault((data.get("row"), data["stream"], data["index"]), value) != value:
+                raise BackendError(
+                    f"{self._http.base_url} was restarted, and the program's values come out otherwise: another model, "
+                    "or rounding, which deterministic=True has alike"
+                )
         if kind == "opened":
             self._path = f"/v1/programs/{data['id']}"
             self._opened(data["id"])
             self._is_open.set()
+        elif not has_news:
+            pass
         elif kind == "done":
             self._end()
             self._sink(ir.Done())
@@ -127,7 +177,7 @@ class RemoteSession(Session):
                 task.cancel()
 
 
-def _error(data: Mapping[str, Any]) -> Exception:
+def _error(data: dict[str, Any]) -> Exception:
     """The server's error, in our class if we have it."""
     cls = getattr(errors, str(data.get("class")), None)
     if not (isinstance(cls, type) and issubclass(cls, SglError)):

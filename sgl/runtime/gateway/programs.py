@@ -19,6 +19,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from sgl.errors import EngineDead, InvalidRequest, QueueFull, RequestTimeout, SglError
+from sgl.lang.ir.told import Told
 from sgl.runtime.gateway.demands import session_of
 from sgl.runtime.gateway.limits import key_of
 from sgl.runtime.gateway.openings import PartBody, parts_of, segment_of, with_deadline
@@ -218,10 +219,7 @@ class Part:
         self._body = body
         self._about = about
         self._left = about.num_rows
-        self._told: set[tuple[Any, ...]] = set()  # events that the client had
-        self._characters: dict[tuple[Any, ...], int] = {}  # of deltas that it had
-        self._counted: dict[tuple[Any, ...], int] = {}  # of deltas that came from this worker
-        self._is_again = False
+        self._told = Told()
         self._tried: dict[str, int] = {}  # see `Passed`
         self._first = 1  # number in it of the first of those that failed in a row, while the client had no news
         self._num_failures = 0  # of these
@@ -290,7 +288,8 @@ class Part:
                 raise EngineDead(
                     f"{self._num_failures} workers in a row failed that ran the program: {lost}"
                 ) from lost
-        self.remote, self.server, self._is_again = None, None, True
+        self.remote, self.server = None, None
+        self._told.begin_again()
         programs.reopened()
 
     async def _follow(self) -> None:
@@ -326,7 +325,6 @@ class Part:
 
     async def _read(self, server: Server, theirs: aiohttp.ClientResponse, first: bytes) -> None:
         buffer, searched, number, programs = bytearray(first), 0, 0, self._program.programs
-        self._counted = {}
         while True:
             while (end := buffer.find(b"\n\n", searched)) >= 0:
                 if b"data: " in (data := bytes(buffer[:end])):
@@ -381,19 +379,8 @@ class Part:
             raise Lost(event["error"].get("message", ""))
         if self._about.first_row is not None:
             event["row"] = event.get("row", 0) + self._about.first_row
-        place = (event.get("row"), event.get("stream"), event.get("index"))
-        if kind == "delta":
-            key = (*place, event.get("reasoning", False))
-            at = self._counted[key] = self._counted.get(key, 0) + len(event["text"])
-            had = self._characters.get(key, 0)
-            if at <= had and self._is_again:  # an empty one may carry meta info
-                return
-            self._characters[key] = at
-            event["text"] = event["text"][-(at - had) :] if at > had else ""
-        elif (kind, *place) in self._told:
+        if not self._told.has_news(event):
             return
-        else:
-            self._told.add((kind, *place))
         if self._num_failures:
             self._num_failures = self._num_begun = 0
             self._first = max(self._tried.values())
