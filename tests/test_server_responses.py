@@ -292,6 +292,32 @@ def test_old_turns_are_dropped_only_where_truncation_says_so(client: Any) -> Non
         client.responses.create(truncation="auto", **{**options, "input": "x" * 600})
 
 
+ARGUMENTS_AS_TEXT = (
+    "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ '{\"name\": \"' + c.function.name + '\", \"arguments\": ' + c.function.arguments + '}' }}</tool_call>"
+    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def test_a_prompt_is_cut_as_it_is_written(engine: Engine) -> None:
+    """Also where the template takes arguments of calls as a text."""
+    call = {"type": "function_call", "call_id": "x", "name": "add", "arguments": '{"a": 1}'}
+    turns = [
+        {"role": "user", "content": "1 and 1?"},
+        call,
+        {"type": "function_call_output", "call_id": "x", "output": "2"},
+    ]
+    with served(engine, template=ARGUMENTS_AS_TEXT) as server:
+        for body in ({"input": turns}, {"input": [{"role": "user", "content": "x" * 480}, *turns]}):
+            answer = server.post("/v1/responses", {**body, "truncation": "auto", "max_output_tokens": 1})
+            assert answer.status_code == 200, answer.text
+        wanted = {"messages": [{"role": "user", "content": "2?"}, {"role": "assistant", "tool_calls": [{
+            "id": "x", "function": {"name": "add", "arguments": '{"a": 1}'},
+        }]}]}  # fmt: skip
+        assert server.post("/v1/embeddings", wanted).status_code == 200
+
+
 def test_a_running_response_can_be_cancelled(engine: Engine, client: Any) -> None:
     with slow_steps(engine):
         stream = client.responses.create(input="hello", stream=True, **GREEDY)

@@ -8,14 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 from aiohttp import web
 
 from sgl.errors import InvalidRequest
-from sgl.formats.calls import FORMATS, channels_of, formats_of
-from sgl.formats.detect import CallStyle, call_style
 from sgl.runtime.requests.builder import MAX_LOGPROBS
 from sgl.runtime.requests.results import failure_of
 from sgl.runtime.requests.threads import in_thread
@@ -70,147 +68,132 @@ class Writer(ABC):
         return sse.named(events)
 
 
-class Conversations:
-    """The chats of one service."""
+async def answers_to(service: Service, body: ChatBody, ids: list[int] | None = None) -> Answers[Turn]:
+    """Render, constrain and check a chat. `ids`: its prompt, if it is not rendered from the messages. Raises
+    InvalidRequest, NoSuchModel and ContextTooLong."""
+    adapter = adapter_options(service, body.model, body.lora_path, 1)
+    as_function, body = bool(body.functions), body.with_tools()
+    num_top = _top_logprobs(body)
+    tokenizer = service.tokenizer
+    context = service.context_length
+    images = images_of(body)
+    if images and not await service.takes_images():
+        raise InvalidRequest("this model takes texts only, no images", param="messages")
+    style = None if ids is not None else await service.in_thread(lambda: service.call_style)
+    if ids is None:
+        ids = await service.in_thread(rendered, service, body, context)
+        if body.tools:
+            await service.in_thread(lambda: service.shows_tools)
+    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if limit is None:  # what fits into the context and an answer
+        limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
+    params = service.sampling_defaults | body.sampling_params(limit)
+    has_tags = service.engine.config.grammar_backend == "sgl"
+    begun = block_begun(None if style is None else style.format, tokenizer, ids, _continued(body))
+    constrain = partial(call_constraint, body, style, params, has_tags=has_tags, begun=begun)
+    constraint, reading = constrain()
+    separates, streams = body.separate_reasoning is not False, body.stream_reasoning is not False
+    marks = () if reading.format is None else reading.format.marks()
+    thinking = None
+    if reading.format is not None and reading.format.has_channels:
+        params = in_last_channel(params, reading.format, begun) if has_tags and not constraint else params
+        reading = replace(reading, separates_reasoning=separates, streams_reasoning=streams, begun=begun)
+    elif (parser := service.config.reasoning_parser) is not None and separates:
+        thinking = Thinking.of(parser, tokenizer, ids, streams=streams, said=_continued(body))
+        marks = (*marks, *thinking.marks)
+    params["shown_special_tokens"] = tokenizer.special_tokens_in(marks)
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def held_to(constraint: dict[str, Any]) -> dict[str, Any]:
+        held = params | constraint
+        return held if thinking is None or not has_tags else thinking.before(held)
 
-    async def answers(self, body: ChatBody, ids: list[int] | None = None) -> Answers[Turn]:
-        """Render, constrain and check a chat. `ids`: its prompt, if it is not rendered from the messages. Raises
-        InvalidRequest, NoSuchModel and ContextTooLong."""
-        adapter = adapter_options(self._service, body.model, body.lora_path, 1)
-        as_function, body = bool(body.functions), body.with_tools()
-        num_top = _top_logprobs(body)
-        service = self._service
-        tokenizer = service.tokenizer
-        context = service.context_length
-        images = images_of(body)
-        if images and not await service.takes_images():
-            raise InvalidRequest("this model takes texts only, no images", param="messages")
-        style = None if ids is not None else await service.in_thread(lambda: self._style)
-        if ids is None:
-            ids = await service.in_thread(prompt_ids, tokenizer, service.chat_template, body, context, style)
-            if body.tools:
-                await service.in_thread(lambda: service.shows_tools)
-        limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        if limit is None:  # what fits into the context and an answer
-            limit = max(1, min(context, MAX_LOGPROBS // max(1, (num_top or 0) * (body.n or 1))))
-        params = service.sampling_defaults | body.sampling_params(limit)
-        has_tags = service.engine.config.grammar_backend == "sgl"
-        begun = block_begun(None if style is None else style.format, tokenizer, ids, _continued(body))
-        constrain = partial(call_constraint, body, style, params, has_tags=has_tags, begun=begun)
-        constraint, reading = constrain()
-        separates, streams = body.separate_reasoning is not False, body.stream_reasoning is not False
-        marks = () if reading.format is None else reading.format.marks()
-        thinking = None
-        if reading.format is not None and reading.format.has_channels:
-            params = in_last_channel(params, reading.format, begun) if has_tags and not constraint else params
-            reading = replace(reading, separates_reasoning=separates, streams_reasoning=streams, begun=begun)
-        elif (parser := service.config.reasoning_parser) is not None and separates:
-            thinking = Thinking.of(parser, tokenizer, ids, streams=streams, said=_continued(body))
-            marks = (*marks, *thinking.marks)
-        params["shown_special_tokens"] = tokenizer.special_tokens_in(marks)
+    def looser() -> Iterator[tuple[frozenset[str], dict[str, Any]]]:
+        assert reading.format is not None, "there is a constraint on calls"
+        for names in loosenings(body, reading.format, service.engine.config.json_additional_properties):
+            yield names, held_to(constrain(loosened=names)[0])
 
-        def held_to(constraint: dict[str, Any]) -> dict[str, Any]:
-            held = params | constraint
-            return held if thinking is None or not has_tags else thinking.before(held)
+    arguments = engine_arguments(body, [ids], held_to(constraint)) | adapter
+    if constraint and constrain(loosened=reading.schemas)[0] != constraint:
+        arguments["otherwise"] = looser
+    if images:
+        arguments["image_data"] = images
+    if num_top is not None:
+        arguments |= {"return_logprob": True, "top_logprobs_num": num_top}
+    custom = {tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool)}
+    logprobs = None
+    if num_top is not None:
+        logprobs = partial(chat_logprobs, tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+    told = ids if body.return_token_ids or body.return_prompt_token_ids else None
 
-        def looser() -> Iterator[tuple[frozenset[str], dict[str, Any]]]:
-            assert reading.format is not None, "there is a constraint on calls"
-            for names in loosenings(body, reading.format, service.engine.config.json_additional_properties):
-                yield names, held_to(constrain(loosened=names)[0])
+    @cache
+    def choice(index: int) -> Turn:
+        return Turn(
+            index,
+            AnswerSplitter(None if thinking is None else thinking.splitter(), reading),
+            logprobs,
+            with_reasoning=body.include_reasoning is not False,
+            custom=custom,
+            as_function=as_function,
+            stop_token_ids=body.stop_token_ids,
+            prompt_ids=told,
+            with_token_ids=bool(body.return_token_ids),
+        )
 
-        arguments = engine_arguments(body, [ids], held_to(constraint)) | adapter
-        if constraint and constrain(loosened=reading.schemas)[0] != constraint:
-            arguments["otherwise"] = looser
-        if images:
-            arguments["image_data"] = images
-        if num_top is not None:
-            arguments |= {"return_logprob": True, "top_logprobs_num": num_top}
-        custom = {tool.custom.name for tool in body.tools or () if isinstance(tool, CustomTool)}
-        logprobs = None
-        if num_top is not None:
-            logprobs = partial(chat_logprobs, tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
-        told = ids if body.return_token_ids or body.return_prompt_token_ids else None
+    return Answers("chat.completion", arguments, body.n or 1, choice, answer_id("chatcmpl", body), told)
 
-        @cache
-        def choice(index: int) -> Turn:
-            return Turn(
-                index,
-                AnswerSplitter(None if thinking is None else thinking.splitter(), reading),
-                logprobs,
-                with_reasoning=body.include_reasoning is not False,
-                custom=custom,
-                as_function=as_function,
-                stop_token_ids=body.stop_token_ids,
-                prompt_ids=told,
-                with_token_ids=bool(body.return_token_ids),
-            )
 
-        return Answers("chat.completion", arguments, body.n or 1, choice, answer_id("chatcmpl", body), told)
+async def reply(
+    service: Service,
+    request: web.Request,
+    answers: Answers[Turn],
+    writer: Writer,
+    *,
+    streams: bool,
+    ended: Ended = _nothing,
+) -> web.StreamResponse:
+    """Generate and answer, whole or in events. `ended` is called before the end is told. Raises what fails before
+    the first event."""
+    if streams:
+        events, timeout = _events(service, answers, writer, ended), service.config.write_timeout
+        return await sse.send_events(
+            request, events, timeout, done=b"", failure=writer.failure, headers=writer.headers
+        )
+    [result] = await whole(service, answers)
+    size = encoding.size_of_result(result)
+    await in_thread(partial(_written, answers.choice(0), writer, result), size)
+    await ended(result)
+    return await encoding.answer(lambda: writer.whole() | transfer_of(result), size)
 
-    async def reply(
-        self,
-        request: web.Request,
-        answers: Answers[Turn],
-        writer: Writer,
-        *,
-        streams: bool,
-        ended: Ended = _nothing,
-    ) -> web.StreamResponse:
-        """Generate and answer, whole or in events. `ended` is called before the end is told. Raises what fails before
-        the first event."""
-        if streams:
-            events, timeout = self._events(answers, writer, ended), self._service.config.write_timeout
-            return await sse.send_events(
-                request, events, timeout, done=b"", failure=writer.failure, headers=writer.headers
-            )
-        [result] = await whole(self._service, answers)
-        size = encoding.size_of_result(result)
-        await in_thread(partial(_written, answers.choice(0), writer, result), size)
-        await ended(result)
-        return await encoding.answer(lambda: writer.whole() | transfer_of(result), size)
 
-    async def _events(self, answers: Answers[Turn], writer: Writer, ended: Ended) -> AsyncGenerator[bytes, None]:
-        has_begun = False
-        async with aclosing(self._service.stream(**answers.arguments)) as events:
-            async for event in events:
-                if (error := failure_of(event)) is not None:
-                    raise error
-                begun = b"" if has_begun else writer.encoded(writer.begin(event))
-                write = partial(_written, answers.choice(0), writer, event, begun)
-                data = await in_thread(write, encoding.size_of_result(event))
-                if event["meta_info"]["finish_reason"] is not None:
-                    await ended(event)
-                has_begun = True
-                if data:
-                    yield data
+async def _events(
+    service: Service, answers: Answers[Turn], writer: Writer, ended: Ended
+) -> AsyncGenerator[bytes, None]:
+    has_begun = False
+    async with aclosing(service.stream(**answers.arguments)) as events:
+        async for event in events:
+            if (error := failure_of(event)) is not None:
+                raise error
+            begun = b"" if has_begun else writer.encoded(writer.begin(event))
+            write = partial(_written, answers.choice(0), writer, event, begun)
+            data = await in_thread(write, encoding.size_of_result(event))
+            if event["meta_info"]["finish_reason"] is not None:
+                await ended(event)
+            has_begun = True
+            if data:
+                yield data
 
-    async def num_tokens(self, body: ChatBody) -> int:
-        """The length of a chat's prompt. Raises InvalidRequest, also for images, and NoSuchModel."""
-        check_model(self._service, body.model)
-        if images_of(body):
-            raise InvalidRequest(
-                "tokens of images are counted by generating only: see usage there", param="messages"
-            )
-        service = self._service
-        style = await service.in_thread(lambda: self._style)
-        return len(await service.in_thread(prompt_ids, service.tokenizer, service.chat_template, body, None, style))
 
-    @cached_property
-    def _style(self) -> CallStyle | None:
-        """How the model writes calls: by --tool-call-parser and the chat template. Reasoning in harmony's channels is
-        told by who reads these."""
-        tokenizer, template = self._service.tokenizer, self._service.chat_template
-        own: dict[str, Any] = {} if template is None else {"chat_template": template}
-        parser = self._service.config.tool_call_parser
-        channels = channels_of(self._service.config.reasoning_parser or "")
-        formats = FORMATS if channels is None else (channels,)
-        if parser is not None:
-            formats = formats_of(parser)
-        found = call_style(partial(tokenizer.apply_chat_template, **own), formats)
-        return CallStyle(formats[0]) if found is None and formats is not FORMATS else found
+async def num_tokens(service: Service, body: ChatBody) -> int:
+    """The length of a chat's prompt. Raises InvalidRequest, also for images, and NoSuchModel."""
+    check_model(service, body.model)
+    if images_of(body):
+        raise InvalidRequest("tokens of images are counted by generating only: see usage there", param="messages")
+    return len(await service.in_thread(rendered, service, body))
+
+
+def rendered(service: Service, body: ChatBody, limit: int | None = None) -> list[int]:
+    """See `prompt_ids`. It takes a while."""
+    return prompt_ids(service.tokenizer, service.chat_template, body, limit, service.call_style)
 
 
 def engine_arguments(body: SamplingBody, ids: list[Any], params: dict[str, Any]) -> dict[str, Any]:

@@ -19,21 +19,16 @@ from sgl.runtime.requests.threads import in_thread
 from sgl.runtime.server import encoding, replies, sse
 from sgl.runtime.server.adapters import adapter_options, check_model, shown_model
 from sgl.runtime.server.answers import Answers, Choice, Completion, Result, usage
-from sgl.runtime.server.conversations import Conversations, answer_id, engine_arguments, whole
+from sgl.runtime.server.conversations import answer_id, answers_to, engine_arguments, whole
 from sgl.runtime.server.logprobs import CompletionLogprobs
 from sgl.runtime.server.protocol import ChatBody, CompletionBody, SamplingBody
 from sgl.runtime.server.routes import Api, endpoint
-from sgl.runtime.server.service import Service
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's; a chat may fill the context
 
 
 class OpenAIApi(Api):
     """The OpenAI endpoints."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self._conversations = Conversations(service)
 
     @endpoint("GET /v1/models")
     async def models(self, request: web.Request) -> replies.Models:
@@ -67,7 +62,7 @@ class OpenAIApi(Api):
     )
     async def chat(self, request: web.Request, body: ChatBody) -> web.StreamResponse:
         """Answer in a conversation."""
-        return await self._answer(request, body, await self._conversations.answers(body))
+        return await self._answer(request, body, await answers_to(self._service, body))
 
     # ── what both share ─────────────────────────────────────────────────────────────────────────────────────────
 

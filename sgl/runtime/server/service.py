@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import web
 
 from sgl.errors import EngineDead, GrammarError, InvalidRequest
-from sgl.formats.detect import shows_tools
+from sgl.formats.calls import FORMATS, channels_of, formats_of
+from sgl.formats.detect import CallStyle, call_style, shows_tools
 from sgl.runtime.config import ServerConfig
 from sgl.runtime.lora_options import LoraPath
 from sgl.runtime.metrics import ServerMetrics
@@ -64,7 +65,7 @@ class Service:
     history: History = field(default_factory=History)
     is_draining: bool = False
     grpc_port: int | None = None
-    _takes_images: bool | None = None  # not asked for yet
+    _constants: dict[str, Any] | None = None  # not asked for yet
     abort_programs: Callable[[Caller], None] = lambda caller: None
     """Fails a caller's programs."""
 
@@ -76,8 +77,7 @@ class Service:
     @cached_property
     def shows_tools(self) -> bool:
         """Whether the chat template tells the model of tools; says in the log, once, that it does not."""
-        own: dict[str, Any] = {} if self.chat_template is None else {"chat_template": self.chat_template}
-        is_shown = shows_tools(partial(self.tokenizer.apply_chat_template, **own))
+        is_shown = shows_tools(self._render)
         if not is_shown:
             logger.warning(
                 "the chat template does not show tools: the model %s is not told of those that requests have. "
@@ -85,6 +85,23 @@ class Service:
                 self.model_name,
             )
         return is_shown
+
+    @cached_property
+    def call_style(self) -> CallStyle | None:
+        """How the model writes calls: by --tool-call-parser and the chat template, which is read. Reasoning in
+        harmony's channels is told by who reads these."""
+        parser = self.config.tool_call_parser
+        channels = channels_of(self.config.reasoning_parser or "")
+        formats = FORMATS if channels is None else (channels,)
+        if parser is not None:
+            formats = formats_of(parser)
+        found = call_style(self._render, formats)
+        return CallStyle(formats[0]) if found is None and formats is not FORMATS else found
+
+    @property
+    def _render(self) -> Callable[..., str]:
+        own: dict[str, Any] = {} if self.chat_template is None else {"chat_template": self.chat_template}
+        return partial(self.tokenizer.apply_chat_template, **own)
 
     @property
     def model_name(self) -> str:
@@ -252,11 +269,15 @@ class Service:
         prompts = together["prompt_tokens"]
         return {**together, "cache_hit_rate": together["cached_tokens"] / prompts if prompts else 0.0}
 
+    async def constant(self, name: str) -> Any:
+        """What the engine says of its model. Raises EngineDead."""
+        if self._constants is None:
+            self._constants = await self.info()
+        return self._constants[name]
+
     async def takes_images(self) -> bool:
         """Whether the model does. Raises EngineDead."""
-        if self._takes_images is None:
-            self._takes_images = bool((await self.info())["has_image_understanding"])
-        return self._takes_images
+        return bool(await self.constant("has_image_understanding"))
 
     async def abort(self, rid: str | None, caller: Caller) -> None:
         """Abort a rid's requests, or with None all of the caller's. Raises Forbidden; see `check_admin`."""

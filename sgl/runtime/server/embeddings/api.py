@@ -20,7 +20,7 @@ from sgl.runtime.requests.embeddings import check_dimensions, embedding_argument
 from sgl.runtime.requests.results import check_all
 from sgl.runtime.server import encoding
 from sgl.runtime.server.adapters import adapter_options, check_model, shown_model
-from sgl.runtime.server.chat import prompt_ids
+from sgl.runtime.server.conversations import rendered
 from sgl.runtime.server.embeddings.bodies import (
     MAX_NUMBERS,
     EmbeddingBody,
@@ -57,81 +57,66 @@ class Vectors:
         return prompt_usage(self.results)
 
 
-class Embedder:
-    """Gets embeddings from a service's engine."""
+async def embed(
+    service: Service,
+    texts: Sequence[Any],
+    *,
+    param: str,
+    pooling: str | None = None,
+    dimensions: int | None = None,
+    normalize: bool = True,
+    adapter: str | None = None,
+    truncate: int | None = None,
+) -> Vectors:
+    """Of texts, or of lists of token ids. adapter: a LoRA adapter's. truncate: as in `cut`. Raises InvalidRequest,
+    which names `param`."""
+    width = int(await service.constant("hidden_size"))
+    check_dimensions(dimensions, width)
+    if len(texts) * width > MAX_NUMBERS:
+        most = MAX_NUMBERS // width
+        message = f"{len(texts)} embeddings of {width} numbers: one request has {most} at most, send several"
+        raise InvalidRequest(message, param=param)
+    if not texts:
+        raise InvalidRequest(f"{param} is empty: it needs at least one text", param=param)
+    prompts = await cut(service, texts, truncate)
+    arguments = embedding_arguments(pooling or service.config.pooling, prompts)
+    try:
+        results = await service.generate(**arguments, lora_path=adapter)
+        check_all(results)
+    except InvalidRequest as error:
+        error.param = param
+        raise
+    finish = partial(finished, normalize=normalize, dimensions=dimensions)
+    return Vectors([finish(result.pop("embedding")) for result in results], results)
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._width: int | None = None
 
-    async def embed(
-        self,
-        texts: Sequence[Any],
-        *,
-        param: str,
-        pooling: str | None = None,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        adapter: str | None = None,
-        truncate: int | None = None,
-    ) -> Vectors:
-        """Of texts, or of lists of token ids. adapter: a LoRA adapter's. truncate: as in `cut`. Raises InvalidRequest,
-        which names `param`."""
-        width = await self._hidden_size()
-        check_dimensions(dimensions, width)
-        if len(texts) * width > MAX_NUMBERS:
-            most = MAX_NUMBERS // width
-            message = f"{len(texts)} embeddings of {width} numbers: one request has {most} at most, send several"
-            raise InvalidRequest(message, param=param)
-        if not texts:
-            raise InvalidRequest(f"{param} is empty: it needs at least one text", param=param)
-        prompts = await self.cut(texts, truncate)
-        arguments = embedding_arguments(pooling or self._service.config.pooling, prompts)
-        try:
-            results = await self._service.generate(**arguments, lora_path=adapter)
-            check_all(results)
-        except InvalidRequest as error:
-            error.param = param
-            raise
-        finish = partial(finished, normalize=normalize, dimensions=dimensions)
-        return Vectors([finish(result.pop("embedding")) for result in results], results)
-
-    async def cut(self, texts: Sequence[Any], most: int | None) -> dict[str, list[Any]]:
-        """The engine's argument for texts or lists of token ids, of each the last `most` tokens; -1: as many as fit.
-        Raises InvalidRequest."""
-        if most is None:
-            return {"prompt" if isinstance(texts[0], str) else "input_ids": list(texts)}
-        if most < 1 and most != -1:
-            message = f"truncate_prompt_tokens must be at least 1, or -1 for as many as fit, not {most}"
-            raise InvalidRequest(message, param="truncate_prompt_tokens")
-        service = self._service
-        most = service.context_length if most == -1 else most
-        size = 0
-        if isinstance(texts[0], str):
-            what = "characters are to be cut by tokens, {} more for each text"
-            size = checked_size(texts, MAX_TOKENIZED, what, "truncate_prompt_tokens")
-        cut = partial(last_tokens, service.tokenizer, texts, most)
-        return {"input_ids": await asyncio.get_running_loop().run_in_executor(pool_for(size), cut)}
-
-    async def _hidden_size(self) -> int:
-        if self._width is None:
-            self._width = int((await self._service.info())["hidden_size"])
-        return self._width
+async def cut(service: Service, texts: Sequence[Any], most: int | None) -> dict[str, list[Any]]:
+    """The engine's argument for texts or lists of token ids, of each the last `most` tokens; -1: as many as fit.
+    Raises InvalidRequest."""
+    if most is None:
+        return {"prompt" if isinstance(texts[0], str) else "input_ids": list(texts)}
+    if most < 1 and most != -1:
+        message = f"truncate_prompt_tokens must be at least 1, or -1 for as many as fit, not {most}"
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    most = service.context_length if most == -1 else most
+    size = 0
+    if isinstance(texts[0], str):
+        what = "characters are to be cut by tokens, {} more for each text"
+        size = checked_size(texts, MAX_TOKENIZED, what, "truncate_prompt_tokens")
+    cut_all = partial(last_tokens, service.tokenizer, texts, most)
+    return {"input_ids": await asyncio.get_running_loop().run_in_executor(pool_for(size), cut_all)}
 
 
 class EmbeddingsApi(Api):
     """The endpoints of OpenAI, SGLang and vLLM."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self._embedder = Embedder(service)
 
     @endpoint("POST /v1/embeddings", example={"input": "Hello"}, answer=Embeddings)
     async def embeddings(self, request: web.Request, body: EmbeddingBody) -> web.Response:
         """Vectors of texts, or of a conversation."""
         options = adapter_options(self._service, body.model, body.lora_path, 1)
         chat, texts = body.chat(), listed(body.input)
-        found = await self._embedder.embed(
+        found = await embed(
+            self._service,
             texts if chat is None else [await self._prompt(chat)],
             param="input" if chat is None else "messages",
             pooling=body.pooling,
@@ -159,9 +144,7 @@ class EmbeddingsApi(Api):
         if images_of(chat):
             raise InvalidRequest("messages are embedded with their texts only, no images", param="messages")
         service = self._service
-        return await service.in_thread(
-            prompt_ids, service.tokenizer, service.chat_template, chat, service.context_length
-        )
+        return await service.in_thread(rendered, service, chat, service.context_length)
 
     @endpoint("POST /encode", example={"text": "Hello"}, answer=Encoded | list[Encoded])
     async def encode(self, request: web.Request, body: EncodeBody) -> web.Response:
@@ -171,7 +154,7 @@ class EmbeddingsApi(Api):
             raise InvalidRequest("text or input_ids is needed", param="text")
         several = listed(given)
         param = "text" if body.text is not None else "input_ids"
-        found = await self._embedder.embed(several, param=param, pooling=body.pooling, dimensions=body.dimensions)
+        found = await embed(self._service, several, param=param, pooling=body.pooling, dimensions=body.dimensions)
 
         def answer() -> Any:
             each = [
@@ -198,7 +181,8 @@ class EmbeddingsApi(Api):
             raise InvalidRequest(message, param="text_1" if body.text_1 is None else "text_2")
         first, second = listed(body.text_1), listed(body.text_2)
         compared = pairs(body.text_1, body.text_2)
-        found = await self._embedder.embed(
+        found = await embed(
+            self._service,
             [*first, *second],
             param="text_2",
             pooling=body.pooling,
@@ -231,7 +215,8 @@ class EmbeddingsApi(Api):
         if body.top_n is not None and body.top_n < 0:
             raise InvalidRequest(f"top_n must be 0 or more, not {body.top_n}", param="top_n")
         texts = body.texts()
-        found = await self._embedder.embed(
+        found = await embed(
+            self._service,
             [body.query, *texts],
             param="documents",
             pooling=body.pooling,
@@ -266,7 +251,7 @@ class EmbeddingsApi(Api):
         if not items:
             raise InvalidRequest("items is empty: it needs at least one", param="items")
         given = [item + query if body.item_first else query + item for item in items]
-        prompts = await self._embedder.cut(given, body.truncate_prompt_tokens)
+        prompts = await cut(self._service, given, body.truncate_prompt_tokens)
         try:
             results = await self._service.generate(
                 **prompts,

@@ -13,8 +13,8 @@ from sgl.errors import InvalidRequest
 from sgl.runtime.server import encoding
 from sgl.runtime.server.adapters import check_model
 from sgl.runtime.server.answers import Answers, Turn
-from sgl.runtime.server.conversations import Conversations
-from sgl.runtime.server.embeddings.api import Embedder
+from sgl.runtime.server.conversations import answers_to, reply
+from sgl.runtime.server.embeddings.api import embed
 from sgl.runtime.server.embeddings.bodies import listed
 from sgl.runtime.server.embeddings.replies import OllamaEmbedding, OllamaEmbeddings
 from sgl.runtime.server.encoding import json_response
@@ -38,7 +38,7 @@ from sgl.runtime.server.ollama.replies import (
 )
 from sgl.runtime.server.replies import Version
 from sgl.runtime.server.routes import Api, endpoint
-from sgl.runtime.server.service import VERSION, Service
+from sgl.runtime.server.service import VERSION
 
 _NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
 _HELLO = {"messages": [{"role": "user", "content": "Hello"}], "options": {"num_predict": 16}, "stream": False}
@@ -50,18 +50,13 @@ class OllamaApi(Api):
 
     failure = OllamaError
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self._conversations = Conversations(service)
-        self._embedder = Embedder(service)
-
     @endpoint("POST /api/chat", example=_HELLO, answer=OllamaChat, lines=True)
     async def chat(self, request: web.Request, body: OllamaChatBody) -> web.StreamResponse:
         """Answer in a conversation; in lines unless stream is false."""
         answers = None
         if body.messages:
             self._check_thinking(body.think)
-            answers = await self._conversations.answers(body.chat())
+            answers = await answers_to(self._service, body.chat())
         return await self._answer(request, body, answers)
 
     @endpoint("POST /api/generate", example=_ONCE, answer=OllamaGenerated, lines=True)
@@ -74,10 +69,10 @@ class OllamaApi(Api):
             if body.raw or not has_template:
                 limit = self._service.context_length
                 ids = await self._service.in_thread(partial(tokenizer.encode, body.prompt, limit=limit))
-                answers = await self._conversations.answers(body.raw_chat(), ids.tolist())
+                answers = await answers_to(self._service, body.raw_chat(), ids.tolist())
             else:
                 self._check_thinking(body.think)
-                answers = await self._conversations.answers(body.chat())
+                answers = await answers_to(self._service, body.chat())
         return await self._answer(request, body, answers)
 
     def _check_thinking(self, think: bool | str | None) -> None:
@@ -95,7 +90,7 @@ class OllamaApi(Api):
             if str(body.keep_alive) in ("0", "0s", "0.0"):
                 raise InvalidRequest("the model stays: stop the server to unload it", param="keep_alive")
             return json_response(writer.empty())
-        return await self._conversations.reply(request, answers, writer, streams=body.stream is not False)
+        return await reply(self._service, request, answers, writer, streams=body.stream is not False)
 
     @endpoint("POST /api/embed", example={"input": "Hello"}, answer=OllamaEmbeddings)
     async def embed(self, request: web.Request, body: OllamaEmbedBody) -> web.Response:
@@ -107,7 +102,7 @@ class OllamaApi(Api):
             limit = self._service.context_length
             encode = self._service.tokenizer.encode_all
             texts = [ids[:limit] for ids in await self._service.in_thread(encode, texts)]
-        found = await self._embedder.embed(texts, param="input", dimensions=body.dimensions, adapter=adapter)
+        found = await embed(self._service, texts, param="input", dimensions=body.dimensions, adapter=adapter)
         head = {"model": body.model or self._service.model_name, "load_duration": 0}
         count, taken = found.usage["prompt_tokens"], round(1e9 * (time.monotonic() - began))
 
@@ -121,7 +116,7 @@ class OllamaApi(Api):
     async def embedding(self, request: web.Request, body: OllamaEmbeddingBody) -> web.Response:
         """The vector of a text, of any length, as Ollama's old endpoint has it."""
         adapter = check_model(self._service, body.model)
-        found = await self._embedder.embed([body.prompt], param="prompt", normalize=False, adapter=adapter)
+        found = await embed(self._service, [body.prompt], param="prompt", normalize=False, adapter=adapter)
         return await encoding.answer(lambda: {"embedding": found.vectors[0].tolist()}, found.size)
 
     # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────

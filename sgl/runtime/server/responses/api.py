@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter
 from sgl.errors import EngineDead, InvalidRequest
 from sgl.runtime.server.adapters import check_model
 from sgl.runtime.server.answers import Result
-from sgl.runtime.server.conversations import Conversations
+from sgl.runtime.server.conversations import answers_to, num_tokens, rendered, reply
 from sgl.runtime.server.errors import NotThere
 from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.protocol import ChatBody
@@ -43,7 +44,6 @@ class ResponsesApi(Api):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._conversations = Conversations(service)
         self._store = ResponseStore()
         self._running: dict[str, _Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -58,7 +58,7 @@ class ResponsesApi(Api):
         """Answer in a conversation, whose earlier turns may be stored here."""
         check_model(self._service, body.model)
         chat, own, earlier = await self._chat(body)
-        answers = await self._conversations.answers(chat)
+        answers = await answers_to(self._service, chat)
         writer = ResponseWriter(self._response(body), self._num_tokens)
         response, owner = writer.response, current_caller.get().name
         rid = answers.arguments.setdefault("rid", response["id"])
@@ -69,7 +69,8 @@ class ResponsesApi(Api):
 
         self._running[response["id"]] = _Run(response, owner, rid)
         try:
-            return await self._conversations.reply(request, answers, writer, streams=bool(body.stream), ended=keep)
+            streams = bool(body.stream)
+            return await reply(self._service, request, answers, writer, streams=streams, ended=keep)
         finally:
             del self._running[response["id"]]
 
@@ -77,7 +78,7 @@ class ResponsesApi(Api):
     async def input_tokens(self, request: web.Request, body: InputBody) -> replies.InputTokens:
         """How many tokens the prompt of a response would have."""
         chat, _, _ = await self._chat(body)
-        number = await self._conversations.num_tokens(chat)
+        number = await num_tokens(self._service, chat)
         return {"object": "response.input_tokens", "input_tokens": number}
 
     @endpoint(f"GET {_ONE}", answer=replies.Response)
@@ -153,8 +154,8 @@ class ResponsesApi(Api):
         history = [] if earlier is None else earlier.items()
         chat = chat_of(body, _ITEMS.validate_python([*history, *own]))
         if body.truncation == "auto":
-            service = self._service
-            chat = truncated(chat, service.tokenizer, service.chat_template, service.context_length)
+            context = self._service.context_length
+            chat = truncated(chat, partial(rendered, self._service, limit=context), context)
         listed = [{**_as_listed(item), "id": item.get("id") or f"msg_{uuid.uuid4().hex}"} for item in own]
         return chat, listed, earlier
 

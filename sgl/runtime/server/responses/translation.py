@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sgl.errors import ContextTooLong, InvalidRequest
-from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.constrained import ResponseFormat
 from sgl.runtime.server.images import content_of
 from sgl.runtime.server.protocol import (
@@ -44,7 +43,6 @@ from sgl.runtime.server.responses.body import (
     TextFormat,
     ToolName,
 )
-from sgl.runtime.text.tokenizer import Tokenizer
 
 
 def chat_of(body: InputBody, items: list[Item]) -> ChatBody:
@@ -73,8 +71,8 @@ def chat_of(body: InputBody, items: list[Item]) -> ChatBody:
     return ChatBody.model_construct(**fields)
 
 
-def truncated(body: ChatBody, tokenizer: Tokenizer, template: str | None, context: int) -> ChatBody:
-    """The chat without its oldest turns, as few as make it fit into the context. Raises ContextTooLong."""
+def truncated(body: ChatBody, prompt_ids: Callable[[ChatBody], list[int]], context: int) -> ChatBody:
+    """The chat without its oldest turns, as few as make it fit into the context."""
     messages = body.messages
     first = next((i for i, message in enumerate(messages) if message.role not in ("system", "developer")), 0)
     starts = [i for i in range(first, len(messages)) if messages[i].role == "user"] or [first]
@@ -84,7 +82,7 @@ def truncated(body: ChatBody, tokenizer: Tokenizer, template: str | None, contex
 
     def fits(chat: ChatBody) -> bool:
         try:
-            return len(prompt_ids(tokenizer, template, chat, context)) < context
+            return len(prompt_ids(chat)) < context
         except ContextTooLong:
             return False
 

@@ -12,7 +12,7 @@ from smg_grpc_proto.generated import common_pb2
 
 from sgl.errors import EngineDead, InvalidRequest
 from sgl.runtime.requests.threads import in_thread
-from sgl.runtime.server.embeddings.api import Embedder
+from sgl.runtime.server.embeddings.api import embed
 from sgl.runtime.server.encoding import size_of_result
 from sgl.runtime.server.errors import NotServed
 from sgl.runtime.server.identity import current_caller
@@ -44,7 +44,6 @@ class Scheduler:
     def __init__(self, service: Service, relay: KvRelay | None) -> None:
         """relay: of KV events, if the engine tells them."""
         self._service, self._relay = service, relay
-        self._embedder = Embedder(service)
         self._about = About(service)
         self._adapters = AdapterIds(service)
 
@@ -79,7 +78,7 @@ class Scheduler:
         if request.data_parallel_rank:
             check_rank(request, self._service.engine.config.dp_size)
         ids = ids_of(request, self._service.context_length)
-        found = await self._embedder.embed([ids], param="tokenized")
+        found = await embed(self._service, [ids], param="tokenized")
         [vector] = found.vectors
         usage = found.usage["prompt_tokens"]
         return pb.EmbedResponse(embedding=vector, embedding_dim=len(vector), prompt_tokens=usage)
