@@ -263,6 +263,15 @@ def test_known_texts_are_encoded_once_and_the_new_ones_together() -> None:
     assert list(map(list, known(list("abcdefgh")))) == [[byte] for byte in b"abcdefgh"]
 
 
+def test_known_texts_are_no_longer_than_so_many_characters_together() -> None:
+    known = KnownTexts(lambda texts: [list(text.encode()) for text in texts], 100, most_characters=10)
+    known(["a" * 4, "b" * 4])
+    known(["c" * 4, "a" * 4])
+    assert list(known._known) == ["a" * 4, "c" * 4], "the one met longest ago is forgotten"
+    assert list(map(len, known(["d" * 11, "e"]))) == [11, 1]
+    assert sum(map(len, known._known)) <= 10
+
+
 def test_known_texts_stay_right_and_few_where_threads_share_them() -> None:
     def encode(texts: Sequence[str]) -> list[list[int]]:
         if "bad" in texts:
