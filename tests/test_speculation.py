@@ -327,6 +327,9 @@ def test_outputs_are_looked_up_in_those_of_the_same_caller_and_kind_alone(folder
             {"owner": "somebody"},
             {"sampling_params": {**params, "json_schema": RECORD}},
             {"prompt": "another beginning, and a different one at that: a record"},
+            {"origin": ("program", "x" * 10_000)},
+            {"origin": ("program", "x" * 10_001)},
+            {"extra_key": "k" * 1_000},
         ):
             call = engine.prepare(**{"prompt": "a record of much: ", "sampling_params": params, **options})
             origins.append(call.submissions[0].request.origin)
@@ -335,6 +338,7 @@ def test_outputs_are_looked_up_in_those_of_the_same_caller_and_kind_alone(folder
             == (origins[0])
         )
     assert len(set(origins)) == len(origins)
+    assert max(len(repr(origin)) for origin in origins) < 200, "they outlive requests, whose names may be long"
 
 
 def test_usage_tells_what_was_drafted_and_what_stood(folder: Path, plain: Any) -> None:

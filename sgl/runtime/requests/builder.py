@@ -148,7 +148,7 @@ class RequestBuilder:
         adapter = self._adapters.number_of(wanted.lora_path)
         matchers = self._constraints.matchers(params)
         namespace = (adapter, wanted.extra_key) if adapter else wanted.extra_key
-        origin = wanted.owner, namespace, wanted.origin, _kind(wanted, params, prompt_ids)
+        origin = _digest(repr((wanted.owner, namespace, wanted.origin, _kind(wanted, params, prompt_ids))))
         now = time.monotonic()
         key = prompt_ids.tobytes() if layout is None else layout.key_ids.tobytes()
         offered = offers(wanted, params, self._transfers)
@@ -314,16 +314,18 @@ class RequestBuilder:
 
 
 def _kind(wanted: GenerateRequest, params: SamplingParams, prompt_ids: Int32Array) -> Hashable:
-    """What requests of one caller have in common whose outputs may be alike. Small: it outlives the request."""
+    """What requests of one caller have in common whose outputs may be alike."""
     if params.constraint is None:
         return None if wanted.origin else prompt_ids[:_BEGINNING].tobytes()
     name, text = params.constraint
-    return name, text if len(text) <= _LONG_CONSTRAINT else _digest(text)
+    return name, text if len(text) <= _LONG_CONSTRAINT else _digest_of_constraint(text)
 
 
-@lru_cache(maxsize=FEW_CONSTRAINTS)
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
+
+
+_digest_of_constraint = lru_cache(maxsize=FEW_CONSTRAINTS)(_digest)
 
 
 def no_images(kind: str, param: str) -> InvalidRequest:

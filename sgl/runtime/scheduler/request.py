@@ -57,7 +57,8 @@ class Request:
     namespace: Namespace = None
     adapter: int = 0  # number of its LoRA adapter; 0: none
     origin: Hashable | None = None
-    """What its output is one of: same client, program and gen. Outputs of the same origin resemble each other."""
+    """What its output is one of: same client, program and gen. Outputs of the same origin resemble each other. Small:
+    it outlives the request."""
     call: Hashable | None = None  # shared by the requests of one call; None: it was alone
     deadline: float | None = None  # monotonic seconds, for the whole request
     queue_deadline: float | None = None  # monotonic seconds, for its first admission
