@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl.runtime.speculate.budget import Acceptance, Budget, size_of
+from sgl.runtime.speculate.speculator import Speculator
 
 
 def _seen(seconds: dict[tuple[int, int], float], *, is_padded: bool, rounds: int = 30) -> Budget:
@@ -74,6 +77,24 @@ def test_a_step_with_drafts_that_was_quicker_than_plain_ones_is_forgotten(*, com
         budget.costs.saw(8, 0, 1, 0.5)
         budget.costs.saw(8, 8, 2, 1.5)
     assert budget.divide(8, [(0.5, 1)] * 8) == [0] * 8
+
+
+@pytest.mark.parametrize("is_on_host", [False, True])
+@pytest.mark.parametrize("ticks", [[0.0] * 7 + [0.0156], [1e-300], [1e300, 0.0]])
+def test_numbers_stay_finite_whatever_the_clock_says(ticks: list[float], *, is_on_host: bool) -> None:
+    """Some processors' time goes on in ticks longer than a step."""
+    speculator = Speculator(cast(Any, None), budget=Budget(), is_on_host=is_on_host)
+    costs = cast(Budget, speculator._budget).costs
+    for step in range(20_000):
+        seconds = ticks[step % len(ticks)]
+        costs.saw(1, 0, 1, seconds)
+        costs.saw(1, 0, 1, seconds, waited=True)
+        costs.saw(1, 3, 4, seconds)
+        assert math.isfinite(costs.plain(1))
+        assert math.isfinite(costs.ratio(1, 3, 4))
+        if costs.plain(1):
+            speculator._rest_from_looks(1, 0.0001, has_guesses=False)
+            assert 0 <= speculator._until_look <= 128
 
 
 def test_what_was_seen_of_guesses_is_believed_soon_and_forgotten_slowly() -> None:

@@ -16,6 +16,7 @@ _FEW = 8  # as so many; with more, so many steps count as with these
 _FIRST_TRIALS, _FIRST_SHARE = 3.0, 0.7  # believed before anything was seen
 _LEAST_SURVIVAL = 0.1  # of a draft worth a thought
 _NEW = 0.25  # weight of a new measurement
+_SHORTEST, _LONGEST = 1e-5, 1e3  # seconds of a step that are believed: some clocks tick less often than steps end
 _MOST_LONGER = 3.0  # a measurement counts as at most so many times the one before: others had the processor
 _LEAST_RATIO = 0.5  # of a step with drafts to a plain one: less is a slip of the plain one's measurement
 _LEAST_GAIN = 1.03  # in tokens a second, for drafts to be worth it
@@ -68,6 +69,7 @@ class StepCosts:
         """A step of so many rows took that long. longest: tokens of its longest row. waited: whether it was begun only
         when the one before was handled, as steps with drafts are."""
         cost = self._costs.setdefault(size_of(num_rows), _Cost())
+        seconds = min(max(seconds, _SHORTEST), _LONGEST)
         if not num_drafts and waited:
             if cost.plain:
                 cost.waiting = _moved(cost.waiting or cost.plain, seconds)
