@@ -170,7 +170,6 @@ WITHOUT_TORCH = (
     "sgl.runtime.cache",
     "sgl.runtime.transfer",
     "sgl.runtime.speculate.drafter",
-    "sgl.runtime.speculate.history",
     "sgl.runtime.speculate.pools",
     "sgl.runtime.speculate.lookup",
     "sgl.runtime.speculate.budget",

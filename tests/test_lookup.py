@@ -14,8 +14,7 @@ from sgl.runtime.scheduler.request import FinishReason, Request
 from sgl.runtime.speculate import choice
 from sgl.runtime.speculate import lookup as lookup_module
 from sgl.runtime.speculate.drafter import MAX_GRADE, Draft, Drafter, DraftRequest
-from sgl.runtime.speculate.history import MAX_CONTEXT, MOST_PLACES, History, search
-from sgl.runtime.speculate.lookup import Lookup
+from sgl.runtime.speculate.lookup import MAX_CONTEXT, MOST_PLACES, Lookup, search
 from sgl.runtime.speculate.pools import START, Pools
 from tests.scheduler_driver import Driver, Setting
 
@@ -55,21 +54,6 @@ def test_of_a_token_that_is_everywhere_the_newest_places_are_compared() -> None:
     text[100] = 8
     assert search(text, np.array([8, 7], np.int32)) == (len(text) - 1, 1)
     assert search(text[: MOST_PLACES + 1], np.array([8, 7], np.int32)) == (102, 2)
-
-
-@given(st.lists(_IDS, max_size=6), st.integers(0, 5))
-def test_a_history_holds_what_was_appended_and_leaves_the_given_array_alone(
-    parts: list[list[int]], dropped: int
-) -> None:
-    first = np.array([7, 8], np.int32)
-    history, expected = History(first), [7, 8]
-    for part in parts:
-        history.extend(part)
-        expected += part
-        assert history.ids.tolist() == expected
-    history.drop_first(dropped)
-    assert history.ids.tolist() == expected[dropped:]
-    assert first.tolist() == [7, 8]
 
 
 def test_a_draft_is_what_followed_in_the_prompt_and_then_is_read_on() -> None:
@@ -114,7 +98,7 @@ def test_no_more_than_so_many_origins_are_kept() -> None:
     pools = Pools(most_origins=3)
     for origin in range(10):
         pools.add(origin, [1])
-    assert [pools.ids(origin) is not None for origin in range(10)] == [False] * 7 + [True] * 3
+    assert [len(pools.ids(origin)) > 0 for origin in range(10)] == [False] * 7 + [True] * 3
     assert pools.num_tokens == 6
 
 
@@ -140,7 +124,6 @@ def test_pools_stay_within_their_bounds_and_keep_the_newest(outputs: list[tuple[
     for origin, output in outputs:
         pools.add(origin, output)
         ids = pools.ids(origin)
-        assert ids is not None
         assert len(ids) <= 40
         assert ids.tolist()[-len(output[:19]) - 1 :] == [START, *output[:19]]
         assert pools.num_tokens == sum(len(p) for p in pools._pools.values()) <= 100

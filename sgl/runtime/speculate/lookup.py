@@ -3,6 +3,7 @@ same origin."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,14 +11,21 @@ import numpy as np
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
-from sgl.runtime.speculate.history import MAX_CONTEXT, History, search
 from sgl.runtime.speculate.pools import START, Pools
 
+MAX_CONTEXT = 16
+"""Tokens compared at most; a longer match says no more."""
+MOST_PLACES = 1 << 14
+"""Newest places of a token that are compared further: a prompt may be one token a million times."""
 SCANNED_TOKENS = 1 << 20
 """Of all requests, before one step: a fraction of a millisecond. Of longer prompts the ends are searched."""
 
-_OF_TEXT = 0, 0, 1, 2, 2, 3, 3, 3, 3  # grades by tokens in common, in prompt and output; more: 4
-_OF_POOL = 5, 5, 5, 6, 6, 6, 6, 6, 6  # in earlier outputs; more, or all from the beginning on: 7
+_AHEAD = 128  # tokens kept of what was found
+
+# Grades by tokens in common, 0 to MAX_CONTEXT.
+_OF_TEXT = (0, 0, 1, 2, 2, 3, 3, 3, 3) + 8 * (4,)  # in prompt and output
+_OF_POOL = 3 * (5,) + 6 * (6,) + 8 * (7,)  # in earlier outputs
+_FROM_START = 17 * (7,)  # the same, all from the beginning on
 
 
 class Lookup(Drafter):
@@ -41,10 +49,7 @@ class Lookup(Drafter):
         self._turn += 1
         for number in range(len(wanted)):
             i = (number + self._turn) % len(wanted)  # each comes first at times
-            asked = wanted[i]
-            origin = asked.request.origin
-            pool = None if self._pools is None or origin is None else self._pools.ids(origin)
-            drafts[i], scanned = self._readings[asked.request.uid].propose(asked.most, pool, left)
+            drafts[i], scanned = self._readings[wanted[i].request.uid].propose(wanted[i].most, self._pools, left)
             left -= scanned
         return drafts
 
@@ -58,68 +63,68 @@ class Lookup(Drafter):
 
 
 class _Reading:
-    """A request's output, and the place that it may be read on from."""
+    """A request's output, and what may follow it."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._output = History()
-        self._source: Int32Array | None = None
-        """The text found last; None: none. A pool's is copied as far as it may be needed."""
-        self._at = 0  # in it: what may come next
+        self._output = array("i")
+        self._ahead: list[int] = []  # where the text found last goes on
         self._in_common = 0
-        self._is_pool = False
-        self._from_start = False
+        self._grades = _OF_TEXT
 
-    def propose(self, most: int, pool: Int32Array | None, scanned_tokens: int) -> tuple[Draft, int]:
+    def propose(self, most: int, pools: Pools | None, most_scanned: int) -> tuple[Draft, int]:
         """A draft, and how many tokens were searched for it."""
         new = self._request.output_ids[len(self._output) :]
         self._output.extend(new)
-        scanned = 0
-        if not self._reads_on(new):
-            scanned = self._search(pool, scanned_tokens)
-        if self._source is None:
-            return NO_DRAFT, scanned
-        ahead = self._source[self._at : self._at + most].tolist()
-        if START in ahead:  # the end of an earlier output
-            ahead = ahead[: ahead.index(START)]
-        return (Draft(ahead, self._grade()) if ahead else NO_DRAFT), scanned
-
-    def _reads_on(self, new: Sequence[int]) -> bool:
-        """Whether the source goes on as the output did."""
-        if self._source is None:
-            return False
-        end = self._at + len(new)
-        if end >= len(self._source) or self._source[self._at : end].tolist() != new:
-            self._source = None
-            return False
-        self._at = end
         self._in_common += len(new)
-        return True
+        self._ahead = self._ahead[len(new) :] if self._ahead[: len(new)] == new else []
+        scanned = 0 if self._ahead else self._search(pools, most_scanned)
+        if not self._ahead:
+            return NO_DRAFT, scanned
+        return Draft(self._ahead[:most], self._grades[min(self._in_common, MAX_CONTEXT)]), scanned
 
-    def _search(self, pool: Int32Array | None, scanned_tokens: int) -> int:
+    def _search(self, pools: Pools | None, most_scanned: int) -> int:
         """Find the longest match; among equals the output's, the pool's, then the prompt's."""
-        output, prompt = self._output.ids, self._request.prompt_ids
-        scanned, best = 0, 0
-        context = output[-MAX_CONTEXT:]
-        if len(context) < MAX_CONTEXT:
-            context = np.concatenate((prompt[len(context) - MAX_CONTEXT :], context))
-        from_start = np.append(np.int32(START), output[-MAX_CONTEXT:])[-MAX_CONTEXT:]
-        for text, sought, is_pool in ((output, context, False), (pool, from_start, True), (prompt, context, False)):
-            if text is None or scanned >= scanned_tokens:
-                continue
-            text = text[-(scanned_tokens - scanned) :]
-            scanned += len(text)
-            at, in_common = search(text, sought)
-            if in_common > best:
-                best = in_common
-                self._source, self._at, self._in_common = text, at, in_common
-                self._is_pool, self._from_start = is_pool, is_pool and in_common > len(output)
-        if self._source is not None and self._is_pool:
-            self._source = self._source[self._at :][: 4 * MAX_CONTEXT].copy()
-            self._at = 0
+        request, scanned = self._request, 0
+        output, prompt = np.array(self._output, np.int32), request.prompt_ids
+        pool = prompt[:0] if pools is None or request.origin is None else pools.ids(request.origin)
+        tail = output[-MAX_CONTEXT:]
+        context = np.concatenate((prompt[-MAX_CONTEXT:], tail))[-MAX_CONTEXT:]
+        from_start = np.append(np.int32(START), tail)[-MAX_CONTEXT:]
+        best = 0
+        for text, sought, grades in (
+            (output, context, _OF_TEXT),
+            (pool, from_start, _OF_POOL),
+            (prompt, context, _OF_TEXT),
+        ):
+            if scanned < most_scanned:
+                text = text[scanned - most_scanned :]
+                scanned += len(text)
+                at, in_common = search(text, sought)
+                if in_common > best:
+                    best = in_common
+                    ahead = text[at : at + _AHEAD].tolist()
+                    self._ahead = ahead[: ahead.index(START)] if START in ahead else ahead
+                    self._in_common = in_common
+                    self._grades = _FROM_START if grades is _OF_POOL and in_common > len(output) else grades
         return scanned
 
-    def _grade(self) -> int:
-        if self._is_pool:
-            return 7 if self._from_start or self._in_common >= len(_OF_POOL) else _OF_POOL[self._in_common]
-        return 4 if self._in_common >= len(_OF_TEXT) else _OF_TEXT[self._in_common]
+
+def search(text: Int32Array, context: Int32Array) -> tuple[int, int]:
+    """Where in `text` [n] the longest end of `context` [m >= 1] ends that is there, the newest of them: (index
+    behind it, tokens in common, at most MAX_CONTEXT); (0, 0) if not even the last token is. An end right at the
+    end of text, behind which nothing stands, does not count, nor does one before the last token's MOST_PLACES newest
+    places. O(n), in NumPy."""
+    found = (text[:-1] == context[-1]).nonzero()[0][-MOST_PLACES:]
+    if not len(found):
+        return 0, 0
+    length, most = 1, min(len(context), MAX_CONTEXT)
+    while length < most:
+        # Within one token of the text's beginning, index -1 would wrap around.
+        before = found[found >= length]
+        before = before[text[before - length] == context[-1 - length]]
+        if not len(before):
+            break
+        found = before
+        length += 1
+    return int(found[-1]) + 1, length
