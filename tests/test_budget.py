@@ -84,7 +84,7 @@ def test_a_step_with_drafts_that_was_quicker_than_plain_ones_is_forgotten(*, com
 def test_numbers_stay_finite_whatever_the_clock_says(ticks: list[float], *, is_on_host: bool) -> None:
     """Some processors' time goes on in ticks longer than a step."""
     speculator = Speculator(cast(Any, None), budget=Budget(), is_on_host=is_on_host)
-    costs = cast(Budget, speculator._budget).costs
+    costs = speculator._budget.costs
     for step in range(20_000):
         seconds = ticks[step % len(ticks)]
         costs.saw(1, 0, 1, seconds)

@@ -297,6 +297,26 @@ def test_a_head_attends_to_no_token_whose_hidden_states_it_has_not_seen(headed: 
     assert drafts == oracle.drafts(its.known(2), 3, 18, holes)
 
 
+def test_drafts_behind_what_a_head_never_saw_are_judged_apart(headed: tuple[Served, EagleOracle]) -> None:
+    """What stands of them tells little of requests that it follows from their first token on."""
+    its, _ = headed
+    drafter: Any = its.drafter
+    prompt = drawn(random.Random(4), 19)
+    drafter.follow(is_on=False)
+    its.enter(0, prompt[:9], range(1, 17))
+    its.step({0: 9})
+    drafter.follow(is_on=True)
+    its.enter(1, prompt, [1, 2, *range(20, 34)], cached_len=8)
+    its.requests[1].cached_len = 8
+    its.enter(2, drawn(random.Random(5), 9), range(40, 56))
+    its.step({1: 11, 2: 9})
+    for row in (1, 2):
+        drafter.enter(its.requests[row])
+    wanted = [DraftRequest(its.requests[row], 3, its.pages[row], its.done[row]) for row in (1, 2)]
+    assert [draft.grade for draft in drafter.propose(wanted)] == [1, 0]
+    assert [drafter.grade(its.requests[row]) for row in (0, 1, 2)] == [None, 1, 0]
+
+
 def test_a_page_of_another_in_place_of_ones_own_is_used_when_it_was_seen(
     headed: tuple[Served, EagleOracle],
 ) -> None:

@@ -120,7 +120,9 @@ def test_outputs_in_float32_are_those_of_plain_decoding(
             patch.setattr(Budget, "divide", lambda self, num_rows, drafts: [0] * len(drafts))
             assert answers(its) == expected
             assert answers(its) == expected
-        its._loop.call(lambda: speculator._rests.update(dict.fromkeys(speculator._rests, 0)))  # a trial is due
+        its._loop.call(
+            lambda: speculator._trials._rests.update(dict.fromkeys(speculator._trials._rests, 0))
+        )  # a trial is due
         for _ in range(8):
             assert answers(its) == expected
 
@@ -140,7 +142,9 @@ def test_graphs_serve_drafts_that_rest_and_wake(
             patch.setattr(Budget, "divide", lambda self, num_rows, drafts: [0] * len(drafts))
             for _ in range(2):
                 its.generate(input_ids=prompts, sampling_params=params)
-        its._loop.call(lambda: speculator._rests.update(dict.fromkeys(speculator._rests, 0)))  # a trial is due
+        its._loop.call(
+            lambda: speculator._trials._rests.update(dict.fromkeys(speculator._trials._rests, 0))
+        )  # a trial is due
         for _ in range(8):
             its.generate(input_ids=prompts, sampling_params=params)
         torch.cuda.synchronize()

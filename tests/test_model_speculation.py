@@ -198,7 +198,7 @@ def test_a_drafter_that_does_not_pay_leaves_steps_as_they_are(
         with monkeypatch.context() as patch:
             patch.setattr(Budget, "divide", lambda self, num_rows, drafts: [0] * len(drafts))
             answers(its, prompts, params)
-            assert not speculator._follows
+            assert not speculator._trials.follows
             patch.setattr(runner, "forward", noted)
             patch.setattr(model, "_runner", None)
             patch.setattr(model, "propose", None)
@@ -209,7 +209,7 @@ def test_a_drafter_that_does_not_pay_leaves_steps_as_they_are(
         assert len(batches) == 30
         assert not any(batch.is_observed for batch in batches)
         assert not any(looks), "steps may run ahead"
-        its._loop.call(lambda: speculator._rests.update({1: 0, 2: 0}))  # a trial is due
+        its._loop.call(lambda: speculator._trials._rests.update({1: 0, 2: 0}))  # a trial is due
         for _ in range(8):
             assert answers(its, prompts, params) == expected
         assert counters.drafted_tokens > drafted

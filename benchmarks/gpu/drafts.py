@@ -35,6 +35,7 @@ from typing import Any
 from benchmarks.real_prompts import SUITES, Asked, prompts
 from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
+from tests.every_draft import EveryDraft
 
 TOKENS = 32_768
 """Of an engine's KV, where no option says: two lie in the device's memory."""
@@ -185,16 +186,17 @@ def measure(
 def _unbounded(engine: Engine) -> Iterator[None]:
     """Meanwhile, rows have as many drafts as are proposed."""
     speculator = engine._loop._speculator
-    budget = speculator._budget
-    engine._loop.call(lambda: setattr(speculator, "_budget", None))
+    trials = speculator._trials
+    budget, every = speculator._budget, EveryDraft()
+    engine._loop.call(lambda: (setattr(speculator, "_budget", every), setattr(trials, "_budget", every)))
     engine._loop.call(lambda: setattr(speculator, "_until_look", 0))
-    engine._loop.call(lambda: setattr(speculator, "_follows", True))
+    engine._loop.call(lambda: setattr(trials, "follows", True))
     for model in speculator._models:
         engine._loop.call(functools.partial(model.follow, is_on=True))
     try:
         yield
     finally:
-        engine._loop.call(lambda: setattr(speculator, "_budget", budget))
+        engine._loop.call(lambda: (setattr(speculator, "_budget", budget), setattr(trials, "_budget", budget)))
 
 
 def _counters(engine: Engine) -> dict[str, int]:

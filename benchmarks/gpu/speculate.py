@@ -39,6 +39,7 @@ from sgl.runtime.scheduler.request import Request
 from sgl.runtime.speculate.budget import Acceptance, Budget
 from sgl.runtime.speculate.drafter import Draft, DraftRequest
 from sgl.runtime.speculate.speculator import Speculator
+from tests.every_draft import EveryDraft
 
 _PROMPT = 512
 _KV = 1024  # tokens behind which steps are timed
@@ -101,9 +102,6 @@ class _Simulated:
         """See `Drafter`."""
         return [Draft([1000 + i for i in range(asked.most)]) for asked in wanted]
 
-    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
-        """See `Drafter`."""
-
     def leave(self, request: Request) -> None:
         """See `Drafter`."""
 
@@ -143,7 +141,7 @@ def _batches(engine: Engine, rows: int, output: int) -> None:
     own = engine._loop._speculator
     for name, number, most, share, has_budget in cases:
         drafter = _Simulated(share)
-        budget = _Informed(share) if has_budget else None
+        budget = _Informed(share) if has_budget else EveryDraft()
         ours = Speculator(engine._scheduler, [drafter], most=most, budget=budget)
         rates: dict[bool, list[float]] = {False: [], True: []}
         steps: list[float] = []

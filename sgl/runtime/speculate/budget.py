@@ -6,6 +6,7 @@ step with drafts yields more tokens and takes longer; where that is no gain, the
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ _SHORTEST, _LONGEST = 1e-5, 1e3  # seconds of a step that are believed: some clo
 _MOST_LONGER = 3.0  # a measurement counts as at most so many times the one before: others had the processor
 _LEAST_RATIO = 0.5  # of a step with drafts to a plain one: less is a slip of the plain one's measurement
 _LEAST_GAIN = 1.03  # in tokens a second, for drafts to be worth it
+_PLAIN = 128  # looks, after which steps without drafts are measured anew
 _TRIED = 4  # drafts of a step that are tried where each takes time
 _EXTRA = {True: 0.003, False: 0.4}
 """A guess for steps never seen, on a GPU or a CPU: of a plain one, for each row's draft."""
@@ -63,12 +65,12 @@ class StepCosts:
     def __init__(self, *, is_padded: bool, compiles: bool) -> None:
         """See `Budget`."""
         self._is_padded, self._compiles = is_padded, compiles
-        self._costs: dict[int, _Cost] = {}
+        self._costs: defaultdict[int, _Cost] = defaultdict(_Cost)  # by `size_of` rows
 
     def saw(self, num_rows: int, num_drafts: int, longest: int, seconds: float, *, waited: bool = False) -> None:
         """A step of so many rows took that long. longest: tokens of its longest row. waited: whether it was begun only
         when the one before was handled, as steps with drafts are."""
-        cost = self._costs.setdefault(size_of(num_rows), _Cost())
+        cost = self._costs[size_of(num_rows)]
         seconds = min(max(seconds, _SHORTEST), _LONGEST)
         if not num_drafts and waited:
             if cost.plain:
@@ -90,18 +92,18 @@ class StepCosts:
 
     def plain(self, num_rows: int) -> float:
         """Seconds of a step of so many rows without drafts; 0: never seen."""
-        return self._costs[size_of(num_rows)].plain if size_of(num_rows) in self._costs else 0.0
+        return self._costs[size_of(num_rows)].plain
 
     def waiting(self, num_rows: int) -> float:
         """How many plain steps longer such a step takes if it is begun only when the one before was handled."""
-        cost = self._costs.get(size_of(num_rows), _Cost())
+        cost = self._costs[size_of(num_rows)]
         return max(0.0, cost.waiting / cost.plain - 1) if cost.plain and cost.waiting else 0.0
 
     def ratio(self, num_rows: int, num_drafts: int, longest: int) -> float:
         """How many plain steps such a step takes."""
         if not num_drafts:
             return 1.0
-        cost, key = self._costs.get(size_of(num_rows), _Cost()), size_of(longest)
+        cost, key = self._costs[size_of(num_rows)], size_of(longest)
         computed = self._computed(num_rows, num_drafts, key)
         extra = cost.extra.get(key)
         if extra is None:
@@ -111,7 +113,7 @@ class StepCosts:
     def next_trial(self, num_rows: int) -> int:
         """How many drafts each row has in the next trial where steps compute all rows as long as the longest: 1, 3, 7
         in turn, since what one length takes tells little of another."""
-        cost = self._costs.setdefault(size_of(num_rows), _Cost())
+        cost = self._costs[size_of(num_rows)]
         cost.tried = 2 * cost.tried if 2 <= cost.tried < 8 else 2
         return cost.tried - 1
 
@@ -137,16 +139,25 @@ class Budget:
         """is_padded: whether steps compute all rows as long as the longest, up to a power of two, as captured ones on a
         GPU do. compiles: whether the first step of a kind may take time that no other takes."""
         self.costs = StepCosts(is_padded=is_padded, compiles=compiles)
-        self.is_padded = is_padded
+        self._is_padded = is_padded
+        self._since_plain = 0  # looks
         self._acceptance: dict[tuple[str, int], Acceptance] = {}
 
     def acceptance(self, drafter: str, grade: int) -> Acceptance:
         """Of a drafter's guesses of one grade."""
         return self._acceptance.setdefault((drafter, grade), Acceptance())
 
+    def is_plain_due(self, num_rows: int) -> bool:
+        """Before each look for drafts: whether the next steps are to have none, to be measured."""
+        self._since_plain += 1
+        if self._since_plain < _PLAIN and self.costs.plain(num_rows):
+            return False
+        self._since_plain = 0
+        return True
+
     def trial(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
         """As `divide`, to see what drafts take, though it may not pay: of a step whose drafts each take time, few."""
-        most = self.costs.next_trial(num_rows) if self.is_padded else _TRIED // max(1, num_rows) or 1
+        most = self.costs.next_trial(num_rows) if self._is_padded else _TRIED // max(1, num_rows) or 1
         places = np.arange(1, most + 1)
         return [min(number, max(1, int((share**places >= _LEAST_SURVIVAL).sum()))) for share, number in drafts]
 

@@ -8,7 +8,6 @@ A request's life, as a drafter sees it; all calls come from the engine's thread,
 
     enter       it has a row: newly admitted, or again after a retract, with the outputs that it has
     propose     before each step that may carry drafts; tokens appended since the last call are in `output_ids`
-    judge       what became of drafts that a step verified
     leave       its row is gone: retracted (`enter` may follow), or ended (`request.is_done`) for any reason
 
 Output tokens are only ever appended. A fork is a new request whose prompt is the tokens so far: its `cached_len`
@@ -51,7 +50,7 @@ NO_DRAFT = Draft()
 
 class Drafter(Protocol):
     """Guesses for one engine. Not thread-safe: see the module's text for who calls what when. One that keeps nothing
-    need not care who comes, what stood and who goes."""
+    need not care who comes and goes."""
 
     name: str
     """In metrics and traces."""
@@ -64,11 +63,6 @@ class Drafter(Protocol):
         """One draft for each, of at most `most` tokens; NO_DRAFT where there is no guess. Must be quick: the step
         waits. Requests may be left out at will, also for many steps."""
         ...
-
-    def judge(self, request: Request, draft: Draft, num_accepted: int) -> None:
-        """Of this drafter's latest draft for the request, as far as it was verified (it may have been shortened),
-        num_accepted leading tokens were accepted. Comes before the next `propose`."""
-        return
 
     def leave(self, request: Request) -> None:
         """The request gave up its row, by a retract or its end. Idempotent."""
@@ -95,6 +89,6 @@ class DeviceDrafter(Drafter, Protocol):
         """Whether there may be a request to draft for."""
         return True
 
-    def knows(self, request: Request) -> bool:
-        """Whether it may be drafted for."""
+    def grade(self, request: Request) -> int | None:
+        """Of the next draft for a request, as far as is known before; None: there is none."""
         ...

@@ -109,9 +109,9 @@ class ModelDrafter(DeviceDrafter, Observer):
         self._rows: dict[int, _Row] = {}  # by uid
         self._setups: dict[int, RowSetup] = {}  # by row, those that the runner does not know yet
 
-    def knows(self, request: Request) -> bool:
+    def grade(self, request: Request) -> int | None:
         """See `DeviceDrafter`."""
-        return request.uid in self._rows
+        return 0 if request.uid in self._rows else None
 
     def close(self) -> None:
         self._runner.close()
@@ -149,7 +149,7 @@ class ModelDrafter(DeviceDrafter, Observer):
                 if turn >= guess.num_forced:
                     guess.drafted.append(token)
         for guess in guesses:
-            drafts[guess.index] = Draft(guess.drafted)
+            drafts[guess.index] = Draft(guess.drafted, guess.grade)
             self._note(guess)
         return drafts
 
@@ -188,7 +188,7 @@ class ModelDrafter(DeviceDrafter, Observer):
         request = asked.request
         known = request.num_known
         most = min(asked.most, self._num_steps, self._max_positions - known + 1)
-        if not self.knows(request) or known <= self._first or most < 1:
+        if self.grade(request) is None or known <= self._first or most < 1:
             return None
         row = self._rows[request.uid]
         self._place(row, asked.pages)
@@ -197,14 +197,14 @@ class ModelDrafter(DeviceDrafter, Observer):
             return None
         self._add_keys(row, _known_from(request, row.num_keys))
         spans, start = self._missing(row, asked, reach - 1), reach - 1
-        if not self.knows(request):
+        if (grade := self.grade(request)) is None:
             return None  # no longer
         if spans and spans[-1][1] == start:
             start, _ = spans.pop()
         ids = _known_from(request, spans[0][0] if spans else start)
         first = known - len(ids)
         earlier = [_Chunk(row, its, end, ids[its - first : end - first]) for its, end in spans]
-        return _Guess(index, row, earlier, start, reach, ids[start - first :], known - reach, most)
+        return _Guess(index, grade, row, earlier, start, reach, ids[start - first :], known - reach, most)
 
     def _reach(self, row: _Row, asked: DraftRequest) -> int | None:
         """Known tokens that can be computed at once; None: nothing can be drafted yet."""
@@ -316,9 +316,11 @@ class EagleDrafter(ModelDrafter):
         """See `DeviceDrafter`."""
         return bool(self._followed)
 
-    def knows(self, request: Request) -> bool:
-        """See `DeviceDrafter`."""
-        return request.uid in self._followed and super().knows(request)
+    def grade(self, request: Request) -> int | None:
+        """See `DeviceDrafter`. 1: it began while the head rested, or with what was cached then."""
+        if request.uid not in self._followed or request.uid not in self._rows:
+            return None
+        return int(len(self._rows[request.uid].holes) > 1)  # a fork's first own entry is one
 
     def observe(self, step: ObservedStep) -> None:
         """See `Observer`."""
@@ -376,6 +378,7 @@ class _Guess:
     """A request's draft under way."""
 
     index: int  # of what is wanted
+    grade: int
     row: _Row
     earlier: list[_Chunk]  # missing, and not right before `start`
     start: int
