@@ -174,6 +174,7 @@ WITHOUT_TORCH = (
     "sgl.runtime.speculate.lookup",
     "sgl.runtime.speculate.budget",
     "sgl.runtime.speculate.grammar",
+    "sgl.runtime.speculate.trials",
 )
 TORCH = ("torch", "triton", "flashinfer")
 HEAVY = (*TORCH, "jax", "transformers", "ray", "aiohttp")

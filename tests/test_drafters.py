@@ -33,7 +33,8 @@ from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.step import Step
 from sgl.runtime.speculate.drafter import DraftRequest
-from sgl.runtime.speculate.models import EagleDrafter, ModelDrafter
+from sgl.runtime.speculate.eagle import EagleDrafter
+from sgl.runtime.speculate.models import ModelDrafter
 from tests.tiny_heads import HeadOracle, tiny_head
 from tests.tiny_models import edit_json, tiny_checkpoint
 
@@ -371,7 +372,7 @@ def test_a_request_with_too_many_holes_is_followed_no_more(
     deleted, delete = list[int](), np.delete
     monkeypatch.setattr(np, "delete", lambda slots, holes: deleted.append(len(holes)) or delete(slots, holes))
     for row, most in ((1, 8), (2, 7)):
-        monkeypatch.setattr("sgl.runtime.speculate.models._MOST_HOLES", most)
+        monkeypatch.setattr("sgl.runtime.speculate.eagle._MOST_HOLES", most)
         its.enter(row, prompt, [1, 2, *range(4 + 16 * row, 18 + 16 * row)], cached_len=8)
         its.requests[row].cached_len = 8
         its.step({row: 4})

@@ -26,7 +26,8 @@ from sgl.runtime.model.eagle.loader import load_head
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import dtype_name, load_decoder
 from sgl.runtime.runner.drafts import DraftRunner, HeadRunner
-from sgl.runtime.speculate.models import EagleDrafter, ModelDrafter
+from sgl.runtime.speculate.eagle import EagleDrafter
+from sgl.runtime.speculate.models import ModelDrafter
 from sgl.runtime.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
