@@ -3,15 +3,6 @@
 A step computes a request's drafts behind its last token and samples at each of these positions with the seed,
 position and mask of plain decoding. A draft stands while it equals the sample, and the sample behind the last that
 stands counts, too. So a drafter never changes an output, only the number of steps: it may be wrong, late, or silent.
-
-A request's life, as a drafter sees it; all calls come from the engine's thread, between two steps:
-
-    enter       it has a row: newly admitted, or again after a retract, with the outputs that it has
-    propose     before each step that may carry drafts; tokens appended since the last call are in `output_ids`
-    leave       its row is gone: retracted (`enter` may follow), or ended (`request.is_done`) for any reason
-
-Output tokens are only ever appended. A fork is a new request whose prompt is the tokens so far: its `cached_len`
-leading tokens lie in pages that others computed.
 """
 
 from __future__ import annotations
@@ -49,14 +40,14 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """Guesses for one engine. Not thread-safe: see the module's text for who calls what when. One that keeps nothing
-    need not care who comes and goes."""
+    """Guesses for one engine. All calls come from the engine's thread, between two steps. Output tokens are only ever
+    appended; a fork is a new request, whose prompt is the tokens so far."""
 
     name: str
     """In metrics and traces."""
 
     def enter(self, request: Request) -> None:
-        """The request has a row."""
+        """It has a row: newly admitted, or again after a retract, with the outputs that it has."""
         return
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
@@ -65,7 +56,7 @@ class Drafter(Protocol):
         ...
 
     def leave(self, request: Request) -> None:
-        """The request gave up its row, by a retract or its end. Idempotent."""
+        """Its row is gone: retracted, or ended (`request.is_done`) for any reason. Idempotent."""
         return
 
 
