@@ -107,7 +107,6 @@ def _steps(lookup: Lookup, uid: int, prompt: list[int], output: list[int], secon
     """Steps for an output whose drafts stand while they equal it."""
     params = SamplingParams(max_new_tokens=len(output))
     request = Request(uid, np.array(prompt, np.int32), params, 0, len(output), origin="react")
-    lookup.enter(request)
     steps = 1
     request.output_ids.append(output[0])
     while (at := len(request.output_ids)) < len(output):
@@ -122,7 +121,7 @@ def _steps(lookup: Lookup, uid: int, prompt: list[int], output: list[int], secon
         request.output_ids += output[at : at + num_accepted + 1]
         steps += 1
     request.finish_reason = FinishReason("stop")
-    lookup.leave(request)
+    lookup.ended(request)
     return steps
 
 

@@ -199,7 +199,7 @@ MOST_LINES = {
     "kernels.lora": 580,  # of experts, too
     "kernels.moe": 1_850,
     "lang": 10_000,  # with reasoning's tags, Jinja as transformers has it, and programs that outlive their server
-    "runtime": 28_300,  # without the server and what follows; with GGUF of more families, gpt-oss among them
+    "runtime": 28_310,  # without the server and what follows; with GGUF of more families, gpt-oss among them
     "runtime.cluster": 2_130,  # with a placement for each kind, who is starting, and starts and ends of any length
     "runtime.gateway": 3_590,  # with who has failed a program, and what speaks for a worker or against it
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
@@ -212,7 +212,7 @@ MOST_LINES = {
     "runtime.model.update": 1_350,  # with groups that are left at once
     "runtime.parallel": 1_530,  # with what ranks share beside pages
     "runtime.server": 12_790,  # with what trainers ask of SGLang, the reader of KV events, and what others call fields
-    "runtime.speculate": 1_420,
+    "runtime.speculate": 1_365,
     "runtime.transfer": 1_240,  # from GPU to GPU, too, and where the time of a read goes
     "cli": 2_945,  # with clusters that end at any signal with its code, and the place of what is no value of YAML
     "bench": 860,

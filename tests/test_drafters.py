@@ -70,7 +70,7 @@ class Served:
         self.pages[row] = np.array(pages, np.int32)
 
     def leave(self, row: int) -> None:
-        self.drafter.leave(self.requests[row])
+        self.drafter.ended(self.requests[row])
 
     def step(self, rows: dict[int, int], *, drawn: bool = False) -> None:
         """Compute so many known tokens of each row; what is sampled behind the last known one is appended. drawn: the
@@ -106,8 +106,6 @@ class Served:
                 self.requests[row].output_ids.append(token)
 
     def propose(self, most: dict[int, int]) -> dict[int, list[int]]:
-        for row in most:
-            self.drafter.enter(self.requests[row])
         wanted = [
             DraftRequest(self.requests[row], count, self.pages[row], self.done[row]) for row, count in most.items()
         ]
@@ -311,8 +309,6 @@ def test_drafts_behind_what_a_head_never_saw_are_judged_apart(headed: tuple[Serv
     its.requests[1].cached_len = 8
     its.enter(2, drawn(random.Random(5), 9), range(40, 56))
     its.step({1: 11, 2: 9})
-    for row in (1, 2):
-        drafter.enter(its.requests[row])
     wanted = [DraftRequest(its.requests[row], 3, its.pages[row], its.done[row]) for row in (1, 2)]
     assert [draft.grade for draft in drafter.propose(wanted)] == [1, 0]
     assert [drafter.grade(its.requests[row]) for row in (0, 1, 2)] == [None, 1, 0]
@@ -390,12 +386,12 @@ def test_a_request_that_is_back_in_a_row_between_two_looks_is_followed(headed: t
     check(its, oracle, {0: 3})
     its.requests[2] = request = its.requests.pop(0)
     request.row, its.done[2], its.pages[2] = 2, 0, np.arange(20, 36, dtype=np.int32)
+    request.num_retractions += 1
     request.output_ids.clear()
     its.step({2: 12})
-    drafter.leave(request)  # its former row, when that is seen to be gone
     check(its, oracle, {2: 3})
     request.row = -1
-    drafter.leave(request)
+    drafter.ended(request)
     assert not drafter.is_ready
 
 
@@ -487,6 +483,26 @@ def test_drafts_equal_the_oracles_after_chunks_decodes_and_forks(served: tuple[S
     its.requests[2].cached_len = len(shared)
     its.step({2: len(prompts[2]), 1: 1})
     check(its, oracle, {0: 2, 2: 4, 1: 2})
+
+
+def test_a_retracted_request_is_drafted_for_anew_in_the_same_row_and_pages(served: tuple[Served, Any]) -> None:
+    """Meanwhile they were another's, with other tokens."""
+    its, oracle = served
+    rng = random.Random(3)
+    its.enter(0, drawn(rng, 13), range(1, 17))
+    its.step({0: 13})
+    check(its, oracle, {0: 3})
+    retracted = its.requests[0]
+    its.enter(0, drawn(rng, 13), range(1, 17))
+    its.requests[0].uid = 1
+    its.step({0: 13})
+    check(its, oracle, {0: 3})
+    its.leave(0)
+    its.requests[0], its.done[0] = retracted, 0
+    retracted.num_retractions += 1
+    retracted.output_ids.clear()
+    its.step({0: 13})
+    check(its, oracle, {0: 3})
 
 
 def test_what_stood_is_not_computed_again(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def _draft(drafter: Drafter, request: Request, most: int = 4) -> Draft:
 
 def _end(drafter: Drafter, request: Request, reason: str = "stop") -> None:
     request.finish_reason = FinishReason(reason)  # type: ignore[arg-type]
-    drafter.leave(request)
+    drafter.ended(request)
 
 
 @given(_IDS, _IDS.filter(bool))
@@ -59,7 +59,6 @@ def test_of_a_token_that_is_everywhere_the_newest_places_are_compared() -> None:
 def test_a_draft_is_what_followed_in_the_prompt_and_then_is_read_on() -> None:
     lookup = Lookup()
     request = _request(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], [3])
-    lookup.enter(request)
     assert _draft(lookup, request).token_ids == [4, 5, 6, 7]
     request.output_ids += [4, 5]
     assert _draft(lookup, request).token_ids == [6, 7, 8, 9]
@@ -72,10 +71,8 @@ def test_a_draft_is_what_followed_in_the_prompt_and_then_is_read_on() -> None:
 def test_outputs_of_one_origin_are_drafted_from_their_first_token_on() -> None:
     lookup = Lookup(Pools())
     first = _request(1, [9, 9], [1, 2, 3, 4], origin="a")
-    lookup.enter(first)
     _end(lookup, first)
     second = _request(2, [8], origin="a")
-    lookup.enter(second)
     draft = _draft(lookup, second)
     assert (draft.token_ids, draft.grade) == ([1, 2, 3, 4], MAX_GRADE)
     second.output_ids += [5, 3]
@@ -86,11 +83,9 @@ def test_no_output_is_shown_to_another_origin_nor_kept_of_an_aborted_request() -
     lookup = Lookup(Pools())
     for uid, (origin, reason) in enumerate([("a", "stop"), (None, "stop"), ("b", "abort")]):
         request = _request(uid, [9], [1, 2, 3, 4], origin=origin)
-        lookup.enter(request)
         _end(lookup, request, reason)
     for uid, origin in enumerate(["b", None, "c"], 10):
         request = _request(uid, [8], [1, 2], origin=origin)
-        lookup.enter(request)
         assert _draft(lookup, request).token_ids == ()
 
 
@@ -108,13 +103,10 @@ def test_a_flush_forgets_earlier_outputs() -> None:
     [lookup] = speculator._drafters
     first, second = (_request(uid, [9, 8], [1, 2, 3, 4], origin="a") for uid in range(2))
     second.output_ids.clear()
-    lookup.enter(first)
     _end(lookup, first)
-    lookup.enter(second)
     assert _draft(lookup, second).token_ids == [1, 2, 3, 4]
     scheduler.memory.flush()
     third = _request(3, [9, 8], origin="a")
-    lookup.enter(third)
     assert _draft(lookup, third).token_ids == ()
 
 
@@ -136,8 +128,6 @@ def test_the_tokens_searched_in_a_step_are_bounded_and_every_request_gets_its_tu
     rng = np.random.default_rng(seed)
     prompt = np.append(rng.permutation(40), 3).tolist()
     requests = [_request(uid, prompt) for uid in range(3)]
-    for request in requests:
-        lookup.enter(request)
     drafted = set()
     for token in rng.permutation(40)[:6].tolist():
         for request in requests:

@@ -48,18 +48,15 @@ class Oracle:
         self._outputs = outputs
         self._mistakes = mistakes
         self._rng = random.Random(seed)
-        self.entered: set[int] = set()
-
-    def enter(self, request: Request) -> None:
-        assert request.uid not in self.entered
-        self.entered.add(request.uid)
+        self.asked: set[int] = set()
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(asked) for asked in wanted]
 
     def _draft(self, asked: DraftRequest) -> Draft:
         request, rng = asked.request, self._rng
-        assert request.uid in self.entered
+        assert request.row >= 0
+        self.asked.add(request.uid)
         assert asked.num_computed < request.num_known
         assert asked.most > 0
         if rng.random() < 0.2:
@@ -70,8 +67,8 @@ class Oracle:
         ahead = known[len(done) :][: rng.randint(0, asked.most)]
         return Draft([rng.randrange(256) if rng.random() < self._mistakes else token for token in ahead])
 
-    def leave(self, request: Request) -> None:
-        self.entered.discard(request.uid)
+    def ended(self, request: Request) -> None:
+        self.asked.discard(request.uid)
 
 
 def speculate(engine: Engine, drafters: list[Drafter], most: int = 5) -> None:
@@ -166,7 +163,7 @@ def test_random_drafters_change_no_token(folder: Path, plain: Any, options: dict
             oracle = Oracle(outputs, mistakes, seed=int(10 * mistakes))
             speculate(engine, [oracle])
             assert told(engine.generate(prompt=prompts, sampling_params=params)) == expected
-            assert not oracle.entered
+            assert not oracle.asked
             counters = engine._scheduler.counters
             assert counters.drafted_tokens
             assert counters.verified_tokens < counters.drafted_tokens or not mistakes
@@ -227,7 +224,7 @@ def test_streams_and_aborts_amid_drafts_leave_nothing_behind(folder: Path, plain
                 assert texts == sorted(texts, key=len)
                 assert (texts[-1], event["output_ids"], event["meta_info"]["finish_reason"]) in expected
         engine.abort(None)
-        assert not oracle.entered
+        assert not oracle.asked
         assert engine.check_ledger() == []
 
 
@@ -540,7 +537,7 @@ def test_trials_take_their_share_of_the_time_whatever_rows_steps_have(batches: l
     """Other numbers than there are running requests: some may wait."""
     running = {i: SimpleNamespace(uid=i, row=i) for i in range(17)}
     memory = SimpleNamespace(running=running)
-    scheduler = SimpleNamespace(memory=memory, may_draft=lambda request: False)
+    scheduler = SimpleNamespace(memory=memory, may_draft=lambda request: False, num_running=17)
     model, seconds, extra = Model(), 0.0, 0.0
     speculator = Speculator(cast(Any, scheduler), [], [cast(Any, model)], most=7, budget=Budget())
     speculator._clock = lambda: seconds

@@ -95,14 +95,11 @@ class _Simulated:
         """Of so many drafts."""
         return next((i for i in range(number) if self._rng.random() >= self._share), number)
 
-    def enter(self, request: Request) -> None:
-        """See `Drafter`."""
-
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """See `Drafter`."""
         return [Draft([1000 + i for i in range(asked.most)]) for asked in wanted]
 
-    def leave(self, request: Request) -> None:
+    def ended(self, request: Request) -> None:
         """See `Drafter`."""
 
 

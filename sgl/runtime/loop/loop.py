@@ -310,7 +310,7 @@ class EngineLoop:
             request.phase = Phase.DONE
         else:
             reason = self.copies.finish(self.scheduler, request, reason)
-            self._speculator.leave(request)
+            self._speculator.ended(request)
             self._num_constrained -= submission.matcher is not None
             self._num_streamed -= submission.stream
         self._outputs.append(submission.take(reason, self.weight_version))

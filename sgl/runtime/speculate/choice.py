@@ -28,8 +28,8 @@ def check(config: EngineConfig, architecture: str, *, is_recurrent: bool) -> Non
         (
             path is not None and not asks_model,
             "speculative_draft_model_path",
-            f"speculative_draft_model_path={path!r} needs a speculative_algorithm that asks a model, not {algorithm!r}: "
-            "DRAFT, EAGLE3 (a head), auto (with others)",
+            f"speculative_draft_model_path={path!r} needs a speculative_algorithm that asks a model, not {algorithm!r}:"
+            " DRAFT, EAGLE3 (a head), auto (with others)",
         ),
         (
             row_tokens is not None and not is_on,
@@ -54,11 +54,7 @@ def check(config: EngineConfig, architecture: str, *, is_recurrent: bool) -> Non
             f"{said}: {architecture} has recurrent layers, whose states cannot go back behind a draft that fell; leave "
             "it out",
         ),
-        (
-            needs_model and path is None,
-            "speculative_algorithm",
-            f"{said} needs a speculative_draft_model_path",
-        ),
+        (needs_model and path is None, "speculative_algorithm", f"{said} needs a speculative_draft_model_path"),
         (
             steps is not None and steps >= most,
             "speculative_num_steps",

@@ -41,22 +41,18 @@ NO_DRAFT = Draft()
 
 class Drafter(Protocol):
     """Guesses for one engine. All calls come from the engine's thread, between two steps. Output tokens are only ever
-    appended; a fork is a new request, whose prompt is the tokens so far."""
+    appended; a fork is a new request, whose prompt is the tokens so far. A request may have another row each time."""
 
     name: str
     """In metrics and traces."""
-
-    def enter(self, request: Request) -> None:
-        """It has a row: newly admitted, or again after a retract, with the outputs that it has."""
-        return
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """One draft for each, of at most `most` tokens; NO_DRAFT where there is no guess. Must be quick: the step
         waits. Requests may be left out at will, also for many steps."""
         ...
 
-    def leave(self, request: Request) -> None:
-        """Its row is gone: retracted, or ended (`request.is_done`) for any reason. Idempotent."""
+    def ended(self, request: Request) -> None:
+        """A request did, for any reason; perhaps before anything was proposed for it."""
         return
 
 

@@ -24,7 +24,6 @@ _MOST_HOLES = 1 << 12  # tokens without KV in all, likewise
 class _Followed:
     """A request whose features are kept."""
 
-    row: int
     slots: Int32Array  # [max_positions] by token: where its feature went; 0: nowhere, which is the dummy page
     sure: int = 0  # at the latest step that was seen, tokens that were known for good,
     end: int = 0  # and all tokens, with the drafts
@@ -67,7 +66,7 @@ class EagleDrafter(ModelDrafter):
                 followed.pop(request.uid, None)
                 can_draft = request.layout is None and not request.params.has_penalties
                 if self._follows and can_draft and request.max_new_tokens > len(request.output_ids) + 1:
-                    followed[request.uid] = _Followed(request.row, np.zeros(self._max_positions, np.int32))
+                    followed[request.uid] = _Followed(np.zeros(self._max_positions, np.int32))
         if not self._follows or not followed or (self.is_resting and len(batch.token_ids) == len(batch)):
             return False
         self._seen = [followed.get(request.uid) for request in step.requests]
@@ -80,9 +79,10 @@ class EagleDrafter(ModelDrafter):
 
     def grade(self, request: Request) -> int | None:
         """See `DeviceDrafter`. 1: it began while the head rested, or with what was cached then."""
-        if request.uid not in self._followed or super().grade(request) is None:
+        if request.uid not in self._followed:
             return None
-        return int(len(self._rows[request.uid].holes) > 1)  # a fork's first own entry is one
+        row = self._rows.get(request.uid)
+        return int(row is not None and len(row.holes) > 1)  # a fork's first own entry is one
 
     def observe(self, step: ObservedStep) -> None:
         """See `Observer`."""
@@ -96,11 +96,9 @@ class EagleDrafter(ModelDrafter):
                 followed.slots[tokens] = self._slots(step.pages[b], tokens)
                 followed.sure, followed.end, followed.step = end - len(batch.drafts.get(b, ())), end, self._step
 
-    def leave(self, request: Request) -> None:
-        super().leave(request)
-        followed = self._followed.get(request.uid)
-        if followed is not None and (request.is_done or followed.row != request.row):  # not of another row by now
-            del self._followed[request.uid]
+    def ended(self, request: Request) -> None:
+        super().ended(request)
+        self._followed.pop(request.uid, None)
 
     def _reach(self, row: Row, asked: DraftRequest) -> int | None:
         """One token more than the model has computed: further ones need the head's own features."""

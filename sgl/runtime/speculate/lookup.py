@@ -40,25 +40,24 @@ class Lookup(Drafter):
         self._readings: dict[int, _Reading] = {}  # by uid
         self._turn = 0
 
-    def enter(self, request: Request) -> None:
-        self._readings[request.uid] = _Reading(request)
-
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         drafts = [NO_DRAFT] * len(wanted)
         left = self._scanned_tokens
         self._turn += 1
         for number in range(len(wanted)):
             i = (number + self._turn) % len(wanted)  # each comes first at times
-            drafts[i], scanned = self._readings[wanted[i].request.uid].propose(wanted[i].most, self._pools, left)
+            request = wanted[i].request
+            if (reading := self._readings.get(request.uid)) is None:
+                reading = self._readings[request.uid] = _Reading(request)
+            drafts[i], scanned = reading.propose(wanted[i].most, self._pools, left)
             left -= scanned
         return drafts
 
-    def leave(self, request: Request) -> None:
-        known = self._readings.pop(request.uid, None)
+    def ended(self, request: Request) -> None:
+        self._readings.pop(request.uid, None)
         reason, origin = request.finish_reason, request.origin
-        if known is None or self._pools is None or origin is None or reason is None:
-            return
-        if reason.type != "abort" and request.output_ids:
+        is_whole = reason is not None and reason.type != "abort"
+        if self._pools is not None and origin is not None and is_whole and request.output_ids:
             self._pools.add(origin, request.output_ids)
 
 

@@ -33,6 +33,7 @@ class Row:
     """A request that has been asked about."""
 
     number: int
+    num_retractions: int  # when it got the row
     keys: Keys  # of its known tokens, with room for all
     num_keys: int = 0
     done: int = 0  # tokens whose KV is right, or is not to be had
@@ -70,10 +71,6 @@ class Guess:
     forced: Int32Array  # known tokens behind it, each a pass of its own
     most: int
     drafted: list[int] = field(default_factory=list)
-
-    @property
-    def num_passes(self) -> int:
-        return len(self.forced) + self.most
 
     @property
     def num_missing(self) -> int:
@@ -128,25 +125,14 @@ class ModelDrafter(DeviceDrafter, Observer):
         self._setups: dict[int, RowSetup] = {}  # by row, those that the runner does not know yet
 
     def grade(self, request: Request) -> int | None:
-        """See `DeviceDrafter`."""
-        return 0 if request.uid in self._rows else None
+        """See `DeviceDrafter`. It does not see images."""
+        return 0 if request.layout is None else None
+
+    def ended(self, request: Request) -> None:
+        self._rows.pop(request.uid, None)
 
     def close(self) -> None:
         self._runner.close()
-
-    # ---- requests
-
-    def enter(self, request: Request) -> None:
-        if request.uid in self._rows or request.layout is not None or request.params.has_penalties:
-            return  # images, which the drafter does not see
-        room = min(request.prompt_len + request.max_new_tokens, self._max_positions)
-        self._rows[request.uid] = Row(request.row, np.empty(room, np.uint64))
-        self._setups[request.row] = RowSetup(
-            request.row, request.params, request.seed, request.prompt_ids, np.empty(0, np.int32)
-        )
-
-    def leave(self, request: Request) -> None:
-        self._rows.pop(request.uid, None)
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """See `Drafter`. A row that lacks many tokens has no drafts until they are filled in, some in each step."""
@@ -157,7 +143,7 @@ class ModelDrafter(DeviceDrafter, Observer):
                 guess.shorten()
         self._fill([chunk for guess in guesses for chunk in guess.missing])
         passes: list[tuple[list[Guess], PendingStep]] = []
-        while going := [guess for guess in guesses if len(passes) < guess.num_passes]:
+        while going := [guess for guess in guesses if len(passes) < len(guess.forced) + guess.most]:
             chunks = [guess.chunk(len(passes)) for guess in going]
             passes.append((going, self._runner.launch(self._batch(chunks, samples=True))))
         for turn, (going, pending) in enumerate(passes):
@@ -207,7 +193,7 @@ class ModelDrafter(DeviceDrafter, Observer):
         most = min(asked.most, self._num_steps, self._max_positions - known + 1)
         if self.grade(request) is None or known <= self._first or most < 1:
             return None
-        row = self._rows[request.uid]
+        row = self._row(request)
         self._place(row, asked.pages)
         reach = self._reach(row, asked)
         if reach is None or known - reach > _MOST_FORCED:
@@ -224,6 +210,17 @@ class ModelDrafter(DeviceDrafter, Observer):
             _Chunk(row, at, end, ids[at - first : end - first]) for at, end in [*spans, (start, reach)]
         ]
         return Guess(index, grade, row, missing, last, ids[reach - first :], most)
+
+    def _row(self, request: Request) -> Row:
+        row = self._rows.get(request.uid)
+        if row is None or row.num_retractions != request.num_retractions:
+            room = min(request.prompt_len + request.max_new_tokens, self._max_positions)
+            row = Row(request.row, request.num_retractions, np.empty(room, np.uint64))
+            self._rows[request.uid] = row
+            self._setups[request.row] = RowSetup(
+                request.row, request.params, request.seed, request.prompt_ids, _NO_IDS
+            )
+        return row
 
     def _reach(self, row: Row, asked: DraftRequest) -> int | None:
         """Known tokens that can be computed at once; None: nothing can be drafted yet."""

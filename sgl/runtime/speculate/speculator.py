@@ -60,7 +60,6 @@ class Speculator:
         self._trials = Trials(self._models, self._budget, most)
         self._is_on_host = is_on_host
         self._clock = thread_time if is_on_host else perf_counter
-        self._entered: dict[int, tuple[Request, int]] = {}  # by uid: what drafters were told of, and its row
         self._guesses: dict[int, _Guess] = {}  # the latest, by uid
         self._pause = _FIRST_PAUSE
         self._until_look = 0  # steps
@@ -113,24 +112,21 @@ class Speculator:
         """There is nothing to do for a while."""
         self._handled = None
 
-    def leave(self, request: Request) -> None:
-        """A request gave up its row, or ended, perhaps before it had one."""
+    def ended(self, request: Request) -> None:
+        """A request ended, perhaps before it had a row."""
         self._judge(request)
-        self._entered.pop(request.uid, None)
         for drafter in self._drafters:
-            drafter.leave(request)
+            drafter.ended(request)
 
     def _look(self) -> bool:
         """Ask for drafts, and give them to rows where they pay. False: the next step is to have none at all."""
         self._waited = not self._is_on_host
         running = self._scheduler.memory.running
-        for uid in [uid for uid, (request, row) in self._entered.items() if request.row != row]:
-            self.leave(self._entered[uid][0])
         if not running:  # which models pay is not known before requests are admitted
             return False
         requests = [request for request in running.values() if self._scheduler.may_draft(request)]
         for request in requests:
-            self._enter(request)
+            self._judge(request)
             if request.drafts:  # left from a step that had no room
                 self._scheduler.draft(request, ())
         is_plain_due = self._budget.is_plain_due(len(running))
@@ -158,13 +154,6 @@ class Speculator:
         if self._trials.choose(num_rows, requests):
             self._until_look = 0
 
-    def _enter(self, request: Request) -> None:
-        if request.uid not in self._entered:
-            self._entered[request.uid] = request, request.row
-            for drafter in self._drafters:
-                drafter.enter(request)
-        self._judge(request)
-
     def _judge(self, request: Request) -> None:
         """See what became of the latest guess: also of one that no step verified."""
         guess = self._guesses.pop(request.uid, None)
@@ -174,7 +163,7 @@ class Speculator:
         num_accepted = next((i for i, (draft, token) in enumerate(pairs) if draft != token), len(pairs))
         if pairs:
             seen = self._budget.acceptance(guess.drafter.name, guess.draft.grade)
-            seen.saw(num_accepted, min(num_accepted + 1, len(pairs)), max(1, len(self._entered)))
+            seen.saw(num_accepted, min(num_accepted + 1, len(pairs)), max(1, self._scheduler.num_running))
 
     def _draft_request(self, request: Request) -> DraftRequest | None:
         """None: there is no room for drafts, or not even for its last token."""
