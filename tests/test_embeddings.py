@@ -381,6 +381,29 @@ def test_ollamas_endpoints(server: LiveServer) -> None:
     assert is_close(old / np.linalg.norm(old), vector_of(server, "hello there"))
 
 
+def test_of_a_text_that_is_cut_no_more_is_read_than_that_takes(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer: Any = server.service.tokenizer
+    texts = ["word " * 100_000, "\n" * 20_000 + "a cat", "a cat"]  # a token may have many characters
+    wanted = [ids[:256] for ids in tokenizer.encode_all(texts)]
+    encode_all, read = tokenizer.encode_all, list[int]()
+
+    def reading(texts: list[str], **options: Any) -> Any:
+        read.extend(map(len, texts))
+        return encode_all(texts, **options)
+
+    monkeypatch.setattr(tokenizer, "encode_all", reading)
+    found = ollama.Client(server.url).embed(model="default", input=texts)
+    assert found.prompt_eval_count == sum(map(len, wanted))
+    assert sum(read) < 60_000
+    monkeypatch.undo()
+    ids = server.post("/v1/embeddings", {"input": wanted}).json()["data"]
+    assert all(
+        is_close(vector, np.array(one["embedding"])) for vector, one in zip(found.embeddings, ids, strict=True)
+    )
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -399,6 +422,7 @@ def test_ollamas_endpoints(server: LiveServer) -> None:
         ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions"),
         ("/v1/embeddings", {"input": "a", "dimensions": 65}, "dimensions"),
         ("/v1/embeddings", {"input": "a", "pooling": "cls"}, "pooling"),
+        ("/v1/embeddings", {"input": "a", "lora_path": "none"}, "lora_path"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ("/v1/embeddings", {"input": "a", "model": "another"}, "model"),
         ("/v1/embeddings", {"input": {"text": "a"}}, "input"),

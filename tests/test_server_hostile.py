@@ -207,6 +207,30 @@ def test_ten_megabyte_prompts_are_refused_soon(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages/count_tokens", "/v1/responses/input_tokens"]
+)
+@pytest.mark.parametrize("text", ["the cat sat on the mat. " * 100_000, "<s>" * 100_000])
+def test_prompts_far_too_long_are_not_counted_to_their_end(server: LiveServer, path: str, text: str) -> None:
+    """Neither for their number of tokens alone, nor where each word is a control token's name."""
+    turns = [{"role": "user", "content": text}]
+    answer = server.post(path, {"input" if "responses" in path else "messages": turns})
+    assert answer.status_code == 400, answer.text[:500]
+    assert "it has more than" in answer.json()["error"]["message"]
+
+
+def test_too_many_prompts_are_refused_before_any_is_encoded(
+    server: LiveServer, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    monkeypatch.setattr(engine.tokenizer, "encode", lambda text, **_: encoded.append(text))
+    most = engine.config.max_requests_per_call
+    for prompts, n, param in ((most + 1, 1, "prompt"), (most // 2 + 1, 2, "n")):
+        answer = server.post("/v1/completions", {"prompt": ["a"] * prompts, "n": n})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert not encoded
+
+
+@pytest.mark.parametrize(
     "text",
     ['"\\ud800"', '"\\udfff\\ud800"', '"a\\u0000b"', '"\\uffff\\u200b\\u202e"', '"' + "\U0001f600" * 50 + '"'],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sgl.errors import InvalidRequest
+from sgl.errors import ContextTooLong, InvalidRequest
 from sgl.formats.detect import CallStyle
 from sgl.runtime.server.bodies import load_json
 from sgl.runtime.server.custom_tools import arguments_of, function_of
@@ -39,7 +39,7 @@ def prompt_ids(
     style: CallStyle | None = None,
 ) -> list[int]:
     """The conversation's token ids, with a placeholder for each image. `style`: how the template takes calls. Raises
-    InvalidRequest, and ContextTooLong early if far above `limit`."""
+    InvalidRequest, and ContextTooLong early if there are more than twice as many as `limit`."""
     quotes: list[str] = []
     quote = _quoter(tokenizer, quotes)
     for index, each in enumerate(body.messages):
@@ -76,12 +76,13 @@ def prompt_ids(
     else:
         variables["add_generation_prompt"] = body.add_generation_prompt is not False
     text = tokenizer.apply_chat_template(messages, **variables)
-    parts = [
-        tokenizer.encode(
-            quotes[int(part)] if i % 2 else part, add_special_tokens=False, allow_special=i % 2 == 0, limit=limit
-        )
-        for i, part in enumerate(_QUOTE.split(text))
-    ]
+    parts, number = [], 0
+    for i, part in enumerate(_QUOTE.split(text)):  # a million, if all that users say is spelled control tokens
+        given = quotes[int(part)] if i % 2 else part
+        parts.append(tokenizer.encode(given, add_special_tokens=False, allow_special=i % 2 == 0, limit=limit))
+        number += len(parts[-1])
+        if limit is not None and number > 2 * limit:
+            raise ContextTooLong.of(number, limit, seen=f"the first {i + 1} parts of its text")
     ids: list[int] = np.concatenate(parts).tolist()
     return ids
 

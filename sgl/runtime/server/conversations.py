@@ -184,11 +184,12 @@ async def _events(
 
 
 async def num_tokens(service: Service, body: ChatBody) -> int:
-    """The length of a chat's prompt. Raises InvalidRequest, also for images, and NoSuchModel."""
+    """The length of a chat's prompt. Raises InvalidRequest, also for images, NoSuchModel, and ContextTooLong for one
+    that is far too long to be counted."""
     check_model(service, body.model)
     if images_of(body):
         raise InvalidRequest("tokens of images are counted by generating only: see usage there", param="messages")
-    return len(await service.in_thread(rendered, service, body))
+    return len(await service.in_thread(rendered, service, body, service.context_length))
 
 
 def rendered(service: Service, body: ChatBody, limit: int | None = None) -> list[int]:

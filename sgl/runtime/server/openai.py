@@ -13,6 +13,7 @@ from aiohttp import web
 
 from sgl.errors import InvalidRequest, SglError
 from sgl.runtime.lora_options import LoraPath
+from sgl.runtime.requests.arguments import too_many
 from sgl.runtime.requests.builder import MAX_TOP_LOGPROBS
 from sgl.runtime.requests.results import failure_of
 from sgl.runtime.requests.threads import in_thread
@@ -172,6 +173,9 @@ class OpenAIApi(Api):
         tokenizer = self._service.tokenizer
         given: Any = body.prompt
         prompts = given if isinstance(given, list) and given and not isinstance(given[0], int) else [given]
+        number, most = len(prompts) * (body.n or 1), self._service.engine.config.max_requests_per_call
+        if number > most:  # before all are encoded
+            raise too_many(number, most, "prompt" if len(prompts) > most else "n")
         encode = partial(
             tokenizer.encode,
             add_special_tokens=body.add_special_tokens is not False,

@@ -31,7 +31,7 @@ from sgl.runtime.server.embeddings.bodies import (
     pairs,
 )
 from sgl.runtime.server.embeddings.replies import Embeddings, Encoded, LabelScores, PairScores, PromptUsage, Ranks
-from sgl.runtime.server.embeddings.truncation import last_tokens
+from sgl.runtime.server.embeddings.truncation import first_tokens, last_tokens
 from sgl.runtime.server.images import images_of
 from sgl.runtime.server.protocol import ChatBody
 from sgl.runtime.server.routes import Api, endpoint
@@ -67,9 +67,10 @@ async def embed(
     normalize: bool = True,
     adapter: str | None = None,
     truncate: int | None = None,
+    is_cut: bool = False,
 ) -> Vectors:
-    """Of texts, or of lists of token ids. adapter: a LoRA adapter's. truncate: as in `cut`. Raises InvalidRequest,
-    which names `param`."""
+    """Of texts, or of lists of token ids. adapter: a LoRA adapter's. truncate: as in `cut`. is_cut: texts to
+    what fits of their beginnings. Raises InvalidRequest, which names `param`."""
     width = int(await service.constant("hidden_size"))
     check_dimensions(dimensions, width)
     if len(texts) * width > MAX_NUMBERS:
@@ -78,13 +79,17 @@ async def embed(
         raise InvalidRequest(message, param=param)
     if not texts:
         raise InvalidRequest(f"{param} is empty: it needs at least one text", param=param)
-    prompts = await cut(service, texts, truncate)
+    if is_cut:
+        first = await service.in_thread(first_tokens, service.tokenizer, texts, service.context_length)
+        prompts: dict[str, list[Any]] = {"input_ids": first}
+    else:
+        prompts = await cut(service, texts, truncate)
     arguments = embedding_arguments(pooling or service.config.pooling, prompts)
     try:
         results = await service.generate(**arguments, lora_path=adapter)
         check_all(results)
     except InvalidRequest as error:
-        error.param = param
+        error.param = param if error.param in ("prompt", "input_ids") else error.param
         raise
     finish = partial(finished, normalize=normalize, dimensions=dimensions)
     return Vectors([finish(result.pop("embedding")) for result in results], results)
@@ -262,7 +267,8 @@ class EmbeddingsApi(Api):
             )
             check_all(results)
         except InvalidRequest as error:
-            error.param = "label_token_ids" if error.param == "token_ids_logprob" else "items"
+            names = {"token_ids_logprob": "label_token_ids", "prompt": "items", "input_ids": "items"}
+            error.param = names.get(error.param or "", error.param)
             raise
         scores = []
         for result in results:

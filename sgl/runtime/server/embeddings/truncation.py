@@ -1,4 +1,4 @@
-"""Prompts cut to their last tokens."""
+"""Prompts cut to their first or last tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from typing import Any
 from sgl.errors import InvalidRequest
 from sgl.runtime.server.texts import in_batches
 from sgl.runtime.text.tokenizer import Tokenizer
+
+
+def first_tokens(tokenizer: Tokenizer, texts: Sequence[str], most: int) -> list[list[int]]:
+    """The first `most` token ids of each text, of which little more is read."""
+    found: list[list[int]] = [[] for _ in texts]
+    left, length = list(range(len(texts))), 16 * most
+    while left:
+        encoded = in_batches(tokenizer.encode_all, [texts[i][:length] for i in left])
+        further = []
+        for i, ids in zip(left, encoded, strict=True):
+            found[i] = ids[:most]
+            if len(texts[i]) > length and len(ids) < 2 * most:  # a cut changes the tokens around it
+                further.append(i)
+        left, length = further, 4 * length
+    return found
 
 
 def last_tokens(tokenizer: Tokenizer, prompts: Sequence[Any], most: int) -> list[list[int]]:

@@ -97,12 +97,14 @@ class OllamaApi(Api):
         """Vectors of texts."""
         adapter = check_model(self._service, body.model)
         began = time.monotonic()
-        texts: list[Any] = listed(body.input)
-        if body.truncate is not False and texts:
-            limit = self._service.context_length
-            encode = self._service.tokenizer.encode_all
-            texts = [ids[:limit] for ids in await self._service.in_thread(encode, texts)]
-        found = await embed(self._service, texts, param="input", dimensions=body.dimensions, adapter=adapter)
+        found = await embed(
+            self._service,
+            listed(body.input),
+            param="input",
+            dimensions=body.dimensions,
+            adapter=adapter,
+            is_cut=body.truncate is not False,
+        )
         head = {"model": body.model or self._service.model_name, "load_duration": 0}
         count, taken = found.usage["prompt_tokens"], round(1e9 * (time.monotonic() - began))
 
