@@ -20,6 +20,7 @@ from sgl.errors import InvalidRequest, RequestAborted
 from sgl.runtime.batch import Float32Array
 from sgl.runtime.engine import Engine
 from sgl.runtime.scheduler.request import Pooling
+from sgl.runtime.server.embeddings import api
 from sgl.runtime.server.texts import MAX_TOKENIZED
 from tests.live_server import LiveServer, served
 from tests.patience import wait_until
@@ -379,6 +380,24 @@ def test_ollamas_endpoints(server: LiveServer) -> None:
         client.embed(model="default", input="word " * 500, truncate=False)
     old = np.array(client.embeddings(model="default", prompt="hello there").embedding)
     assert is_close(old / np.linalg.norm(old), vector_of(server, "hello there"))
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/score"])
+def test_many_scores_are_worked_out_beside_the_event_loop(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    cosine, threads = api._cosine, set[str]()
+
+    def scored(*vectors: Any) -> float:
+        threads.add(threading.current_thread().name)
+        return cosine(*vectors)
+
+    monkeypatch.setattr(api, "_cosine", scored)
+    texts = ["a"] * 1100
+    body = {"query": "a", "documents": texts} if path == "/v1/rerank" else {"text_1": "a", "text_2": texts}
+    assert server.post(path, body).status_code == 200
+    assert threads
+    assert all(name.startswith("sgl-results") for name in threads)
 
 
 def test_of_a_text_that_is_cut_no_more_is_read_than_that_takes(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import tracemalloc
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,6 +195,29 @@ def test_timelines_of_large_programs_are_not_all_kept(engine: Engine, monkeypatc
                 server.post("/v1/programs", {**body, "segment": {"nodes": texts, "final": True}}).status_code == 200
             )
         assert 1 <= len(server.get("/v1/programs").json()) <= 3
+    finally:
+        server.close()
+
+
+def test_the_timeline_of_a_large_program_is_read_beside_the_event_loop(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = LiveServer(engine)
+    loads, threads = json.loads, set[str]()
+
+    def loaded(data: Any) -> Any:
+        threads.add(threading.current_thread().name.rpartition("_")[0])
+        return loads(data)
+
+    try:
+        texts = [{"st": 0, "op": "text", "text": BIG * 20}]
+        body = {"program": {"v": 1, "name": "p", "seed": 1}, "segment": {"nodes": texts, "final": True}}
+        assert server.post("/v1/programs", body).status_code == 200
+        [listed] = server.get("/v1/programs").json()
+        monkeypatch.setattr(programs, "json", SimpleNamespace(loads=loaded))
+        for view in ("timeline", "view"):
+            assert server.get(f"/v1/programs/{listed['id']}/{view}").status_code == 200
+        assert threads == {"sgl-results"}
     finally:
         server.close()
 

@@ -22,6 +22,7 @@ from sgl.formats.calls import ARRAY, HERMES, MISTRAL
 from sgl.formats.detect import CallStyle, call_style
 from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.engine import Engine
+from sgl.runtime.server import tool_calls
 from sgl.runtime.server.chat import prompt_ids
 from sgl.runtime.server.protocol import (
     AllowedToolChoice,
@@ -277,6 +278,22 @@ def test_only_tools_whose_schemas_cannot_be_enforced_are_loosened_first() -> Non
     assert loosened(bad) == [{"add"}]
     assert loosened(good, function("add", UNKNOWN, strict=False)) == [{"order"}]
     assert loosened(good, function("add", UNKNOWN, strict=True)) == []
+
+
+def test_tools_are_looked_at_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What of them is left is loosened, if it may be: thousands could hold a thread for an hour."""
+    tools = [function(f"f{i}", UNKNOWN, strict=True if i == 9 else None) for i in range(10)]
+    looked: list[str] = []
+
+    def look(function: dict[str, Any], *_: Any) -> bool:
+        looked.append(function["name"])
+        return False
+
+    monkeypatch.setattr(tool_calls, "thread_time", lambda: 2.0 * len(looked))
+    monkeypatch.setattr(tool_calls, "_can_be_held", look)
+    found = loosenings(ChatBody(messages=HELLO, tools=tools), HERMES, "closed")
+    assert found == [frozenset(f"f{i}" for i in range(9))]
+    assert len(looked) == 3
 
 
 EMBEDDED = Tokenizer.load(Path(sgl.__file__).parent / "models" / "embedded")

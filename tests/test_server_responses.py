@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from sgl.errors import EngineDead
 from sgl.formats.calls import HERMES
 from sgl.lang.ir.reasoning import ReasoningSplitter
 from sgl.runtime.engine import Engine
+from sgl.runtime.server import encoding
 from sgl.runtime.server.answers import Turn
 from sgl.runtime.server.identity import Caller
 from sgl.runtime.server.responses import store as stores
@@ -290,6 +292,23 @@ def test_old_turns_are_dropped_only_where_truncation_says_so(client: Any) -> Non
     assert answer.usage.input_tokens == fewer.usage.input_tokens
     with pytest.raises(openai.BadRequestError, match="too long"):
         client.responses.create(truncation="auto", **{**options, "input": "x" * 600})
+
+
+def test_long_responses_are_written_beside_the_event_loop(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = {"type": "function", "name": "f", "description": "x" * 100_000, "parameters": {}}
+    body = {"input": "hi", "max_output_tokens": 1, "tools": [tool], "tool_choice": "none"}
+    made = server.post("/v1/responses", body).json()
+    written, threads = encoding.json_bytes, list[str]()
+
+    def writing(value: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return written(value)
+
+    monkeypatch.setattr(encoding, "json_bytes", writing)
+    assert server.get(f"/v1/responses/{made['id']}").json()["tools"] == made["tools"]
+    assert [name.rpartition("_")[0] for name in threads] == ["sgl-results"]
 
 
 ARGUMENTS_AS_TEXT = (

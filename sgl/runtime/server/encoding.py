@@ -28,6 +28,20 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
     return web.Response(body=json_bytes(body), status=status, headers=headers, content_type="application/json")
 
 
+def size_of_text(length: int) -> int:
+    """What a text of so many characters counts as."""
+    return length // _CHARACTERS + 1
+
+
+def size_of(value: Any) -> int:
+    """Approximate number of values, judged by the last item of each list."""
+    if isinstance(value, str):
+        return size_of_text(len(value))
+    if isinstance(value, dict):
+        return 1 + sum([size_of(item) for item in value.values()])
+    return len(value) * size_of(value[-1]) if value and isinstance(value, (list, tuple)) else 1
+
+
 async def answer(build: Callable[[], Any], size: int) -> web.Response:
     """A response built of about `size` values."""
     data = await in_thread(lambda: json_bytes(build()), size)
@@ -39,21 +53,12 @@ def size_of_result(result: dict[str, Any]) -> int:
     size = FIELDS + len(result.get("output_ids", ())) + len(result["text"]) // _CHARACTERS
     for name, entries in result["meta_info"].items():
         if name.endswith("_logprobs") and entries:
-            size += len(entries) * _size(entries[-1])  # the first may be null
+            size += len(entries) * size_of(entries[-1])  # the first may be null
     return size
 
 
-def _size(value: Any) -> int:
-    """Approximate number of values, judged by the last item of each list."""
-    if isinstance(value, str):
-        return len(value) // _CHARACTERS + 1
-    if isinstance(value, dict):
-        return 1 + sum([_size(item) for item in value.values()])
-    return len(value) * _size(value[-1]) if value and isinstance(value, (list, tuple)) else 1
-
-
 def _pieces(value: Any) -> Iterator[str]:
-    size = _size(value)
+    size = size_of(value)
     if isinstance(value, dict) and size > FEW:
         mark = "{"
         for key, item in value.items():

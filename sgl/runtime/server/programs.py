@@ -29,7 +29,8 @@ from sgl.lang.ir.check import Checker, Limits, program_from_wire
 from sgl.lang.ir.pool import Pool
 from sgl.lang.view.html import page_part
 from sgl.runtime.program.sender import Sender, current_sender
-from sgl.runtime.server import sse
+from sgl.runtime.requests.threads import in_thread
+from sgl.runtime.server import encoding, sse
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.engine_process import RemoteSession
 from sgl.runtime.server.errors import NotThere, error_body
@@ -139,7 +140,8 @@ class ProgramsApi(Api):
     @endpoint("GET /v1/programs/{id}/timeline")
     async def timeline(self, request: web.Request) -> Timeline:
         """A recent program's nodes and events, in seconds since it opened."""
-        return self._recent_one(request).timeline()
+        opened = self._recent_one(request)
+        return await in_thread(opened.timeline(), encoding.size_of_text(opened.size))
 
     def _recent_one(self, request: web.Request) -> _Program:
         for opened in self._recent:
@@ -150,8 +152,10 @@ class ProgramsApi(Api):
     @endpoint("GET /v1/programs/{id}/view", content_type="text/html")
     async def view(self, request: web.Request) -> web.Response:
         """A recent program's text in spans beside lanes of when they came about, as part of a page."""
-        timeline = self._recent_one(request).timeline()
-        return web.Response(text=await self._service.in_thread(page_part, timeline), content_type="text/html")
+        opened = self._recent_one(request)
+        timeline = opened.timeline()
+        text = await in_thread(lambda: page_part(timeline()), encoding.size_of_text(opened.size))
+        return web.Response(text=text, content_type="text/html")
 
     @endpoint("POST /v1/programs/{id}/segments")
     async def segment(self, request: web.Request, body: SegmentBody) -> ProgramId:
@@ -332,15 +336,18 @@ class _Program(sse.EventLog):
             "num_nodes": len(self.nodes),
         }
 
-    def timeline(self) -> Timeline:
-        """Its nodes and events, without deltas."""
-        events = [json.loads(data.partition(b"data: ")[2]) for data in self.log]
-        timed = [
-            {"at": round(at - self._started, 6), **event}
-            for at, event in zip(self._times, events, strict=True)
-            if event["type"] != "delta"
-        ]
-        return {**self.summary(), "nodes": self.nodes, "events": timed}
+    def timeline(self) -> Callable[[], Timeline]:
+        """What makes its nodes and events so far, without deltas: of a long program in seconds."""
+        summary, nodes, log = self.summary(), [*self.nodes], [*zip(self._times, self.log, strict=True)]
+
+        def timeline() -> Timeline:
+            events = [(at, json.loads(data.partition(b"data: ")[2])) for at, data in log]
+            timed = [
+                {"at": round(at - self._started, 6), **event} for at, event in events if event["type"] != "delta"
+            ]
+            return {**summary, "nodes": nodes, "events": timed}
+
+        return timeline
 
     def send(self, segment: ir.Segment) -> None:
         """Forward a segment."""

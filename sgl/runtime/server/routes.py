@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.server.encoding import json_response
+from sgl.runtime.server import encoding
 from sgl.runtime.server.replies import Error
 from sgl.runtime.server.service import Service
 
@@ -86,7 +86,9 @@ class Api:
             if body is not None and error.param in _ENGINES_PROMPT:
                 error.param = _prompt_field(body, error.param)
             raise
-        return answer if isinstance(answer, web.StreamResponse) else json_response(answer)
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        return await encoding.answer(lambda: answer, encoding.size_of(answer))
 
 
 def _prompt_field(body: type[BaseModel], name: str) -> str:

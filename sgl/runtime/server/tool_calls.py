@@ -31,6 +31,7 @@ from sgl.time_limit import time_limit
 
 _BYTES = Vocabulary([bytes([byte]) for byte in range(256)] + [None], [256], 257)
 _MOST_SECONDS = 1.0  # of looking whether one tool's schema can be enforced
+_MOST_SECONDS_IN_ALL = 5.0
 _AT_ONCE = 4096  # characters: readers copy what is left of a text with each step
 _MOST_KEPT = 16 << 10  # characters of a schema whose answer is kept
 
@@ -129,7 +130,14 @@ def loosenings(
     """Which tools to loosen where the constraint on calls cannot be enforced: those whose own schemas cannot, then all
     that do not say. None where one says that it is strict."""
     functions = [function for function in _functions(body).values() if function.strict is not False]
-    failing = {each.name for each in functions if not _can_be_held(_typed(each), format, additional_properties)}
+    began = thread_time()
+
+    def fails(function: Function) -> bool:
+        if thread_time() - began > _MOST_SECONDS_IN_ALL:  # not looked at: loosened if it may be
+            return function.strict is None
+        return not _can_be_held(_typed(function), format, additional_properties)
+
+    failing = {each.name for each in functions if fails(each)}
     unset = {function.name for function in functions if function.strict is None}
     if not failing <= unset:
         return []

@@ -194,18 +194,16 @@ class EmbeddingsApi(Api):
             adapter=adapter,
             truncate=body.truncate_prompt_tokens,
         )
-        vectors = found.vectors
-        return encoding.json_response(
-            {
-                **self._head("score"),
-                "object": "list",
-                "data": [
-                    {"object": "score", "index": i, "score": _cosine(vectors[left], vectors[len(first) + right])}
-                    for i, (left, right) in enumerate(compared)
-                ],
-                "usage": found.usage,
-            }
-        )
+        vectors, head = found.vectors, self._head("score")
+
+        def answer() -> dict[str, Any]:
+            data = [
+                {"object": "score", "index": i, "score": _cosine(vectors[left], vectors[len(first) + right])}
+                for i, (left, right) in enumerate(compared)
+            ]
+            return {**head, "object": "list", "data": data, "usage": found.usage}
+
+        return await encoding.answer(answer, 4 * len(compared))
 
     @endpoint(
         "POST /v1/rerank",
@@ -229,18 +227,17 @@ class EmbeddingsApi(Api):
             truncate=body.truncate_prompt_tokens,
         )
         query, *vectors = found.vectors
-        scores = [_cosine(query, vector) for vector in vectors]
-        order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n or None]
-
-        def rank(i: int) -> dict[str, Any]:
-            shown = {"document": {"text": texts[i]}} if body.return_documents else {}
-            return {"index": i, "relevance_score": scores[i], **shown}
-
         head = self._head("rerank")
-        usage = found.usage
-        return await encoding.answer(
-            lambda: {**head, "results": [rank(i) for i in order], "usage": usage}, 4 * len(order)
-        )
+
+        def answer() -> dict[str, Any]:
+            scores = [_cosine(query, vector) for vector in vectors]
+            order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n or None]
+            ranks: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in order]
+            for rank in ranks if body.return_documents else ():
+                rank["document"] = {"text": texts[rank["index"]]}
+            return {**head, "results": ranks, "usage": found.usage}
+
+        return await encoding.answer(answer, 4 * len(texts))
 
     async def _label_scores(self, body: ScoreBody, adapter: str | None) -> web.Response:
         missing = [name for name in ("query", "items", "label_token_ids") if getattr(body, name) is None]
@@ -270,16 +267,18 @@ class EmbeddingsApi(Api):
             names = {"token_ids_logprob": "label_token_ids", "prompt": "items", "input_ids": "items"}
             error.param = names.get(error.param or "", error.param)
             raise
-        scores = []
-        for result in results:
-            [entries] = result["meta_info"]["output_token_ids_logprobs"]
-            logprobs = np.array([entry[0] for entry in entries])
-            likely = np.exp(logprobs - logprobs.max() if body.apply_softmax else logprobs)
-            scores.append((likely / likely.sum() if body.apply_softmax else likely).tolist())
-        head = {"object": "scoring", "model": self._service.model_name}
-        return await encoding.answer(
-            lambda: {**head, "scores": scores, "usage": prompt_usage(results)}, sum(map(len, scores))
-        )
+        model = self._service.model_name
+
+        def answer() -> dict[str, Any]:
+            scores = []
+            for result in results:
+                [entries] = result["meta_info"]["output_token_ids_logprobs"]
+                logprobs = np.array([entry[0] for entry in entries])
+                likely = np.exp(logprobs - logprobs.max() if body.apply_softmax else logprobs)
+                scores.append((likely / likely.sum() if body.apply_softmax else likely).tolist())
+            return {"object": "scoring", "model": model, "scores": scores, "usage": prompt_usage(results)}
+
+        return await encoding.answer(answer, len(results) * len(body.label_token_ids))
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {

@@ -89,7 +89,7 @@ class ResponsesApi(Api):
         identity = request.match_info["id"]
         run = self._running.get(identity)
         if run is not None and run.response["store"] and current_caller.get().may_reach(run.owner):
-            return run.response
+            return {**run.response, "output": [*run.response["output"]]}  # it grows
         stored = self._store.find(identity, current_caller.get())
         return await self._service.in_thread(stored.response)
 
