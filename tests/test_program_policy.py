@@ -13,7 +13,7 @@ from sgl.lang.backends.engine import EngineBackend
 from sgl.runtime.engine import Engine
 from sgl.runtime.program.order import ProgramOrder
 from sgl.runtime.program.stream import NodeRequests, Stream
-from sgl.runtime.scheduler.programs import GENERATED, QUANTUM, ProgramService, Unit
+from sgl.runtime.scheduler.programs import GENERATED, QUANTUM, Programs, ProgramService, Unit
 from sgl.runtime.scheduler.request import Phase, Request
 from tests.scheduler_driver import Driver, Setting, make_request
 from tests.tiny_models import tiny_checkpoint
@@ -74,6 +74,7 @@ def test_service_counts_what_was_computed_and_generated_once_also_after_a_retrac
         assert 0 <= again <= request.num_retractions * 21, "of what was evicted meanwhile"
         assert not its.running
         assert not its._expected
+        assert not its._awaited
 
 
 def fork(driver: Driver, branches: int, prompt: int, output: int) -> list[Request]:
@@ -115,6 +116,44 @@ def test_a_fork_larger_than_the_cache_enters_one_by_one() -> None:
     driver.run()
     assert all(request.phase is Phase.DONE for request in branches)
     driver.check()
+
+
+def test_a_fork_of_more_branches_than_rows_enters_one_by_one() -> None:
+    """It would wait for room that it cannot use; and looking for room for very many takes long."""
+    driver = driver_of(rows=3, num_pages=20, page_size=4, context=64)
+    blocking = make_request(1, list(range(44)), 12)  # 14 of 20 pages
+    driver.scheduler.add(blocking)
+    driver.step()
+    branches = fork(driver, 4, 9, 2)  # 3 pages each
+    driver.step()
+    assert [request.phase is Phase.WAITING for request in branches] == [False, False, True, True]
+    driver.run()
+    driver.check()
+
+
+class Counted(int):
+    """Counts additions."""
+
+    number = 0
+
+    def __mul__(self, other: int) -> Counted:
+        return Counted(int(self) * int(other))
+
+    def __add__(self, other: int) -> Counted:
+        Counted.number += 1
+        return Counted(int(self) + int(other))
+
+    __radd__ = __add__
+
+
+def test_a_program_of_very_many_requests_is_not_added_up_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sgl.runtime.scheduler.programs.GENERATED", Counted(GENERATED))
+    service, programs = ProgramService(), Programs()
+    requests = [make_request(uid, [1], 2, program=service) for uid in range(1000)]
+    for request in requests:
+        programs.enter(request)
+    assert 0 < Counted.number < 10_000
+    assert requests[-1].level == (1000 * 2 * GENERATED // QUANTUM).bit_length()
 
 
 def test_a_forks_branches_have_the_level_of_all_of_them() -> None:

@@ -28,20 +28,21 @@ _NUMBER_BITS = 48
 class ProgramService:
     """What one program was given. `number`: order of arrival of its first request; 0: none came yet."""
 
-    __slots__ = ("_expected", "_settled", "future", "number", "running")
+    __slots__ = ("_awaited", "_expected", "_settled", "future", "number", "running")
 
     def __init__(self) -> None:
         self.number = 0
         self.future = 0  # of requests that are known to come
         self.running: set[Request] = set()
         self._settled = 0  # of requests that do not run
-        self._expected: dict[Request, int] = {}  # of those that wait
+        self._expected: dict[Request, int] = {}  # of those that wait, which may be very many,
+        self._awaited = 0  # and of all of them
 
     @property
     def level(self) -> int:
         """How often the service doubled that it has attained, or will have with all that is known to come."""
         running = GENERATED * sum(len(request.output_ids) for request in self.running)
-        total = self._settled + running + sum(self._expected.values()) + self.future
+        total = self._settled + running + self._awaited + self.future
         return (total // QUANTUM).bit_length()
 
     def arrives(self, request: Request) -> None:
@@ -51,12 +52,14 @@ class ProgramService:
 
     def expect(self, request: Request) -> None:
         """A request waits. Idempotent."""
+        self.gave_up(request)
         left = request.max_new_tokens - len(request.output_ids)
         self._expected[request] = GENERATED * min(left, MOST_GENERATED)
+        self._awaited += self._expected[request]
 
     def admitted(self, request: Request, new_tokens: int) -> None:
         """A request got a row, and computes so many of its known tokens."""
-        self._expected.pop(request, None)
+        self.gave_up(request)
         self._settled += new_tokens - GENERATED * len(request.output_ids)  # counted again from now on
         self.running.add(request)
 
@@ -66,8 +69,8 @@ class ProgramService:
         self._settled += GENERATED * len(request.output_ids)
 
     def gave_up(self, request: Request) -> None:
-        """It ended without a row."""
-        self._expected.pop(request, None)
+        """It waits no longer: it ended without a row."""
+        self._awaited -= self._expected.pop(request, 0)
 
 
 class Unit:
@@ -117,15 +120,19 @@ class Programs:
             unit.waiting[request.uid] = request
 
     def partners(self, request: Request, memory: RowMemory) -> list[tuple[Request, int]]:
-        """See `Unit`. A unit that needs more than half of the pages does not wait until it has them."""
+        """See `Unit`. A unit that needs more than half of the pages, or more rows than there are, does not wait until
+        it has them."""
         unit: Unit | None = request.unit
-        partners = [] if unit is None else unit.partners(request)
-        if partners and unit is not None:
-            needed = sum(its.num_known - shared + its.max_new_tokens for its, shared in partners)
-            if 2 * needed > memory.page_size * memory.pool.num_pages:
-                unit.part()
-                return []
-        return partners
+        if unit is None:
+            return []
+        if len(unit.waiting) > len(memory.rows.kv_len):
+            unit.part()
+        partners = unit.partners(request)
+        needed = sum(its.num_known - shared + its.max_new_tokens for its, shared in partners)
+        if 2 * needed <= memory.page_size * memory.pool.num_pages:
+            return partners
+        unit.part()
+        return []
 
     def tried(self, unit: Unit, tick: int, *, fits: bool, others_run: bool) -> None:
         """A unit has room for all that wait, or tries again in a later round, or never will if nothing else runs."""
