@@ -209,6 +209,35 @@ def test_timers_of_requests_that_ended_are_forgotten() -> None:
     assert len(scheduler.queue._arrivals) < 1000
 
 
+def test_places_of_requests_that_ended_are_forgotten_while_others_wait() -> None:
+    scheduler = make_scheduler("dfs-weight")
+    first, *others = make_requests(3000)
+    scheduler.add(first)
+    for request in others:
+        scheduler.add(request)
+        scheduler.finish(request, ABORT)
+    [subtrees] = [its._subtrees for its in scheduler.queue._orders]
+    assert subtrees is not None
+    assert sum(len(place.groups) for place in subtrees._places.values()) < 500
+    assert order(scheduler) == [first]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_that_end_while_another_computes_their_prefix_are_forgotten(policy: str) -> None:
+    driver = Driver(Setting(rows=2, policy=policy, num_pages=200, budget=4, overlap=False))
+    stem = list(range(48))
+    driver.scheduler.add(make_request(0, stem, 2))
+    driver.step()
+    for uid in range(1, 300):
+        request = make_request(uid, [*stem, uid % 90], 2)
+        driver.scheduler.add(request)
+        assert order(driver.scheduler) == []
+        driver.scheduler.finish(request, ABORT)
+    [its] = driver.scheduler.queue._orders
+    assert sum(map(len, its._blocked.values())) == 0
+    driver.run()
+
+
 def test_the_quick_answer_of_the_simulation_is_the_slow_one() -> None:
     rng = np.random.default_rng(3)
     quick = 0

@@ -37,7 +37,7 @@ class Order:
         self._heap: list[tuple[Rank, int]] = []  # (rank, stamp) of those, including dead entries
         self._subtrees: Subtrees | None = Subtrees() if policy == "dfs-weight" else None
         self._stale: deque[Group] = deque()
-        self._blocked: dict[int, list[Group]] = {}  # by the uid that computes their next page
+        self._blocked: dict[int, dict[Group, None]] = {}  # set aside, by the uid that computes their next page
 
     def place(self, request: Request) -> None:
         """Put a request into its group."""
@@ -62,6 +62,7 @@ class Order:
             heappop(group.members)
         if not group.size:
             self._withdraw(group)
+            self._unblock(group)
             del self._groups[group.key]
         if self._subtrees is not None:
             self._subtrees.weigh(group.key[0], -1)
@@ -90,12 +91,15 @@ class Order:
         group: Group = request.group
         self._withdraw(group)
         group.blocked_by = owner
-        self._blocked.setdefault(owner, []).append(group)
+        self._blocked.setdefault(owner, {})[group] = None
 
     def begin_round(self, matches_left: int) -> int:
         """Reoffer unblocked groups and match up to `matches_left` stale requests again; returns how many are left.
         Freezes weights until `end_round`."""
-        self._unblock()
+        for owner in [owner for owner in self._blocked if not self._memory.is_in_flight(owner)]:
+            for group in self._blocked.pop(owner):
+                group.blocked_by = None
+                self._offer(group)
         matches_left = self._match_again(matches_left)
         if self._subtrees is not None:
             self._subtrees.freeze()
@@ -114,7 +118,7 @@ class Order:
         if group is not None:
             group.length = max(group.length, group.key[1] + 1)
             self._mark_stale(group)
-            group.blocked_by = None
+            self._unblock(group)
             self._offer(group)
 
     def split(self, node: Node, upper: Node) -> None:
@@ -182,12 +186,10 @@ class Order:
                 return group
         return None
 
-    def _unblock(self) -> None:
-        for owner in [owner for owner in self._blocked if not self._memory.is_in_flight(owner)]:
-            for group in self._blocked.pop(owner):
-                if group.blocked_by == owner and group.size:
-                    group.blocked_by = None
-                    self._offer(group)
+    def _unblock(self, group: Group) -> None:
+        if group.blocked_by is not None:
+            del self._blocked[group.blocked_by][group]
+            group.blocked_by = None
 
     def _mark_stale(self, group: Group) -> None:
         if not group.is_stale:

@@ -86,6 +86,9 @@ class Subtrees:
         place = self._place(node)
         heappush(place.groups, (rank, group.stamp, group))
         self._count(place, 1)
+        if len(place.groups) > 2 * place.num_offered + _MUCH_GARBAGE:
+            place.groups = [entry for entry in place.groups if entry[2].stamp == entry[1]]
+            heapify(place.groups)
 
     def withdraw(self, node: Node) -> None:
         """A group offered there may not any more."""
