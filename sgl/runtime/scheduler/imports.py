@@ -61,7 +61,6 @@ class Pulled:
     pages: int = 0
     seconds: float = 0.0  # of reads
     parts: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=_MOST_PARTS))  # of the last ones
-    errors: dict[str, int] = field(default_factory=dict)
 
 
 class Imports:

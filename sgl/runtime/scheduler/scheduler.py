@@ -133,8 +133,7 @@ class Scheduler:
         self.counters.forced_tokens += len(token_ids)
         request.match = None
         for step in self._in_flight:
-            if request in step.requests:
-                step.dropped.add(request.uid)
+            step.dropped.add(request.uid)
         if request.phase is Phase.DECODE:
             self._extend(request)
 
