@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import numpy as np
 
@@ -55,8 +56,6 @@ class _Cost:
     waiting: float = 0.0  # seconds, without drafts, begun only when the step before was handled; 0: never seen
     extra: dict[int, float] = field(default_factory=dict)
     """By the longest row's tokens, up to a power of two: how many plain steps longer for each draft."""
-    tried: int = 0
-    """The longest row's tokens in the latest trial, up to a power of two."""
 
 
 class StepCosts:
@@ -81,12 +80,10 @@ class StepCosts:
             key = size_of(longest)
             computed = self._computed(num_rows, num_drafts, key)
             extra = (seconds / cost.plain - 1) / computed
-            before = cost.extra.get(key)
-            if before is None:
-                before = extra
-                if self._compiles:  # the first one may have taken any time
-                    before = self._guessed(cost, num_rows, computed, key)
-                    extra = min(extra, before)
+            before = cost.extra.get(key, extra)
+            if key not in cost.extra and self._compiles:  # the first one may have taken any time
+                before = self._extra(cost, num_rows, computed, key)
+                extra = min(extra, before)
             most = (_MOST_LONGER * max(_LEAST_RATIO, 1 + before * computed) - 1) / computed
             cost.extra[key] = before + _NEW * (min(extra, most) - before)
 
@@ -105,28 +102,18 @@ class StepCosts:
             return 1.0
         cost, key = self._costs[size_of(num_rows)], size_of(longest)
         computed = self._computed(num_rows, num_drafts, key)
-        extra = cost.extra.get(key)
-        if extra is None:
-            extra = self._guessed(cost, num_rows, computed, key)
-        return max(_LEAST_RATIO, 1.0 + extra * computed)
+        return max(_LEAST_RATIO, 1.0 + self._extra(cost, num_rows, computed, key) * computed)
 
-    def next_trial(self, num_rows: int) -> int:
-        """How many drafts each row has in the next trial where steps compute all rows as long as the longest: 1, 3, 7
-        in turn, since what one length takes tells little of another."""
-        cost = self._costs[size_of(num_rows)]
-        cost.tried = 2 * cost.tried if 2 <= cost.tried < 8 else 2
-        return cost.tried - 1
-
-    def _guessed(self, cost: _Cost, num_rows: int, computed: int, key: int) -> float:
-        """`extra` of a length never seen. Of what the next shorter one takes much may be for any drafts at all."""
+    def _extra(self, cost: _Cost, num_rows: int, computed: int, key: int) -> float:
+        """`_Cost.extra`, or a guess. Of what the next shorter length takes much may be for any drafts at all."""
         least = _EXTRA[self._is_padded or self._compiles] / num_rows
-        if shorter := [other for other in cost.extra if other < key]:
-            nearest = max(shorter)
-            if not self._is_padded:
-                return cost.extra[nearest]
-            known = num_rows * (nearest - 1)
-            return (cost.extra[nearest] * known + least * (computed - known)) / computed
-        return cost.extra[min(cost.extra)] if cost.extra else least
+        seen = [length for length in cost.extra if length <= key]
+        nearest = max(seen, default=min(cost.extra, default=key))
+        extra = cost.extra.get(nearest, least)
+        if nearest >= key or not self._is_padded:
+            return extra
+        known = num_rows * (nearest - 1)
+        return (extra * known + least * (computed - known)) / computed
 
     def _computed(self, num_rows: int, num_drafts: int, longest: int) -> int:
         return num_rows * (longest - 1) if self._is_padded else num_drafts
@@ -141,11 +128,12 @@ class Budget:
         self.costs = StepCosts(is_padded=is_padded, compiles=compiles)
         self._is_padded = is_padded
         self._since_plain = 0  # looks
-        self._acceptance: dict[tuple[str, int], Acceptance] = {}
+        self._lengths = cycle((1, 3, 7))
+        self._acceptance: defaultdict[tuple[str, int], Acceptance] = defaultdict(Acceptance)
 
     def acceptance(self, drafter: str, grade: int) -> Acceptance:
         """Of a drafter's guesses of one grade."""
-        return self._acceptance.setdefault((drafter, grade), Acceptance())
+        return self._acceptance[drafter, grade]
 
     def is_plain_due(self, num_rows: int) -> bool:
         """Before each look for drafts: whether the next steps are to have none, to be measured."""
@@ -156,8 +144,9 @@ class Budget:
         return True
 
     def trial(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
-        """As `divide`, to see what drafts take, though it may not pay: of a step whose drafts each take time, few."""
-        most = self.costs.next_trial(num_rows) if self._is_padded else _TRIED // max(1, num_rows) or 1
+        """As `divide`, to see what drafts take, though it may not pay. Where steps compute all rows as long as the
+        longest, 1, 3 and 7 of each in turn, since what one length takes tells little of another; else few."""
+        most = next(self._lengths) if self._is_padded else _TRIED // max(1, num_rows) or 1
         places = np.arange(1, most + 1)
         return [min(number, max(1, int((share**places >= _LEAST_SURVIVAL).sum()))) for share, number in drafts]
 
