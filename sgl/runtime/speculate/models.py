@@ -8,9 +8,9 @@ nothing is done in a step, nor when a page changes hands. What is missing is com
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -51,12 +51,13 @@ class _Chunk:
     token_ids: Int32Array | None
     is_right: bool = True  # its KV is what the tokens give, whatever was drafted
 
-    def cut(self, length: int) -> tuple[_Chunk, _Chunk | None]:
-        """Its first `length` known tokens, and the others if there are any."""
-        at, ids = self.start + length, self.token_ids
-        if at >= self.end or ids is None:
-            return self, None
-        return _Chunk(self.row, self.start, at, ids[:length]), _Chunk(self.row, at, self.end, ids[length:])
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def part(self, start: int, end: int) -> _Chunk:
+        """Known tokens of it."""
+        assert self.token_ids is not None, "they are known"
+        return _Chunk(self.row, start, end, self.token_ids[start - self.start : end - self.start])
 
 
 @dataclass(slots=True)
@@ -75,15 +76,14 @@ class Guess:
     @property
     def num_missing(self) -> int:
         """Tokens before the last that the first pass needs or would compute, too."""
-        return sum(its.end - its.start for its in [*self.missing, self.first]) - 1
+        return sum(map(len, [*self.missing, self.first])) - 1
 
     def shorten(self) -> None:
         """Leave the last token alone to the first pass."""
-        if (length := self.first.end - self.first.start) > 1:
-            before, last = self.first.cut(length - 1)
-            assert last is not None, "it is the last token"
-            self.missing.append(before)
-            self.first = last
+        first, last = self.first, self.first.end - 1
+        if first.start < last:
+            self.missing.append(first.part(first.start, last))
+            self.first = first.part(last, first.end)
 
     def chunk(self, turn: int) -> _Chunk:
         """What one of the passes computes."""
@@ -137,11 +137,7 @@ class ModelDrafter(DeviceDrafter, Observer):
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """See `Drafter`. A row that lacks many tokens has no drafts until they are filled in, some in each step."""
         guesses = [guess for index, asked in enumerate(wanted) if (guess := self._guess(index, asked)) is not None]
-        guesses = self._within_limit(guesses)
-        if sum(guess.first.end - guess.first.start for guess in guesses) > self._most_tokens:
-            for guess in guesses:
-                guess.shorten()
-        self._fill([chunk for guess in guesses for chunk in guess.missing])
+        guesses = self._filled_in(guesses)
         passes: list[tuple[list[Guess], PendingStep]] = []
         while going := [guess for guess in guesses if len(passes) < len(guess.forced) + guess.most]:
             chunks = [guess.chunk(len(passes)) for guess in going]
@@ -156,35 +152,28 @@ class ModelDrafter(DeviceDrafter, Observer):
             self._note(guess)
         return drafts
 
-    def _within_limit(self, guesses: list[Guess]) -> list[Guess]:
-        """Those whose missing tokens may be filled in at once. Of the first other one, fill in as many as may be."""
-        chosen, left = list[Guess](), self._most_tokens
+    def _filled_in(self, guesses: list[Guess]) -> list[Guess]:
+        """Compute what is missing, no more tokens than the device's memory was planned for; returns those of which
+        nothing is missing then, whose first pass has no more tokens either."""
+        whole, left = list[Guess](), self._most_tokens
         for guess in sorted(guesses, key=lambda guess: guess.num_missing):
             if guess.num_missing <= left:
-                chosen.append(guess)
+                whole.append(guess)
                 left -= guess.num_missing
                 continue
             guess.shorten()
-            for chunk in guess.missing:
+            chunks, guess.missing = guess.missing, []
+            for chunk in chunks:
                 if left:
-                    part, _ = chunk.cut(left)
-                    self._fill([part])
-                    guess.row.done = part.end
-                    left -= part.end - part.start
-        return chosen
-
-    def _fill(self, chunks: list[_Chunk]) -> None:
-        """Compute known tokens, in passes of so many as the device's memory was planned for."""
-        rest = deque(chunks)
-        while rest:
-            part, left = list[_Chunk](), self._most_tokens
-            while rest and left and rest[0].row not in [chunk.row for chunk in part]:
-                chunk, behind = rest.popleft().cut(left)
-                if behind is not None:
-                    rest.appendleft(behind)
-                part.append(chunk)
-                left -= chunk.end - chunk.start
-            self._runner.forward(self._batch(part, samples=False))
+                    guess.row.done = min(chunk.end, chunk.start + left)
+                    guess.missing.append(chunk.part(chunk.start, guess.row.done))
+                    left -= len(guess.missing[-1])
+        if sum(len(guess.first) for guess in whole) > self._most_tokens:
+            for guess in whole:
+                guess.shorten()
+        for turn in zip_longest(*(guess.missing for guess in guesses)):
+            self._runner.forward(self._batch([chunk for chunk in turn if chunk is not None], samples=False))
+        return whole
 
     def _guess(self, index: int, asked: DraftRequest) -> Guess | None:
         """What to compute for a request; None: nothing can be drafted."""
@@ -280,7 +269,7 @@ class ModelDrafter(DeviceDrafter, Observer):
         size = len(chunks)
         return Batch(
             rows=np.array([chunk.row.number for chunk in chunks], np.int32),
-            q_lens=np.array([chunk.end - chunk.start for chunk in chunks], np.int32),
+            q_lens=np.array(list(map(len, chunks)), np.int32),
             kv_lens=np.array([chunk.end for chunk in chunks], np.int32),
             token_ids=np.concatenate([drawn if chunk.token_ids is None else chunk.token_ids for chunk in chunks]),
             page_writes=_NO_PAGE_WRITES,
