@@ -93,14 +93,6 @@ class RowMemory:
         """`available_pages`, and those of the layers with a window if they have a pool of their own, else 0."""
         return self.available_pages, 0 if self.windows is None else self.windows.pages.available
 
-    def windowed_tokens(self) -> dict[str, int]:
-        """Tokens of layers with a window that are free, and evictable, if they have a pool of their own."""
-        if self.windows is None:
-            return {}
-        num_free = self.windows.pool.num_free
-        evictable, size = self.windows.pages.available - num_free, self.page_size
-        return {"windowed_available_tokens": num_free * size, "windowed_evictable_tokens": evictable * size}
-
     @property
     def _obtainable_pages(self) -> int:
         """Pages that rows can get, of each pool."""
@@ -340,8 +332,12 @@ class RowMemory:
             "kv_evictable_tokens": self.cache.evictable_pages * size,
             "evicted_tokens": self.cache.evicted_pages * size,
         }
+        if self.windows is not None:
+            num_free = self.windows.pool.num_free
+            state["windowed_available_tokens"] = num_free * size
+            state["windowed_evictable_tokens"] = (self.windows.pages.available - num_free) * size
         state |= NO_TRANSFERS if self.transfers is None else self.transfers.state()
-        return state | self.windowed_tokens() | (NO_TIERS if tiers is None else tiers.state())
+        return state | (NO_TIERS if tiers is None else tiers.state())
 
     def flush(self) -> int:
         """Forget all that is cached and that nobody holds. Returns how many pages remain locked."""
@@ -401,9 +397,7 @@ class RowMemory:
         if self.states is not None:
             slots = self.states.slots() + ([] if self.tiers is None else self.tiers.loads.slots())
             problems += check_states(self.states.checkpoints, self.cache, slots)
-        return (
-            problems
-            if self.windows is None
-            else problems
-            + self.windows.check(self.running, self.leases, None if self.tiers is None else self.tiers.windows)
-        )
+        if self.windows is not None:
+            copies = None if self.tiers is None else self.tiers.windows
+            problems += self.windows.check(self.running, self.leases, copies)
+        return problems

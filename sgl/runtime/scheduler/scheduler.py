@@ -27,7 +27,7 @@ from sgl.runtime.scheduler.retraction import in_the_way, youngest
 from sgl.runtime.scheduler.step import Limits, Step
 from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.scheduler.transfers import Transfers
-from sgl.runtime.scheduler.verification import groups, may_draft, verified
+from sgl.runtime.scheduler.verification import groups, verified
 from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
 _MAX_BYPASSED = 16  # requests found not to fit before a round ends
@@ -138,8 +138,13 @@ class Scheduler:
             self._extend(request)
 
     def may_draft(self, request: Request) -> bool:
-        """Whether the next step could verify drafts of a running request."""
-        return self.memory.states is None and may_draft(request, self._rows)
+        """Whether the next step computes a running request's last known token, and could verify drafts behind it. Not
+        with penalties, which count tokens that are sampled for good, nor with states, which do not go back."""
+        if self.memory.states is not None or not request.output_ids or request.params.has_penalties:
+            return False
+        if request.phase is Phase.DECODE:
+            return bool(self._rows.kv_len[request.row] == request.num_known - 1)
+        return request.phase is Phase.PREFILL and not request.waits_for_grammar
 
     def draft(self, request: Request, token_ids: Sequence[int]) -> None:
         """Let the next step verify drafts of a request that may draft, fewer than the tokens that it still wants. They

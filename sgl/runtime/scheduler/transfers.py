@@ -45,6 +45,7 @@ class Transfers:
         self.secret = secret
         self.exports = exports
         self.imports = imports
+        self._sides = [side for side in (imports, exports) if side is not None]
         self._pool = pool
 
     def attach(self, cache: RadixCache, in_flight: InFlight, leases: Leases) -> None:
@@ -68,10 +69,8 @@ class Transfers:
 
     def poll(self) -> None:
         """Take up what has ended. Before a step is scheduled."""
-        if self.imports is not None:
-            self.imports.poll()
-        if self.exports is not None:
-            self.exports.poll()
+        for side in self._sides:
+            side.poll()
 
     def launch(self, mover: Mover) -> None:
         """Have pages copied. After a step is scheduled and before it is launched."""
@@ -79,10 +78,8 @@ class Transfers:
         loads = [] if self.imports is None else self.imports.take()
         if saves or loads:
             move = mover.move(PageMoves(joined(saves), joined(loads)))
-            if self.exports is not None:
-                self.exports.launched(move)
-            if self.imports is not None:
-                self.imports.launched(move)
+            for side in self._sides:
+                side.launched(move)
 
     def left_queue(self, request: Request) -> None:
         """A request has a row, or has ended."""
@@ -129,10 +126,8 @@ class Transfers:
 
     def close(self) -> None:
         """End all leases, and all reads. After the last step. Idempotent."""
-        if self.exports is not None:
-            self.exports.close()
-        if self.imports is not None:
-            self.imports.close()
+        for side in reversed(self._sides):
+            side.close()
 
     def incoming(self) -> list[Int32Array]:
         """Device pages that are under way, for the ledger."""
@@ -140,8 +135,7 @@ class Transfers:
 
     def locked(self) -> list[Node]:
         """The device nodes that are held, for the ledger."""
-        exported = [] if self.exports is None else self.exports.locked()
-        return exported + ([] if self.imports is None else self.imports.locked())
+        return [node for side in self._sides for node in side.locked()]
 
     def check(self) -> list[str]:
         """Breaches of ownership of the buffer's pages."""

@@ -1,4 +1,4 @@
-"""Drafts: whose next step may have some, and what becomes of them."""
+"""What becomes of drafts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,6 @@ from sgl.runtime.scheduler.rows import RowTable
 
 simulated_acceptance: Callable[[int], int] | None = None
 """How many of so many drafts stand, whatever was sampled: for measurements with random weights alone."""
-
-
-def may_draft(request: Request, table: RowTable) -> bool:
-    """Whether the next step computes a running request's last known token, and could verify drafts behind it. Not with
-    penalties, which count tokens that are sampled for good."""
-    if not request.output_ids or request.params.has_penalties:
-        return False
-    if request.phase is Phase.DECODE:
-        return bool(table.kv_len[request.row] == request.num_known - 1)
-    return request.phase is Phase.PREFILL and not request.waits_for_grammar
 
 
 def verified(
