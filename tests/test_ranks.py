@@ -238,11 +238,12 @@ def test_ranks_that_do_not_listen_are_ended_all_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_end_with_the_process_that_leads_them() -> None:
+@pytest.mark.parametrize("work", ["time.sleep(600)", "[engine.generate(prompt='a') for _ in range(9999)]"])
+def test_ranks_end_with_the_process_that_leads_them(work: str) -> None:
     code = (
         "import time; from sgl.runtime.engine import Engine\n"
         "engine = Engine(device='cpu', tp_size=2); group = engine._started.group\n"
-        "print(group._processes[1].pid, group._sender._folder, flush=True); time.sleep(600)"
+        f"print(group._processes[1].pid, group._sender._folder, flush=True); {work}"
     )
     leader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert leader.stdout is not None

@@ -17,6 +17,7 @@ import msgspec
 
 from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.cluster.link import Link
+from sgl.runtime.parallel import folders
 
 _SWEEPS, _SWEEP_SECONDS = 500, 0.02
 
@@ -160,6 +161,7 @@ def sweep(folder: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_SWEEP_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)
+    folders.sweep()  # of ranks among them
 
 
 def _that_use(folder: str) -> Iterator[int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -13,12 +13,13 @@ from typing import Protocol
 from sgl.errors import ConfigError
 from sgl.kernels.collectives import Folder, Rendezvous
 from sgl.runtime.config import EngineConfig
+from sgl.runtime.parallel.folders import LedFolder, remove_if_left
 from sgl.runtime.parallel.ring import Ring
 from sgl.runtime.parallel.tcp import TcpReceiver, TcpSender, secret_of
 from sgl.runtime.parallel.times import Numbers
 
-_SHARED_MEMORY = Path("/dev/shm")
 _CONNECTING_SECONDS = 300.0
+_LOOKS, _LOOK_SECONDS = 5, 0.02
 
 
 class Sender(Rendezvous, Protocol):
@@ -71,19 +72,17 @@ class Receiver(Rendezvous, Protocol):
 
 
 class _LocalSender(Folder):
-    def __init__(self, path: Path, num_readers: int) -> None:
-        super().__init__(str(path))
-        self._folder = path
-        self._ring = Ring(path / "ring", num_readers)
+    def __init__(self, led: LedFolder, num_readers: int) -> None:
+        super().__init__(str(led.path))
+        self._folder = led.path
+        self.close = led.close
+        self._ring = Ring(led.path / "ring", num_readers)
         self.put, self.beats, self.numbers = self._ring.put, self._ring.beats, self._ring.numbers
 
     def gone(self, reader: int) -> str | None:
         with contextlib.suppress(OSError):
             return (self._folder / f"error{reader + 1}").read_text(encoding="utf-8")
         return None
-
-    def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _LocalReceiver(Folder):
@@ -93,21 +92,25 @@ class _LocalReceiver(Folder):
         self._rank = rank
         ring = Ring(path / "ring", num_readers, rank - 1)
         self.get, self.beat, self.numbers = ring.get, ring.beat, ring.own_numbers
+        self._removing = threading.Lock()  # what is written meanwhile would stay
 
     def fail(self, text: str) -> None:
-        with contextlib.suppress(OSError):
+        with self._removing, contextlib.suppress(OSError):
             (self._folder / f"error{self._rank}").write_text(text, encoding="utf-8")
+            for _ in range(_LOOKS):  # that rank 0 was killed shows here before it does elsewhere
+                remove_if_left(self._folder)
+                time.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with self._removing:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def sender_of(config: EngineConfig) -> tuple[Sender, list[str]]:
     """Rank 0's end for these options, and the arguments that give others theirs. Raises ConfigError."""
     if config.nnodes == 1:
-        memory = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
-        folder = Path(tempfile.mkdtemp(prefix="sgl-ranks-", dir=memory))  # nobody else may read it
-        return _LocalSender(folder, config.num_ranks - 1), [str(folder)]
+        folder = LedFolder()
+        return _LocalSender(folder, config.num_ranks - 1), [str(folder.path)]
     host, port = config.address
     try:
         sender = TcpSender(host, port, _secret(config), config.num_ranks, config.nnodes)
