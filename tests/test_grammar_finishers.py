@@ -143,8 +143,8 @@ def test_half_an_answer_holds_up_nobody_else() -> None:
             process.kill(for_good=False)  # and so starts anew
         assert isinstance(GenerateRequest(its, regex="[ab]{5}").next()[1], FinishedAutomaton)
         assert stuck.found.empty()
-        [job] = its._busy.values()
-        job.until = 0.0
+        [(process, job)] = its._busy.items()
+        process._seconds = job.until = 0.0
         its._rouse()
         assert isinstance(stuck.next()[1], OutOfTime)
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sgl.errors import GrammarError, GrammarTooLarge
+from sgl.errors import GrammarError, GrammarTooLarge, RegexSyntaxError
 from sgl.grammar.compiler import Constraint, make_constraint
-from sgl.runtime.constraints.process import GrammarProcess
+from sgl.runtime.constraints.process import Channel, GrammarProcess
 from sgl.runtime.constraints.service import CompileService
+from sgl.time_limit import OutOfTime
 from tests.grammar_oracles import piece_vocabulary
 from tests.patience import PATIENCE, wait_until
 
@@ -53,13 +58,13 @@ def test_the_start_of_a_process_is_no_time_of_a_constraint(trial: GrammarProcess
     trial.ask(EASY, PATIENCE)
     asked = time.monotonic()
     assert trial.answer(PATIENCE) is None
-    assert trial.due(PATIENCE) > asked + PATIENCE, "it still starts"
+    assert trial.due() > asked + PATIENCE, "it still starts"
     os.kill(pid_of(trial), signal.SIGCONT)
     wait_until(lambda: trial.answer(PATIENCE) is not None)
-    ready = trial.due(PATIENCE) - PATIENCE
+    ready = trial.due() - PATIENCE
     assert asked < ready < time.monotonic()
     trial.ask(EASY, PATIENCE)
-    assert trial.due(PATIENCE) <= time.monotonic() + PATIENCE
+    assert trial.due() <= time.monotonic() + PATIENCE
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1 << 20])
@@ -125,3 +130,31 @@ def test_who_has_its_automaton_closed_is_asked_of_another_process_too() -> None:
         assert pid_of(process) != before
     finally:
         service.close()
+
+
+def test_a_constraint_has_its_seconds_of_a_processor_however_long_others_have_it(trial: GrammarProcess) -> None:
+    run(trial, EASY)
+    os.kill(pid_of(trial), signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        found = threads.submit(trial.run, WRONG, 1.0)
+        wait_until(lambda: trial._seconds == 1.0 and time.monotonic() > trial._begun + 1.5)
+        assert not found.done()
+        os.kill(pid_of(trial), signal.SIGCONT)
+        assert isinstance(found.exception(PATIENCE), RegexSyntaxError)
+
+
+def test_who_is_stuck_where_no_check_stands_has_no_more_of_a_processor(
+    trial: GrammarProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sgl.runtime.constraints.process._LOADED", PATIENCE)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs, subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        trial._process, trial._channel, trial._is_ready = process, Channel(ours), True
+        try:
+            with pytest.raises(OutOfTime):
+                trial.run(EASY, 0.2)
+            assert process.returncode == -signal.SIGKILL
+        finally:
+            process.kill()
+    ours.close()

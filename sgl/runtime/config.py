@@ -219,7 +219,8 @@ class EngineConfig:
     """Whose automata constrain outputs. outlines and llguidance (needs sgl[ebnf]) are for
     comparison: they refuse more, keep to no token budget, and work on the CPU."""
     constraint_timeout: Seconds = 10.0
-    """Seconds that compiling one constraint may take before it is refused as too large."""
+    """Seconds of a processor that compiling one constraint may take before it is refused as too large; ten times as
+    many may go by where others keep the processors busy."""
     enable_lora: bool | None = None
     """Serve LoRA adapters. None: if lora_paths names some."""
     lora_paths: Annotated[

@@ -176,12 +176,15 @@ class Finishers:
             self._end(process, answer)
         else:
             channel = self._channels[process]
-            self._busy[process].until = process.due(self._deadline)
+            self._busy[process].until = process.due()
             if self._selector.get_key(channel).events != channel.events:
                 self._selector.modify(channel, channel.events, process)
 
     def _is_due(self, process: GrammarProcess, job: _Job, now: float) -> None:
         if now >= job.until:
+            job.until = process.due()
+            if now < job.until:
+                return
             process.kill(for_good=False)
             self._end(process, partial(_same, OutOfTime(self._deadline)))
         else:
