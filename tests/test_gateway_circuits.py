@@ -84,6 +84,26 @@ def test_answers_that_no_engine_gave_do_not_speak_for_a_worker_that_fails(neutra
     run(test)
 
 
+@pytest.mark.parametrize("meta", [{}, {"finish_reason": {"type": "stop"}}])
+def test_a_program_speaks_for_a_worker_whose_engine_computed_some_of_it(meta: dict[str, object]) -> None:
+    """Not one that is all text, whose roles' marks come from there as well."""
+    done = event(2, type="node_done", stream=0, index=0, text="a", value="a", meta=meta)
+    told = EVENTS + event(1, type="opened", id="r") + done + event(3, type="done") + b"0\r\n\r\n"
+    raw = RawWorker(generate=WRONG["garbage"], programs=told)
+
+    async def test() -> None:
+        async with beside(raw, **{**OPTIONS, "retries": 0, "breaker_seconds": 60.0}) as (gateway, _, client):
+            for number in range(FAILURES):
+                assert gateway.servers[raw.url].lets_pass, number
+                assert (await client.post("/generate", json={"text": "x"})).status == 503
+                if number < FAILURES - 1:
+                    async with client.post("/v1/programs", json={"program": {"v": 1, "name": "p"}}) as answer:
+                        assert b'"done"' in await answer.read()
+            assert gateway.servers[raw.url].breaker.is_open == (not meta)
+
+    run(test)
+
+
 @pytest.mark.parametrize("how", ["deadline", "leaves"])
 @pytest.mark.parametrize("patience", [0.5, 0.01])
 @pytest.mark.parametrize("looks", ["fail", "are answered", "are rare"])

@@ -325,6 +325,7 @@ class Part:
 
     async def _read(self, server: Server, theirs: aiohttp.ClientResponse, first: bytes) -> None:
         buffer, searched, number, programs = bytearray(first), 0, 0, self._program.programs
+        is_computed = False
         while True:
             while (end := buffer.find(b"\n\n", searched)) >= 0:
                 if b"data: " in (data := bytes(buffer[:end])):
@@ -334,12 +335,14 @@ class Part:
                     except InvalidRequest as error:
                         raise Lost(str(error)) from error
                     self._take(event)
+                    is_computed |= event["type"] == "node_done" and bool(event.get("meta"))  # by its engine
                 del buffer[: end + 2]
                 searched = 0
                 if not number % _IN_TURN:  # others have their turn
                     await asyncio.sleep(0)
             if self.is_done:
-                server.answered()
+                if is_computed:
+                    server.answered()
                 return
             searched = max(0, len(buffer) - 1)
             if searched > MOST_EVENT_BYTES:
