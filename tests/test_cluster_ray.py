@@ -74,6 +74,38 @@ def test_a_ray_of_its_own_is_this_users_alone_on_this_machine(here: RunningClust
     assert len({each for each in environment if each.startswith((b"RAY_AUTH_TOKEN=", b"RAY_AUTH_MODE=token"))}) == 2
 
 
+def listening(root: int) -> dict[str, str]:
+    """Where a process and its descendants listen on TCP, with a process each."""
+    sockets, parents, found = dict[str, str](), dict[str, str](), dict[str, str]()
+    for kind in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]:
+            _, address, _, state, _, _, _, _, _, inode, *_ = line.split()
+            if state == "0A":
+                sockets[f"socket:[{inode}]"] = address
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[process.name] = (process / "stat").read_text().rpartition(")")[2].split()[1]
+    for pid in parents:
+        above = pid
+        while above in parents and above != str(root):
+            above = parents[above]
+        with contextlib.suppress(OSError):
+            for file in Path(f"/proc/{pid}/fd").iterdir() if above == str(root) else ():
+                with contextlib.suppress(OSError):
+                    if (name := os.readlink(file)) in sockets:
+                        found[sockets[name]] = Path(f"/proc/{pid}/cmdline").read_text()[:100]
+    return found
+
+
+def test_a_cluster_on_the_loopback_address_listens_on_no_other(here: RunningCluster) -> None:
+    """Ray's processes neither: Ray Serve's replicas take calls of other applications on all addresses."""
+    found = listening(here.process.pid)
+    assert f"0100007F:{int(here.url.rpartition(':')[2]):04X}" in found
+    assert len(found) > 10
+    local = ("0100007F:", "0000000000000000FFFF00000100007F:", "00000000000000000000000001000000:")
+    assert {where: who for where, who in found.items() if not where.startswith(local)} == {}
+
+
 def test_an_update_that_cannot_start_costs_no_request_and_is_undone(
     here: RunningCluster, texts: dict[int, str]
 ) -> None:

@@ -18,6 +18,8 @@ import msgspec
 import ray
 import requests
 from ray import serve
+from ray._common.tls_utils import add_port_to_grpc_server
+from ray.serve._private import replica as _replica
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sgl.errors import EngineDead, SglError
@@ -64,6 +66,7 @@ class Replica:
     def __init__(self, control: str, key: str, generation: int, hosts: int, kind: str) -> None:
         """Serve. control: the cluster's process; key: see `token`; hosts: that share its ranks; kind: whose engine's
         options are its own."""
+        _replica.add_port_to_grpc_server = _add_port  # type: ignore[attr-defined]  # before it is called
         self._id = serve.get_replica_context().replica_id.unique_id
         self._generation = generation
         secret = token(key)
@@ -255,6 +258,11 @@ def app(arguments: dict[str, Any]) -> serve.Application:
     """What Ray Serve builds; arguments: of Replica."""
     deployment: Any = serve.deployment(name="worker")(Replica)
     return deployment.bind(**arguments)  # type: ignore[no-any-return]  # untyped
+
+
+def _add_port(server: Any, address: str) -> int:
+    """Where Ray Serve is asked for calls of other deployments, of which there are none: not on all addresses."""
+    return int(add_port_to_grpc_server(server, address.replace("[::]", "127.0.0.1")))
 
 
 def _free_port(host: str) -> int:
