@@ -79,6 +79,13 @@ def test_outputs_of_one_origin_are_drafted_from_their_first_token_on() -> None:
     assert _draft(lookup, second).token_ids == [4], "no further than the end of the earlier output"
 
 
+def test_an_output_of_one_token_does_not_hide_longer_ones() -> None:
+    lookup = Lookup(Pools())
+    for uid, output in enumerate(([1, 2, 3, 4], [1])):
+        _end(lookup, _request(uid, [9], output, origin="a"))
+    assert _draft(lookup, _request(9, [8], origin="a")).token_ids == [1, 2, 3, 4]
+
+
 def test_no_output_is_shown_to_another_origin_nor_kept_of_an_aborted_request() -> None:
     lookup = Lookup(Pools())
     for uid, (origin, reason) in enumerate([("a", "stop"), (None, "stop"), ("b", "abort")]):

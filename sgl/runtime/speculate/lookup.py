@@ -57,7 +57,8 @@ class Lookup(Drafter):
         self._readings.pop(request.uid, None)
         reason, origin = request.finish_reason, request.origin
         is_whole = reason is not None and reason.type != "abort"
-        if self._pools is not None and origin is not None and is_whole and request.output_ids:
+        # Of one token nothing follows; as the newest beginning it would stand before longer ones.
+        if self._pools is not None and origin is not None and is_whole and len(request.output_ids) > 1:
             self._pools.add(origin, request.output_ids)
 
 
