@@ -114,7 +114,7 @@ def _steps(lookup: Lookup, uid: int, prompt: list[int], output: list[int], secon
         draft: list[int] = []
         if most > 0:
             began = time.perf_counter()
-            [found] = lookup.propose([DraftRequest(request, most, np.empty(0, np.int32), request.num_known - 1)])
+            [found] = lookup.propose([DraftRequest(request, most, request.num_known - 1)])
             seconds.append(time.perf_counter() - began)
             draft = list(found.token_ids)
         num_accepted = next((i for i, token in enumerate(draft) if token != output[at + i]), len(draft))

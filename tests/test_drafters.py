@@ -107,7 +107,7 @@ class Served:
 
     def propose(self, most: dict[int, int]) -> dict[int, list[int]]:
         wanted = [
-            DraftRequest(self.requests[row], count, self.pages[row], self.done[row]) for row, count in most.items()
+            DraftRequest(self.requests[row], count, self.done[row], self.pages[row]) for row, count in most.items()
         ]
         drafts = self.drafter.propose(wanted)
         return {row: list(draft.token_ids) for row, draft in zip(most, drafts, strict=True)}
@@ -309,7 +309,7 @@ def test_drafts_behind_what_a_head_never_saw_are_judged_apart(headed: tuple[Serv
     its.requests[1].cached_len = 8
     its.enter(2, drawn(random.Random(5), 9), range(40, 56))
     its.step({1: 11, 2: 9})
-    wanted = [DraftRequest(its.requests[row], 3, its.pages[row], its.done[row]) for row in (1, 2)]
+    wanted = [DraftRequest(its.requests[row], 3, its.done[row], its.pages[row]) for row in (1, 2)]
     assert [draft.grade for draft in drafter.propose(wanted)] == [1, 0]
     assert [drafter.grade(its.requests[row]) for row in (0, 1, 2)] == [None, 1, 0]
 

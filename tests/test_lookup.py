@@ -29,7 +29,7 @@ def _request(uid: int, prompt: list[int], output: list[int] | None = None, origi
 
 
 def _draft(drafter: Drafter, request: Request, most: int = 4) -> Draft:
-    [draft] = drafter.propose([DraftRequest(request, most, np.empty(0, np.int32), request.num_known - 1)])
+    [draft] = drafter.propose([DraftRequest(request, most, request.num_known - 1)])
     return draft
 
 
@@ -139,7 +139,7 @@ def test_the_tokens_searched_in_a_step_are_bounded_and_every_request_gets_its_tu
     for token in rng.permutation(40)[:6].tolist():
         for request in requests:
             request.output_ids.append(token)
-        wanted = [DraftRequest(request, 2, np.empty(0, np.int32), request.num_known - 1) for request in requests]
+        wanted = [DraftRequest(request, 2, request.num_known - 1) for request in requests]
         with mock.patch.object(lookup_module, "search", wraps=search) as searched:
             found = [bool(draft.token_ids) for draft in lookup.propose(wanted)]
         assert sum(len(call.args[0]) for call in searched.call_args_list) <= 50

@@ -182,6 +182,22 @@ def test_lookups_change_no_token_and_save_steps(folder: Path, plain: Any) -> Non
     assert steps[1] <= steps[0]
 
 
+def test_a_look_that_finds_nothing_takes_no_pages(folder: Path) -> None:
+    """Others' cached prefixes and leases would give way to them."""
+    with Engine(folder, dtype="float32", page_size=1, disable_overlap_schedule=True) as engine:
+        ahead, rows = list[int](), engine._scheduler.memory.rows
+
+        class Silent(Oracle):
+            def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
+                ahead.extend(int(rows.num_pages[its.request.row]) - its.request.num_known for its in wanted)
+                return [NO_DRAFT] * len(wanted)
+
+        speculate(engine, [Silent({}, 0.0, 0)])
+        engine.generate(input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 20, "ignore_eos": True})
+    assert len(ahead) > 10
+    assert max(ahead) <= 0
+
+
 def test_logprobs_of_drafts_that_stand_are_those_of_plain_decoding(folder: Path, plain: Any) -> None:
     prompts, params, _, outputs = plain
     params = [{**its, "n": 1} for its in params]
@@ -405,6 +421,7 @@ def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
     class Scheduled:
         def __init__(self) -> None:
             self.given: list[int] = []
+            self.memory = SimpleNamespace(reach=lambda request, end: end)
 
         def may_draft(self, request: Any) -> bool:
             return True
@@ -418,7 +435,9 @@ def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
     costs.saw(4, 0, 1, 0.010)
     for _ in range(30):
         costs.saw(4, 28, 8, 0.040)
-    request = cast(Any, SimpleNamespace(max_new_tokens=100, output_ids=[], owner=SimpleNamespace(matcher=None)))
+    request = cast(
+        Any, SimpleNamespace(max_new_tokens=100, output_ids=[], num_known=1, owner=SimpleNamespace(matcher=None))
+    )
     guesses = [_Guess(request, cast(Any, None), Draft([1] * 7), 0.3, 0)] * 4
     assert not speculator._divide(guesses, 4)
     assert scheduler.given == []
@@ -536,7 +555,7 @@ def test_models_are_asked_where_they_pay_for_the_requests_that_there_are() -> No
 def test_trials_take_their_share_of_the_time_whatever_rows_steps_have(batches: list[int]) -> None:
     """Other numbers than there are running requests: some may wait."""
     running = {i: SimpleNamespace(uid=i, row=i) for i in range(17)}
-    memory = SimpleNamespace(running=running)
+    memory = SimpleNamespace(running=running, rows=SimpleNamespace(kv_len=None))
     scheduler = SimpleNamespace(memory=memory, may_draft=lambda request: False, num_running=17)
     model, seconds, extra = Model(), 0.0, 0.0
     speculator = Speculator(cast(Any, scheduler), [], [cast(Any, model)], most=7, budget=Budget())

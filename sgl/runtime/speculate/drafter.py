@@ -22,9 +22,9 @@ class DraftRequest:
 
     request: Request  # its row, tokens, seed and parameters; not to be changed
     most: int  # drafts wanted at most, >= 1
-    pages: Int32Array
-    """[n] a view of its row of the page table: pages for positions up to num_known + most - 2."""
     num_computed: int  # tokens in KV: positions num_computed to num_known - 1 come with the drafts
+    pages: Int32Array | None = None
+    """[n] for a `DeviceDrafter`: a view of its row of the page table, for positions up to num_known + most - 2."""
 
 
 class Draft(NamedTuple):

@@ -183,6 +183,7 @@ class ModelDrafter(DeviceDrafter, Observer):
         if self.grade(request) is None or known <= self._first or most < 1:
             return None
         row = self._row(request)
+        assert asked.pages is not None, "it computes there"
         self._place(row, asked.pages)
         reach = self._reach(row, asked)
         if reach is None or known - reach > _MOST_FORCED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
 
@@ -138,7 +139,12 @@ class Speculator:
             return False
         self._choose(len(running), requests)
         began = self._clock()
-        wanted = [asked for request in requests if (asked := self._draft_request(request)) is not None]
+        kv_len = self._scheduler.memory.rows.kv_len
+        wanted = [
+            DraftRequest(request, most, num_computed=int(kv_len[request.row]))
+            for request in requests
+            if (most := min(self._most, self._most_drafts(request))) > 0
+        ]
         guesses = self._propose(wanted, len(running))
         self._guesses |= {guess.request.uid: guess for guess in guesses}
         pays, is_trial = self._divide(guesses, len(running)), self._trials.is_on and self._asks_models
@@ -165,16 +171,17 @@ class Speculator:
             seen = self._budget.acceptance(guess.drafter.name, guess.draft.grade)
             seen.saw(num_accepted, min(num_accepted + 1, len(pairs)), max(1, self._scheduler.num_running))
 
-    def _draft_request(self, request: Request) -> DraftRequest | None:
+    def _most_drafts(self, request: Request) -> int:
+        return request.max_new_tokens - len(request.output_ids) - 1
+
+    def _with_pages(self, asked: DraftRequest) -> DraftRequest | None:
         """None: there is no room for drafts, or not even for its last token."""
-        memory = self._scheduler.memory
-        rows = memory.rows
-        most = min(self._most, request.max_new_tokens - len(request.output_ids) - 1)
-        if most <= 0 or (reached := memory.reach(request, request.num_known + most)) < request.num_known:
+        request, memory = asked.request, self._scheduler.memory
+        reached = memory.reach(request, request.num_known + asked.most)
+        if reached < request.num_known:
             return None
-        most = min(most, max(1, reached - request.num_known))
-        pages: Int32Array = rows.pages[request.row, : rows.num_pages[request.row]]
-        return DraftRequest(request, most, pages, int(rows.kv_len[request.row]))
+        pages: Int32Array = memory.rows.pages[request.row, : memory.rows.num_pages[request.row]]
+        return replace(asked, most=min(asked.most, max(1, reached - request.num_known)), pages=pages)
 
     def _propose(self, requests: Sequence[DraftRequest], num_rows: int) -> list[_Guess]:
         """The best guess for each request. Drafters that take time on the device come last, for those where others are
@@ -193,7 +200,8 @@ class Speculator:
                 chosen = sorted(chosen, key=lambda each: each[0])[:_TRIED]
             elif not any(self._budget.divide(num_rows, [(share, asked.most) for _, share, asked in chosen])):
                 continue
-            self._ask(model, [asked for _, _, asked in chosen], best)
+            fitting = [its for _, _, asked in chosen if (its := self._with_pages(asked)) is not None]
+            self._ask(model, fitting, best)
         return list(best.values())
 
     def _share(self, drafter: Drafter, grade: int) -> float:
@@ -235,8 +243,11 @@ class Speculator:
 
     def _give(self, request: Request, draft: Draft, most: int) -> bool:
         """Whether it has a draft now."""
-        most = min(most, request.max_new_tokens - len(request.output_ids) - 1)
+        most = min(most, self._most_drafts(request))
         if most <= 0 or not self._scheduler.may_draft(request):
+            return False
+        most = self._scheduler.memory.reach(request, request.num_known + most) - request.num_known
+        if most <= 0:
             return False
         token_ids = list(draft.token_ids[:most])
         matcher: RequestMatcher | None = request.owner.matcher
