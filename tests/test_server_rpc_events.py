@@ -241,8 +241,7 @@ def chain(*names: int, parent: int | None = None, size: int = 2) -> BlockStored:
 async def relay_of(
     publishers: Sequence[Publisher] | dict[int, Publisher], replays: bool = False
 ) -> AsyncGenerator[KvRelay, None]:
-    async def call(method: str) -> dict[str, Any]:
-        assert method == "get_server_info"
+    async def info() -> dict[str, Any]:
         return {
             "internal_states": [
                 {
@@ -255,7 +254,7 @@ async def relay_of(
         }
 
     running = publishers if isinstance(publishers, dict) else dict(enumerate(publishers))
-    relay = KvRelay(SimpleNamespace(engine=SimpleNamespace(call=call)))  # type: ignore[arg-type]
+    relay = KvRelay(SimpleNamespace(info=info))  # type: ignore[arg-type]
     try:
         await until(lambda: len(relay._engines) == len(running))
         yield relay
