@@ -19,8 +19,7 @@ from sgl.runtime.server.connection import Connection
 from sgl.runtime.server.deadline import DEADLINE_HEADER, Deadline, deadline
 from sgl.runtime.server.embeddings.api import EmbeddingsApi
 from sgl.runtime.server.errors import NotThere, Shape, error_response
-from sgl.runtime.server.history import note
-from sgl.runtime.server.identity import Caller, current_caller, new_identity, request_id
+from sgl.runtime.server.identity import new_identity, request_id
 from sgl.runtime.server.keys import Keys
 from sgl.runtime.server.messages.api import MessagesApi
 from sgl.runtime.server.messages.replies import error_shape as messages_error
@@ -115,7 +114,7 @@ class _Guard:
         self._paths = [route.path for route in routes]
         self._routes = {route.path: route for route in routes}
         self._origins = Origins(service.config)
-        self._keys = Keys(service.config)
+        self._keys = Keys(service)
 
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request through its handler."""
@@ -140,10 +139,12 @@ class _Guard:
             self._origins.check(request)
             if request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers:
                 return web.Response(status=204, headers=_CORS)
-            caller = self._caller(request)
-            current_caller.set(caller)
-            if (current := note.get()) is not None:
-                current.owner = caller.name
+            route = self._route_of(request)
+            self._keys.enter(
+                request.headers,
+                is_open=route is not None and route.is_open,
+                for_admin=route is not None and route.for_admin,
+            )
             async with due.enforced():
                 if (left := request.headers.get(DEADLINE_HEADER)) is not None:
                     due.bound(left)
@@ -166,16 +167,9 @@ class _Guard:
         hint = nearest_name(path, self._paths, 0.8)  # long paths have much in common
         return NotThere(f"there is no endpoint {path!r}{hint}; /openapi.json lists them", param="path")
 
-    def _caller(self, request: web.Request) -> Caller:
-        """The caller. Raises WrongKey, or Forbidden on an admin's route."""
+    def _route_of(self, request: web.Request) -> Route | None:
         resource = request.match_info.route.resource
-        route = None if resource is None else self._routes.get(resource.canonical)
-        if route is not None and route.is_open:
-            return Caller(None, is_admin=False)
-        found = self._keys.caller_of(request.headers)
-        if route is not None and route.for_admin:
-            self._service.check_admin(found)
-        return found
+        return None if resource is None else self._routes.get(resource.canonical)
 
     async def on_response_prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         """Headers of every answer."""

@@ -1,4 +1,4 @@
-"""Whose request it is, by the key that it came with."""
+"""Whose request it is, by the key that it came with, and whether it may enter."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 
-from sgl.runtime.config import ServerConfig
 from sgl.runtime.server.errors import WrongKey
-from sgl.runtime.server.identity import ADMIN, Caller
+from sgl.runtime.server.history import note
+from sgl.runtime.server.identity import ADMIN, Caller, current_caller
+from sgl.runtime.server.service import Service
 
 
 class Keys:
     """One server's."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, service: Service) -> None:
+        self._service, config = service, service.config
         keys = config.api_key or ()
         are_several = len({key.name for key in keys}) > 1
         self._keys = [
@@ -26,7 +28,16 @@ class Keys:
         # Only the admin has a key: everybody may enter. Nobody has one: everybody may do everything.
         self._stranger = None if config.api_key else Caller(None, is_admin=config.admin_api_key is None)
 
-    def caller_of(self, headers: Mapping[str, str]) -> Caller:
+    def enter(self, headers: Mapping[str, str], *, is_open: bool, for_admin: bool) -> None:
+        """Note whose the current request is. Raises WrongKey, unless it needs no key, and Forbidden."""
+        caller = Caller(None, is_admin=False) if is_open else self._caller_of(headers)
+        current_caller.set(caller)
+        if (current := note.get()) is not None:
+            current.owner = caller.name
+        if for_admin:
+            self._service.check_admin(caller)
+
+    def _caller_of(self, headers: Mapping[str, str]) -> Caller:
         """The caller, by `Authorization` or `X-Api-Key`. Raises WrongKey."""
         kind, _, key = headers.get("Authorization", "").partition(" ")
         given = _digest(key if kind.lower() == "bearer" else headers.get("X-Api-Key", ""))

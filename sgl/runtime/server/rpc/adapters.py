@@ -50,10 +50,10 @@ class AdapterIds:
                 await change_adapter(self._service, "load_lora_adapter", name, request.lora_path, request.pinned)
             finally:
                 self._coming.discard(identity)
+            self._minted[identity] = LoraPath(name, request.lora_path, request.pinned)
         except (InvalidRequest, AdapterError) as error:
-            return pb.LoadLoRAAdapterResponse(success=False, message=str(error), loaded_lora_ids=self._ids())
-        self._minted[identity] = LoraPath(name, request.lora_path, request.pinned)
-        return pb.LoadLoRAAdapterResponse(success=True, loaded_lora_ids=self._ids())
+            return self._told(pb.LoadLoRAAdapterResponse, str(error))
+        return self._told(pb.LoadLoRAAdapterResponse)
 
     async def unload(self, request: Any) -> Any:
         """Unload one, once requests that have it are done; the answer says why not."""
@@ -69,8 +69,8 @@ class AdapterIds:
                 )
             await change_adapter(self._service, "unload_lora_adapter", name)
         except (InvalidRequest, AdapterError) as error:
-            return pb.UnloadLoRAAdapterResponse(success=False, message=str(error), loaded_lora_ids=self._ids())
-        return pb.UnloadLoRAAdapterResponse(success=True, loaded_lora_ids=self._ids())
+            return self._told(pb.UnloadLoRAAdapterResponse, str(error))
+        return self._told(pb.UnloadLoRAAdapterResponse)
 
     def _check_new(self, name: str, path: str, identity: str) -> None:
         for param, text in (("lora_name", name), ("lora_path", path), ("lora_id", identity)):
@@ -89,8 +89,9 @@ class AdapterIds:
                 f"lora_id={identity!r} is the adapter {self.name_of(identity)!r}: mint another", param="lora_id"
             )
 
-    def _ids(self) -> list[str]:
-        return [its.lora_id for its in self.listed().loaded_adapters]
+    def _told(self, kind: Any, problem: str = "") -> Any:
+        ids = [its.lora_id for its in self.listed().loaded_adapters]
+        return kind(success=not problem, message=problem, loaded_lora_ids=ids)
 
     def _known(self) -> dict[str, str]:
         """Names by minted ids, of those that are still loaded."""

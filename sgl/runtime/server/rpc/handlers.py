@@ -20,8 +20,6 @@ from sgl.lang.ir.sampling import MAX_SECONDS
 from sgl.runtime.server.answering import Arrived, answering
 from sgl.runtime.server.deadline import Deadline, deadline
 from sgl.runtime.server.errors import error_body
-from sgl.runtime.server.history import note
-from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.keys import Keys
 from sgl.runtime.server.service import Service
 
@@ -64,7 +62,7 @@ class RpcHandlers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._keys = Keys(service.config)
+        self._keys = Keys(service)
 
     def handlers(self, scheduler: Any) -> grpc.GenericRpcHandler:
         """The definition's methods that `scheduler` has. A unary one takes a message and returns one; one that streams
@@ -97,7 +95,7 @@ class RpcHandlers:
             due = Deadline()
             deadline.set(due)
             try:
-                self._enter(function, headers)
+                self._keys.enter(headers, is_open=function.is_open, for_admin=function.for_admin)
                 async with due.enforced():
                     if (left := context.time_remaining()) is not None:
                         due.set(min(max(left, _LEAST_SECONDS), MAX_SECONDS))
@@ -115,16 +113,6 @@ class RpcHandlers:
                 failure, answered.status = error, 500
         said = error_body(failure)["error"]["message"].encode()[:_DETAIL_BYTES].decode(errors="ignore")
         return await context.abort(_CODES.get(answered.status, grpc.StatusCode.INTERNAL), said)
-
-    def _enter(self, function: Any, headers: CIMultiDict[str]) -> None:
-        if function.is_open:
-            return
-        caller = self._keys.caller_of(headers)
-        current_caller.set(caller)
-        if (current := note.get()) is not None:
-            current.owner = caller.name
-        if function.for_admin:
-            self._service.check_admin(caller)
 
     async def _write(self, context: Any, message: Any) -> None:
         """Send a message. Raises RequestTimeout to a client that does not read."""
