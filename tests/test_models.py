@@ -55,6 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama-yarn-mscale": {"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0}},
     "mistral": {"family": "mistral"},
     "mistral-window": {"family": "mistral", "sliding_window": 24, "head_dim": 8},
+    "mistral-narrow": {"family": "mistral", "sliding_window": 1, "head_dim": 8},
     "qwen2": {"family": "qwen2"},
     "qwen2-mha-tied": {"family": "qwen2", "tie_word_embeddings": True, "num_key_value_heads": 4},
     "qwen2-window": {"family": "qwen2", "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},

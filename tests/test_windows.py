@@ -122,6 +122,25 @@ def test_logprobs_are_those_of_transformers(reference: Windowed, chunk: int) -> 
         assert torch.allclose(torch.tensor(found), reference.logprobs(ids), atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"disable_overlap_schedule": False}, {"model_impl": "transformers"}], ids=str
+)
+def test_a_window_of_one_token_sees_that_token_alone(tmp_path: Path, options: dict[str, Any]) -> None:
+    """So each token depends on the one before it. transformers' cache keeps all where it is to keep none."""
+    one = Reference(tiny_checkpoint(tmp_path, "mistral", sliding_window=1))
+    with torch.inference_mode():
+        following = one.model(torch.arange(one.model.config.vocab_size)[:, None]).logits[:, -1].argmax(-1).tolist()
+    rng = random.Random(1)
+    prompts = [[rng.randrange(3, 384) for _ in range(length)] for length in (100, 1, 30)]
+    with Engine(one.path, device="cpu", **{**OPTIONS, "max_total_tokens": POOL, **options}) as engine:
+        for prompt, result in zip(
+            prompts, engine.generate(input_ids=prompts, sampling_params=sampling(40)), strict=True
+        ):
+            last, found = prompt[-1], result["output_ids"]
+            assert found == [(last := following[last]) for _ in range(40)]
+        assert engine.check_ledger() == []
+
+
 @pytest.mark.gpu
 def test_a_gpus_kernels_read_nothing_behind_the_window(reference: Windowed) -> None:
     outputs = []
