@@ -184,8 +184,10 @@ NOT_AT_IMPORT = (*HEAVY, "numpy", "pydantic", "requests", "tokenizers", "safeten
 READS_ENVIRONMENT = (
     "sgl.runtime.config",
     "sgl.lang.environment",
+    "sgl.cli.cluster",
     "sgl.cli.options",
     "sgl.runtime.forks",
+    "sgl.runtime.cluster.cluster",
     "sgl.runtime.cluster.spares",
     "sgl.runtime.cluster.serve_app",
 )  # or hands it on, or gives it to Ray

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import os
 import signal
@@ -1016,9 +1017,38 @@ def test_a_mute_ray_address_is_given_up_and_said(mute: socket.socket) -> None:
     address = f"127.0.0.1:{mute.getsockname()[1]}"
     command = [sys.executable, "-c", code, address]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    said = f"ConfigError: ray_address='{address}': no Ray has answered within 0.1 s; give HOST:PORT"
-    assert said in done.stderr
+    said = (
+        f"ConfigError: ray_address='{address}': no Ray has answered within 0.1 s; give HOST:PORT of one that runs, "
+    )
+    assert f"{said}or auto, and set RAY_AUTH_MODE=token if it asks for a token" in done.stderr
     assert done.returncode == 1, "the end does not wait for Ray, either"
+
+
+def test_down_of_a_killed_cluster_shows_its_ray_the_token_that_the_cluster_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself shows one where it is asked for at "auto", and not at the address that it had there."""
+    pytest.importorskip("ray")
+    from sgl.runtime.cluster import serve_app
+    from sgl.runtime.cluster.cluster import Cluster
+
+    modes = []
+
+    def join(address: str, **about: Any) -> None:
+        modes.append(os.environ.get("RAY_AUTH_MODE"))
+        raise ConfigError("gone", option="ray_address") from ConnectionRefusedError()
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(serve_app, "RayCluster", join)
+    ray: Any = SimpleNamespace(is_own=False, address="10.0.0.1:6379", folder=None)
+    with listen("127.0.0.1", 0) as bound:
+        for mode in ("token", "disabled"):
+            monkeypatch.setenv("RAY_AUTH_MODE", mode)
+            known = Cluster(options(), bound, ray)._known()
+            dataclasses.replace(known, pid=2**30).write()
+            monkeypatch.delenv("RAY_AUTH_MODE")
+            down(SimpleNamespace(port=None))
+    assert modes == ["token", "disabled"]
 
 
 def test_down_of_a_killed_cluster_gives_a_mute_ray_up_and_forgets_nothing(

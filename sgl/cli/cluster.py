@@ -216,6 +216,8 @@ def _clear(running: Running) -> None:
 
 def _delete(running: Running) -> None:
     """End the replicas on a Ray cluster of others whose cluster's process was killed. Raises EngineDead."""
+    if running.ray_auth is not None:
+        os.environ.setdefault("RAY_AUTH_MODE", running.ray_auth)  # read when Ray is imported
     with needs_extra("dist", "sgl cluster"):
         from sgl.runtime.cluster.serve_app import RayCluster, ServeApp
     where = f"the Ray at {running.ray_address}"

@@ -348,6 +348,7 @@ class Cluster:
             app=self._app.name,
             folder=self._ray.folder,
             began=began(os.getpid()),
+            ray_auth=os.environ.get("RAY_AUTH_MODE"),
         )
 
     @contextlib.asynccontextmanager

@@ -35,6 +35,7 @@ class Running:
     app: str  # of Ray Serve
     folder: str | None  # of its own Ray
     began: int | None = None  # of the process, as `began` says
+    ray_auth: str | None = None  # RAY_AUTH_MODE: for "auto", but for no address, Ray finds out itself
 
     def link(self) -> Link:
         """The way to it."""

@@ -45,6 +45,7 @@ _HEALTH_SECONDS = 1.0
 _REACHING_SECONDS = 10.0
 _STARTING_SECONDS = 180.0  # ten times what Ray takes; it waits itself for eleven minutes where a port stays mute
 _RIGHT = "give HOST:PORT of one that runs, or auto"
+_AUTH = "RAY_AUTH_MODE"
 _TURN_SECONDS = 0.1
 _GIVING_UP_SECONDS = 10.0, 1.0
 _MARGIN_SECONDS = 30.0
@@ -100,7 +101,9 @@ class RayCluster:
         except BaseException as error:
             self.close()
             if isinstance(error, (ConnectionError, RuntimeError, TimeoutError, ValueError)):
-                raise ConfigError(f"ray_address={address!r}: {error}; {_RIGHT}", option="ray_address") from error
+                is_told = self.folder is not None or _AUTH in os.environ
+                right = _RIGHT if is_told else f"{_RIGHT}, and set {_AUTH}=token if it asks for a token"
+                raise ConfigError(f"ray_address={address!r}: {error}; {right}", option="ray_address") from error
             raise
 
     def _run(self, about: dict[str, Any]) -> None:
