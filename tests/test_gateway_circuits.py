@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -285,7 +286,7 @@ def test_those_that_wait_for_a_mode_hear_of_a_worker_that_says_that_it_has_it() 
     async def test() -> None:
         async with gateway_of(echo) as (gateway, [worker], _):
             await until(lambda: gateway.servers[worker.url].heard_at > 0)
-            turn = asyncio.ensure_future(gateway.servers.turn(None, "prefill", PATIENCE))
+            turn = asyncio.ensure_future(gateway.servers.turn(None, "prefill", frozenset(), PATIENCE))
             worker.info = {"disaggregation_mode": "prefill", "internal_states": [], "max_total_tokens": 0}
             await turn
             assert [its.url for its in gateway.servers.ready_for("prefill")] == [worker.url]
@@ -307,3 +308,40 @@ def test_a_try_that_ends_late_lets_nobody_pass_beside_the_next() -> None:
     assert not breaker.lets_pass
     breaker.left(second)
     assert breaker.lets_pass
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"lora_path": "a"}, {"lora_path": ["a", None]}, {"model": "a"}, {"model": "base:a"}],
+    ids=str,
+)
+def test_an_adapters_requests_go_to_workers_that_have_it(asked: dict[str, Any]) -> None:
+    """One that was started anew has only those of its options."""
+    counts = ("kv_available_tokens", "kv_evictable_tokens", "num_running_reqs", "num_queue_reqs")
+    info = {"max_total_tokens": 10, "internal_states": [dict.fromkeys(counts, 0)]}
+    body = {"prompt": [1, 2], **asked}
+
+    async def test() -> None:
+        async with gateway_of(echo, echo) as (gateway, [one, two], client):
+            one.info = {**info, "lora_paths": [{"lora_name": "a"}, {"lora_name": "b"}]}
+            two.info = {**info, "lora_paths": [{"lora_name": "b"}]}
+            await until(lambda: [len(its.adapters) for its in gateway.servers.values()] == [2, 1])
+            for _ in range(6):
+                async with client.post("/v1/completions", json=body) as answer:
+                    assert (answer.status, answer.headers["X-Sgl-Worker"]) == (200, one.url)
+            assert not two.requests
+            for _ in range(2):
+                async with client.post("/v1/completions", json={**body, "model": "b", "lora_path": None}) as answer:
+                    assert answer.status == 200
+            assert two.requests, "either has b"
+
+            one.is_healthy = False  # it is started anew, and what it had is not forgotten meanwhile
+            await until(lambda: gateway.servers.ready() == [gateway.servers[two.url]])
+            waiting = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            await until(lambda: gateway._limits.num_waiting == 1)
+            one.info, one.is_healthy = two.info, True
+            async with await waiting as answer:
+                assert answer.status == 200, "of the worker: nobody has the adapter any more"
+            await until(lambda: gateway.servers.adapters == {"b"})
+
+    run(test)

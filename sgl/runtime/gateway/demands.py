@@ -104,10 +104,17 @@ def demand_of(
     except (SglError, TypeError, ValueError, AttributeError, KeyError, RecursionError):
         future = None  # the worker says what is wrong
     session = session or _name(body.get("previous_response_id")) or _name(body.get("conversation"))
+    asked = _asked(body, adapters)
     if future is None:
-        return Demand(session=session)
+        return Demand(session=session, adapters=asked)
     requests = _requests(body)
-    return Demand(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)
+    return Demand(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests, asked)
+
+
+def _asked(body: Mapping[str, Any], adapters: Collection[str]) -> frozenset[str]:
+    given = body.get("lora_path")
+    names = given if isinstance(given, list) else [_adapter(body, adapters)]
+    return frozenset(name for name in names if isinstance(name, str) and name in adapters)
 
 
 def _requests(body: Mapping[str, Any]) -> int:

@@ -267,7 +267,8 @@ class Passing:
                 raise
             if passed.only is not None and passed.only not in self._servers:
                 raise EngineDead(f"the worker that this is for, {passed.only}, is gone")
-            if ready := self._servers.ready_for(passed.mode, passed.tried, passed.only):
+            adapters = passed.demand.adapters
+            if ready := self._servers.ready_for(passed.mode, passed.tried, passed.only, adapters):
                 break
             if left <= 0:
                 which = "no worker takes requests: they are" if passed.only is None else f"{passed.only} is"
@@ -275,7 +276,7 @@ class Passing:
             began = time.monotonic()
             with self._limits.wait(is_admitted=passed.is_begun):
                 has_turn = await self._servers.turn(
-                    passed.only, passed.mode, left if due is None else min(left, due)
+                    passed.only, passed.mode, adapters, left if due is None else min(left, due)
                 )
             passed.waited += time.monotonic() - began
         ticket = self._fleet.route(passed.demand, (its.worker for its in ready))

@@ -43,6 +43,8 @@ class Demand:
     generated: float = 0.0  # tokens
     session: str | None = None
     requests: int = 1  # of an engine
+    adapters: frozenset[str] = frozenset()
+    """LoRA adapters that it names, of those that some worker has."""
 
 
 @dataclass(slots=True)

@@ -179,25 +179,32 @@ class Servers(dict[str, Server]):
         if config.worker_api_key is not None:
             self._headers["Authorization"] = f"Bearer {config.worker_api_key}"
         self.kv = KvFollower(fleet.index)
-        self._turns: dict[tuple[str | None, str | None], dict[asyncio.Future[None], None]] = {}  # see `turn`
+        self._turns: dict[tuple[str | None, str | None, frozenset[str]], dict[asyncio.Future[None], None]] = {}
+        """See `turn`."""
 
     def ready(self) -> list[Server]:
         """Those that take requests now."""
         return [its for its in self.values() if its.lets_pass]
 
-    def _options(self, only: str | None, mode: str | None) -> list[Server]:
-        """Of those, that one, or those of that mode."""
+    def _options(self, only: str | None, mode: str | None, adapters: frozenset[str]) -> list[Server]:
+        """Of those, that one, or those of that mode that have the adapters, if any worker has."""
         if only is None:
-            return [its for its in self.ready() if mode in (None, its.mode)]
+            are_there = any(adapters <= its.adapters for its in self.values())
+            found = (its for its in self.ready() if mode in (None, its.mode))
+            return [its for its in found if not are_there or adapters <= its.adapters]
         return [self[only]] if only in self and self[only].lets_pass else []
 
     def ready_for(
-        self, mode: str | None, tried: Mapping[str, int] = MappingProxyType({}), only: str | None = None
+        self,
+        mode: str | None,
+        tried: Mapping[str, int] = MappingProxyType({}),
+        only: str | None = None,
+        adapters: frozenset[str] = frozenset(),
     ) -> list[Server]:
         """Those of that mode that take requests now; None: of any, of prefill workers only if there are no others.
         tried: a number of each that was, higher for later ones; those that were not, or the one that was first.
-        only: the one that it may be."""
-        options = self._options(only, mode)
+        only: the one that it may be. adapters: that it has, if any worker has them, ready or not."""
+        options = self._options(only, mode, adapters)
         ranks = {its: (tried.get(its.id, 0), its.mode == "prefill") for its in options}
         least = min(ranks.values(), default=None)
         return [its for its, rank in ranks.items() if rank == least]
@@ -265,10 +272,10 @@ class Servers(dict[str, Server]):
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self.kv.close)
 
-    async def turn(self, only: str | None, mode: str | None, seconds: float) -> bool:
+    async def turn(self, only: str | None, mode: str | None, adapters: frozenset[str], seconds: float) -> bool:
         """Wait until one of those, see `ready_for`, takes requests, or is gone, or so long. Those that came first go
         first. Whether it is this one's turn: if it does not use it, it is to `tell`."""
-        key, turn = (only, mode), asyncio.get_running_loop().create_future()
+        key, turn = (only, mode, adapters), asyncio.get_running_loop().create_future()
         self._turns.setdefault(key, {})[turn] = None
         try:
             with contextlib.suppress(TimeoutError):
@@ -288,8 +295,8 @@ class Servers(dict[str, Server]):
     def tell(self) -> None:
         """Some worker may take requests now, or is gone: it is the turn of all that can go there, of one if that is to
         try whether it is well again."""
-        for (only, mode), waiting in list(self._turns.items()):
-            options = self._options(only, mode)
+        for (only, mode, adapters), waiting in list(self._turns.items()):
+            options = self._options(only, mode, adapters)
             are_all = (only is not None and only not in self) or any(not its.breaker.is_open for its in options)
             for turn in list(itertools.islice(waiting, None if are_all else len(options))):
                 del waiting[turn]
@@ -342,6 +349,7 @@ class Servers(dict[str, Server]):
                 if (adapters := adapters_of(info)) != server.adapters:
                     server.adapters = adapters
                     self._note_adapters()
+                    self.tell()
         except (aiohttp.ClientError, OSError):
             is_understood = server.is_understood
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
