@@ -76,9 +76,7 @@ def speculate(engine: Engine, drafters: list[Drafter], most: int = 5) -> None:
     loop = engine._loop
 
     def replace() -> None:
-        loop._speculator = Speculator(
-            engine._scheduler, drafters, most=most, jumps=loop.jumps.is_on, budget=EveryDraft()
-        )
+        loop._speculator = Speculator(engine._scheduler, drafters, most=most, budget=EveryDraft())
 
     loop.call(replace)
 

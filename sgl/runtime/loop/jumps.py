@@ -34,12 +34,15 @@ class Jumps:
         self._run_ahead = run_ahead
         self._pins = pins
 
+    def apply_to(self, request: Request) -> bool:
+        """Whether text that its constraint forces is to be found: to be appended, or pinned."""
+        return self._pins or self._may_jump(request)
+
     def forced_text(self, submission: Submission) -> ForcedText | None:
         """What must follow a request's latest token, if that matters. Raises SglError."""
-        request, matcher = submission.request, submission.matcher
-        if matcher is None or not (self._pins or self._may_jump(request)):
+        if submission.matcher is None or not submission.jumps:
             return None
-        return matcher.forced_text(request.output_ids)
+        return submission.matcher.forced_text(submission.request.output_ids)
 
     def take(
         self, jumping: Iterable[tuple[Submission, ForcedText]]

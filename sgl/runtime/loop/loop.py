@@ -333,7 +333,7 @@ class EngineLoop:
             request, matcher = submission.request, submission.matcher
             if request.is_done:  # aborted before it entered
                 continue
-            request.owner = submission
+            request.owner, submission.jumps = submission, self.jumps.apply_to(request)
             request.waits_for_grammar = matcher is not None
             try:
                 submission.check()

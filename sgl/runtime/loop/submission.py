@@ -62,6 +62,7 @@ class Submission:
     emitted_logprobs: int = 0
     pieces: str = ""  # text not sent yet
     has_entered: bool = False  # the scheduler knows it
+    jumps: bool = False  # whether forced text is looked for; see `Jumps.apply_to`
     is_aborted: bool = False  # by any thread; of use until it enters
     is_incremental: bool = False  # whether tokens become text one by one
 

@@ -80,8 +80,6 @@ def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Devi
         drafters,
         models,
         most=(config.speculative_num_draft_tokens or _ROW_TOKENS) - 1,
-        jumps=not config.disable_jump_forward,
-        pins=config.deterministic,
         budget=Budget(is_padded=bool(config.cuda_graph_max_bs), compiles=config.device != "cpu"),
         is_on_host=config.device == "cpu",
     )

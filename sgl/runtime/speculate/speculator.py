@@ -44,19 +44,16 @@ class Speculator:
         models: Sequence[DeviceDrafter] = (),
         *,
         most: int = 0,
-        jumps: bool = True,
-        pins: bool = False,
         budget: Budget | None = None,
         is_on_host: bool = False,
     ) -> None:
-        """models: drafters that take time on the device. most: drafts of a row, at most. jumps: whether certain tokens
-        are appended. pins: see `EngineLoop`. is_on_host: whether steps are computed by this thread, so that its time is
-        theirs, whoever else has the processor, and a look costs nothing but its own."""
+        """models: drafters that take time on the device. most: drafts of a row, at most. is_on_host: whether steps are
+        computed by this thread, so that its time is theirs, whoever else has the processor, and a look costs nothing
+        but its own."""
         self._scheduler = scheduler
         self._hosts, self._models = list(drafters), list(models)
         self._drafters = [*drafters, *models]
         self._most = most
-        self._jumps, self._pins = jumps, pins
         self._budget = budget or Budget()
         self._trials = Trials(self._models, self._budget, most)
         self._is_on_host = is_on_host
@@ -257,7 +254,7 @@ class Speculator:
                 request.output_ids,
                 request.max_new_tokens - len(request.output_ids),
                 most,
-                jumps=self._pins or (self._jumps and request.top_logprobs < 0),
+                jumps=request.owner.jumps,
                 stop_ids=request.stop_ids,
             )
         if token_ids:
