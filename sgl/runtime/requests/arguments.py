@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import GenericAlias
 from typing import Any, TypedDict
@@ -82,7 +82,7 @@ class GenerateRequest:
     kv_transfer_params: Any = field(default=None, metadata=_each(dict[str, Any]))
     timeout: float | None = field(default=None, metadata=_one(float))
     stream: bool = field(default=False, metadata=_one(bool))
-    origin: Hashable | None = None
+    origin: tuple[str, ...] | None = None
     """The gen of a program that it is one of; None: it is told by its constraint, or else by its prompt's beginning."""
     pooling: Pooling | None = None
     """The prompt's embedding is wanted, and no tokens."""

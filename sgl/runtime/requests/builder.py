@@ -43,7 +43,7 @@ MAX_LOGPROBS = 1 << 19
 """Of one request, or of all requests of one HTTP call: 16 MB of JSON."""
 MAX_PRIORITY = 2**31
 _BEGINNING = 32  # tokens: prompts that share so many are of one kind
-_LONG_CONSTRAINT = 256  # characters
+_LONG_TEXT = 256  # characters
 MAX_NAME_CHARACTERS = 1024
 """Of a rid or an extra_key."""
 
@@ -148,7 +148,9 @@ class RequestBuilder:
         adapter = self._adapters.number_of(wanted.lora_path)
         matchers = self._constraints.matchers(params)
         namespace = (adapter, wanted.extra_key) if adapter else wanted.extra_key
-        origin = _digest(repr((wanted.owner, namespace, wanted.origin, _kind(wanted, params, prompt_ids))))
+        extra = None if wanted.extra_key is None else _short(wanted.extra_key)
+        names = map(_short, wanted.origin or ())
+        origin = wanted.owner, adapter, extra, *names, _kind(wanted, params, prompt_ids)
         now = time.monotonic()
         key = prompt_ids.tobytes() if layout is None else layout.key_ids.tobytes()
         offered = offers(wanted, params, self._transfers)
@@ -314,18 +316,21 @@ class RequestBuilder:
 
 
 def _kind(wanted: GenerateRequest, params: SamplingParams, prompt_ids: Int32Array) -> Hashable:
-    """What requests of one caller have in common whose outputs may be alike."""
+    """What requests of one caller have in common whose outputs may be alike. Small: it outlives the request."""
     if params.constraint is None:
         return None if wanted.origin else prompt_ids[:_BEGINNING].tobytes()
     name, text = params.constraint
-    return name, text if len(text) <= _LONG_CONSTRAINT else _digest_of_constraint(text)
+    return name, _short(text)
 
 
+def _short(text: str) -> str | bytes:
+    """A text, or what tells a long one from others."""
+    return text if len(text) <= _LONG_TEXT else _digest(text)
+
+
+@lru_cache(maxsize=FEW_CONSTRAINTS)
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
-
-
-_digest_of_constraint = lru_cache(maxsize=FEW_CONSTRAINTS)(_digest)
 
 
 def no_images(kind: str, param: str) -> InvalidRequest:
