@@ -6,45 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgl.errors import InvalidRequest
+from sgl.runtime.server import protocol
 from sgl.runtime.server.constrained import ResponseFormat
 from sgl.runtime.server.images import content_of
-from sgl.runtime.server.messages.body import (
-    ClientTool,
-    CountBody,
-    ImageBlock,
-    MessagesBody,
-    OutputFormat,
-    TextBlock,
-    ThinkingBlock,
-    ToolChoice,
-    ToolResultBlock,
-    ToolUseBlock,
-    Turn,
-)
-from sgl.runtime.server.protocol import (
-    AnyCall,
-    ChatBody,
-    ChosenName,
-    ChosenTool,
-    Function,
-    FunctionCallParam,
-    Message,
-    Part,
-    Tool,
-    ToolCall,
-)
+from sgl.runtime.server.messages import body as bodies
 
 
-def chat_of(body: CountBody) -> ChatBody:
+def chat_of(body: bodies.CountBody) -> protocol.ChatBody:
     """The chat that a body asks for. Raises InvalidRequest."""
     messages = [message for turn in body.messages for message in _messages(turn)]
     if body.system:
         text = body.system if isinstance(body.system, str) else "\n\n".join(block.text for block in body.system)
-        messages.insert(0, Message(role="system", content=text))
+        messages.insert(0, protocol.Message(role="system", content=text))
     fields: dict[str, Any] = {
         **body.engine_fields(),
         "messages": messages,
-        "tools": None if body.tools is None else [Tool(function=_function(tool)) for tool in body.tools],
+        "tools": None if body.tools is None else [protocol.Tool(function=_function(tool)) for tool in body.tools],
         "chat_template_kwargs": {**_thinking(body), **(body.chat_template_kwargs or {})} or None,
         "include_reasoning": None if body.thinking is None else body.thinking.display != "omitted",
     }
@@ -62,33 +39,37 @@ def chat_of(body: CountBody) -> ChatBody:
         fields["response_format"] = ResponseFormat.model_validate({"type": "json_schema", "schema": wanted.schema_})
     if body.output_config is not None:
         fields["reasoning_effort"] = body.output_config.effort
-    if isinstance(body, MessagesBody):
+    if isinstance(body, bodies.MessagesBody):
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
-    return ChatBody.model_construct(**fields)
+    return protocol.ChatBody.model_construct(**fields)
 
 
-def _messages(turn: Turn) -> Iterator[Message]:
+def _messages(turn: bodies.Turn) -> Iterator[protocol.Message]:
     """A turn's messages: results of tools are messages of their own."""
     if isinstance(turn.content, str):
-        yield Message(role=turn.role, content=turn.content)
+        yield protocol.Message(role=turn.role, content=turn.content)
         return
-    parts: list[Part] = []
+    parts: list[protocol.Part] = []
     reasoning: list[str] = []
-    calls: list[AnyCall] = []
+    calls: list[protocol.AnyCall] = []
     for block in turn.content:
-        if isinstance(block, ToolResultBlock):
+        if isinstance(block, bodies.ToolResultBlock):
             if parts:
-                yield Message(role=turn.role, content=content_of(parts))
+                yield protocol.Message(role=turn.role, content=content_of(parts))
                 parts = []
-            yield Message(role="tool", content=_result(block), tool_call_id=block.tool_use_id)
-        elif isinstance(block, TextBlock | ImageBlock):
+            yield protocol.Message(role="tool", content=_result(block), tool_call_id=block.tool_use_id)
+        elif isinstance(block, bodies.TextBlock | bodies.ImageBlock):
             parts.append(_part(block))
-        elif isinstance(block, ThinkingBlock):
+        elif isinstance(block, bodies.ThinkingBlock):
             reasoning.append(block.thinking)
-        elif isinstance(block, ToolUseBlock):
-            calls.append(ToolCall(id=block.id, function=FunctionCallParam(name=block.name, arguments=block.input)))
+        elif isinstance(block, bodies.ToolUseBlock):
+            calls.append(
+                protocol.ToolCall(
+                    id=block.id, function=protocol.FunctionCallParam(name=block.name, arguments=block.input)
+                )
+            )
     if parts or reasoning or calls or not turn.content:
-        yield Message(
+        yield protocol.Message(
             role=turn.role,
             content=content_of(parts),
             reasoning_content="".join(reasoning) or None,
@@ -96,42 +77,46 @@ def _messages(turn: Turn) -> Iterator[Message]:
         )
 
 
-def _part(block: TextBlock | ImageBlock) -> Part:
-    if isinstance(block, TextBlock):
-        return Part(type="text", text=block.text)
-    return Part(type="image_url", image_url=block.url)
+def _part(block: bodies.TextBlock | bodies.ImageBlock) -> protocol.Part:
+    if isinstance(block, bodies.TextBlock):
+        return protocol.Part(type="text", text=block.text)
+    return protocol.Part(type="image_url", image_url=block.url)
 
 
-def _result(block: ToolResultBlock) -> str | list[Part]:
+def _result(block: bodies.ToolResultBlock) -> str | list[protocol.Part]:
     content = block.content or ""
-    parts = [Part(type="text", text=content)] if isinstance(content, str) else [_part(part) for part in content]
-    return content_of([Part(type="text", text="error: "), *parts] if block.is_error else parts)
+    parts = (
+        [protocol.Part(type="text", text=content)]
+        if isinstance(content, str)
+        else [_part(part) for part in content]
+    )
+    return content_of([protocol.Part(type="text", text="error: "), *parts] if block.is_error else parts)
 
 
-def _function(tool: ClientTool) -> Function:
-    return Function.model_construct(
+def _function(tool: bodies.ClientTool) -> protocol.Function:
+    return protocol.Function.model_construct(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )
 
 
-def _choice(choice: ToolChoice) -> Any:
+def _choice(choice: bodies.ToolChoice) -> Any:
     if (choice.type == "tool") != (choice.name is not None):
         raise InvalidRequest(
             "tool_choice has a name if it is of type tool, and only then", param="tool_choice.name"
         )
     if choice.name is not None:
-        return ChosenTool(function=ChosenName(name=choice.name))
+        return protocol.ChosenTool(function=protocol.ChosenName(name=choice.name))
     return {"any": "required"}.get(choice.type, choice.type)
 
 
-def _thinking(body: CountBody) -> dict[str, Any]:
+def _thinking(body: bodies.CountBody) -> dict[str, Any]:
     """Variables of templates, which use one of these names."""
     if body.thinking is None:
         return {}
     return dict.fromkeys(("enable_thinking", "thinking"), body.thinking.type != "disabled")
 
 
-def _format(body: CountBody) -> OutputFormat | None:
+def _format(body: bodies.CountBody) -> bodies.OutputFormat | None:
     inside = None if body.output_config is None else body.output_config.format
     if inside is not None and body.output_format is not None:
         raise InvalidRequest(
