@@ -213,7 +213,7 @@ MOST_LINES = {
     "runtime.model.quantized": 1_130,  # with NVFP4, MXFP8, bitsandbytes, AutoRound, all of compressed-tensors
     "runtime.model.update": 1_350,  # with groups that are left at once
     "runtime.parallel": 1_580,  # with what ranks share beside pages, and who removes it
-    "runtime.server": 12_700,  # with what trainers ask of SGLang, the reader of KV events, and what others call fields
+    "runtime.server": 12_650,  # with what trainers ask of SGLang, the reader of KV events, and what others call fields
     "runtime.speculate": 1_345,
     "runtime.transfer": 1_240,  # from GPU to GPU, too, and where the time of a read goes
     "cli": 2_945,  # with clusters that end at any signal with its code, and the place of what is no value of YAML

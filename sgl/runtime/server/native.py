@@ -16,7 +16,7 @@ from sgl.runtime.requests.arguments import body_fields
 from sgl.runtime.requests.builder import MAX_LOGPROBS
 from sgl.runtime.requests.results import failure_of
 from sgl.runtime.requests.threads import FEW, in_thread, in_turns
-from sgl.runtime.server import encoding, sse
+from sgl.runtime.server import encoding, replies, sse
 from sgl.runtime.server.bodies import Bounded
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import described
@@ -24,17 +24,6 @@ from sgl.runtime.server.fields import Anything, ForeignArguments, Lenient, Off, 
 from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.images import all_located
 from sgl.runtime.server.origins import check_no_browser
-from sgl.runtime.server.replies import (
-    EndedTransfers,
-    ModelInfo,
-    Ok,
-    Profile,
-    Result,
-    ServerInfo,
-    Texts,
-    Tokens,
-    Version,
-)
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import VERSION
 from sgl.runtime.server.texts import MAX_DETOKENIZED, MAX_TOKENIZED, checked_size, in_batches, pool_for
@@ -101,7 +90,7 @@ class NativeApi(Api):
         "PUT /generate",
         body=GenerateBody,
         example={"text": "Once upon a time", "sampling_params": {"max_new_tokens": 16}},
-        answer=Result | list[Result],
+        answer=replies.Result | list[replies.Result],
         streams=True,
     )
     async def generate(self, request: web.Request, body: Bounded) -> web.StreamResponse:
@@ -149,7 +138,7 @@ class NativeApi(Api):
                 meta[name] = meta[name][1:]
 
     @endpoint("GET /get_model_info", "GET /model_info")
-    async def model_info(self, request: web.Request) -> ModelInfo:
+    async def model_info(self, request: web.Request) -> replies.ModelInfo:
         """The served model and its chat template."""
         service = self._service
         tokenizer, config = service.engine.tokenizer, service.engine.config
@@ -176,7 +165,7 @@ class NativeApi(Api):
         }
 
     @endpoint("GET /server_info", "GET /get_server_info")
-    async def server_info(self, request: web.Request) -> ServerInfo:
+    async def server_info(self, request: web.Request) -> replies.ServerInfo:
         """Options, version and current state of the engine."""
         service = self._service
         own = {
@@ -187,17 +176,17 @@ class NativeApi(Api):
             "startup_time": service.started,
             "version": VERSION,
         }
-        info: ServerInfo = await service.info() | own  # type: ignore[assignment]  # it has more
+        info: replies.ServerInfo = await service.info() | own  # type: ignore[assignment]  # it has more
         return info
 
     @endpoint("GET /health", "GET /health_generate", "GET /ready", "GET /ping", is_open=True)
-    async def health(self, request: web.Request) -> Ok:
+    async def health(self, request: web.Request) -> replies.Ok:
         """200 while the engine's loop moves, else 503. Reads the heartbeat only."""
         self._service.check_is_up(within=UNRESPONSIVE_SECONDS, heard_within=SILENT_SECONDS)
         return {"status": "ok"}
 
     @endpoint("GET /version", is_open=True)
-    async def version(self, request: web.Request) -> Version:
+    async def version(self, request: web.Request) -> replies.Version:
         """The release that serves."""
         return {"version": VERSION}
 
@@ -213,7 +202,7 @@ class NativeApi(Api):
         return json_response(described(message, 400, "busy"), 400)
 
     @endpoint("POST /abort_request", example={"rid": "mine"})
-    async def abort(self, request: web.Request, body: AbortBody) -> Ok:
+    async def abort(self, request: web.Request, body: AbortBody) -> replies.Ok:
         """Abort requests by rid and wait for their end. Callers reach only their own."""
         if body.rid is None and not body.abort_all:
             raise InvalidRequest("rid or abort_all is needed", param="rid")
@@ -221,13 +210,13 @@ class NativeApi(Api):
         return {"status": "ok"}
 
     @endpoint("POST /end_kv_transfer", example={"kv_transfer_params": []})
-    async def end_kv_transfer(self, request: web.Request, body: TransferBody) -> EndedTransfers:
+    async def end_kv_transfer(self, request: web.Request, body: TransferBody) -> replies.EndedTransfers:
         """Offer a prompt's pages no longer: no decode engine will pull them."""
         ended = await self._service.engine.call("end_kv_transfer", body.kv_transfer_params)
         return {"ended": ended}
 
     @endpoint("POST /start_profile", for_admin=True)
-    async def start_profile(self, request: web.Request) -> Ok:
+    async def start_profile(self, request: web.Request) -> replies.Ok:
         """Start recording a profile of steps. 400 if one is running."""
         if request.can_read_body:
             await self._service.body(request, ProfileBody)
@@ -235,11 +224,11 @@ class NativeApi(Api):
         return {"status": "ok"}
 
     @endpoint("POST /stop_profile", for_admin=True)
-    async def stop_profile(self, request: web.Request) -> Profile:
+    async def stop_profile(self, request: web.Request) -> replies.Profile:
         """Write the profile for Chrome or Perfetto; returns its path on the server. 400 if none is running."""
         return {"path": await self._service.engine.call("stop_profile")}
 
-    @endpoint("POST /tokenize", "POST /v1/tokenize", example={"text": "Hello"}, answer=Tokens)
+    @endpoint("POST /tokenize", "POST /v1/tokenize", example={"text": "Hello"}, answer=replies.Tokens)
     async def tokenize(self, request: web.Request, body: TokenizeBody) -> web.Response:
         """Token ids of texts, and their number."""
         texts = body.text if body.text is not None else body.prompt
@@ -264,7 +253,7 @@ class NativeApi(Api):
 
         return await encoding.answer(answer, sum(counts) + len(counts))
 
-    @endpoint("POST /detokenize", "POST /v1/detokenize", example={"tokens": [5, 6, 7]}, answer=Texts)
+    @endpoint("POST /detokenize", "POST /v1/detokenize", example={"tokens": [5, 6, 7]}, answer=replies.Texts)
     async def detokenize(self, request: web.Request, body: DetokenizeBody) -> web.Response:
         """Texts of token ids."""
         is_list = bool(body.tokens) and isinstance(body.tokens[0], list)

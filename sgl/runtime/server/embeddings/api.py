@@ -21,16 +21,7 @@ from sgl.runtime.requests.results import check_all
 from sgl.runtime.server import encoding
 from sgl.runtime.server.adapters import adapter_options, check_model, shown_model
 from sgl.runtime.server.conversations import rendered
-from sgl.runtime.server.embeddings.bodies import (
-    MAX_NUMBERS,
-    EmbeddingBody,
-    EncodeBody,
-    RerankBody,
-    ScoreBody,
-    listed,
-    pairs,
-)
-from sgl.runtime.server.embeddings.replies import Embeddings, Encoded, LabelScores, PairScores, PromptUsage, Ranks
+from sgl.runtime.server.embeddings import bodies, replies
 from sgl.runtime.server.embeddings.truncation import first_tokens, last_tokens
 from sgl.runtime.server.images import images_of
 from sgl.runtime.server.protocol import ChatBody
@@ -52,7 +43,7 @@ class Vectors:
         return sum(map(len, self.vectors))
 
     @property
-    def usage(self) -> PromptUsage:
+    def usage(self) -> replies.PromptUsage:
         """Tokens of all prompts."""
         return prompt_usage(self.results)
 
@@ -73,8 +64,8 @@ async def embed(
     what fits of their beginnings. Raises InvalidRequest, which names `param`."""
     width = int(await service.constant("hidden_size"))
     check_dimensions(dimensions, width)
-    if len(texts) * width > MAX_NUMBERS:
-        most = MAX_NUMBERS // width
+    if len(texts) * width > bodies.MAX_NUMBERS:
+        most = bodies.MAX_NUMBERS // width
         message = f"{len(texts)} embeddings of {width} numbers: one request has {most} at most, send several"
         raise InvalidRequest(message, param=param)
     if not texts:
@@ -115,11 +106,11 @@ async def cut(service: Service, texts: Sequence[Any], most: int | None) -> dict[
 class EmbeddingsApi(Api):
     """The endpoints of OpenAI, SGLang and vLLM."""
 
-    @endpoint("POST /v1/embeddings", example={"input": "Hello"}, answer=Embeddings)
-    async def embeddings(self, request: web.Request, body: EmbeddingBody) -> web.Response:
+    @endpoint("POST /v1/embeddings", example={"input": "Hello"}, answer=replies.Embeddings)
+    async def embeddings(self, request: web.Request, body: bodies.EmbeddingBody) -> web.Response:
         """Vectors of texts, or of a conversation."""
         options = adapter_options(self._service, body.model, body.lora_path, 1)
-        chat, texts = body.chat(), listed(body.input)
+        chat, texts = body.chat(), bodies.listed(body.input)
         found = await embed(
             self._service,
             texts if chat is None else [await self._prompt(chat)],
@@ -132,7 +123,7 @@ class EmbeddingsApi(Api):
         )
         written = _base64 if body.encoding_format == "base64" else _list
 
-        def answer() -> Embeddings:
+        def answer() -> replies.Embeddings:
             return {
                 "object": "list",
                 "data": [
@@ -151,13 +142,13 @@ class EmbeddingsApi(Api):
         service = self._service
         return await service.in_thread(rendered, service, chat, service.context_length)
 
-    @endpoint("POST /encode", example={"text": "Hello"}, answer=Encoded | list[Encoded])
-    async def encode(self, request: web.Request, body: EncodeBody) -> web.Response:
+    @endpoint("POST /encode", example={"text": "Hello"}, answer=replies.Encoded | list[replies.Encoded])
+    async def encode(self, request: web.Request, body: bodies.EncodeBody) -> web.Response:
         """Vectors of texts or token ids, as the original's server has them."""
         given: Any = body.text if body.text is not None else body.input_ids
         if given is None:
             raise InvalidRequest("text or input_ids is needed", param="text")
-        several = listed(given)
+        several = bodies.listed(given)
         param = "text" if body.text is not None else "input_ids"
         found = await embed(self._service, several, param=param, pooling=body.pooling, dimensions=body.dimensions)
 
@@ -174,9 +165,9 @@ class EmbeddingsApi(Api):
         "POST /v1/score",
         "POST /score",
         example={"text_1": "a cat", "text_2": ["a kitten", "a car"]},
-        answer=PairScores | LabelScores,
+        answer=replies.PairScores | replies.LabelScores,
     )
-    async def score(self, request: web.Request, body: ScoreBody) -> web.Response:
+    async def score(self, request: web.Request, body: bodies.ScoreBody) -> web.Response:
         """How alike pairs of texts are, by the cosine of their embeddings; or how likely labels are behind items."""
         adapter = check_model(self._service, body.model)
         if body.query is not None or body.items is not None or body.label_token_ids is not None:
@@ -184,8 +175,8 @@ class EmbeddingsApi(Api):
         if body.text_1 is None or body.text_2 is None:
             message = "text_1 and text_2 are needed, or query, items and label_token_ids"
             raise InvalidRequest(message, param="text_1" if body.text_1 is None else "text_2")
-        first, second = listed(body.text_1), listed(body.text_2)
-        compared = pairs(body.text_1, body.text_2)
+        first, second = bodies.listed(body.text_1), bodies.listed(body.text_2)
+        compared = bodies.pairs(body.text_1, body.text_2)
         found = await embed(
             self._service,
             [*first, *second],
@@ -210,9 +201,9 @@ class EmbeddingsApi(Api):
         "POST /rerank",
         "POST /v2/rerank",
         example={"query": "a cat", "documents": ["a car", "a kitten"]},
-        answer=Ranks,
+        answer=replies.Ranks,
     )
-    async def rerank(self, request: web.Request, body: RerankBody) -> web.Response:
+    async def rerank(self, request: web.Request, body: bodies.RerankBody) -> web.Response:
         """Documents by the cosine of their embedding and the query's, the best first."""
         adapter = check_model(self._service, body.model)
         if body.top_n is not None and body.top_n < 0:
@@ -239,13 +230,13 @@ class EmbeddingsApi(Api):
 
         return await encoding.answer(answer, 4 * len(texts))
 
-    async def _label_scores(self, body: ScoreBody, adapter: str | None) -> web.Response:
+    async def _label_scores(self, body: bodies.ScoreBody, adapter: str | None) -> web.Response:
         missing = [name for name in ("query", "items", "label_token_ids") if getattr(body, name) is None]
         if missing:
             raise InvalidRequest(f"{missing[0]} is needed beside the others of its kind", param=missing[0])
         assert body.query is not None
         assert body.label_token_ids is not None
-        items = listed(body.items)
+        items = bodies.listed(body.items)
         query: Any = body.query
         if any(isinstance(item, str) != isinstance(query, str) for item in items):
             message = "query and items must both be texts or both be token ids"
@@ -288,7 +279,7 @@ class EmbeddingsApi(Api):
         }
 
 
-def prompt_usage(results: Sequence[dict[str, Any]]) -> PromptUsage:
+def prompt_usage(results: Sequence[dict[str, Any]]) -> replies.PromptUsage:
     """Tokens of the prompts of some results."""
     number = sum(result["meta_info"]["prompt_tokens"] for result in results)
     return {"prompt_tokens": number, "total_tokens": number}

@@ -18,24 +18,7 @@ from sgl.runtime.server.embeddings.api import embed
 from sgl.runtime.server.embeddings.bodies import listed
 from sgl.runtime.server.embeddings.replies import OllamaEmbedding, OllamaEmbeddings
 from sgl.runtime.server.encoding import json_response
-from sgl.runtime.server.ollama.bodies import (
-    OllamaChatBody,
-    OllamaEmbedBody,
-    OllamaEmbeddingBody,
-    OllamaGenerateBody,
-    OllamaShowBody,
-)
-from sgl.runtime.server.ollama.replies import (
-    LineWriter,
-    OllamaChat,
-    OllamaDetails,
-    OllamaError,
-    OllamaGenerated,
-    OllamaModel,
-    OllamaModels,
-    OllamaShown,
-    timestamp,
-)
+from sgl.runtime.server.ollama import bodies, replies
 from sgl.runtime.server.replies import Version
 from sgl.runtime.server.routes import Api, endpoint
 from sgl.runtime.server.service import VERSION
@@ -48,10 +31,10 @@ _ONCE = {"prompt": "Once upon a time", "options": {"num_predict": 16}, "stream":
 class OllamaApi(Api):
     """Ollama's endpoints."""
 
-    failure = OllamaError
+    failure = replies.OllamaError
 
-    @endpoint("POST /api/chat", example=_HELLO, answer=OllamaChat, lines=True)
-    async def chat(self, request: web.Request, body: OllamaChatBody) -> web.StreamResponse:
+    @endpoint("POST /api/chat", example=_HELLO, answer=replies.OllamaChat, lines=True)
+    async def chat(self, request: web.Request, body: bodies.OllamaChatBody) -> web.StreamResponse:
         """Answer in a conversation; in lines unless stream is false."""
         answers = None
         if body.messages:
@@ -59,8 +42,8 @@ class OllamaApi(Api):
             answers = await answers_to(self._service, body.chat())
         return await self._answer(request, body, answers)
 
-    @endpoint("POST /api/generate", example=_ONCE, answer=OllamaGenerated, lines=True)
-    async def generate(self, request: web.Request, body: OllamaGenerateBody) -> web.StreamResponse:
+    @endpoint("POST /api/generate", example=_ONCE, answer=replies.OllamaGenerated, lines=True)
+    async def generate(self, request: web.Request, body: bodies.OllamaGenerateBody) -> web.StreamResponse:
         """Answer a prompt; in lines unless stream is false. Raw, or without a chat template, continue it."""
         answers = None
         if body.prompt:
@@ -82,9 +65,14 @@ class OllamaApi(Api):
             raise InvalidRequest(message, param="think")
 
     async def _answer(
-        self, request: web.Request, body: OllamaChatBody | OllamaGenerateBody, answers: Answers[Turn] | None
+        self,
+        request: web.Request,
+        body: bodies.OllamaChatBody | bodies.OllamaGenerateBody,
+        answers: Answers[Turn] | None,
     ) -> web.StreamResponse:
-        writer = LineWriter(body.model or self._service.model_name, is_chat=isinstance(body, OllamaChatBody))
+        writer = replies.LineWriter(
+            body.model or self._service.model_name, is_chat=isinstance(body, bodies.OllamaChatBody)
+        )
         if answers is None:  # clients load and unload models like this
             check_model(self._service, body.model)
             if str(body.keep_alive) in ("0", "0s", "0.0"):
@@ -93,7 +81,7 @@ class OllamaApi(Api):
         return await reply(self._service, request, answers, writer, streams=body.stream is not False)
 
     @endpoint("POST /api/embed", example={"input": "Hello"}, answer=OllamaEmbeddings)
-    async def embed(self, request: web.Request, body: OllamaEmbedBody) -> web.Response:
+    async def embed(self, request: web.Request, body: bodies.OllamaEmbedBody) -> web.Response:
         """Vectors of texts."""
         adapter = check_model(self._service, body.model)
         began = time.monotonic()
@@ -115,7 +103,7 @@ class OllamaApi(Api):
         return await encoding.answer(answer, found.size)
 
     @endpoint("POST /api/embeddings", example={"prompt": "Hello"}, answer=OllamaEmbedding)
-    async def embedding(self, request: web.Request, body: OllamaEmbeddingBody) -> web.Response:
+    async def embedding(self, request: web.Request, body: bodies.OllamaEmbeddingBody) -> web.Response:
         """The vector of a text, of any length, as Ollama's old endpoint has it."""
         adapter = check_model(self._service, body.model)
         found = await embed(self._service, [body.prompt], param="prompt", normalize=False, adapter=adapter)
@@ -124,12 +112,12 @@ class OllamaApi(Api):
     # ── models ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     @endpoint("GET /api/tags")
-    async def tags(self, request: web.Request) -> OllamaModels:
+    async def tags(self, request: web.Request) -> replies.OllamaModels:
         """The served model, as a list."""
         return {"models": [await self._model()]}
 
     @endpoint("GET /api/ps")
-    async def running(self, request: web.Request) -> OllamaModels:
+    async def running(self, request: web.Request) -> replies.OllamaModels:
         """The same: it is always loaded."""
         info, model = await self._service.info(), await self._model()
         model["size"] = info["weight_bytes"] + info["kv_bytes"]
@@ -138,7 +126,7 @@ class OllamaApi(Api):
         return {"models": [model]}
 
     @endpoint("POST /api/show", example={"model": ""})
-    async def show(self, request: web.Request, body: OllamaShowBody) -> OllamaShown:
+    async def show(self, request: web.Request, body: bodies.OllamaShowBody) -> replies.OllamaShown:
         """The served model's kind, chat template and abilities."""
         service = self._service
         check_model(service, body.model or body.name)
@@ -170,10 +158,10 @@ class OllamaApi(Api):
         """Our own release."""
         return {"version": VERSION}
 
-    async def _model(self) -> OllamaModel:
+    async def _model(self) -> replies.OllamaModel:
         info, name = await self._service.info(), self._service.model_name
         family = info["architecture"].removesuffix("ForCausalLM").lower()
-        details: OllamaDetails = {
+        details: replies.OllamaDetails = {
             "parent_model": "",
             "format": info["checkpoint_format"].partition(":")[0].lower(),
             "family": family,
@@ -184,7 +172,7 @@ class OllamaApi(Api):
         return {
             "name": name,
             "model": name,
-            "modified_at": timestamp(self._service.started),
+            "modified_at": replies.timestamp(self._service.started),
             "size": info["weight_bytes"],
             "digest": hashlib.sha256(name.encode()).hexdigest(),  # tells models apart; weights are not read for it
             "details": details,
