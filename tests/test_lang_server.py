@@ -95,6 +95,13 @@ def program(s, prompt):
     s += prompt + sgl.gen("a", max_tokens=4, stop="\n") + sgl.gen("many", n=3)
 
 
+def test_who_gives_no_key_or_a_wrong_one_is_told_where() -> None:
+    wrong = {"error": {"message": "the API key is missing or wrong"}}
+    said = r"wrong \(api_key of a backend, --api-key of a command\)"
+    with FakeServer(lambda path, body: (401, wrong)) as server, pytest.raises(BackendError, match=said):
+        sgl.flush_cache(sgl.RuntimeEndpoint(server.url))
+
+
 def test_generation_with_a_seed_for_each_sample() -> None:
     with FakeServer(Native()) as server:
         backend = sgl.RuntimeEndpoint(server.url, api_key="secret")

@@ -261,7 +261,8 @@ def _status_error(url: str, status: int, text: str, retry_after: str | None) -> 
     if status in (400, 404, 413, 422):
         kind = NotThere if status == 404 else InvalidRequest
         return kind(f"{url} refused the request ({status}): {message}")
-    error = BackendError(f"{url} failed ({status}): {message}", status=status, retryable=status in RETRIED)
+    hint = " (api_key of a backend, --api-key of a command)" if status == 401 else ""
+    error = BackendError(f"{url} failed ({status}): {message}{hint}", status=status, retryable=status in RETRIED)
     if retry_after and retry_after.isdigit():
         error.retry_after = float(retry_after)  # type: ignore[attr-defined]
     return error
