@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from sgl.cli.cluster import scale, update
-from sgl.errors import ConfigError, EngineDead
+from sgl.errors import BackendError, ConfigError, EngineDead
 from sgl.runtime.cluster.config import Options
+from sgl.runtime.cluster.link import Link
 from sgl.runtime.cluster.placement import Host
 from sgl.runtime.cluster.registry import Capabilities, Report
 from sgl.runtime.server.serve import listen
@@ -297,5 +298,9 @@ def test_a_cluster_that_ends_says_so_and_starts_nothing_that_nobody_would_end(
             with pytest.raises(EngineDead, match="the cluster is ending"):
                 await changed
         assert app.told == before
+        async with cluster._controlled():  # what asks from a terminal hears it in words
+            link = Link(cluster._control_url, cluster._token)
+            with pytest.raises(BackendError, match=r"^the cluster is ending"):
+                await asyncio.to_thread(link.post, "/scale", {"replicas": 3, "kind": "worker"})
 
     run(monkeypatch, test)

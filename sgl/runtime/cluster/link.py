@@ -36,6 +36,8 @@ class Link:
             raise ServerUnreachable(f"the cluster does not answer at {self.url}: {error}", url=self.url) from error
         if answer.status_code == 400:
             raise ConfigError(answer.json()["error"], option=answer.json().get("option"))
+        if answer.status_code == 503:
+            raise BackendError(answer.json()["error"], status=503)
         if not answer.ok:
             raise BackendError(f"{path}: {answer.status_code} {answer.text[:500]}", status=answer.status_code)
         return answer.json()
