@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from sgl.runtime.gateway import app, passing
 from sgl.runtime.gateway import workers as workers_of
@@ -343,5 +344,35 @@ def test_an_adapters_requests_go_to_workers_that_have_it(asked: dict[str, Any]) 
             async with await waiting as answer:
                 assert answer.status == 200, "of the worker: nobody has the adapter any more"
             await until(lambda: gateway.servers.adapters == {"b"})
+
+    run(test)
+
+
+def test_so_do_programs_that_name_one_and_where_those_workers_fail_they_end() -> None:
+    """A worker that has no such adapter is nobody who could run them."""
+    info = {"max_total_tokens": 0, "internal_states": []}
+    program = {"v": 1, "name": "p", "seed": 1, "defaults": {"extra": {"lora_path": "a"}}}
+    fails = False
+
+    async def answer(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        runs = b'data: {"type": "opened", "id": "x"}\n\ndata: {"type": "done"}\n\n'
+        await response.write(b": no event\n\n" if fails else runs)
+        return response
+
+    async def test() -> None:
+        nonlocal fails
+        async with gateway_of(answer, answer, breaker_seconds=0.01) as (gateway, [one, two], client):
+            one.info, two.info = {**info, "lora_paths": [{"lora_name": "a"}]}, info
+            await until(lambda: gateway.servers.adapters == {"a"})
+            for _ in range(4):
+                async with client.post("/v1/programs", json={"program": program}) as events:
+                    assert '"done"' in await events.text()
+            assert (len(one.requests), len(two.requests)) == (4, 0)
+            fails = True
+            async with client.post("/v1/programs", json={"program": program}) as events:
+                assert "workers in a row failed" in await events.text()
+            assert not two.requests
 
     run(test)

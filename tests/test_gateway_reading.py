@@ -49,6 +49,37 @@ def test_rows_are_shared_out_with_all_else_that_a_body_holds() -> None:
     assert parts_of(data, None, 1)[0].body is None, "the client's"
 
 
+def gen(**extra: Any) -> dict[str, Any]:
+    return {"st": 0, "op": "gen", "name": "x", "params": {"extra": extra} if extra else {}}
+
+
+SELECT = {"st": 0, "op": "select", "name": "y", "choices": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_final", "expected"),
+    [
+        ([gen()], True, {"a"}),
+        ([gen(lora_path="b")], True, {"b"}),
+        ([gen(lora_path="b")], False, {"a", "b"}),
+        ([gen(lora_path="b"), SELECT], True, {"a", "b"}),
+        ([gen(extra_key="k")], True, set()),
+        ([TEXT], True, set()),
+        ([TEXT], False, {"a"}),
+        ([gen(lora_path="unknown"), gen(lora_path=["b"]), gen(lora_path=None)], True, set()),
+    ],
+)
+def test_a_program_asks_for_the_adapters_that_its_nodes_and_defaults_name(
+    nodes: list[dict[str, Any]], is_final: bool, expected: set[str]
+) -> None:
+    """What a node gives in `extra` takes the place of the defaults' whole, as in an engine."""
+    head = {"v": 1, "name": "p", "seed": 1, "defaults": {"extra": {"lora_path": "a"}}}
+    opening = {"program": head, "rows": [{"args": {}}] * 2, "segment": {"nodes": nodes, "final": is_final}}
+    for body in (opening, {**opening, "rows": None}):
+        parts = parts_of(json.dumps(body).encode(), None, 2, {"a", "b", "c"})
+        assert {part.demand.adapters for part in parts} == {frozenset(expected)}
+
+
 @pytest.mark.parametrize(
     "body", ['{"program": 1}', "{}", '{"program": {"v": 1}, "rows": 3}', '{"program": {"x": 1}, "segment": [1]}']
 )
@@ -80,7 +111,11 @@ def test_bodies_of_any_size_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> N
         (facts_of, json.dumps(chat).encode(), ("/v1/chat/completions", None)),
         (facts_of, json.dumps({"input_ids": list(range(9000)), "extra_key": "k"}).encode(), ("/generate", "s")),
         (facts_of, b"[1" + b",1" * 9000, ("/generate", None)),
-        (parts_of, program(200, chat_template="chatml"), (None, 3)),
+        (
+            parts_of,
+            program(200, chat_template="chatml", defaults={"extra": {"lora_path": "a"}}),
+            (None, 3, frozenset("ab")),
+        ),
         (segment_of, json.dumps({"segment": {"nodes": [TEXT] * 900}, "number": 3}).encode(), ()),
     ]
 
@@ -94,7 +129,7 @@ def test_bodies_of_any_size_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> N
                 await reader.read(segment_of, b'{"segment": 1, "more": ' + b"1" * 5000 + b"}")
         assert found == [function(data, *more) for function, data, more in calls]
         assert found[0].demand.blocks
-        assert found[3][0].demand.blocks
+        assert (found[3][0].demand.adapters, bool(found[3][0].demand.blocks)) == ({"a"}, True)
         reader.close()
 
     run(test)

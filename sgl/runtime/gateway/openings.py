@@ -4,7 +4,7 @@ What it passes on it does not decode."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,10 +40,13 @@ class PartBody:
     """Tokens of a row's prompt before its first gen, as far as they are known."""
 
 
-def parts_of(data: bytes | bytearray, session: str | None, workers: int) -> list[PartBody]:
+def parts_of(
+    data: bytes | bytearray, session: str | None, workers: int, adapters: Collection[str] = frozenset()
+) -> list[PartBody]:
     """A body for each worker that gets some of a program's rows, for so many workers. With k workers, n rows take the
-    time of n / k of them and k times that of their shared beginning: least for the root of n rows / beginning. Raises
-    InvalidRequest if it is no object; other mistakes are the worker's to tell."""
+    time of n / k of them and k times that of their shared beginning: least for the root of n rows / beginning.
+    adapters: LoRA adapters' names, of which it may ask for some. Raises InvalidRequest if it is no object; other
+    mistakes are the worker's to tell."""
     try:
         fields = _fields(data)
     except (msgspec.MsgspecError, RecursionError):
@@ -54,7 +57,8 @@ def parts_of(data: bytes | bytearray, session: str | None, workers: int) -> list
     try:
         program = _value(fields["program"])
         rows = _items(fields.get("rows", _NONE)) if fields.get("rows", _NONE) != _NONE else []
-        demand, beginning = _demand(program, fields.get("segment", _NONE), _value(rows[0]) if rows else {}, session)
+        segment, row = fields.get("segment", _NONE), _value(rows[0]) if rows else {}
+        demand, beginning = _demand(program, segment, row, session, adapters)
         deadline = program.get("deadline_s")
     except (SglError, msgspec.MsgspecError, TypeError, ValueError, AttributeError, KeyError, RecursionError):
         return [PartBody(None, Demand(session=session))]
@@ -98,7 +102,9 @@ def segment_of(data: bytes | bytearray) -> tuple[int | None, bytes]:
     return number, segment
 
 
-def _demand(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -> tuple[Demand, float]:
+def _demand(
+    program: Any, segment: msgspec.Raw, row: Any, session: str | None, adapters: Collection[str]
+) -> tuple[Demand, float]:
     """Of a program, its first segment and its first row, none of which is checked; and its beginning's tokens."""
     given = _fields(segment) if segment != _NONE else {}
     nodes = [_value(node) for node in _items(given.get("nodes", msgspec.Raw(b"[]")))[:MOST_NODES]]
@@ -107,8 +113,19 @@ def _demand(program: Any, segment: msgspec.Raw, row: Any, session: str | None) -
     first = ir.Segment(tuple((node["st"], node_from_json(node)) for node in nodes))
     future = future_of_program(its, first)
     requests = len({stream for stream, _ in first.nodes}) or 1
-    demand = Demand(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests)
+    asked = _asked(its, first, is_final=_value(given.get("final", _FALSE)) is True) & frozenset(adapters)
+    demand = Demand(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests, asked)
     return demand, future.beginning
+
+
+def _asked(program: ir.Program, segment: ir.Segment, *, is_final: bool) -> frozenset[str]:
+    """The LoRA adapters that its nodes name. What is not there yet may take the one of its defaults."""
+    given: list[Mapping[str, Any]] = [] if is_final else [program.defaults]
+    for _, node in segment.nodes:
+        if isinstance(node, (ir.Gen, ir.Select)):  # a select has the defaults alone
+            given.append({**program.defaults, **(node.params if isinstance(node, ir.Gen) else {})})
+    names = [(each.get("extra") or {}).get("lora_path") for each in given]
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 def _joined(fields: Mapping[str, msgspec.Raw]) -> bytes:

@@ -85,7 +85,8 @@ class Programs:
         if len(self.open) >= MAX_PROGRAMS:
             raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
         self.check_room(len(body))
-        parts = await self.reader.read(parts_of, body, session_of(request.headers), workers)
+        adapters = self.pairs.servers.adapters
+        parts = await self.reader.read(parts_of, body, session_of(request.headers), workers, adapters)
         size = sum(len(body if part.body is None else part.body) for part in parts)
         self.check_room(size)
         program = Program(self, request, body, parts)
@@ -283,7 +284,7 @@ class Part:
         self._num_failures += 1
         self._num_begun += self.remote is not None
         if self._num_failures > MOST_FAILURES:
-            ready = programs.pairs.servers.ready_for(None, self._tried)
+            ready = programs.pairs.servers.ready_for(None, self._tried, adapters=self._about.demand.adapters)
             if self._num_begun > MOST_FAILURES or all(self._tried.get(its.id, 0) >= self._first for its in ready):
                 raise EngineDead(
                     f"{self._num_failures} workers in a row failed that ran the program: {lost}"
