@@ -209,13 +209,27 @@ def test_ten_megabyte_prompts_are_refused_soon(server: LiveServer) -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/messages/count_tokens", "/v1/responses/input_tokens"]
 )
-@pytest.mark.parametrize("text", ["the cat sat on the mat. " * 100_000, "<s>" * 100_000])
+@pytest.mark.parametrize("text", ["the cat sat on the mat. " * 100_000, "<s>" * 300_000])
 def test_prompts_far_too_long_are_not_counted_to_their_end(server: LiveServer, path: str, text: str) -> None:
     """Neither for their number of tokens alone, nor where each word is a control token's name."""
     turns = [{"role": "user", "content": text}]
     answer = server.post(path, {"input" if "responses" in path else "messages": turns})
     assert answer.status_code == 400, answer.text[:500]
     assert "it has more than" in answer.json()["error"]["message"]
+
+
+def test_a_chat_that_does_not_fit_is_counted_to_its_end(server: LiveServer, engine: Engine) -> None:
+    """So that its client knows how much to leave out; an answer to it says the number, too."""
+    text = "the cat sat on the mat. " * engine.config.context_length
+    turns = [{"role": "user", "content": text}]
+    number = server.post("/v1/messages/count_tokens", {"messages": turns}).json()["input_tokens"]
+    assert number > 3 * engine.config.context_length
+    few = [{"role": "user", "content": text[: len(text) // 3]}]
+    number = server.post("/v1/messages/count_tokens", {"messages": few}).json()["input_tokens"]
+    assert number > 2 * engine.config.context_length
+    answer = server.post("/v1/chat/completions", {"messages": few})
+    assert answer.status_code == 400
+    assert f"it has {number} tokens" in answer.json()["error"]["message"], answer.text
 
 
 def test_too_many_prompts_are_refused_before_any_is_encoded(

@@ -417,8 +417,6 @@ def test_the_server_itself_loads_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine's process in /proc")
 class _NoEngine:
     config = EngineConfig(model_path="none")
     tokenizer = None
@@ -443,6 +441,8 @@ def test_a_collection_of_garbage_passes_by_what_a_server_has_imported() -> None:
     assert frozen[0] < frozen[1]
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the engine's process in /proc")
 def test_a_stopped_engine_shows_in_health_and_may_come_back(serve: Callable[..., Served]) -> None:
     server = serve()
     [engine] = server.engine_pids()

@@ -77,11 +77,12 @@ def prompt_ids(
         variables["add_generation_prompt"] = body.add_generation_prompt is not False
     text = tokenizer.apply_chat_template(messages, **variables)
     parts, number = [], 0
-    for i, part in enumerate(_QUOTE.split(text)):  # a million, if all that users say is spelled control tokens
+    given_parts = _QUOTE.split(text)  # a million, if all that users say is spelled control tokens
+    for i, part in enumerate(given_parts):
         given = quotes[int(part)] if i % 2 else part
         parts.append(tokenizer.encode(given, add_special_tokens=False, allow_special=i % 2 == 0, limit=limit))
         number += len(parts[-1])
-        if limit is not None and number > 2 * limit:
+        if limit is not None and number > 2 * limit and i + 1 < len(given_parts):
             raise ContextTooLong.of(number, limit, seen=f"the first {i + 1} parts of its text")
     ids: list[int] = np.concatenate(parts).tolist()
     return ids

@@ -29,6 +29,7 @@ from sgl.runtime.server.thinking import Thinking, block_begun, in_last_channel
 from sgl.runtime.server.tool_calls import AnswerSplitter, call_constraint, loosenings
 
 MAX_CHAT_TOP_LOGPROBS = 20
+_COUNTED = 1 << 18  # tokens that are counted whatever the context, for who is to learn how much too long a chat is
 
 
 Ended = Callable[[Result], Awaitable[None]]
@@ -189,7 +190,8 @@ async def num_tokens(service: Service, body: ChatBody) -> int:
     check_model(service, body.model)
     if images_of(body):
         raise InvalidRequest("tokens of images are counted by generating only: see usage there", param="messages")
-    return len(await service.in_thread(rendered, service, body, service.context_length))
+    limit = max(service.context_length, _COUNTED // 2)
+    return len(await service.in_thread(rendered, service, body, limit))
 
 
 def rendered(service: Service, body: ChatBody, limit: int | None = None) -> list[int]:
