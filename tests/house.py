@@ -202,7 +202,7 @@ MOST_LINES = {
     "kernels.moe": 1_850,
     "lang": 10_000,  # with reasoning's tags, Jinja as transformers has it, and programs that outlive their server
     "runtime": 28_340,  # without the server and what follows; with GGUF of more families, gpt-oss among them
-    "runtime.cluster": 2_140,  # with a placement for each kind, who is starting, and starts and ends of any length
+    "runtime.cluster": 2_210,  # with a placement for each kind, who is starting, starts, ends and calls of any length
     "runtime.gateway": 3_620,  # with who has failed a program or has its adapters, and what speaks for a worker
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
     "runtime.media": 780,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -304,3 +305,151 @@ def test_a_cluster_that_ends_says_so_and_starts_nothing_that_nobody_would_end(
                 await asyncio.to_thread(link.post, "/scale", {"replicas": 3, "kind": "worker"})
 
     run(monkeypatch, test)
+
+
+class Router:
+    """That passes nothing on."""
+
+    restarts, pid = 0, 1
+
+    def __init__(self, *given: Any) -> None:
+        """Of whatever."""
+
+    async def keep(self) -> None:
+        await asyncio.Event().wait()
+
+    async def stop(self, seconds: float) -> None:
+        """At once."""
+
+
+class SlowApp(App):
+    """One whose calls last until `go`, once it `is_slow`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.is_slow = False
+        self.began, self.go = threading.Event(), threading.Event()
+        self.notes: list[str] = []
+        self.is_daemon = False
+
+    def _wait(self) -> None:
+        if self.is_slow:
+            self.is_daemon = threading.current_thread().daemon
+            self.began.set()
+            self.go.wait()
+            self.notes.append("told")
+
+    def deploy(self, *given: Any, **more: Any) -> None:
+        self._wait()
+        super().deploy(*given, **more)
+
+    def scale(self, counts: dict[str, int]) -> None:
+        self._wait()
+        super().scale(counts)
+
+    def states(self) -> None:
+        """None are known."""
+
+    def controller_pid(self) -> int:
+        return 1
+
+    def delete(self) -> bool:
+        self.notes.append("deleted")
+        return True
+
+
+def ended(
+    monkeypatch: pytest.MonkeyPatch,
+    begin: Callable[[its.Cluster, SlowApp], Awaitable[None]],
+    *,
+    answers: bool = True,
+    is_first: bool = False,
+    **given: Any,
+) -> list[str]:
+    """What happens to a cluster that ends while Ray Serve is told what `begin` has it told. answers: once the end has
+    begun, or never. is_first: it is the first call of all."""
+    monkeypatch.setattr(its, "ServeApp", SlowApp)
+    monkeypatch.setattr(its, "keep_token", lambda key, token: None)
+    monkeypatch.setattr(its, "RouterProcess", Router)
+    monkeypatch.setattr(its, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(its, "_MUTE_SECONDS", PATIENCE if answers else 0.01)
+    monkeypatch.setattr(its.Running, "write", lambda self: None)
+    found: list[str] = []
+
+    async def within(bound: Any) -> None:
+        def is_there() -> bool:
+            if answers:
+                threading.Timer(0.2, app.go.set).start()  # had it not been waited for, it would be late
+            return True
+
+        ray = SimpleNamespace(
+            hosts=lambda: [Host(8, 0)], is_own=False, host="127.0.0.1", address="a", logs="", folder=None
+        )
+        ray.is_there = is_there
+        options = Options.of({"device": "cpu", "replicas": 2, "port": 0, **given}, "f.yaml")
+        cluster = its.Cluster(options, bound, ray)  # type: ignore[arg-type]
+        app: SlowApp = cluster._app  # type: ignore[assignment]
+        monkeypatch.setattr(its.Running, "forget", lambda self: app.notes.append("forgotten"))
+        app.is_slow, ready = is_first, asyncio.Event()
+        running = asyncio.ensure_future(cluster.run(lambda url: ready.set()))
+        try:
+            if not is_first:
+                while not app.told:
+                    await asyncio.sleep(0.01)
+                for name in "ab":
+                    hear(cluster, name, 1)
+                await ready.wait()
+            await begin(cluster, app)
+            assert await asyncio.to_thread(app.began.wait, PATIENCE)
+            cluster.stop()
+            await running
+            assert app.is_daemon or answers, "the process's end waits for other threads"
+            found.extend(app.notes)
+        finally:
+            app.go.set()
+
+    with listen("127.0.0.1", 0) as bound:
+        asyncio.run(asyncio.wait_for(within(bound), PATIENCE))
+    return found
+
+
+async def _by_load(cluster: its.Cluster, app: SlowApp) -> None:
+    app.is_slow = True
+    cluster._scaler.wanted = lambda *given: 4  # type: ignore[method-assign]
+
+
+async def _undo(cluster: its.Cluster, app: SlowApp) -> None:
+    await cluster.update(new(), "new.yaml")
+    app.is_slow = True
+    hear(cluster, "c", 2, "failed", "no")
+
+
+async def _by_hand(cluster: its.Cluster, app: SlowApp) -> None:
+    app.is_slow = True
+    asked = asyncio.ensure_future(cluster.scale(3))
+    asked.add_done_callback(lambda asked: app.notes.append(str(asked.exception())[:21]))
+
+
+async def _nothing(cluster: its.Cluster, app: SlowApp) -> None:
+    """It is being deployed."""
+
+
+LOAD = {"min_replicas": 1, "max_replicas": 4}
+
+
+@pytest.mark.parametrize(("begin", "given"), [(_by_load, LOAD), (_undo, {})])
+def test_what_ray_serve_is_being_told_while_a_cluster_ends_is_done_before_all_is_deleted(
+    monkeypatch: pytest.MonkeyPatch, begin: Any, given: dict[str, Any]
+) -> None:
+    assert ended(monkeypatch, begin, **given) == ["told", "deleted", "forgotten"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "given"), [(_by_load, LOAD), (_undo, {}), (_by_hand, {}), (_nothing, {"is_first": True})]
+)
+def test_a_cluster_ends_though_ray_serve_never_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, begin: Any, given: dict[str, Any]
+) -> None:
+    notes = ended(monkeypatch, begin, answers=False, **given)
+    assert notes == [*(["the cluster is ending"] if begin is _by_hand else []), "deleted"]
+    assert "Ray Serve has not answered what it was told" in caplog.text, "so it stays known to `sgl cluster down`"

@@ -9,8 +9,10 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -30,6 +32,8 @@ from sgl.runtime.server.serve import cannot_listen
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
+_MUTE_SECONDS = 15.0  # that the end waits for what Ray Serve is being told
+_ENDING = "the cluster is ending: start it anew with `sgl cluster up FILE`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Cluster:
         self._undone: dict[str, Any] | None = None
         self._controller: int | None = None
         self._changing = asyncio.Lock()  # Ray Serve is told one thing at a time
+        self._call: asyncio.Future[Any] | None = None  # that tells it
         self._stop = asyncio.Event()
         self._control_url = ""
         self._router: RouterProcess | None = None
@@ -93,8 +98,8 @@ class Cluster:
                 async with asyncio.TaskGroup() as tasks:
                     kept = [tasks.create_task(router.keep()), tasks.create_task(self._tick())]
                     self._serve(self._placements(self._options, self._counts), surge=False)
-                    async with self._changing:
-                        await asyncio.to_thread(self._deploy)
+                    async with self._turn():
+                        await self._tell(self._deploy)
                     if await self._all_are_ready():
                         on_ready(known.url)
                         await self._stop.wait()
@@ -103,11 +108,12 @@ class Cluster:
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             finally:
+                self.stop()  # nothing is deployed from now on
                 await router.stop(self._options.server.drain_timeout)
                 is_there = await asyncio.to_thread(self._ray.is_there)
-                async with self._changing:
-                    is_deleted = is_there and await asyncio.to_thread(self._app.delete)
-                if is_deleted or self._ray.is_own:
+                is_told = is_there and await self._is_told()
+                is_deleted = is_there and await asyncio.to_thread(self._app.delete)
+                if (is_told and is_deleted) or self._ray.is_own:
                     known.forget()
                 else:
                     address = self._ray.address
@@ -170,7 +176,7 @@ class Cluster:
                     raise ConfigError(text, option=error.option) from None
             logger.info("%d %s replicas in place of %d", replicas, kind, self._counts[kind])
             self._counts, self._before = counts, before
-            await asyncio.to_thread(self._app.scale, counts)
+            await self._tell(self._app.scale, counts)
 
     def _scaled(self, options: Options, counts: dict[str, int], replicas: int, kind: str) -> dict[str, int]:
         """How many of each kind there are then. Raises ConfigError where those options do not allow it."""
@@ -207,16 +213,66 @@ class Cluster:
             self._serve(placements, surge=surge)
             self._progress = 0, time.monotonic()
             logger.info("all replicas are replaced by generation %d", self._generation)
-            await asyncio.to_thread(self._deploy)
+            await self._tell(self._deploy)
             return self._generation
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncIterator[None]:
-        """As `_changing`. Raises EngineDead once the cluster ends: what is deployed then, nobody would delete."""
-        async with self._changing:
+        """As `_turn`. Raises EngineDead once the cluster ends: what is deployed then, nobody would delete."""
+        async with self._turn():
             if self._stop.is_set():
-                raise EngineDead("the cluster is ending: start it anew with `sgl cluster up FILE`")
+                raise EngineDead(_ENDING)
             yield
+            if self._call is not None and not self._call.done():
+                raise EngineDead(_ENDING)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """To tell Ray Serve something. `_changing` is held until the call has ended, also where nobody waits for it any
+        more: its thread goes on, and would deploy behind what deletes."""
+        await self._changing.acquire()
+
+        def end(call: asyncio.Future[Any] | None) -> None:
+            self._changing.release()
+            if call is not None and not call.cancelled():
+                call.exception()  # which whoever waited was told
+
+        try:
+            yield
+        finally:
+            if self._call is None or self._call.done():
+                end(self._call)
+            else:
+                self._call.add_done_callback(end)
+
+    async def _tell(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Call what tells Ray Serve something, in a `_turn`. Returns once `stop` comes, too: it may never answer."""
+        told: Future[object] = Future()
+
+        def run() -> None:
+            try:
+                told.set_result(call(*arguments))
+            except BaseException as error:  # raised where it is waited for
+                told.set_exception(error)
+
+        self._call = answer = asyncio.wrap_future(told)
+        threading.Thread(target=run, name="sgl-told", daemon=True).start()  # which the loop's end does not wait for
+        stop: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait([answer, stop], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+        if answer.done():
+            answer.result()
+
+    async def _is_told(self) -> bool:
+        """Wait until Ray Serve has heard what it was being told; False: it does not answer."""
+        try:
+            async with asyncio.timeout(_MUTE_SECONDS), self._changing:
+                return True
+        except TimeoutError:
+            logger.error("Ray Serve has not answered what it was told for %g s: it is left alone", _MUTE_SECONDS)
+            return False
 
     def _take(self, options: Options, counts: dict[str, int]) -> None:
         self._options, self._counts = options, counts
@@ -240,14 +296,14 @@ class Cluster:
             why = f"no further replica was ready within {self._options.cluster.start_timeout:g} s"
         if why is None:
             return
-        async with self._changing:
+        async with self._turn():
             logger.error("generation %d does not start, %d serves on: %s", self._generation, before.generation, why)
             self._undone = {"generation": self._generation, "reason": why}
             self._before = None
             self._take(before.options, before.counts)
             self._generation = before.generation
             self._how = before.placements, self._how[1]
-            await asyncio.to_thread(self._deploy)
+            await self._tell(self._deploy)
 
     def _fixed(self, options: Options) -> Iterator[tuple[str, Any, Any]]:
         """What an update cannot change, and its values before and after."""
@@ -333,7 +389,7 @@ class Cluster:
     async def _scale_by_itself(self, wanted: int) -> None:
         try:
             await self.scale(wanted, by_load=True)
-        except ConfigError as error:
+        except (ConfigError, EngineDead) as error:  # it ends
             logger.warning("the load asks for %d replicas: %s", wanted, error)
 
     def _known(self) -> Running:
