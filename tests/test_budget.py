@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sgl.runtime.speculate.budget import Acceptance, Budget, size_of
 from sgl.runtime.speculate.speculator import Speculator
+from sgl.runtime.speculate.trials import Trials
 
 
 def _seen(seconds: dict[tuple[int, int], float], *, is_padded: bool, rounds: int = 30) -> Budget:
@@ -181,3 +182,29 @@ def test_by_what_an_h100_takes_drafts_are_worth_near_their_most(
         if step >= 1000:
             tokens, seconds = tokens + rows + sum(accepted), seconds + time
     assert tokens / rows / seconds > max(0.97, 0.8 * best)
+
+
+def test_guesses_that_did_not_stand_are_tried_again_where_better_ones_would_pay() -> None:
+    class Model:
+        name = "model"
+
+        def grade(self, request: Any) -> int:
+            return 1
+
+        def follow(self, *, is_on: bool) -> None:
+            pass
+
+    budget = _seen({(1, 0): 4.0, (1, 3): 4.4}, is_padded=True)
+    for _ in range(99):
+        budget.acceptance("model", 1).saw(0, 1)
+    trials, request, begun, looks = Trials([Model()], budget, 3), Any, 0, 0  # type: ignore[list-item]
+    for _ in range(1000):
+        if trials.follows:  # a look
+            looks += 1
+            begun += trials.choose(1, [request])  # type: ignore[list-item]
+            if trials.is_on:
+                trials.looked(is_drafted=True)
+        if trials.may_change(1):
+            trials.choose(1)
+    assert begun
+    assert looks < 100

@@ -334,6 +334,7 @@ def test_outputs_are_looked_up_in_those_of_the_same_caller_and_kind_alone(folder
             {"extra_key": "other"},
             {"owner": "somebody"},
             {"sampling_params": {**params, "json_schema": RECORD}},
+            {"sampling_params": {**params, "regex": "a" * 10_000}},
             {"prompt": "another beginning, and a different one at that: a record"},
             {"origin": ("program", "x" * 10_000)},
             {"origin": ("program", "x" * 10_001)},

@@ -155,7 +155,7 @@ def _batches(engine: Engine, rows: int, output: int) -> None:
         plain, fast = (statistics.median(rates[drafts]) for drafts in (False, True))
         numbers = f"{plain:9.1f} {fast:9.1f} {fast / plain:6.2f}x {statistics.median(steps):14.2f}"
         print(f"{name:44} {numbers}", flush=True)
-        if budget is not None:
+        if has_budget:
             asked = [(each, budget.costs.ratio(number, number * (each - 1), each)) for each in (2, 4, 8)]
             print("    believes " + ", ".join(f"{each} tokens a row take {its:.2f} steps" for each, its in asked))
     verification.simulated_acceptance = None

@@ -48,8 +48,8 @@ class _Job:
 
 class Finishers:
     """`num_processes` processes that finish automata. Seconds count from when a process takes a constraint up:
-    `deadline` for the constraint, `patience` for its caller. Answers are delivered when nobody `is_launching`, or
-    0.2 s later; lateness is reported at once. Safe from any thread."""
+    `deadline` those that it has a processor, and ten times as many in all, `patience` its caller's. Answers are
+    delivered when nobody `is_launching`, or 0.2 s later; lateness is reported at once. Safe from any thread."""
 
     def __init__(
         self,

@@ -166,7 +166,7 @@ class GrammarProcess:
         return monotonic()
 
     def due(self) -> float:
-        """When to see again, in monotonic seconds; none but the past if its time is up: so much of its process's, or
+        """When to see again, in monotonic seconds; a past time once its own is up: so much of its process's, or
         `_LOADED` times as much of all, without that of a start."""
         latest = self._begun + _LOADED * self._seconds
         if not self._is_ready:

@@ -86,7 +86,8 @@ class _Reading:
     def _search(self, pools: Pools | None, most_scanned: int) -> int:
         """Find the longest match; among equals the output's, the pool's, then the prompt's."""
         request, scanned = self._request, 0
-        output, prompt = np.array(self._output, np.int32), request.prompt_ids
+        output = np.array(self._output[-max(most_scanned, MAX_CONTEXT) :], np.int32)
+        prompt = request.prompt_ids
         pool = prompt[:0] if pools is None or request.origin is None else pools.ids(request.origin)
         tail = output[-MAX_CONTEXT:]
         context = np.concatenate((prompt[-MAX_CONTEXT:], tail))[-MAX_CONTEXT:]

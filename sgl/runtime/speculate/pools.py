@@ -15,7 +15,7 @@ POOL_TOKENS = 1 << 14
 ALL_TOKENS = 1 << 22
 """Of all origins: 16 MB."""
 MOST_ORIGINS = 1 << 14
-"""Some 300 bytes each beside their tokens."""
+"""Some 400 bytes each beside their tokens, up to 3 KB with long names."""
 START = -1
 """Stands before each output: no token, so that beginnings match beginnings."""
 

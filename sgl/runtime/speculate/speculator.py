@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
@@ -153,7 +153,7 @@ class Speculator:
             self._rest_from_looks(len(running), self._clock() - began, has_guesses=bool(guesses))
         return True
 
-    def _choose(self, num_rows: int, requests: Iterable[Request] = ()) -> None:
+    def _choose(self, num_rows: int, requests: Collection[Request] = ()) -> None:
         if self._trials.choose(num_rows, requests):
             self._until_look = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.speculate.budget import Budget, size_of
@@ -37,14 +37,15 @@ class Trials:
         """Whether models are asked though they did not pay."""
         return self._looks_left > 0
 
-    def choose(self, num_rows: int, requests: Iterable[Request] = ()) -> bool:
+    def choose(self, num_rows: int, requests: Collection[Request] = ()) -> bool:
         """See whether models are to be asked for these requests, among so many; True: a trial begins."""
         if not self._models:
             return False
         size, begins = size_of(num_rows), False
         if pays := any(self._pays(model, num_rows, requests) for model in self._models):
             self._looks_left = 0.0
-            self._rests.pop(size, None)
+            if requests:  # not of other grades, maybe
+                self._rests.pop(size, None)
         elif not self._looks_left and self._rests.setdefault(size, LONGEST_PAUSE) <= 0:
             self._looks_left, self._size, self._seconds, begins = _TRIAL, size, 0.0, True
         self.follows = pays or self.is_on
