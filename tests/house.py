@@ -200,7 +200,7 @@ MOST_LINES = {
     "kernels.latent": 990,
     "kernels.lora": 580,  # of experts, too
     "kernels.moe": 1_850,
-    "lang": 10_000,  # with reasoning's tags, Jinja as transformers has it, and programs that outlive their server
+    "lang": 10_090,  # with Jinja as transformers has it, and programs that outlive their server or fail
     "runtime": 28_340,  # without the server and what follows; with GGUF of more families, gpt-oss among them
     "runtime.cluster": 2_210,  # with a placement for each kind, who is starting, starts, ends and calls of any length
     "runtime.gateway": 3_620,  # with who has failed a program or has its adapters, and what speaks for a worker

@@ -307,3 +307,42 @@ def test_a_program_over_a_broken_worker_ends_in_an_error_of_ours(said: str, stre
                 await asyncio.to_thread(client, str(its._base_url))
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ([{"type": "delta", "text": "The cat sat on"}], {"type": "delta", "text": "A dog ran off and barked."}),
+        (
+            [{"type": "delta", "text": "The cat sat on"}],
+            {**DONE, "type": "node_done", "text": "A dog", "value": "A dog"},
+        ),
+        ([{**DONE, "type": "node_done"}], {**DONE, "type": "node_done", "text": "b", "value": "b"}),
+    ],
+)
+def test_a_program_whose_values_come_out_otherwise_elsewhere_ends_with_an_error(
+    first: list[dict[str, Any]], again: dict[str, Any]
+) -> None:
+    lives = [first, [again, {"type": "done"}]]
+
+    async def live(response: Any) -> None:
+        is_first = len(lives) == 2
+        for each in lives.pop(0):
+            data = json.dumps({"stream": 0, "index": 0, **each}).encode()
+            await response.write(b"data: %b\n\n" % data)
+        if is_first:
+            await until(lambda: len(log) == 2)
+            response._req.transport.abort()
+
+    async def test() -> None:
+        async with gateway_of(program_of(live), program_of(live)) as (_, _, client):
+            answer = await client.post("/v1/programs", json={"program": {"v": 1, "name": "p", "seed": 1}})
+            log.extend([await answer.content.readuntil(b"\n\n") for _ in range(2)])
+            rest = (await answer.text()).splitlines()
+        failed, done = (json.loads(line[6:]) for line in rest if line.startswith("data: "))
+        assert (failed["type"], failed["error"]["class"]) == ("node_failed", "BackendError")
+        assert "come out otherwise" in failed["error"]["message"]
+        assert done["type"] == "done"
+
+    log: list[bytes] = []
+    run(test)

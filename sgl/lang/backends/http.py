@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -81,10 +81,13 @@ class HttpClient:
         *,
         last_event_id: int | None = None,
         max_retries: int | None = None,
+        answered: Callable[[], object] = bool,
     ) -> AsyncIterator[tuple[int, Any]]:
-        """Events up to `[DONE]` as (number, JSON); 0 without a number. `max_retries`: the client's by default."""
+        """Events up to `[DONE]` as (number, JSON); 0 without a number. `max_retries`: the client's by default.
+        `answered`: called once the events begin."""
         headers = {} if last_event_id is None else {"Last-Event-ID": str(last_event_id)}
         async with self._answer(method, path, body, headers, self._timeout, max_retries) as response:
+            answered()
             rest, number = b"", 0
             async for chunk in self._chunks(response):
                 *lines, rest = (rest + chunk).split(b"\n")

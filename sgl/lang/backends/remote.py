@@ -1,17 +1,18 @@
 """A program on a server: segments out, numbered events in, over connections that may break. On the io thread.
 
 A server that was killed has forgotten the program when it is back. Then it is opened again, from its segments and with
-its seeds, and goes on where it was. One that the server ended itself, or whose values come out otherwise, fails."""
+its seeds, and goes on where it was. One that the server ended itself, or whose values come out otherwise, fails. The
+listener alone judges connections: when a segment does not arrive, it asks for the events again."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from sgl import errors
-from sgl.errors import BackendError, InvalidRequest, RequestTimeout, SglError
+from sgl.errors import BackendError, InvalidRequest, RequestTimeout, ServerUnreachable, SglError
 from sgl.lang.backends.base import Session
 from sgl.lang.backends.http import HttpClient, NotThere, retry_delay
 from sgl.lang.ir import nodes as ir
@@ -19,7 +20,8 @@ from sgl.lang.ir.encoding import to_json
 from sgl.lang.ir.interpreter import as_known
 from sgl.lang.ir.told import Told
 
-MAX_PAUSE = 1.0  # seconds between tries to reconnect: servers soon drop programs without listeners
+MAX_PAUSE = 2.0  # seconds between tries to reconnect: servers soon drop programs without listeners
+UNREACHABLE_SECONDS = 60.0  # for a server that has opened a program to come back
 
 
 class RemoteSession(Session):
@@ -35,10 +37,11 @@ class RemoteSession(Session):
         self._is_open = asyncio.Event()
         self._last = 0  # last event's number
         self._told = Told()
-        self._values: dict[tuple[Any, ...], Any] = {}  # of nodes
         self._num_news = 0
         self._segments: list[Any] = []  # after the first
         self._has_more = asyncio.Event()
+        self._is_answered = asyncio.Event()  # the listener's request: the server has the program
+        self._connection = asyncio.timeout(None)  # the listener's
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
         self._num_unanswered = 0
@@ -69,33 +72,43 @@ class RemoteSession(Session):
     async def _send(self) -> None:
         """Send later segments in order; numbers make repeating safe."""
         await self._is_open.wait()
-        number = 0
+        number = failures = 0
         while True:
             self._has_more.clear()
             while number < len(self._segments):
                 body = {"segment": self._segments[number], "number": number + 1}
                 try:
                     await self._http.post(f"{self._path}/segments", body)
-                except NotThere:
-                    return  # who listens is told so, too, and knows what to do
-                number += 1
+                except SglError as error:
+                    failures += 1
+                    if not (isinstance(error, NotThere) or _is_lost(error)) or failures > self._http.max_retries:
+                        raise self._given_up(error) if isinstance(error, NotThere) else error from None
+                    # The listener's connection may be half open: it asks again, and cancels this if nobody knows of it.
+                    self._is_answered.clear()
+                    if not self._connection.expired():
+                        self._connection.reschedule(asyncio.get_running_loop().time())
+                    await self._is_answered.wait()
+                else:
+                    number, failures = number + 1, 0
             await self._has_more.wait()
 
     async def _listen(self, body: Any) -> None:
         """Take events until the end; reconnect while retrying helps and something new arrives."""
-        failures = openings = 0  # since the last news
-        has_ended, began = False, time.monotonic()  # the program, by the server's will
+        failures = openings = losses = 0  # since the last news, or answer
+        has_ended, began, delay = False, time.monotonic(), 0.0  # has_ended: the program, by the server's will
+        lost_at = began
         while True:
             before = self._num_news
+            self._is_answered.clear()
             try:
-                if self._path is None:
-                    events = self._http.sse("POST", "/v1/programs", body, max_retries=0)
-                else:
-                    path = f"{self._path}/events"
-                    events = self._http.sse("GET", path, last_event_id=self._last, max_retries=0)
-                async for number, data in events:
-                    has_ended = False
-                    self._take(number, data)
+                async with asyncio.timeout(None) as self._connection:
+                    await asyncio.sleep(delay)
+                    delay = 0.0
+                    async for number, data in self._events(body):
+                        has_ended = False
+                        self._take(number, data)
+                        if self._num_news > before:
+                            failures = openings = 0
                 if self._is_over:
                     return
                 has_ended = True
@@ -103,24 +116,42 @@ class RemoteSession(Session):
             except InvalidRequest as error:
                 if self._path is None:
                     raise
-                openings, failures = openings + 1, 0
+                openings, failures, losses = openings + 1, 0, 0
                 if has_ended or not isinstance(error, NotThere) or openings > self._http.max_retries:
-                    raise BackendError(f"{self._http.base_url} has given the program up: {error}") from None
+                    raise self._given_up(error) from None
                 self._forget()
                 if self._program.deadline_s is not None:
                     left = max(0.001, self._program.deadline_s + began - time.monotonic())
                     body = {**body, "program": {**body["program"], "deadline_s": left}}
-                delay = 0.0
             except SglError as error:
-                if self._num_news > before:
-                    failures = openings = 0
-                failures += 1
+                if self._num_news and _is_lost(error) and not self._is_answered.is_set():
+                    now = time.monotonic()
+                    lost_at, losses = lost_at if losses else now, losses + 1
+                    left = lost_at + UNREACHABLE_SECONDS - now
+                    if self._program.deadline_s is not None:
+                        left = min(left, began + self._program.deadline_s - now)
+                    if left <= 0:
+                        raise
+                    delay = min(MAX_PAUSE, left, retry_delay(losses - 1, error))
+                    continue
+                failures, losses = failures + 1, 0
                 if isinstance(error, RequestTimeout) and self._last and not self._num_unanswered:
                     failures = 1  # the server owes nothing: the program waits for Python
                 if not getattr(error, "retryable", False) or failures > self._http.max_retries:
                     raise
                 delay = min(MAX_PAUSE, retry_delay(failures - 1, error))
-            await asyncio.sleep(delay)
+            except TimeoutError:  # a segment did not arrive
+                delay = 0.0
+
+    def _events(self, body: Any) -> AsyncIterator[tuple[int, Any]]:
+        answered = self._is_answered.set
+        if self._path is None:
+            return self._http.sse("POST", "/v1/programs", body, max_retries=0, answered=answered)
+        path = f"{self._path}/events"
+        return self._http.sse("GET", path, last_event_id=self._last, max_retries=0, answered=answered)
+
+    def _given_up(self, error: SglError) -> BackendError:
+        return BackendError(f"{self._http.base_url} has given the program up: {error}")
 
     def _forget(self) -> None:
         """The server has: the next events are those of the program opened again."""
@@ -141,12 +172,6 @@ class RemoteSession(Session):
         self._num_news += has_news
         if kind == "node_done":
             self._num_unanswered -= has_news
-            value = data.get("value")
-            if self._values.setdefault((data.get("row"), data["stream"], data["index"]), value) != value:
-                raise BackendError(
-                    f"{self._http.base_url} was restarted, and the program's values come out otherwise: another model, "
-                    "or rounding, which deterministic=True has alike"
-                )
         if kind == "opened":
             self._path = f"/v1/programs/{data['id']}"
             self._opened(data["id"])
@@ -175,6 +200,12 @@ class RemoteSession(Session):
         for task in self._tasks:
             if task is not current:
                 task.cancel()
+
+
+def _is_lost(error: SglError) -> bool:
+    """Whether a connection was, or none came about: the server may come back."""
+    is_lost = isinstance(error, BackendError) and error.retryable and error.status is None
+    return isinstance(error, ServerUnreachable) or (is_lost and not isinstance(error, RequestTimeout))
 
 
 def _error(data: dict[str, Any]) -> Exception:

@@ -2,7 +2,8 @@
 
 The gateway keeps what a client sent and what it was told. When a worker fails, the program is opened again at another
 one, from its segments; a program's values depend on its seeds alone, so they come again, and the client gets only what
-it has not had. The rows of a batch go to as many workers as their shared beginning is worth."""
+it has not had, or an error if they come out otherwise. The rows of a batch go to as many workers as their shared
+beginning is worth."""
 
 from __future__ import annotations
 
@@ -371,7 +372,8 @@ class Part:
             await self.has_more.wait()
 
     def _take(self, event: dict[str, Any]) -> None:
-        """Tell the client what it has not had. Raises Lost where a node failed because the worker did."""
+        """Tell the client what it has not had. Raises Lost where a node failed because the worker did, and BackendError
+        where what it has had comes out otherwise."""
         kind = event["type"]
         if kind == "opened":
             self.remote = event["id"]
