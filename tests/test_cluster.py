@@ -37,7 +37,7 @@ from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
 from sgl.runtime.cluster.router import RouterProcess, route
-from sgl.runtime.cluster.running import Running, began, found, starting, sweep
+from sgl.runtime.cluster.running import MARK, Running, began, found, starting, sweep
 from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.gateway.reports import Load
@@ -700,21 +700,29 @@ def test_nothing_is_decided_while_replicas_start() -> None:
 # ── finding it ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_a_killed_ray_left_behind_is_swept(tmp_path: Path) -> None:
+def test_what_a_killed_ray_left_behind_is_swept_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     mine, others = tmp_path / "ray1", tmp_path / "ray10"
     mine.mkdir(), others.mkdir()
-    code = "import sys, time; file = open(sys.argv[1], 'w'); print(flush=True); time.sleep(600)"
-    command = [sys.executable, "-c", code]
-    left, stays = (
-        subprocess.Popen([*command, str(folder / "log")], stdout=subprocess.PIPE) for folder in (mine, others)
-    )
-    for process in (left, stays):
+    code = "import sys, time; file = open(sys.argv[1], 'a'); print(flush=True); time.sleep(600)"
+
+    def started(name: str, folder: Path) -> subprocess.Popen[bytes]:
+        command = [name, "-c", code, str(folder / "log")]
+        process = subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
+        return process
+
+    reads, titled = started("tail", mine), started("ray::IDLE", mine)
+    monkeypatch.setenv(MARK, str(mine))
+    left, stays = started("python", mine), started("python", others)
     sweep(str(mine))
-    assert left.wait() == -signal.SIGKILL
-    assert (mine.exists(), others.exists(), stays.poll()) == (False, True, None)
-    stays.kill()
+    assert (left.wait(PATIENCE), titled.wait(PATIENCE)) == (-signal.SIGKILL, -signal.SIGKILL)
+    assert (mine.exists(), others.exists(), stays.poll(), reads.poll()) == (False, True, None, None)
+    for process in (stays, reads):
+        process.kill()
+        process.wait()
 
 
 def test_a_process_that_got_a_killed_clusters_number_is_not_taken_for_it() -> None:

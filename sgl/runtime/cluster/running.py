@@ -20,6 +20,8 @@ from sgl.runtime.cluster.link import Link
 from sgl.runtime.parallel import folders
 
 _SWEEPS, _SWEEP_SECONDS = 500, 0.02
+MARK = "_SGL_RAY_FOLDER"
+"""In the environment of all that a Ray of one's own starts: its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +154,8 @@ def sweep_start(port: int, pid: int) -> None:
 
 
 def sweep(folder: str) -> None:
-    """End other processes that have files of a Ray's folder open, and remove it. Ray's agents outlive a Ray that was
-    killed."""
+    """End other processes of a Ray that have files of its folder open, and remove it. Ray's agents outlive a Ray that
+    was killed; whoever reads a log there goes on."""
     for _ in range(_SWEEPS):  # one may have started another meanwhile
         if not (pids := list(_that_use(folder))):
             break
@@ -169,8 +171,16 @@ def _that_use(folder: str) -> Iterator[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # another user's, or it has ended
             files = (os.readlink(file) for file in (process / "fd").iterdir())
-            if int(process.name) != os.getpid() and any(file.startswith(f"{folder}/") for file in files):
+            has_one = int(process.name) != os.getpid() and any(file.startswith(f"{folder}/") for file in files)
+            if has_one and _is_of_ray(process, folder):
                 yield int(process.name)
+
+
+def _is_of_ray(process: Path, folder: str) -> bool:
+    """Whether the Ray of that folder started it, or what that started did. Ray's workers and agents overwrite their
+    environment with their title."""
+    marked = f"{MARK}={folder}".encode() in (process / "environ").read_bytes().split(b"\0")
+    return marked or (process / "cmdline").read_bytes().startswith(b"ray::")
 
 
 class Signals:

@@ -22,7 +22,7 @@ from sgl.errors import BackendError, ConfigError, needs_extra
 from sgl.machine_limits import num_processors
 from sgl.runtime.cluster.config import Options
 from sgl.runtime.cluster.placement import Host, Placement
-from sgl.runtime.cluster.running import new_folder, sweep
+from sgl.runtime.cluster.running import MARK, new_folder, sweep
 
 with needs_extra("dist", "a cluster"):
     import ray
@@ -77,7 +77,7 @@ class RayCluster:
         about: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "namespace": "sgl"}
         if address is None:
             _keep_to_this_machine()
-            self.folder = new_folder()
+            self.folder = os.environ[MARK] = new_folder()
             about |= {
                 "num_cpus": max(_OWN_CPUS, num_processors()),
                 "object_store_memory": _STORE_BYTES,
