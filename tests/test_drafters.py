@@ -261,9 +261,8 @@ def entries_of(its: Served, row: int) -> tuple[list[int], list[int]]:
     return drafts, found.holes.tolist()
 
 
-def test_a_head_attends_to_no_token_whose_hidden_states_it_has_not_seen(headed: tuple[Served, EagleOracle]) -> None:
-    """Neither in a cached prefix, nor where it rested; and it drafts from none."""
-    its, oracle = headed
+def half_seen(its: Served) -> Any:
+    """The head, which followed neither request 0 nor the 8 tokens of it that request 1 finds cached."""
     drafter: Any = its.drafter
     prompt = drawn(random.Random(4), 19)
     drafter.follow(is_on=False)
@@ -273,6 +272,13 @@ def test_a_head_attends_to_no_token_whose_hidden_states_it_has_not_seen(headed: 
     drafter.follow(is_on=True)
     its.enter(1, prompt, [1, 2, *range(20, 34)], cached_len=8)
     its.requests[1].cached_len = 8
+    return drafter
+
+
+def test_a_head_attends_to_no_token_whose_hidden_states_it_has_not_seen(headed: tuple[Served, EagleOracle]) -> None:
+    """Neither in a cached prefix, nor where it rested; and it drafts from none."""
+    its, oracle = headed
+    drafter = half_seen(its)
     its.step({1: 11})
     drafts, holes = entries_of(its, 1)
     assert holes == [1, 2, 3, 4, 5, 6, 7, 8], "entry 8 needs the hidden states of token 7"
@@ -299,14 +305,7 @@ def test_a_head_attends_to_no_token_whose_hidden_states_it_has_not_seen(headed: 
 def test_drafts_behind_what_a_head_never_saw_are_judged_apart(headed: tuple[Served, EagleOracle]) -> None:
     """What stands of them tells little of requests that it follows from their first token on."""
     its, _ = headed
-    drafter: Any = its.drafter
-    prompt = drawn(random.Random(4), 19)
-    drafter.follow(is_on=False)
-    its.enter(0, prompt[:9], range(1, 17))
-    its.step({0: 9})
-    drafter.follow(is_on=True)
-    its.enter(1, prompt, [1, 2, *range(20, 34)], cached_len=8)
-    its.requests[1].cached_len = 8
+    drafter = half_seen(its)
     its.enter(2, drawn(random.Random(5), 9), range(40, 56))
     its.step({1: 11, 2: 9})
     wanted = [DraftRequest(its.requests[row], 3, its.done[row], its.pages[row]) for row in (1, 2)]

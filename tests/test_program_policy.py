@@ -91,12 +91,17 @@ def fork(driver: Driver, branches: int, prompt: int, output: int) -> list[Reques
     return requests
 
 
-def test_a_fork_enters_as_a_whole_or_not_yet() -> None:
-    driver = driver_of(rows=8, num_pages=20, page_size=4, context=64)
+def fork_behind_another(rows: int) -> tuple[Driver, Request, list[Request]]:
+    """Four branches, of which two would fit beside the request that runs."""
+    driver = driver_of(rows=rows, num_pages=20, page_size=4, context=64)
     blocking = make_request(1, list(range(44)), 12)  # 14 of 20 pages
     driver.scheduler.add(blocking)
     driver.step()
-    branches = fork(driver, 4, 9, 2)  # 3 pages each
+    return driver, blocking, fork(driver, 4, 9, 2)  # 3 pages each
+
+
+def test_a_fork_enters_as_a_whole_or_not_yet() -> None:
+    driver, blocking, branches = fork_behind_another(rows=8)
     one = make_request(2, [90, 91], 2)
     driver.scheduler.add(one)
     driver.step()
@@ -120,11 +125,7 @@ def test_a_fork_larger_than_the_cache_enters_one_by_one() -> None:
 
 def test_a_fork_of_more_branches_than_rows_enters_one_by_one() -> None:
     """It would wait for room that it cannot use; and looking for room for very many takes long."""
-    driver = driver_of(rows=3, num_pages=20, page_size=4, context=64)
-    blocking = make_request(1, list(range(44)), 12)  # 14 of 20 pages
-    driver.scheduler.add(blocking)
-    driver.step()
-    branches = fork(driver, 4, 9, 2)  # 3 pages each
+    driver, _, branches = fork_behind_another(rows=3)
     driver.step()
     assert [request.phase is Phase.WAITING for request in branches] == [False, False, True, True]
     driver.run()

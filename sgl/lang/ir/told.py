@@ -16,9 +16,8 @@ class Told:
     def __init__(self) -> None:
         self._told: dict[tuple[Any, ...], bytes] = {}  # values' digests
         self._texts: dict[tuple[Any, ...], _Text] = {}  # deltas of nodes that are not done
-        self._again: dict[
-            tuple[Any, ...], _Text
-        ] = {}  # since it was opened again; the same object once all has come
+        self._again: dict[tuple[Any, ...], _Text] = {}
+        """Since it was opened again; the same object once all has come."""
         self._is_again = False
 
     def begin_again(self) -> None:
