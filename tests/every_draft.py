@@ -1,15 +1,24 @@
-"""A budget that verifies all that is drafted, whatever steps take."""
+"""Budgets for which drafts take no time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import pytest
+
+from sgl.runtime.speculate import speculator
 from sgl.runtime.speculate.budget import Budget, StepCosts
 
 
+def stop_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For engines that start from now on, looks and steps take no time: what pays is told by what stands alone."""
+    for name in ("thread_time", "perf_counter"):
+        monkeypatch.setattr(speculator, name, lambda: 0.0)
+
+
 class EveryDraft(Budget):
-    """Each row has as many drafts as are proposed, and drafters are asked before every step."""
+    """Verifies all that is drafted, and has drafters asked before every step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.eagle.config import EagleConfig, default_layers
 from sgl.runtime.model.eagle.loader import load_head
 from sgl.runtime.model.loader import load_decoder
-from sgl.runtime.speculate import budget
 from sgl.runtime.text.tokenizer import Tokenizer
+from tests.every_draft import stop_its_clock
 from tests.tiny_heads import HeadOracle
 from tests.tiny_models import byte_tokenizer, tiny_checkpoint
 
@@ -166,9 +165,7 @@ def test_a_models_own_prompts_are_what_it_ends_where_a_user_speaks() -> None:
 def test_the_benchmark_trains_what_is_missing_and_measures_every_mode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saw = budget.StepCosts.saw
-    at_once = functools.partialmethod(lambda costs, *step, waited=False: saw(costs, *step[:-1], 1.0, waited=waited))
-    monkeypatch.setattr(budget.StepCosts, "saw", at_once)  # on this machine, drafts cost nothing
+    stop_its_clock(monkeypatch)
     sizes = {"num_hidden_layers": 8, "vocab_size": 400, "max_position_embeddings": 2048}
     tiny_checkpoint(tmp_path / "model", tie_word_embeddings=True, **sizes)
     tokenizer = byte_tokenizer(384)

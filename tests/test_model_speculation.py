@@ -14,6 +14,7 @@ import sgl
 from sgl import Engine
 from sgl.errors import ConfigError
 from sgl.runtime.speculate.budget import Budget
+from tests.every_draft import stop_its_clock
 from tests.tiny_heads import tiny_head
 from tests.tiny_models import tiny_checkpoint
 
@@ -39,6 +40,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_checkpoint(path / "draft", with_tokenizer=True, **SMALL)
     tiny_head(path / "head")
     return path
+
+
+@pytest.fixture
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of engines that must draft, however busy this machine is."""
+    stop_its_clock(monkeypatch)
 
 
 def engine(folder: Path, drafter: str | None, **options: Any) -> Engine:
@@ -83,6 +90,7 @@ def accepted(its: Engine) -> float:
     return counters.verified_tokens / max(1, counters.drafted_tokens)
 
 
+@pytest.mark.usefixtures("still_clock")
 @pytest.mark.costly
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("options", [{}, {"chunked_prefill_size": 7, "page_size": 4, "max_total_tokens": 288}])
@@ -122,6 +130,7 @@ def test_outputs_are_those_of_plain_decoding_for_any_options(drafter: str, seed:
             assert answers(its, prompts, params, **more) == expected
 
 
+@pytest.mark.usefixtures("still_clock")
 def test_a_model_that_drafts_for_itself_is_always_right(folder: Path) -> None:
     rng = random.Random(5)
     prompts = [[rng.randrange(3, 250) for _ in range(rng.randint(1, 40))] for _ in range(6)]
@@ -137,6 +146,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(folder: Path) -> None:
         assert counters.generated_tokens > 4 * counters.steps
 
 
+@pytest.mark.usefixtures("still_clock")
 def test_a_draft_model_of_random_weights_needs_no_files(folder: Path, tmp_path: Path) -> None:
     """As its target; the same shape has the same."""
     (tmp_path / "config.json").write_bytes((folder / "target" / "config.json").read_bytes())
@@ -173,6 +183,7 @@ def test_where_other_rows_left_no_page_nothing_is_drafted(
         assert its._loop.scheduler.counters.drafted_tokens == 0
 
 
+@pytest.mark.usefixtures("still_clock")
 @pytest.mark.parametrize("drafter", ["random", "eagle"])
 @pytest.mark.parametrize("run_ahead", [False, True])
 def test_a_drafter_that_does_not_pay_leaves_steps_as_they_are(
