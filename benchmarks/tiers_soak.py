@@ -23,9 +23,9 @@ from typing import Literal
 from benchmarks.scheduler_soak import random_setting
 from sgl.runtime.cache.files import Item, PageFiles
 from sgl.runtime.cache.windows import pages_in_window
+from sgl.runtime.scheduler.counters import TierCounters
 from sgl.runtime.scheduler.leases import Lease
 from sgl.runtime.scheduler.request import Phase, Request
-from sgl.runtime.scheduler.saves import TierCounters
 from tests.mock_runner import Mixed
 from tests.scheduler_driver import Driver, Setting, assert_right, random_request
 

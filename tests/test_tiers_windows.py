@@ -49,19 +49,18 @@ def test_windowed_pages_alone_come_back_to_pages_that_stayed() -> None:
 def test_copies_that_have_not_arrived_are_not_written() -> None:
     driver = tiered(num_pages=100)
     assert driver.tiers is not None
-    assert driver.tiers.windows is not None
     request = run_one(driver, 0, PROMPTS[0])
     driver.mover._lateness = 1.0
     assert driver.tiers.saves.save(driver.scheduler.memory.cache.match(request.key()).node)
     driver.tiers.launch(driver.mover)
     copy = driver.tiers.host.tree.match(request.key()).node
-    places, pages = driver.tiers.windows.hold(copy)
+    places, pages = driver.tiers.beside.hold(copy)
     assert len(places) == len(pages) == 0
     driver.mover._lateness = 0.0
     settle(driver)
-    places, pages = driver.tiers.windows.hold(copy)
-    assert places.tolist() == [8, 9]
-    driver.tiers.windows.release_copies(pages)
+    places, pages = driver.tiers.beside.hold(copy)
+    assert places == [8, 9]
+    driver.tiers.beside.release_copies(pages)
     driver.check()
 
 

@@ -99,21 +99,6 @@ class HostCache:
         self.tree.move_lock(match.node, held)
         return held, np.stack((node.pages_from(0)[first:end], pages), axis=1)
 
-    def add_state(self, node: Node) -> tuple[Node, int] | None:
-        """Room for the checkpoint of a device `node` that has one: the copy's node, locked, and the host's state. None
-        if there is one, if the pages before it have no copy, or if others need all room."""
-        assert self.states is not None, "the model has states"
-        copy = self.tree.match(*path_of(node)).node
-        if copy.length != node.length or copy in self.states.of_node:
-            return None
-        self.tree.lock(copy)
-        state = self.states.alloc(spares_locked=True)
-        if state is None:
-            self.tree.unlock(copy)
-            return None
-        self.states.attach(copy, state)
-        return copy, state
-
     def drop(self, key: bytes, namespace: Namespace, length: int) -> None:
         """Give up the copy of what is behind the first `length` tokens of `key`, as far as nothing else needs it."""
         match = self.tree.match(key, namespace)

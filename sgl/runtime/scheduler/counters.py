@@ -21,3 +21,20 @@ class Counters:
     aborted: int = 0
     finished: int = 0
     steps: int = 0
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """What moved between the device, host memory and files since the start."""
+
+    saved_pages: int = 0  # to host memory
+    loaded_pages: int = 0  # from there
+    written_pages: int = 0  # to files
+    read_pages: int = 0  # from there
+    num_loads: int = 0
+    num_declined: int = 0  # prompts whose copies it was faster to compute again
+    num_late: int = 0  # reads from files that were not waited for any longer
+    saved_states: int = 0  # as pages
+    loaded_states: int = 0
+    written_states: int = 0
+    read_states: int = 0

@@ -10,29 +10,25 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import numpy as np
 
 from sgl.runtime.batch import Int32Array
 from sgl.runtime.cache.files import Item, Kind, PageFiles, Transfer
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
-from sgl.runtime.cache.node import Match, Node
+from sgl.runtime.cache.node import NO_PAGES, Node
 from sgl.runtime.cache.rates import Rates
-from sgl.runtime.cache.windows import first_seen_page, usable_pages
+from sgl.runtime.scheduler.beside import Beside
+from sgl.runtime.scheduler.counters import TierCounters
 from sgl.runtime.scheduler.request import Request
-from sgl.runtime.scheduler.saves import TierCounters
-from sgl.runtime.scheduler.window_copies import insert_held
 
 logger = logging.getLogger(__name__)
 
 _MOST_NAMED = 32  # requests whose pages' names are kept
 _LATE = 2.0  # times what computing would have taken, and
 _LATE_SECONDS = 3.0  # on top: how long files are waited for
-_NO_PAGES: Int32Array = np.empty(0, np.int32)
 
 
 class Stored(NamedTuple):
@@ -40,76 +36,54 @@ class Stored(NamedTuple):
 
     end: int  # tokens, behind which others can go on
     names: list[bytes]  # of the pages to be read: the last ones up to there
-    beside: list[tuple[Kind, bytes]]  # likewise what goes with them, by the page's name
-    places: list[int]  # of windowed pages among these: the numbers of pages before
+    beside: list[bytes]  # of the pages with which goes what else is to be read,
+    places: list[int]  # and the numbers of pages before each
     num_tokens: int  # whose pages take as many bytes
 
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """Of one prefix. All places are private."""
+    """Of one prefix. Its places in host memory are private."""
 
     transfer: Transfer
     pages: Int32Array
-    state: int | None
-    windowed: Int32Array
+    rows: Int32Array  # for what goes with pages
     places: list[int]  # of these: the numbers of pages before
-    held: Int32Array  # windowed copies that are there already
+    held: Int32Array  # rows that are there already
 
 
 class FileReads:
     """Of one scheduler. Single-threaded."""
 
-    def __init__(self, files: PageFiles, host: HostCache, rates: Rates, counters: TierCounters) -> None:
-        self._files, self._host, self._rates, self._counters = files, host, rates, counters
+    def __init__(
+        self, files: PageFiles, host: HostCache, rates: Rates, counters: TierCounters, beside: Beside
+    ) -> None:
+        self._files, self._host, self._rates, self._counters, self._beside = files, host, rates, counters, beside
         self._reading: list[Read] = []
         self._given_up: list[Read] = []
         self._named: OrderedDict[int, tuple[int, list[bytes]]] = OrderedDict()
         """By uid: how long a waiting request's key was, and the names of its pages."""
 
     def find(
-        self, key: bytes, namespace: Namespace, match: Match, there: int, least: int, request: Request | None
+        self, key: bytes, namespace: Namespace, copy: Node, there: int, least: int, request: Request | None
     ) -> Stored | None:
-        """The longest prefix of `key`, of more than `least` tokens, that is there once files are read. match: its
-        copies. there: tokens that the device or host memory has."""
+        """The longest prefix of `key`, of more than `least` tokens, that is there once files are read. copy: the end of
+        its copies. there: tokens that the device or host memory has."""
         if self._given_up or not len(self._files):
             return None
-        size = self._host.page_size
+        size, kind = self._host.page_size, self._beside.kind
         names = self._names(key, namespace, request)
         first = there // size
         reach = first + len(self._files.leading(names[first:]))
         if reach > len(names) or reach * size <= least:
             return None
-        if self._host.states is not None:
-            has, ends = self._files.has, range(reach, least // size, -1)
-            end = next((end for end in ends if has(Kind.STATE, names[end - 1])), 0)
-            return self._stored(end, names[first:end], [(Kind.STATE, names[end - 1])], []) if end else None
-        if self._host.windows is not None:
-            return self._find_windowed(match.node, names, first, reach, least)
-        return self._stored(reach, names[first:reach], [], []) if reach > first else None
-
-    def _find_windowed(self, copy: Node, names: list[bytes], first: int, reach: int, least: int) -> Stored | None:
-        windows, size = self._host.windows, self._host.page_size
-        assert windows is not None, "the model has windowed pages"
-        start = min(first_seen_page(windows.window, size, least), reach)
-        copied = np.zeros(reach, np.bool_)
-        its = windows.pages_from(copy, 0)[:reach] != 0
-        copied[: len(its)] = its
-        there = copied.copy()
-        there[:start] = True  # nothing behind `least` sees them
-        for place in (start + np.flatnonzero(~there[start:])).tolist():
-            there[place] = self._files.has(Kind.WINDOWED, names[place])
-        end = usable_pages(there, windows.window, size)
+        has = self._files.has
+        end, places = self._beside.find(copy, least // size, reach, lambda place: has(kind, names[place]))
         if end * size <= least:
             return None
-        seen = first_seen_page(windows.window, size, end * size)
-        places = (seen + np.flatnonzero(~copied[seen:end])).tolist()
-        beside = [(Kind.WINDOWED, names[place]) for place in places]
-        return self._stored(end, names[first:end], beside, places)
-
-    def _stored(self, end: int, names: list[bytes], beside: list[tuple[Kind, bytes]], places: list[int]) -> Stored:
-        num_tokens = self._files.in_tokens([*[Kind.PAGE] * len(names), *(kind for kind, _ in beside)])
-        return Stored(end * self._host.page_size, names, beside, places, num_tokens)
+        names, beside = names[first:end], [names[place] for place in places]
+        num_tokens = self._files.in_tokens([*[Kind.PAGE] * len(names), *[kind] * len(beside)])
+        return Stored(end * size, names, beside, places, num_tokens)
 
     def _names(self, key: bytes, namespace: Namespace, request: Request | None) -> list[bytes]:
         """The names of a key's pages. They are hashes of all that comes before, and requests ask at each step: the
@@ -137,30 +111,16 @@ class FileReads:
     def begin(self, stored: Stored, copy: Node) -> Read | None:
         """Start to read; `copy` is locked, and ends where that begins or, if no pages are read, there. None if there
         is no room."""
-        names, windows = stored.names, self._host.windows
-        kinds = [kind for kind, _ in stored.beside]
-        held, windowed, state = _NO_PAGES, _NO_PAGES, None
-        if windows is not None:  # before others make room for what is read
-            seen = first_seen_page(windows.window, self._host.page_size, stored.end)
-            held = windows.pages_from(copy, seen)
-            held = held[held != 0]
-            windows.hold_pages(held)
-        pages = self._host.alloc(len(names))
-        is_room = len(pages) == len(names) or (not kinds and len(pages) > 0)
-        if is_room and Kind.STATE in kinds:
-            assert self._host.states is not None, "files have some"
-            state = self._host.states.alloc(spares_locked=True)
-            is_room = state is not None
-        if is_room and windows is not None:
-            allocated = windows.alloc(len(stored.places))
-            is_room, windowed = allocated is not None, _NO_PAGES if allocated is None else allocated
-        if not is_room:
-            self._free(pages, state, windowed, held)
+        held = self._beside.hold_seen(copy, stored.end)  # before others make room for what is read
+        pages = self._host.alloc(len(stored.names))
+        is_room = len(pages) == len(stored.names) or (not stored.places and len(pages) > 0)
+        rows = self._beside.alloc_copies(len(stored.places)) if is_room else None
+        if rows is None:
+            self._free(pages, NO_PAGES, held)
             return None
-        places = [state] if state is not None else windowed.tolist()
-        items = [Item(Kind.PAGE, *each) for each in zip(names, pages.tolist(), strict=False)]
-        items += [Item(kind, name, at) for (kind, name), at in zip(stored.beside, places, strict=True)]
-        read = Read(self._files.read(items), pages, state, windowed, stored.places, held)
+        items = [Item(Kind.PAGE, *each) for each in zip(stored.names, pages.tolist(), strict=False)]
+        items += [Item(self._beside.kind, *each) for each in zip(stored.beside, rows.tolist(), strict=True)]
+        read = Read(self._files.read(items), pages, rows, stored.places, held)
         self._reading.append(read)
         return read
 
@@ -186,9 +146,8 @@ class FileReads:
             copy = inserted.node
         read.pages = read.pages[good:]
         if not is_done:
-            if self._host.windows is not None:  # nobody locks their nodes any more
-                self._host.windows.release(read.held, is_end=True)
-                read.held = _NO_PAGES
+            self._beside.release_copies(read.held)  # nobody locks their nodes any more
+            read.held = NO_PAGES
             num_late, num_all = len(transfer.items) - transfer.num_good, len(transfer.items)
             logger.warning("files are late: %d of %d cached pages or states are computed", num_late, num_all)
             self._counters.num_late += 1
@@ -197,40 +156,22 @@ class FileReads:
             return copy
         read_items = transfer.items[: transfer.num_good]
         self._rates.note_read(self._files.in_tokens([item.kind for item in read_items]), transfer.seconds)
-        if transfer.num_good == len(transfer.items):
-            self._insert(read, copy)
-        self._release(read)
+        if transfer.num_good == len(transfer.items) and len(read.rows):
+            self._beside.insert_copies(copy, read.places, read.rows)
+            read.rows = NO_PAGES
+        self._free(read.pages, read.rows, read.held)
         return copy
 
-    def _insert(self, read: Read, copy: Node) -> None:
-        """What goes with the pages, of which all are there."""
-        if read.state is not None:
-            assert self._host.states is not None, "it is its"
-            self._host.states.attach(copy, read.state)
-            self._counters.read_states += 1
-            read.state = None
-        if len(read.windowed):
-            assert self._host.windows is not None, "they are its"
-            held = insert_held(self._host.windows, copy, np.array(read.places), read.windowed)
-            self._host.windows.release(held, is_end=True)
-            read.windowed = _NO_PAGES
-
-    def _release(self, read: Read) -> None:
-        self._free(read.pages, read.state, read.windowed, read.held)
-
-    def _free(self, pages: Int32Array, state: int | None, windowed: Int32Array, held: Int32Array) -> None:
+    def _free(self, pages: Int32Array, rows: Int32Array, held: Int32Array) -> None:
         self._host.pool.free(pages)
-        if state is not None and self._host.states is not None:
-            self._host.states.release(state)
-        if self._host.windows is not None:
-            self._host.windows.pool.free(windowed)
-            self._host.windows.release(held, is_end=True)
+        self._beside.free_copies(rows)
+        self._beside.release_copies(held)
 
     def poll(self) -> None:
         """Take back what late reads have."""
         for read in [read for read in self._given_up if read.transfer.is_done]:
             self._given_up.remove(read)
-            self._release(read)
+            self._free(read.pages, read.rows, read.held)
 
     # ── for the ledger ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -243,10 +184,6 @@ class FileReads:
         """Host pages that are read into."""
         return [read.pages for read in self._all]
 
-    def states(self) -> list[int]:
-        """The host's states that are read into."""
-        return [read.state for read in self._all if read.state is not None]
-
-    def windowed(self) -> tuple[Sequence[Int32Array], Sequence[Int32Array]]:
-        """The host's windowed pages that are read into, and those that reads hold."""
-        return [read.windowed for read in self._all], [read.held for read in self._all]
+    def beside(self) -> tuple[list[Int32Array], list[Int32Array]]:
+        """The host's rows of what goes with pages that are read into, and those that reads hold."""
+        return [read.rows for read in self._all], [read.held for read in self._all]

@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from sgl.runtime.batch import Int32Array, PendingMoves
-from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.files import PageFiles
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
-from sgl.runtime.cache.ledger import check_states
 from sgl.runtime.cache.node import Match, Node
 from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.rates import Rates
+from sgl.runtime.scheduler.beside import Beside
+from sgl.runtime.scheduler.counters import TierCounters
 from sgl.runtime.scheduler.file_reads import FileReads, Read, Stored
 from sgl.runtime.scheduler.leases import Lease, Leases
 from sgl.runtime.scheduler.request import Phase, Request
-from sgl.runtime.scheduler.saves import Saves, TierCounters
-from sgl.runtime.scheduler.window_copies import WindowCopies, WindowLoad
+from sgl.runtime.scheduler.saves import Saves
 
 _MOST_LOADING = 0.5  # of the device's pages, for loads and for what is loaded and not taken over yet
 _HELD_SECONDS = 30.0  # for which a loaded prefix waits for its prompt
@@ -49,8 +49,7 @@ class _Load:
     began: float = 0.0
     reading: Read | None = None  # what follows the copy, from files
     pages: Int32Array | None = None  # private device pages
-    slot: int | None = None  # of a checkpoint of the recurrent state at its end
-    windowed: WindowLoad | None = None
+    beside: Any = None  # of `Beside`
     move: PendingMoves | None = None
     due: float = 0.0  # when it will have been loaded
 
@@ -63,25 +62,21 @@ class Loads:
         cache: RadixCache,
         in_flight: InFlight,
         leases: Leases,
-        host: HostCache,
         saves: Saves,
+        host: HostCache,
         rates: Rates,
         files: PageFiles | None,
         counters: TierCounters,
+        beside: Beside,
         clock: Callable[[], float],
-        states: Checkpoints | None,
-        windows: WindowCopies | None,
     ) -> None:
-        """states: the device's checkpoints of recurrent states, if the model has some. windows: windowed pages, if it
-        has those."""
         self.moved = 0
         """The number of the last move whose loads the tree has."""
         self._cache, self._in_flight, self._leases = cache, in_flight, leases
-        self.reads = None if files is None else FileReads(files, host, rates, counters)
+        self.reads = None if files is None else FileReads(files, host, rates, counters, beside)
         self._host, self._saves, self._rates = host, saves, rates
-        self._counters, self._clock, self._states, self._windows = counters, clock, states, windows
+        self._counters, self._beside, self._clock = counters, beside, clock
         self._pairs: list[Int32Array] = []  # for the next move
-        self._state_pairs: list[tuple[int, int]] = []  # likewise
         self._loading: dict[int, _Load] = {}
         self._arriving: list[_Load] = []  # of those in the tree
         self._due = 0.0  # when all loads will have been loaded
@@ -118,11 +113,11 @@ class Loads:
         """The owner of a new load; 0 if none pays, None if there is no room for one now."""
         page_size, tree = self._host.page_size, self._host.tree
         match = tree.match(key, namespace)
-        copy, usable = self._copied(match.node), self._usable(node)
+        copy, usable = self._beside.copied(match.node), self._beside.usable(node)
         there = max(match.length, node.length)
         stored: Stored | None = None
         if self.reads is not None:
-            stored = self.reads.find(key, namespace, match, there, max(copy.length, usable), request)
+            stored = self.reads.find(key, namespace, match.node, there, max(copy.length, usable), request)
         if stored is None and copy.length <= usable:
             return 0
         ahead = sum(len(load.key) // TOKEN_BYTES - load.node.length for load in self._loading.values())
@@ -160,18 +155,6 @@ class Loads:
         self._counters.num_loads += 1
         return load.owner
 
-    def _copied(self, copy: Node) -> Node:
-        """The end of what others can go on from up to a node of copies."""
-        if self._host.states is not None:
-            return self._host.states.deepest(copy)
-        return copy if self._windows is None else self._windows.copied(copy)
-
-    def _usable(self, node: Node) -> int:
-        """How many tokens up to a device node others can go on from."""
-        if self._states is not None:
-            return self._states.deepest(node).length
-        return node.length if self._windows is None else self._windows.usable(node)
-
     def _copy_before(self, match: Match, node: Node, length: int, key: bytes, namespace: Namespace) -> Node | None:
         """What is read has to follow a copy: one of a device node's first `length` tokens, if there is more in files.
         Returns its node; None if there is no room."""
@@ -186,8 +169,8 @@ class Loads:
 
     def _falls_back(self, load: _Load) -> bool:
         """Load what there are copies of; False if others could go on no later than without."""
-        copy = self._copied(load.host)
-        if copy.length <= self._usable(load.node):
+        copy = self._beside.copied(load.host)
+        if copy.length <= self._beside.usable(load.node):
             return False
         self._host.tree.move_lock(load.host, copy)
         load.host, load.key = copy, load.key[: TOKEN_BYTES * copy.length]
@@ -197,35 +180,17 @@ class Loads:
         return True
 
     def _begin_loading(self, load: _Load) -> bool:
-        """Allocate device pages, and a checkpoint, for what has a copy; False if there are none."""
-        num_pages = (load.host.length - load.node.length) // self._host.page_size
-        if self._states is not None:
-            load.slot = self._states.alloc(spares_locked=True)  # a step that comes may read locked ones
-            if load.slot is None:
-                return False
-        if self._windows is not None:  # first: what is evicted for pages is copied, and copies give way
-            load.windowed = self._windows.load(load.node, load.host)
-            if load.windowed is None:
-                return False
-        pages = self._cache.alloc(num_pages)
-        if pages is None:
-            self._release_slot(load)
-            if self._windows is not None and load.windowed is not None:
-                self._windows.cancel(load.windowed)
+        """Allocate device pages, and what goes with them, for what has a copy; False if there are none."""
+        first = load.node.length // self._host.page_size
+        load.beside = self._beside.load(load.node, load.host)  # first: what is evicted for pages is copied
+        if load.beside is None:
             return False
-        load.pages = pages
-        self._pairs.append(
-            np.stack((load.host.pages_from(0)[load.node.length // self._host.page_size :], pages), axis=1)
-        )
-        if load.slot is not None:
-            assert self._host.states is not None, "both sides have states"
-            self._state_pairs.append((self._host.states.use(load.host), load.slot))
+        load.pages = self._cache.alloc(load.host.length // self._host.page_size - first)
+        if load.pages is None:
+            self._beside.cancel(load.beside)
+            return False
+        self._pairs.append(np.stack((load.host.pages_from(0)[first:], load.pages), axis=1))
         return True
-
-    def _release_slot(self, load: _Load) -> None:
-        if self._states is not None and load.slot is not None:
-            self._states.release(load.slot)
-            load.slot = None
 
     @property
     def _page_bytes(self) -> int:
@@ -267,11 +232,6 @@ class Loads:
         pairs, self._pairs = self._pairs, []
         return pairs
 
-    def take_states(self) -> list[tuple[int, int]]:
-        """The (host state, checkpoint) pairs of the next move."""
-        pairs, self._state_pairs = self._state_pairs, []
-        return pairs
-
     def launched(self, move: PendingMoves) -> None:
         """What was taken is under way."""
         begun = [load for load in self._loading.values() if load.pages is not None and load.move is None]
@@ -291,7 +251,6 @@ class Loads:
         elif load.move is not None and (load.move.is_loaded() or self._comes_in_time(load, load.move)):
             assert load.pages is not None, "pages were moved"
             self._counters.loaded_pages += len(load.pages)
-            self._counters.loaded_states += load.slot is not None
             self.moved = max(self.moved, load.move.number)
             self._host.tree.lock(load.host)
             self._end_load(load)
@@ -330,19 +289,14 @@ class Loads:
                 self._cache.pool.free(inserted.duplicates)
                 self._cache.move_lock(node, inserted.node)
                 node = inserted.node
-            if self._states is not None and load.slot is not None:
-                self._states.attach(node, load.slot)
-            windowed, request = None, load.request
-            if self._windows is not None and load.windowed is not None:
-                windowed = self._windows.arrived(load.windowed, node)
+            lease, request = self._leases.hold(node), load.request
+            lease.window_pages = self._beside.arrived(load.beside, node)
             if request is None or request.phase is Phase.WAITING:
-                lease = self._leases.hold(node)
-                lease.window_pages = windowed
                 self._held[load.owner] = lease, self._clock() + _HELD_SECONDS
                 if request is not None:
                     self._owners[request.uid] = load.owner
-            elif self._windows is not None and windowed is not None:
-                self._windows.release(windowed)
+            else:
+                self._leases.release(lease)
         self._cache.unlock(node)
         self._host.tree.unlock(load.host)
         self._in_flight.end(load.owner)
@@ -377,10 +331,6 @@ class Loads:
         """Host pages that are read into, for the ledger."""
         return [] if self.reads is None else self.reads.private()
 
-    def slots(self) -> list[int]:
-        """Checkpoints of loads, for the ledger."""
-        return [load.slot for load in self._loading.values() if load.slot is not None]
-
     def locked(self) -> list[Node]:
         """The device nodes that loads hold, for the ledger."""
         return [load.node for load in self._loading.values()]
@@ -389,9 +339,6 @@ class Loads:
         """The host nodes that loads hold, for the ledger."""
         return [load.host for load in [*self._loading.values(), *self._arriving]]
 
-    def check_beside(self, written: list[Int32Array]) -> list[str]:
-        """Breaches of ownership of what is beside host pages. written: windowed pages that are held to be written."""
-        states = [] if self.reads is None else self.reads.states()
-        private, held = ([], []) if self.reads is None else self.reads.windowed()
-        problems = [] if self._host.states is None else check_states(self._host.states, self._host.tree, states)
-        return problems if self._windows is None else problems + self._windows.check(private, [*held, *written])
+    def copies_beside(self) -> tuple[list[Int32Array], list[Int32Array]]:
+        """The host's rows of what goes with pages that are read into, and that reads hold, for the ledger."""
+        return ([], []) if self.reads is None else self.reads.beside()

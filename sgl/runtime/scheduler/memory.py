@@ -383,8 +383,9 @@ class RowMemory:
         running = self.running.items()
         private = [self.rows.held_from(row, r.tree_len // self.page_size) for row, r in running]
         locked = [(request.node, request.above) for _, request in running if request.node is not None]
-        problems = []
+        problems, beside = [], None
         if self.tiers is not None:
+            beside = self.tiers.beside
             private += self.tiers.loads.private()
             locked += [(node, None) for node in self.tiers.loads.locked()]
             problems = self.tiers.check()
@@ -395,9 +396,8 @@ class RowMemory:
             incoming = self.transfers.incoming()
         problems += check(self.pool, self.cache, private, [*locked, *self.leases.nodes()], incoming)
         if self.states is not None:
-            slots = self.states.slots() + ([] if self.tiers is None else self.tiers.loads.slots())
+            slots = self.states.slots() + ([] if beside is None else np.concatenate(beside.private()).tolist())
             problems += check_states(self.states.checkpoints, self.cache, slots)
         if self.windows is not None:
-            copies = None if self.tiers is None else self.tiers.windows
-            problems += self.windows.check(self.running, self.leases, copies)
+            problems += self.windows.check(self.running, self.leases, beside)
         return problems

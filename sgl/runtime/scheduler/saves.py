@@ -10,40 +10,20 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from sgl.runtime.batch import Int32Array, PendingMoves
-from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.files import Item, Kind, PageFiles, Transfer
 from sgl.runtime.cache.host import HostCache, cool, path_of
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
 from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.rates import Rates
+from sgl.runtime.scheduler.beside import Beside
+from sgl.runtime.scheduler.counters import TierCounters
 from sgl.runtime.scheduler.leases import Lease
-from sgl.runtime.scheduler.window_copies import WindowCopies
 
 _MOST_WRITING = 0.25  # of the host's pages
 _SOON = 0.25  # of the device's pages: with fewer free ones, what requests leave is copied
-_NO_PAGES: Int32Array = np.empty(0, np.int32)
 _MANY = 1 << 12  # prefixes to be copied when there is time; ids of nodes, beyond those that there are
-
-
-@dataclass(slots=True)
-class TierCounters:
-    """Since the start."""
-
-    saved_pages: int = 0  # to host memory
-    loaded_pages: int = 0  # from there
-    written_pages: int = 0  # to files
-    read_pages: int = 0  # from there
-    num_loads: int = 0
-    num_declined: int = 0  # prompts whose copies it was faster to compute again
-    num_late: int = 0  # reads from files that were not waited for any longer
-    saved_states: int = 0  # to host memory
-    loaded_states: int = 0  # from there
-    written_states: int = 0  # to files
-    read_states: int = 0  # from there
 
 
 @dataclass(slots=True, eq=False)
@@ -51,9 +31,8 @@ class _Save:
     """Pages on their way to host memory: its node is locked meanwhile."""
 
     node: Node
+    beside: Int32Array | None = None  # rows of what goes with the pages, instead of these
     move: PendingMoves | None = None
-    has_state: bool = False
-    windowed: Int32Array | None = None  # held
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +42,7 @@ class _Write:
     node: Node
     transfer: Transfer
     weight: int  # in pages
-    windowed: Int32Array  # held
+    held: Int32Array  # rows of what goes with pages
 
 
 class Saves:
@@ -76,19 +55,16 @@ class Saves:
         host: HostCache,
         rates: Rates,
         files: PageFiles | None,
-        most: int,
         counters: TierCounters,
-        states: Checkpoints | None,
-        windows: WindowCopies | None,
+        beside: Beside,
+        most: int,
     ) -> None:
-        """cache: the device's. most: pages that are copied between two steps, at most. states: the device's
-        checkpoints of recurrent states, if the model has some. windows: windowed pages, if it has those."""
+        """cache: the device's. most: pages that are copied between two steps, at most."""
         self.is_paused = False
         """Nothing is saved."""
         self._cache, self._host, self._rates, self._files = cache, host, rates, files
-        self._most, self._counters, self._states, self._windows = most, counters, states, windows
+        self._counters, self._beside, self._most = counters, beside, most
         self._pairs: list[Int32Array] = []  # for the next move
-        self._state_pairs: list[tuple[int, int]] = []  # likewise
         self._num_pages = 0  # of these
         self._saving: list[_Save] = []
         self._writing: list[_Write] = []
@@ -102,8 +78,7 @@ class Saves:
             self._finished.discard(node.id)
         elif self._wanted(node):
             self.save(node)
-        if self._states is not None:
-            self._states.cut(node)
+        self._beside.cut(node)
 
     def lose(self, node: Node) -> None:
         """Before a device node, which stays, loses its checkpoint or windowed pages."""
@@ -117,49 +92,28 @@ class Saves:
     def save(self, node: Node) -> bool:
         """Copy what is not copied yet of the prefix that ends at a device node, as far as others can go on from it;
         returns whether all of it is, or will be with the next move."""
-        if self._states is not None:
-            node = self._states.deepest(node)
-        length = node.length if self._windows is None else self._windows.usable(node)
+        length = self._beside.usable(node)
         if not length:
             return True
-        is_saved = self._save_pages(node, length)
-        if is_saved and self._states is not None:
-            self._save_state(node, self._states)
-        if is_saved and self._windows is not None:
-            self._save_windows(node, length, self._windows)
-        return is_saved
+        copy = self._save_pages(node, length)
+        if copy is not None and (rows := self._beside.save(node, copy)) is not None:
+            self._saving.append(_Save(copy, rows))
+        return copy is not None
 
-    def _save_pages(self, node: Node, length: int) -> bool:
+    def _save_pages(self, node: Node, length: int) -> Node | None:
+        """The copy of a device node's first `length` tokens; None if only some will be there with the next move."""
         added = self._host.add(node, self._most - self._num_pages, length)
         if added is None:
             key, namespace = path_of(node)
-            missing = length - self._host.length(key[: TOKEN_BYTES * length], namespace)
-            if not missing:
-                return True
-            self._unpin(missing // self._host.page_size)
+            match = self._host.tree.match(key[: TOKEN_BYTES * length], namespace)
+            if match.length == length:
+                return match.node
+            self._unpin((length - match.length) // self._host.page_size)
             added = self._host.add(node, self._most - self._num_pages, length)
         if added is None:
-            return False
+            return None
         self.queue(*added)
-        return added[0].length == length
-
-    def _save_state(self, node: Node, states: Checkpoints) -> None:
-        if (added := self._host.add_state(node)) is not None:
-            copy, state = added
-            self._state_pairs.append((states.of_node[node], state))
-            self._saving.append(_Save(copy, has_state=True))
-            self._counters.saved_states += 1
-
-    def _save_windows(self, node: Node, length: int, windows: WindowCopies) -> None:
-        key, namespace = path_of(node)
-        copy, tree = self._host.tree.match(key[: TOKEN_BYTES * length], namespace).node, self._host.tree
-        if copy.length == length:
-            tree.lock(copy)
-            held = windows.save(node, copy)
-            if held is None:
-                tree.unlock(copy)
-            else:
-                self._saving.append(_Save(copy, windowed=held))
+        return added[0] if added[0].length == length else None
 
     def save_later(self, node: Node) -> None:
         """`save`, also to a file, between later steps; what is evicted meanwhile is saved then."""
@@ -168,7 +122,7 @@ class Saves:
 
     def settle(self, node: Node) -> None:
         """`save_later`, of what a request leaves, if its pages will be needed soon: evicting them is free then."""
-        pools = [self._cache.pool, *([] if self._windows is None else [self._windows.pool])]
+        pools = (self._cache.pool, *self._beside.pools)
         if any(pool.num_free < _SOON * pool.num_pages for pool in pools) and self._wanted(node):
             self.save_later(node)
 
@@ -178,13 +132,8 @@ class Saves:
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
-            if not node.children or self._is_end(node):
+            if not node.children or self._beside.is_end(node):
                 self.save_later(node)
-
-    def _is_end(self, node: Node) -> bool:
-        if self._states is not None:
-            return node in self._states.of_node
-        return self._windows is not None and self._windows.usable(node) == node.length
 
     def demote(self, lease: Lease, *, now: bool) -> bool:
         """Keep a copy of what a lease protects, which is about to lose it, until `forget_lease`. now: its pages are
@@ -268,11 +217,6 @@ class Saves:
         pairs, self._pairs, self._num_pages = self._pairs, [], 0
         return pairs
 
-    def take_states(self) -> list[tuple[int, int]]:
-        """The (checkpoint, host state) pairs of the next move."""
-        pairs, self._state_pairs = self._state_pairs, []
-        return pairs
-
     def launched(self, move: PendingMoves) -> None:
         """What was taken is under way."""
         for save in self._saving:
@@ -281,10 +225,8 @@ class Saves:
     def _is_saved(self, save: _Save) -> bool:
         if save.move is None or not save.move.is_saved():
             return False
-        if self._windows is not None and save.windowed is not None:
-            self._windows.saved(save.windowed)
-            save.windowed = None
-        save.has_state = False
+        if save.beside is not None:
+            self._beside.saved(save.beside)
         if self._files is not None and not self._write(save.node):
             self.save_later(save.node)
         self._host.tree.unlock(save.node)
@@ -296,33 +238,20 @@ class Saves:
         assert self._files is not None, "there are files"
         files, (key, namespace) = self._files, path_of(copy)
         names = files.names(key, namespace)
+        if not names:
+            return True
         items = [Item(Kind.PAGE, *each) for each in zip(names, copy.pages_from(0).tolist(), strict=False)]
-        if names and self._host.states is not None:
-            items += self._states_of(copy, names)
-        held = _NO_PAGES
-        if names and self._windows is not None:
-            places, held = self._windows.hold(copy)
-            its = zip(places.tolist(), held.tolist(), strict=True)
-            items += [Item(Kind.WINDOWED, names[place], page) for place, page in its if place < len(names)]
+        places, held = self._beside.hold(copy)
+        its = zip(places, held.tolist(), strict=True)
+        items += [Item(self._beside.kind, names[place], row) for place, row in its if place < len(names)]
         missing = [item for item in items if not files.is_kept(item)]
         taken, weight = self._within_room(missing)
         if taken:
             self._host.tree.lock(copy)
             self._writing.append(_Write(copy, files.write(taken), weight, held))
-        elif self._windows is not None:
-            self._windows.release_copies(held)
+        else:
+            self._beside.release_copies(held)
         return len(taken) == len(missing)
-
-    def _states_of(self, copy: Node, names: list[bytes]) -> Iterator[Item]:
-        """The states on the path to a host node that have arrived there."""
-        assert self._host.states is not None, "there are some"
-        of_node, page_size = self._host.states.of_node, self._host.page_size
-        coming = {save.node for save in self._saving if save.has_state}
-        above: Node | None = copy
-        while above is not None and above.length:
-            if above in of_node and above not in coming and above.length <= len(names) * page_size:
-                yield Item(Kind.STATE, names[above.length // page_size - 1], of_node[above])
-            above = above.parent
 
     def _within_room(self, items: list[Item]) -> tuple[list[Item], int]:
         """The first of these that may be written now, and what they weigh in pages."""
@@ -340,8 +269,7 @@ class Saves:
     def _end_writes(self) -> None:
         for write in [write for write in self._writing if write.transfer.is_done]:
             self._writing.remove(write)
-            if self._windows is not None:
-                self._windows.release_copies(write.windowed)
+            self._beside.release_copies(write.held)
             self._host.tree.unlock(write.node)
             good = write.transfer.items[: write.transfer.num_good]
             self._counters.written_pages += write.transfer.num_good_pages
@@ -361,6 +289,6 @@ class Saves:
         yield from (write.node for write in self._writing)
         yield from self._pinned.values()
 
-    def held_windowed(self) -> list[Int32Array]:
-        """The host's windowed pages that are on their way to files, for the ledger."""
-        return [write.windowed for write in self._writing]
+    def held(self) -> list[Int32Array]:
+        """The host's rows of what goes with pages that are on their way to files, for the ledger."""
+        return [write.held for write in self._writing]

@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from sgl.runtime.batch import Mover, PageMoves, joined
 from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.files import PageFiles
@@ -22,9 +20,11 @@ from sgl.runtime.cache.ledger import check
 from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.cache.window_pages import WindowPages
+from sgl.runtime.scheduler.beside import Beside, StateCopies
+from sgl.runtime.scheduler.counters import TierCounters
 from sgl.runtime.scheduler.leases import Leases
 from sgl.runtime.scheduler.loads import Loads
-from sgl.runtime.scheduler.saves import Saves, TierCounters
+from sgl.runtime.scheduler.saves import Saves
 from sgl.runtime.scheduler.window_copies import WindowCopies
 
 _LOADING_POLL_SECONDS = 3e-4  # between looks, where nothing else can be done
@@ -44,11 +44,11 @@ NO_TIERS = dict.fromkeys(
 
 
 class Tiers:
-    """Of one scheduler. Single-threaded. `saves` and `loads` are there once it is attached."""
+    """Of one scheduler. Single-threaded. The rest is there once it is attached."""
 
     saves: Saves
     loads: Loads
-    windows: WindowCopies | None = None
+    beside: Beside
 
     def __init__(
         self,
@@ -76,18 +76,14 @@ class Tiers:
         windows: WindowPages | None = None,
     ) -> None:
         """The device's side."""
-        assert (windows is None) == (self.host.windows is None), "windowed pages have copies where there are some"
-        self.windows = None if windows is None else WindowCopies(windows, self.host)
-        assert (states is None) == (self.host.states is None), "states have copies where there are some"
-        self.saves = Saves(
-            *(cache, self.host, self.rates, self.files, self._most_saves, self.counters, states, self.windows)
-        )
-        self.loads = Loads(
-            *(cache, in_flight, leases, self.host, self.saves),
-            *(self.rates, self.files, self.counters, self._clock),
-            states=states,
-            windows=self.windows,
-        )
+        self.beside = Beside()
+        if states is not None:
+            self.beside = StateCopies(states, self.host, self.counters)
+        elif windows is not None:
+            self.beside = WindowCopies(windows, self.host)
+        its = self.host, self.rates, self.files, self.counters, self.beside
+        self.saves = Saves(cache, *its, self._most_saves)
+        self.loads = Loads(cache, in_flight, leases, self.saves, *its, self._clock)
         cache.end_watcher = self.saves
         for beside in (states, windows):
             if beside is not None:
@@ -108,12 +104,9 @@ class Tiers:
 
     def launch(self, mover: Mover) -> None:
         """Have pages copied. After a step is scheduled and before it is launched."""
-        saves, loads = self.saves.take(), self.loads.take()
-        taken = self.saves.take_states(), self.loads.take_states()
-        states = [np.array(its, np.int32).reshape(-1, 2) for its in taken]
-        windows = [] if self.windows is None else self.windows.take()
-        if saves or loads or any(map(len, [*states, *windows])):
-            move = mover.move(PageMoves(joined(saves), joined(loads), *states, *windows))
+        saves, loads, beside = self.saves.take(), self.loads.take(), self.beside.take()
+        if saves or loads or any(map(len, beside.values())):
+            move = mover.move(PageMoves(joined(saves), joined(loads), **beside))
             self.saves.launched(move)
             self.loads.launched(move)
 
@@ -185,5 +178,6 @@ class Tiers:
         """Breaches of ownership of host pages."""
         locked = [*self.loads.locked_copies(), *self.saves.locked()]
         problems = check(self.host.pool, self.host.tree, self.loads.private_copies(), locked)
-        problems += self.loads.check_beside(self.saves.held_windowed())
+        private, held = self.loads.copies_beside()
+        problems += self.beside.check(private, [*held, *self.saves.held()])
         return [f"host memory: {problem}" for problem in problems]

@@ -17,10 +17,10 @@ from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.window_pages import Mask, WindowPages
 from sgl.runtime.cache.windows import first_seen_page, give_back_unit, pages_in_window
+from sgl.runtime.scheduler.beside import Beside
 from sgl.runtime.scheduler.leases import Leases
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.rows import RowTable
-from sgl.runtime.scheduler.window_copies import WindowCopies
 
 
 class RowWindows:
@@ -109,11 +109,11 @@ class RowWindows:
         self._writes = [writes[writes[:, 0] != row] for writes in self._writes]
         del self._ends[request.uid]
 
-    def check(self, running: dict[int, Request], leases: Leases, copies: WindowCopies | None) -> list[str]:
-        """Breaches of ownership. copies: has loads, too."""
+    def check(self, running: dict[int, Request], leases: Leases, beside: Beside | None) -> list[str]:
+        """Breaches of ownership. beside: has loads, too."""
         private, held = [], list(leases.window_pages())
-        if copies is not None:
-            private, held = list(copies.private()), [*held, *copies.held()]
+        if beside is not None:
+            private, held = beside.private(), [*held, *beside.held()]
         for row, request in running.items():
             first, end = int(self.given_back[row]), int(self._rows.num_pages[row])
             shared = max(request.tree_len // self.pool.page_size, first)
