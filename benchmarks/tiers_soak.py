@@ -156,7 +156,7 @@ class Episode:
         tiers, memory = driver.tiers, driver.scheduler.memory
         assert tiers is not None
         for _ in range(100_000):
-            if tiers.poll_seconds is None and not any(map(len, tiers.loads.private_copies())):
+            if tiers.poll_seconds is None and not any(len(read.pages) for read in tiers.loads.reads.all()):
                 break
             driver.step()
             if not any(not save.move.executed for save in tiers.saves._saving if save.move is not None):

@@ -167,7 +167,6 @@ def test_names_of_pages_are_made_once_for_a_request_that_finds_no_room(tmp_path:
     assert_right(waiting)
     assert waiting.cached_len == 36
     assert driver.tiers is not None
-    assert driver.tiers.loads.reads is not None
     assert not driver.tiers.loads.reads._named
     driver.tiers.close()
 
@@ -212,7 +211,7 @@ def test_files_that_do_not_answer_are_not_waited_for(tmp_path: Path, monkeypatch
     assert run_one(driver, 12, PROMPTS[1]).cached_len == 0, "no other read waits behind it"
     assert driver.tiers.counters.num_late == 1
     goes_on.set()
-    wait_until(lambda: not (driver.step() or driver.tiers.loads.reads._given_up))  # type: ignore[union-attr]
+    wait_until(lambda: not (driver.step() or driver.tiers.loads.reads._given_up))
     driver.check()
     assert run_one(driver, 13, PROMPTS[2]).cached_len == 36
     driver.files.close()

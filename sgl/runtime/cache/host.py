@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sgl.runtime.batch import Int32Array
+from sgl.runtime.batch import Int32Array, no_pairs
 from sgl.runtime.cache.checkpoints import Checkpoints
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
 from sgl.runtime.cache.node import Node
@@ -77,26 +77,24 @@ class HostCache:
         """How many first tokens of `key` have a copy."""
         return self.tree.match(key, namespace).length
 
-    def add(self, node: Node, most: int, length: int | None = None) -> tuple[Node, Int32Array] | None:
-        """Room for the pages up to the end of a device `node`, or of so many tokens up to there, that have no copy: for
-        the first `most` of them, as far as there is room. Returns the copy's node, locked, and (device page, host page)
-        of those to copy, [n, 2]; None if there is nothing to do."""
+    def add(self, node: Node, most: int, length: int) -> tuple[Node, Int32Array]:
+        """Room for the pages of the first `length` tokens up to the end of a device `node` that have no copy: for the
+        first `most` of them, as far as there is room. Returns the copy's node, and (device page, host page) of those to
+        copy, [n, 2]; it is locked if there are any."""
         key, namespace = path_of(node)
-        length = node.length if length is None else length
-        match = self.tree.match(key[: TOKEN_BYTES * length], namespace)
-        num_pages = min((length - match.length) // self.page_size, most)
+        copy = self.tree.match(key[: TOKEN_BYTES * length], namespace).node
+        first = copy.length // self.page_size
+        num_pages = min(length // self.page_size - first, most)
         if num_pages <= 0:
-            return None
-        self.tree.lock(match.node)
+            return copy, no_pairs()
+        self.tree.lock(copy)
         pages = self.alloc(num_pages)
         if not len(pages):
-            self.tree.unlock(match.node)
-            return None
-        first = match.length // self.page_size
-        end = first + len(pages)
-        page_bytes = self.page_size * TOKEN_BYTES
-        held = self.tree.insert(key[first * page_bytes : end * page_bytes], pages, namespace, after=match.node).node
-        self.tree.move_lock(match.node, held)
+            self.tree.unlock(copy)
+            return copy, no_pairs()
+        end, page_bytes = first + len(pages), self.page_size * TOKEN_BYTES
+        held = self.tree.insert(key[first * page_bytes : end * page_bytes], pages, namespace, after=copy).node
+        self.tree.move_lock(copy, held)
         return held, np.stack((node.pages_from(0)[first:end], pages), axis=1)
 
     def drop(self, key: bytes, namespace: Namespace, length: int) -> None:

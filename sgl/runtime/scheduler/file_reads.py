@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,7 +55,7 @@ class FileReads:
     """Of one scheduler. Single-threaded."""
 
     def __init__(
-        self, files: PageFiles, host: HostCache, rates: Rates, counters: TierCounters, beside: Beside
+        self, files: PageFiles | None, host: HostCache, rates: Rates, counters: TierCounters, beside: Beside
     ) -> None:
         self._files, self._host, self._rates, self._counters, self._beside = files, host, rates, counters, beside
         self._reading: list[Read] = []
@@ -69,30 +68,30 @@ class FileReads:
     ) -> Stored | None:
         """The longest prefix of `key`, of more than `least` tokens, that is there once files are read. copy: the end of
         its copies. there: tokens that the device or host memory has."""
-        if self._given_up or not len(self._files):
+        files = self._files
+        if files is None or self._given_up or not len(files):
             return None
         size, kind = self._host.page_size, self._beside.kind
-        names = self._names(key, namespace, request)
+        names = self._names(files, key, namespace, request)
         first = there // size
-        reach = first + len(self._files.leading(names[first:]))
+        reach = first + len(files.leading(names[first:]))
         if reach > len(names) or reach * size <= least:
             return None
-        has = self._files.has
-        end, places = self._beside.find(copy, least // size, reach, lambda place: has(kind, names[place]))
+        end, places = self._beside.find(copy, least // size, reach, lambda place: files.has(kind, names[place]))
         if end * size <= least:
             return None
         names, beside = names[first:end], [names[place] for place in places]
-        num_tokens = self._files.in_tokens([*[Kind.PAGE] * len(names), *[kind] * len(beside)])
+        num_tokens = files.in_tokens([*[Kind.PAGE] * len(names), *[kind] * len(beside)])
         return Stored(end * size, names, beside, places, num_tokens)
 
-    def _names(self, key: bytes, namespace: Namespace, request: Request | None) -> list[bytes]:
+    def _names(self, files: PageFiles, key: bytes, namespace: Namespace, request: Request | None) -> list[bytes]:
         """The names of a key's pages. They are hashes of all that comes before, and requests ask at each step: the
         latest ones' are kept."""
         if request is None:
-            return self._files.names(key, namespace)
+            return files.names(key, namespace)
         named = self._named.pop(request.uid, None)
         if named is None or named[0] < len(key):
-            named = len(key), self._files.names(key, namespace)
+            named = len(key), files.names(key, namespace)
         self._named[request.uid] = named
         if len(self._named) > _MOST_NAMED:
             self._named.popitem(last=False)
@@ -111,6 +110,7 @@ class FileReads:
     def begin(self, stored: Stored, copy: Node) -> Read | None:
         """Start to read; `copy` is locked, and ends where that begins or, if no pages are read, there. None if there
         is no room."""
+        assert self._files is not None, "something is stored there"
         held = self._beside.hold_seen(copy, stored.end)  # before others make room for what is read
         pages = self._host.alloc(len(stored.names))
         is_room = len(pages) == len(stored.names) or (not stored.places and len(pages) > 0)
@@ -133,6 +133,7 @@ class FileReads:
     def end(self, read: Read, key: bytes, namespace: Namespace, copy: Node) -> Node:
         """Give what was read its place behind the locked `copy`, and what could not be read back; key: of what follows
         it. Returns the node in its place, locked."""
+        assert self._files is not None, "they are read"
         transfer, tree = read.transfer, self._host.tree
         self._reading.remove(read)
         is_done = transfer.is_done  # asked once: the disk may answer meanwhile
@@ -175,15 +176,6 @@ class FileReads:
 
     # ── for the ledger ──────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def _all(self) -> Iterator[Read]:
-        yield from self._reading
-        yield from self._given_up
-
-    def private(self) -> list[Int32Array]:
-        """Host pages that are read into."""
-        return [read.pages for read in self._all]
-
-    def beside(self) -> tuple[list[Int32Array], list[Int32Array]]:
-        """The host's rows of what goes with pages that are read into, and those that reads hold."""
-        return [read.rows for read in self._all], [read.held for read in self._all]
+    def all(self) -> list[Read]:
+        """Those that have not ended."""
+        return [*self._reading, *self._given_up]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,12 @@ from sgl.runtime.cache.files import PageFiles
 from sgl.runtime.cache.host import HostCache
 from sgl.runtime.cache.in_flight import InFlight
 from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
-from sgl.runtime.cache.node import Match, Node
+from sgl.runtime.cache.node import NO_PAGES, Node
 from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.rates import Rates
 from sgl.runtime.scheduler.beside import Beside
 from sgl.runtime.scheduler.counters import TierCounters
-from sgl.runtime.scheduler.file_reads import FileReads, Read, Stored
+from sgl.runtime.scheduler.file_reads import FileReads, Read
 from sgl.runtime.scheduler.leases import Lease, Leases
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.saves import Saves
@@ -48,7 +48,7 @@ class _Load:
     request: Request | None
     began: float = 0.0
     reading: Read | None = None  # what follows the copy, from files
-    pages: Int32Array | None = None  # private device pages
+    pages: Int32Array = field(default_factory=lambda: NO_PAGES)  # private ones of the device, once it is read
     beside: Any = None  # of `Beside`
     move: PendingMoves | None = None
     due: float = 0.0  # when it will have been loaded
@@ -73,7 +73,7 @@ class Loads:
         self.moved = 0
         """The number of the last move whose loads the tree has."""
         self._cache, self._in_flight, self._leases = cache, in_flight, leases
-        self.reads = None if files is None else FileReads(files, host, rates, counters, beside)
+        self.reads = FileReads(files, host, rates, counters, beside)
         self._host, self._saves, self._rates = host, saves, rates
         self._counters, self._beside, self._clock = counters, beside, clock
         self._pairs: list[Int32Array] = []  # for the next move
@@ -115,9 +115,7 @@ class Loads:
         match = tree.match(key, namespace)
         copy, usable = self._beside.copied(match.node), self._beside.usable(node)
         there = max(match.length, node.length)
-        stored: Stored | None = None
-        if self.reads is not None:
-            stored = self.reads.find(key, namespace, match.node, there, max(copy.length, usable), request)
+        stored = self.reads.find(key, namespace, match.node, there, max(copy.length, usable), request)
         if stored is None and copy.length <= usable:
             return 0
         ahead = sum(len(load.key) // TOKEN_BYTES - load.node.length for load in self._loading.values())
@@ -133,10 +131,13 @@ class Loads:
         if self._busy_pages + missing > most or missing > self._cache.pool.num_free + self._cache.evictable_pages:
             return next(iter(self._loading), None)  # there may be room when that one ends
         if stored is not None and end > copy.length:
-            follows = self._copy_before(match, node, min(end, node.length), key, namespace)
-            if follows is None:
+            copy, length = match.node, min(end, node.length)
+            if copy.length < length:  # what is read has to follow a copy
+                copy, pairs = self._host.add(node, length // page_size, length)
+                self._saves.queue(copy, pairs)
+            if copy.length < length:
                 return 0
-            copy = tree.cut(follows, min(end, follows.length))
+            copy = tree.cut(copy, min(end, copy.length))
         else:
             stored = None
         node = self._cache.cut(node, min(node.length, end))
@@ -144,7 +145,7 @@ class Loads:
         self._next_owner -= 1
         self._cache.lock(node)
         tree.lock(copy)
-        if stored is not None and self.reads is not None:
+        if stored is not None:
             load.reading = self.reads.begin(stored, copy)
         if load.reading is None and not (self._falls_back(load) and self._begin_loading(load)):
             self._cache.unlock(load.node)
@@ -154,18 +155,6 @@ class Loads:
         self._in_flight.begin(load.owner, load.key, namespace)
         self._counters.num_loads += 1
         return load.owner
-
-    def _copy_before(self, match: Match, node: Node, length: int, key: bytes, namespace: Namespace) -> Node | None:
-        """What is read has to follow a copy: one of a device node's first `length` tokens, if there is more in files.
-        Returns its node; None if there is no room."""
-        if match.length >= length:
-            return match.node
-        copied = self._host.add(node, length // self._host.page_size, length)
-        if copied is not None:
-            self._saves.queue(*copied)
-        if copied is None or copied[0].length < length:
-            return None
-        return self._host.tree.match(key, namespace).node
 
     def _falls_back(self, load: _Load) -> bool:
         """Load what there are copies of; False if others could go on no later than without."""
@@ -185,11 +174,12 @@ class Loads:
         load.beside = self._beside.load(load.node, load.host)  # first: what is evicted for pages is copied
         if load.beside is None:
             return False
-        load.pages = self._cache.alloc(load.host.length // self._host.page_size - first)
-        if load.pages is None:
+        pages = self._cache.alloc(load.host.length // self._host.page_size - first)
+        if pages is None:
             self._beside.cancel(load.beside)
             return False
-        self._pairs.append(np.stack((load.host.pages_from(0)[first:], load.pages), axis=1))
+        load.pages = pages
+        self._pairs.append(np.stack((load.host.pages_from(0)[first:], pages), axis=1))
         return True
 
     @property
@@ -217,8 +207,7 @@ class Loads:
     def poll(self) -> None:
         """Take up what has arrived."""
         self._arriving = [load for load in self._arriving if not self._has_arrived(load)]
-        if self.reads is not None:
-            self.reads.poll()
+        self.reads.poll()
         for load in list(self._loading.values()):
             self._go_on(load)
         while self._held:
@@ -234,26 +223,27 @@ class Loads:
 
     def launched(self, move: PendingMoves) -> None:
         """What was taken is under way."""
-        begun = [load for load in self._loading.values() if load.pages is not None and load.move is None]
-        self._due = max(self._due, self._clock()) + sum(map(self._num_tokens, begun)) * self._rates.load.seconds
+        begun = [load for load in self._loading.values() if load.reading is None and load.move is None]
+        num_tokens = self._host.page_size * sum(len(load.pages) for load in begun)
+        self._due = max(self._due, self._clock()) + num_tokens * self._rates.load.seconds
         for load in begun:
             load.move, load.due = move, self._due
 
     def _go_on(self, load: _Load) -> None:
-        if load.reading is not None and self.reads is not None:
+        if load.reading is not None:
             if not self.reads.has_ended(load.reading, self._clock() - load.began):
                 return
             follows = load.key[TOKEN_BYTES * load.host.length :]
             load.host = self.reads.end(load.reading, follows, load.namespace, load.host)
             load.reading = None
             if not (self._falls_back(load) and self._begin_loading(load)):
-                self._end_load(load)
+                self._end(load)
         elif load.move is not None and (load.move.is_loaded() or self._comes_in_time(load, load.move)):
-            assert load.pages is not None, "pages were moved"
             self._counters.loaded_pages += len(load.pages)
             self.moved = max(self.moved, load.move.number)
             self._host.tree.lock(load.host)
-            self._end_load(load)
+            self._insert(load)
+            self._end(load)
             if not self._has_arrived(load):
                 self._arriving.append(load)
 
@@ -271,40 +261,35 @@ class Loads:
         assert load.move is not None, "it is under way"
         if not load.move.is_loaded():
             return False
-        if load.pages is not None and len(load.pages):
-            self._rates.note_load(self._num_tokens(load), load.move.load_seconds)
+        self._rates.note_load(len(load.pages) * self._host.page_size, load.move.load_seconds)
         self._host.tree.unlock(load.host)
         return True
 
-    def _num_tokens(self, load: _Load) -> int:
-        return 0 if load.pages is None else len(load.pages) * self._host.page_size
+    def _insert(self, load: _Load) -> None:
+        """Have the tree take what was loaded, held for its prompt."""
+        key, request = load.key[load.node.length * TOKEN_BYTES :], load.request
+        inserted = self._cache.insert(key, load.pages, load.namespace, after=load.node)
+        self._cache.pool.free(inserted.duplicates)
+        self._cache.move_lock(load.node, inserted.node)
+        load.node = inserted.node
+        lease = self._leases.hold(load.node)
+        lease.window_pages = self._beside.arrived(load.beside, load.node)
+        if request is None or request.phase is Phase.WAITING:
+            self._held[load.owner] = lease, self._clock() + _HELD_SECONDS
+            if request is not None:
+                self._owners[request.uid] = load.owner
+        else:
+            self._leases.release(lease)
 
-    def _end_load(self, load: _Load) -> None:
+    def _end(self, load: _Load) -> None:
         del self._loading[load.owner]
-        node = load.node
-        if load.pages is not None:
-            if len(load.pages):
-                key = load.key[node.length * TOKEN_BYTES :]
-                inserted = self._cache.insert(key, load.pages, load.namespace, after=node)
-                self._cache.pool.free(inserted.duplicates)
-                self._cache.move_lock(node, inserted.node)
-                node = inserted.node
-            lease, request = self._leases.hold(node), load.request
-            lease.window_pages = self._beside.arrived(load.beside, node)
-            if request is None or request.phase is Phase.WAITING:
-                self._held[load.owner] = lease, self._clock() + _HELD_SECONDS
-                if request is not None:
-                    self._owners[request.uid] = load.owner
-            else:
-                self._leases.release(lease)
-        self._cache.unlock(node)
+        self._cache.unlock(load.node)
         self._host.tree.unlock(load.host)
         self._in_flight.end(load.owner)
 
     def entered(self, request: Request) -> None:
         """A request has a row, or has ended: what was loaded for it need not be held."""
-        if self.reads is not None:
-            self.reads.forget(request)
+        self.reads.forget(request)
         owner = self._owners.pop(request.uid, None)
         if owner is not None:
             self._release(owner)
@@ -318,18 +303,13 @@ class Loads:
 
     def clear(self) -> None:
         """Hold nothing for prompts that are to come."""
-        if self.reads is not None:
-            self.reads.clear()
+        self.reads.clear()
         for owner in list(self._held):
             self._release(owner)
 
     def private(self) -> list[Int32Array]:
         """Device pages of loads, for the ledger."""
-        return [load.pages for load in self._loading.values() if load.pages is not None]
-
-    def private_copies(self) -> list[Int32Array]:
-        """Host pages that are read into, for the ledger."""
-        return [] if self.reads is None else self.reads.private()
+        return [load.pages for load in self._loading.values()]
 
     def locked(self) -> list[Node]:
         """The device nodes that loads hold, for the ledger."""
@@ -338,7 +318,3 @@ class Loads:
     def locked_copies(self) -> list[Node]:
         """The host nodes that loads hold, for the ledger."""
         return [load.host for load in [*self._loading.values(), *self._arriving]]
-
-    def copies_beside(self) -> tuple[list[Int32Array], list[Int32Array]]:
-        """The host's rows of what goes with pages that are read into, and that reads hold, for the ledger."""
-        return ([], []) if self.reads is None else self.reads.beside()

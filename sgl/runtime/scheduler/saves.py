@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sgl.runtime.batch import Int32Array, PendingMoves
 from sgl.runtime.cache.files import Item, Kind, PageFiles, Transfer
 from sgl.runtime.cache.host import HostCache, cool, path_of
-from sgl.runtime.cache.keys import TOKEN_BYTES, Namespace
+from sgl.runtime.cache.keys import Namespace
 from sgl.runtime.cache.node import Node
 from sgl.runtime.cache.radix import RadixCache
 from sgl.runtime.cache.rates import Rates
@@ -102,18 +102,12 @@ class Saves:
 
     def _save_pages(self, node: Node, length: int) -> Node | None:
         """The copy of a device node's first `length` tokens; None if only some will be there with the next move."""
-        added = self._host.add(node, self._most - self._num_pages, length)
-        if added is None:
-            key, namespace = path_of(node)
-            match = self._host.tree.match(key[: TOKEN_BYTES * length], namespace)
-            if match.length == length:
-                return match.node
-            self._unpin((length - match.length) // self._host.page_size)
-            added = self._host.add(node, self._most - self._num_pages, length)
-        if added is None:
-            return None
-        self.queue(*added)
-        return added[0] if added[0].length == length else None
+        copy, pairs = self._host.add(node, self._most - self._num_pages, length)
+        if not len(pairs) and copy.length < length:
+            self._unpin((length - copy.length) // self._host.page_size)
+            copy, pairs = self._host.add(node, self._most - self._num_pages, length)
+        self.queue(copy, pairs)
+        return copy if copy.length == length else None
 
     def save_later(self, node: Node) -> None:
         """`save`, also to a file, between later steps; what is evicted meanwhile is saved then."""
@@ -179,7 +173,9 @@ class Saves:
             tree.unlock(node)
 
     def queue(self, copy: Node, pairs: Int32Array) -> None:
-        """Copy (device page, host page) pairs with the next move; `copy` is locked, and unlocked then."""
+        """Copy (device page, host page) pairs with the next move, if there are any; `copy` is unlocked then."""
+        if not len(pairs):
+            return
         self._pairs.append(pairs)
         self._num_pages += len(pairs)
         self._counters.saved_pages += len(pairs)

@@ -176,8 +176,8 @@ class Tiers:
 
     def check(self) -> list[str]:
         """Breaches of ownership of host pages."""
-        locked = [*self.loads.locked_copies(), *self.saves.locked()]
-        problems = check(self.host.pool, self.host.tree, self.loads.private_copies(), locked)
-        private, held = self.loads.copies_beside()
-        problems += self.beside.check(private, [*held, *self.saves.held()])
+        locked, reads = [*self.loads.locked_copies(), *self.saves.locked()], self.loads.reads.all()
+        problems = check(self.host.pool, self.host.tree, [read.pages for read in reads], locked)
+        held = [*(read.held for read in reads), *self.saves.held()]
+        problems += self.beside.check([read.rows for read in reads], held)
         return [f"host memory: {problem}" for problem in problems]
