@@ -513,13 +513,13 @@ def test_what_is_no_event_ends_the_relay_and_its_streams() -> None:
 def test_images_are_no_texts_and_endpoints_are_this_machines() -> None:
     blocks: dict[int, Any] = {}
     event = BlockStored([1], None, [-5, 7], 2, 4, "GPU", "sql", [["sql", "tenant"]])
-    [(message, tokens)] = kv_relay._applied(blocks, event)
-    assert tokens == 2
+    [message] = kv_relay._applied(blocks, event)
+    assert kv_relay._tokens(message) == 2
     assert (message.stored.lora_name, message.stored.cache_salt) == ("sql", "tenant")
     [block] = message.stored.blocks
     assert list(block.token_ids) == [2**32 - 5, 7]
     assert block.lora_id == 4
-    [(below, _)] = kv_relay._applied(blocks, BlockStored([2], 1, [8, 9], 2, 4, "GPU", "sql"))
+    [below] = kv_relay._applied(blocks, BlockStored([2], 1, [8, 9], 2, 4, "GPU", "sql"))
     assert (below.stored.lora_name, below.stored.cache_salt) == ("sql", "tenant"), "its beginning's"
     assert kv_relay._applied(blocks, BlockStored([4], 3, [8, 9], 2, None, "GPU")) == [], "below what is not known"
     states = [
@@ -537,6 +537,8 @@ def test_no_message_is_longer_than_clients_take() -> None:
     blocks: dict[int, Any] = {}
     names = [2**62 + name for name in range(1_000_000)]
     events = kv_relay._applied(blocks, BlockRemoved(names))
-    assert [name for event, _ in events for name in event.removed.block_hashes] == names
-    assert max(event.ByteSize() for event, _ in events) < 1 << 20
-    assert all(tokens == len(event.removed.block_hashes) <= kv_relay._BATCH_TOKENS for event, tokens in events)
+    assert [name for event in events for name in event.removed.block_hashes] == names
+    assert max(event.ByteSize() for event in events) < 1 << 20
+    assert all(
+        kv_relay._tokens(each) == len(each.removed.block_hashes) <= kv_relay._BATCH_TOKENS for each in events
+    )

@@ -119,11 +119,11 @@ class KvStream:
         self._seen = number
         if number > self.next and self._tried < number:
             yield News.MISSED
-            self._held, self._tried = (number, data), number
+            self._tried = number
             self._ask()
             if self._replay is not None:
+                self._held = number, data
                 return
-            self._held = None
         yield from self._take(number, data)
 
     def _ask(self) -> None:

@@ -14,8 +14,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -147,16 +148,15 @@ class KvRelay:
         with self._lock:
             last = self._last
             taken = [(each.rank, each.stream.lost, list(each.blocks.items())) for each in self._engines]
-        parts = [(rank, unknown, blocks, _cut(blocks)) for rank, unknown, blocks in taken or [(0, 0, [])]]
-        number = last - sum(len(cuts) for _, _, _, cuts in parts)
-        chunks: list[Callable[[], bytes]] = []
-        for rank, unknown, blocks, cuts in parts:
+        chunks: list[Callable[[int], bytes]] = []
+        for rank, unknown, blocks in taken or [(0, 0, [])]:
+            cuts = _cut(blocks)
             for index, (begin, end) in enumerate(cuts):
-                number += 1
                 about = pb.KvSnapshotChunk(index=index, count=len(cuts), blocks=len(blocks), unknown_before=unknown)
-                chunks.append(_Chunk(number, rank, about, blocks[begin:end]))
-        self._latest_snapshot = last, chunks
-        return last, chunks
+                chunks.append(partial(_chunk, rank, about, blocks[begin:end]))
+        first = last + 1 - len(chunks)
+        self._latest_snapshot = last, [partial(chunk, number) for number, chunk in enumerate(chunks, first)]
+        return self._latest_snapshot
 
     def _wake(self) -> None:
         for news in self._subscribers:
@@ -206,10 +206,8 @@ class KvRelay:
                     self._forget(engine)
 
     def _take(self, engine: _Engine, batch: EventBatch) -> None:
-        messages: list[tuple[Any, int]] = []
         with self._lock:
-            for event in batch.events:
-                messages += _applied(engine.blocks, event)
+            messages = (message for event in batch.events for message in _applied(engine.blocks, event))
             self._add(engine.rank, batch.ts, messages)
 
     def _forget(self, engine: _Engine) -> None:
@@ -217,26 +215,30 @@ class KvRelay:
         with self._lock:
             if engine.blocks:
                 engine.blocks.clear()
-                self._add(engine.rank, time.time(), [(_cleared(), 0)])
+                self._add(engine.rank, time.time(), [_cleared()])
 
-    def _add(self, rank: int, ts: float, events: list[tuple[Any, int]]) -> None:
-        """Batches of events and their tokens, that are not too long."""
-        at = 0
-        while at < len(events):
-            begin, size = at, 0
-            while at < len(events) and (at == begin or size + events[at][1] <= _BATCH_TOKENS):
-                event, tokens = events[at]
-                self._events += 1
-                event.event_id = self._events
-                size, at = size + tokens, at + 1
-            whole = [event for event, _ in events[begin:at]]
-            self._last += 1
-            message = pb.KvEventBatch(sequence_number=self._last, timestamp=ts, events=whole, dp_rank=rank)
-            self._kept.append(message.SerializeToString())
-            self._bytes += len(self._kept[-1])
+    def _add(self, rank: int, ts: float, events: Iterable[Any]) -> None:
+        """Batches of events that are not too long."""
+        whole, size = list[Any](), 0
+        for event in events:
+            tokens = _tokens(event)
+            if whole and size + tokens > _BATCH_TOKENS:
+                self._keep(rank, ts, whole)
+                whole, size = [], 0
+            self._events += 1
+            event.event_id = self._events
+            whole.append(event)
+            size += tokens
+        if whole:
+            self._keep(rank, ts, whole)
         while len(self._kept) > KEPT_BATCHES or self._bytes > KEPT_BYTES:
             self._bytes -= len(self._kept.popleft())
         self._soon()
+
+    def _keep(self, rank: int, ts: float, events: list[Any]) -> None:
+        self._last += 1
+        self._kept.append(_packed(self._last, ts, rank, events))
+        self._bytes += len(self._kept[-1])
 
     def _drop(self, engine: _Engine) -> None:
         self._forget(engine)
@@ -259,11 +261,11 @@ def sources_of(info: dict[str, Any]) -> dict[int, Source]:
     return {its["dp_rank"]: Source(str(at(its["kv_events"])), at(its["kv_events_replay"])) for its in states}
 
 
-def _applied(blocks: dict[int, _Block], event: Any) -> list[tuple[Any, int]]:
-    """Note what an event says of an engine's blocks. Returns it as messages, with their tokens."""
+def _applied(blocks: dict[int, _Block], event: Any) -> list[Any]:
+    """Note what an event says of an engine's blocks. Returns it as messages."""
     if isinstance(event, AllBlocksCleared):
         blocks.clear()
-        return [(_cleared(), 0)]
+        return [_cleared()]
     if isinstance(event, BlockRemoved):
         for name in event.block_hashes:
             blocks.pop(name, None)
@@ -299,16 +301,15 @@ def _cut(blocks: Sequence[tuple[int, _Block]]) -> list[tuple[int, int]]:
     return [(begin, min(begin + size, len(blocks))) for begin in range(0, max(1, len(blocks)), size)]
 
 
-def _stored(chain: Sequence[tuple[int, _Block]]) -> tuple[Any, int]:
-    """Blocks, each the parent of the next, as an event, and their tokens."""
+def _stored(chain: Sequence[tuple[int, _Block]]) -> Any:
+    """Blocks, each the parent of the next, as an event."""
     first = chain[0][1]
-    size = len(first.ids) // 4
     stored = pb.KvBlocksStored(
         blocks=[
             pb.KvBlock(
                 block_hash=name,
                 token_ids=np.frombuffer(its.ids, np.uint32).tolist(),  # those of images are above all of texts
-                block_size=size,
+                block_size=len(its.ids) // 4,
                 lora_id=its.space.adapter,
                 cache_level=0,
             )
@@ -320,39 +321,34 @@ def _stored(chain: Sequence[tuple[int, _Block]]) -> tuple[Any, int]:
         lora_name=first.space.name,
         cache_salt=first.space.salt,
     )
-    return pb.KvCacheEvent(stored=stored), len(chain) * size
+    return pb.KvCacheEvent(stored=stored)
 
 
-def _removed(names: list[int]) -> tuple[Any, int]:
+def _removed(names: list[int]) -> Any:
     removed = pb.KvBlocksRemoved(block_hashes=names, cache_level=0, tier=pb.KV_CACHE_TIER_DEVICE)
-    return pb.KvCacheEvent(removed=removed), len(names)
+    return pb.KvCacheEvent(removed=removed)
 
 
 def _cleared() -> Any:
     return pb.KvCacheEvent(cleared=pb.KvCacheCleared())
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Makes one message of a snapshot."""
+def _chunk(rank: int, about: Any, blocks: Sequence[tuple[int, _Block]], number: int) -> bytes:
+    """A message of a snapshot."""
+    events = [] if about.index else [_cleared()]
+    begin = 0
+    for at in range(1, len(blocks) + 1):
+        if at == len(blocks) or blocks[at][1].parent != blocks[at - 1][0]:
+            events.append(_stored(blocks[begin:at]))
+            begin = at
+    return _packed(number, time.time(), rank, events, snapshot=about)
 
-    number: int
-    rank: int
-    about: Any
-    blocks: Sequence[tuple[int, _Block]]
 
-    def __call__(self) -> bytes:
-        events = [] if self.about.index else [_cleared()]
-        begin = 0
-        for at in range(1, len(self.blocks) + 1):
-            if at == len(self.blocks) or self.blocks[at][1].parent != self.blocks[at - 1][0]:
-                events.append(_stored(self.blocks[begin:at])[0])
-                begin = at
-        message = pb.KvEventBatch(
-            sequence_number=self.number,
-            timestamp=time.time(),
-            events=events,
-            dp_rank=self.rank,
-            snapshot=self.about,
-        )
-        return bytes(message.SerializeToString())
+def _packed(number: int, ts: float, rank: int, events: list[Any], **snapshot: Any) -> bytes:
+    message = pb.KvEventBatch(sequence_number=number, timestamp=ts, events=events, dp_rank=rank, **snapshot)
+    return bytes(message.SerializeToString())
+
+
+def _tokens(event: Any) -> int:
+    """As many as the event's message is long."""
+    return sum(len(block.token_ids) for block in event.stored.blocks) + len(event.removed.block_hashes)
