@@ -823,6 +823,19 @@ def test_what_is_no_call_after_all_is_text(name: str, text: str, cuts: list[int]
     assert read(BY_NAME[name], text, cuts, is_sure=False) == ("", text, [])
 
 
+SECTIONS = [name for name in WRITERS if BY_NAME[name].opening and BY_NAME[name].trigger]
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+@given(cuts=st.lists(st.integers(0, 400)))
+def test_calls_behind_a_section_that_never_ended_are_calls(name: str, cuts: list[int]) -> None:
+    calls = WRITERS[name]([("get_weather", {"city": "Rome"})])
+    begun = calls.removesuffix(BY_NAME[name].closing)
+    assert begun != calls
+    expected = [("get_weather", {"city": "Rome"})] * 2
+    assert read(BY_NAME[name], begun + calls, cuts, is_sure=False) == ("", "", expected)
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_arguments_come_before_they_end(name: str) -> None:
     text = WRITERS[name]([("get_weather", {"city": "a long name of a city"})])

@@ -79,6 +79,8 @@ class CallParser:
         self._arguments: ArgumentReader = JsonReader()
         self._step: Callable[[], None] = self._text if format.trigger else self._start
         self._is_behind_call = False
+        self._is_triggered = False
+        """Whether what waits begins with the trigger."""
         self._ways_between = [format.closing] if format.closing else []
         """What may stand behind a call among several."""
         if format.begin:
@@ -151,6 +153,7 @@ class CallParser:
         if self._num_calls == MAX_CALLS:
             self._step = self._rest
             return
+        self._is_triggered = True
         self._read(self._format.opening)
         self._step = self._call
 
@@ -282,7 +285,7 @@ class CallParser:
     def _release(self) -> None:
         """The call is one, as far as it goes."""
         self._events += self._waiting
-        self._waiting, self._raw = [], ""
+        self._waiting, self._raw, self._is_triggered = [], "", False
 
     def _check(self) -> None:
         """Raise Malformed where arguments are no JSON."""
@@ -298,7 +301,7 @@ class CallParser:
         text = self._raw + self._held
         self._waiting, self._raw, self._is_behind_call = [], "", False
         trigger = self._format.trigger
-        if trigger and text.startswith(trigger):
+        if self._is_triggered:
             self._say(trigger)
             text = text[len(trigger) :]
         self._held = text
