@@ -253,6 +253,12 @@ def test_free_text_is_free_until_a_call_begins(name: str) -> None:
 
 
 TRANSCRIPTS: list[tuple[str, str, tuple[str, str, list[Call]]]] = [
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get_weather>\n<parameter=days>\nNaN\n</parameter>\n"
+        "<parameter=tags>\n[Infinity]\n</parameter>\n</function>\n</tool_call>",
+        ("", "", [("get_weather", {"days": "NaN", "tags": "[Infinity]"})]),
+    ),
     # as published with the models
     (
         "hermes",
@@ -784,6 +790,8 @@ NO_CALLS = [
     ("hermes", "<tool_call>broken</tool_call> and more"),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": }}\n</tool_call>'),
     ("hermes", '<tool_call>\n{"name": "f", "argu'),
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": NaN}}\n</tool_call>'),
+    ("qwen3_coder", "<tool_call>\n<function=get_weather>\n<parameter=tags>\n[-Infinity"),
     ("llama3", '{"name": "Bob", "age": 3}'),
     ("mistral", "[TOOL_CALLS] none"),
     ("deepseekv3", "<｜tool▁calls▁begin｜>nothing"),

@@ -332,6 +332,10 @@ def test_what_is_held_depends_on_what_was_asked_for() -> None:
     assert tag["structures"][0]["schema"] == ORDER
     assert not tag["stop_after_first"]
 
+    for strict, names in ((None, {"order"}), (False, {"order"}), (True, set())):  # what nothing holds
+        body = ChatBody(messages=HELLO, tools=[function("order", ORDER, strict=strict)])
+        assert call_constraint(body, CallStyle(HERMES), {})[1].bare == names
+
     def arguments_of(strict: bool | None, *loosened: str) -> Any:
         body = ChatBody(messages=HELLO, tools=[function("order", ORDER, strict=strict)])
         constraint, _ = call_constraint(body, CallStyle(HERMES), {}, loosened=loosened)
@@ -356,6 +360,9 @@ ANSWERS = [
     ('[{"name": "add", "arguments": {"a": 1}}]', "", "", ["add"]),
     ('{"no": "call"}', "", '{"no": "call"}', []),
     ('{"name": "Bob"}', "", '{"name": "Bob"}', []),
+    ('{"name": "sub", "arguments": {"a": 1}}', "", '{"name": "sub", "arguments": {"a": 1}}', []),
+    ('{"name": "add", "arguments": {"a": NaN}}', "", '{"name": "add", "arguments": {"a": NaN}}', []),
+    ('{"name": "add", "arguments": {"a": 1e999}}', "", '{"name": "add", "arguments": {"a": 1e999}}', []),
     ("a < b <tool", "", "a < b <tool", []),
     ("<tool_call>broken", "", "<tool_call>broken", []),
     ("", "", "", []),
@@ -363,9 +370,9 @@ ANSWERS = [
 
 
 READINGS = {
-    "any": Reading(has_tools=True),
-    "perhaps": Reading(has_tools=True, format=HERMES),
-    "tags": Reading(has_tools=True, format=HERMES, is_sure=True),
+    "any": Reading(has_tools=True, bare=frozenset({"add"})),
+    "perhaps": Reading(has_tools=True, format=HERMES, bare=frozenset({"add"})),
+    "tags": Reading(has_tools=True, format=HERMES, is_sure=True, bare=frozenset({"add"})),
     "all": Reading(has_tools=True, format=ARRAY, is_sure=True),
 }
 

@@ -7,7 +7,6 @@ another, and a message to a function is a call.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -16,6 +15,7 @@ from sgl.formats.arguments import JsonReader
 from sgl.formats.call_format import CallFormat
 from sgl.formats.marks import Malformed, half_mark
 from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
+from sgl.formats.value_types import parsed
 
 START: Final = "<|start|>assistant"
 MESSAGE: Final = "<|message|>"
@@ -151,7 +151,7 @@ class HarmonyParser:
         """A message ends."""
         if self._name is not None and not self._is_sure:
             try:
-                json.loads(self._body)
+                parsed(self._body)
                 events += [ToolCallStart(self._name), ArgumentsDelta(self._body.strip())]
             except (ValueError, RecursionError):
                 events += [ContentDelta(self._body)] if self._body else []

@@ -13,6 +13,7 @@ from sgl.formats.arguments import XML_STYLES, ArgumentReader, JsonReader, XmlRea
 from sgl.formats.call_format import CallFormat
 from sgl.formats.literals import LITERAL_STYLES, LiteralReader
 from sgl.formats.marks import Malformed, NeedMore, find_mark, half_mark, parts_of, read_mark, read_one
+from sgl.formats.value_types import parsed
 
 MAX_CALLS = 4096
 """Of one answer; what stands behind them is text. More would take a long text seconds."""
@@ -24,8 +25,6 @@ _QUOTED = re.compile(r'(?:[^"\\]|\\.)*(?=")', re.DOTALL)
 _BARE_NAME = re.compile(r"\s*[\w./-]*\s*(?:\(|$)")
 _TO_LINE_END = re.compile(r"[^\n<]*(?=[\n<])")
 _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?", re.DOTALL)
-
-
 _NUMBER = re.compile(r"\s*\d{0,9}")
 
 
@@ -79,8 +78,7 @@ class CallParser:
         self._arguments: ArgumentReader = JsonReader()
         self._step: Callable[[], None] = self._text if format.trigger else self._start
         self._is_behind_call = False
-        self._is_triggered = False
-        """Whether what waits begins with the trigger."""
+        self._is_triggered = False  # whether what waits begins with the trigger
         self._ways_between = [format.closing] if format.closing else []
         """What may stand behind a call among several."""
         if format.begin:
@@ -292,7 +290,7 @@ class CallParser:
         written = "".join(event.text for event in self._waiting if isinstance(event, ArgumentsDelta))
         try:
             if written:
-                json.loads(written)
+                parsed(written)
         except (ValueError, RecursionError) as error:
             raise Malformed("arguments are JSON") from error
 

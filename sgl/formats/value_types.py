@@ -8,6 +8,8 @@ from typing import Any
 
 KINDS = frozenset({"string", "number", "boolean", "null", "array", "object"})
 _MAX_DEPTH = 32
+parsed = json.JSONDecoder(parse_constant=int).decode
+"""The value of a JSON text. Raises ValueError, also for NaN and Infinity, which are no numbers, and RecursionError."""
 
 
 def types_of(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
@@ -22,7 +24,7 @@ def types_of(parameters: Mapping[str, Any], key: str) -> frozenset[str]:
 def json_of(text: str, types: frozenset[str]) -> str:
     """The JSON text of a value that was written as it is if it is a string, else as JSON."""
     try:
-        value = json.loads(text)
+        value = parsed(text)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     kind = _kind(value)

@@ -51,6 +51,8 @@ class Reading:
     """The custom tool whose input all of it is."""
     schemas: Mapping[str, Any] = field(default_factory=dict)
     """The parameters of the tools by name."""
+    bare: frozenset[str] | None = None
+    """The tools that may be called without the format's marks; None: any."""
     separates_reasoning: bool = True
     """Of a format with channels: whether reasoning is no content."""
     streams_reasoning: bool = True
@@ -96,6 +98,7 @@ def call_constraint(
         return {"ebnf": grammar, "json_schema": None}, Reading(has_tools=True, input_of=name)
     typed = [_typed(function) for function in functions]
     schemas = {function["name"]: function["parameters"] for function in typed}
+    names = frozenset(schemas)
     only_one = body.parallel_tool_calls is False or is_named or (style is not None and style.only_one)
     if is_named or choice == "required":
         if format is not None and has_tags:
@@ -108,15 +111,16 @@ def call_constraint(
             tag = channels_tag(typed, channels, only_one=only_one, answer=answer, begun=begun)
             return {"structural_tag": tag, "json_schema": None}, Reading(True, channels, True, schemas=schemas)
         document = {"$id": "urn:answer", **params["json_schema"]}
-        return {"json_schema": {"anyOf": [call_schema(typed), document]}}, Reading(has_tools=True)
+        return {"json_schema": {"anyOf": [call_schema(typed), document]}}, Reading(has_tools=True, bare=names)
     if format is None or params.keys() & CONSTRAINTS or not has_tags:
-        return {}, Reading(True, format, schemas=schemas)
+        return {}, Reading(True, format, schemas=schemas, bare=names)
     held = [
         each if _is_held(function, loosened) else {**each, "parameters": loose(each["parameters"], format)}
         for function, each in zip(functions, typed, strict=True)
     ]
+    strict = {function.name for function in functions if function.strict}  # which nothing holds without marks
     return {"structural_tag": calls_tag(held, format, only_one=only_one, begun=begun)}, Reading(
-        True, format, True, schemas=schemas
+        True, format, True, schemas=schemas, bare=names - strict
     )
 
 
@@ -352,7 +356,7 @@ def _reader_for(text: str, reading: Reading, *, final: bool) -> AnswerReader | N
         is_tagged = not start.startswith(_BARE) or start.startswith(format.trigger or " ")
         if is_tagged or not format.trigger:
             return reader_of(format, reading.schemas, is_sure=reading.is_sure)
-    return _AnyCalls()
+    return _AnyCalls(reading.bare)
 
 
 _BARE = ("{", "[", "```")
@@ -361,7 +365,9 @@ _BARE = ("{", "[", "```")
 class _AnyCalls:
     """Looks for calls in any form that can be told. Text from where one may begin is held to the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: frozenset[str] | None) -> None:
+        """names: what may be called; None: anything."""
+        self._names = names
         self._held = ""
         self._has_begun = False
         self.is_calling = False
@@ -397,14 +403,16 @@ class _AnyCalls:
 
     def _found(self) -> list[Event]:
         """Held text as calls if it is nothing else, otherwise as text."""
-        found = calls_of(self._held, {})
-        if any(call.error is not None for call in found) or not found:
-            return [ContentDelta(self._held)]
-        return [
-            event
-            for call in found
-            for event in (ToolCallStart(call.name), ArgumentsDelta(json.dumps(call.arguments, ensure_ascii=False)))
-        ]
+        events: list[Event] = []
+        for call in calls_of(self._held, {}):
+            if call.error is not None or (self._names is not None and call.name not in self._names):
+                return [ContentDelta(self._held)]
+            try:
+                arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
+            except ValueError:  # a number that JSON has not
+                return [ContentDelta(self._held)]
+            events += (ToolCallStart(call.name), ArgumentsDelta(arguments))
+        return events or [ContentDelta(self._held)]
 
 
 def _new_id() -> str:
