@@ -38,14 +38,13 @@ class Group:
 class _Place:
     """A node with waiting requests at or below it."""
 
-    __slots__ = ("groups", "heavy", "node", "num_children", "num_offered", "parent", "stamp", "weight")
+    __slots__ = ("groups", "heavy", "node", "num_offered", "parent", "stamp", "weight")
 
     def __init__(self, node: Node, parent: _Place | None) -> None:
         self.node = node
         self.parent = parent
         self.weight = 0  # requests at or below
         self.num_offered = 0  # groups among them that may go on
-        self.num_children = 0
         self.stamp = 0  # of its valid entry in the parent's `heavy`
         self.groups: list[tuple[int, int, Group]] = []  # at this node: a heap, including dead entries
         self.heavy: list[tuple[int, int, _Place]] = []  # children, the heaviest first: likewise
@@ -78,7 +77,6 @@ class Subtrees:
             else:
                 del self._places[place.node]
                 self._changed.discard(place)
-                above.num_children -= 1
             place = above
 
     def offer(self, node: Node, group: Group, rank: int) -> None:
@@ -113,7 +111,7 @@ class Subtrees:
         above = place.parent
         assert above is not None, "the root is never split"
         between = self._places[upper] = _Place(upper, above)
-        between.weight, between.num_offered, between.num_children = place.weight, place.num_offered, 1
+        between.weight, between.num_offered = place.weight, place.num_offered
         place.parent = between
         self._show(place)
         self._show(between)
@@ -137,19 +135,17 @@ class Subtrees:
         return None
 
     def _place(self, node: Node) -> _Place:
-        missing = []
-        while node not in self._places:
-            missing.append(node)
-            if node.parent is None:
-                assert self._root is None, "whoever waits has a place in the tree"
-                self._root = self._places[node] = _Place(node, None)
-                missing.pop()
-                break
-            node = node.parent
-        place = self._places[node]
+        missing: list[Node] = []
+        above: Node | None = node
+        while above is not None and above not in self._places:
+            missing.append(above)
+            above = above.parent
+        assert above is not None or self._root is None, "whoever waits has a place in the tree"
+        place = None if above is None else self._places[above]
         for below in reversed(missing):
-            place.num_children += 1
             place = self._places[below] = _Place(below, place)
+            self._root = self._root or place
+        assert place is not None, "the root has one"
         return place
 
     def _count(self, place: _Place | None, number: int) -> None:
@@ -169,7 +165,7 @@ class Subtrees:
             return
         # among equals the latest change: that subtree is being used up
         heappush(above.heavy, (-place.weight, -place.stamp, place))
-        if len(above.heavy) > 2 * above.num_children + _MUCH_GARBAGE:
+        if len(above.heavy) > 2 * above.weight + _MUCH_GARBAGE:  # at least one request waits in each
             above.heavy = [entry for entry in above.heavy if _is_valid(entry, above)]
             heapify(above.heavy)
 
