@@ -215,7 +215,7 @@ MOST_LINES = {
     "runtime.parallel": 1_580,  # with what ranks share beside pages, and who removes it
     "runtime.server": 12_650,  # with what trainers ask of SGLang, the reader of KV events, and what others call fields
     "runtime.speculate": 1_345,
-    "runtime.transfer": 1_240,  # from GPU to GPU, too, and where the time of a read goes
+    "runtime.transfer": 1_260,  # from GPU to GPU, too, where the time of a read goes, and who does not answer
     "cli": 2_945,  # with clusters that end at any signal with its code, and the place of what is no value of YAML
     "bench": 860,
     "platforms": 275,

@@ -21,7 +21,8 @@ import pytest
 
 from sgl.errors import ConfigError, InvalidRequest, QueueFull
 from sgl.runtime.engine import Engine
-from sgl.runtime.transfer.params import TransferParams
+from sgl.runtime.transfer import reader
+from sgl.runtime.transfer.params import TransferParams, prompt_hash
 from sgl.runtime.transfer.reader import TcpReader
 from sgl.runtime.transfer.wire import ANSWER, ASK, GONE, MAGIC, PAGES
 from tests.live_server import served
@@ -543,6 +544,37 @@ def test_an_address_that_does_not_answer_delays_a_request_for_a_bounded_time(
     assert found["output_ids"] == plain.generate(input_ids=PROMPTS[0], sampling_params=GREEDY)["output_ids"]
     assert found["meta_info"]["cached_tokens"] == 0
     assert_all_is_back(decode)
+
+
+def test_an_engine_that_does_not_answer_keeps_no_thread_from_reads_of_others(
+    prefill: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "MOST_READS", 1)
+    monkeypatch.setattr(reader, "_MUTE_SECONDS", 1e6)
+    given, key = offer(prefill), np.array(PROMPTS[0], np.int32).tobytes()
+    transfers: Any = prefill._scheduler.memory.transfers
+    params = TransferParams.read(given, transfers.secret)
+    prompt = prompt_hash(transfers.layout, None, key[: params.num_tokens * 4])
+    own = TcpReader(np.zeros((1, params.page_bytes), np.uint8), lambda page, its: None)
+    with contextlib.closing(own), socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE)
+        mute = replace(params, engine="mute", port=silent.getsockname()[1])
+        with monkeypatch.context() as patch:
+            patch.setattr(reader, "_SILENT_SECONDS", 0.2)
+            reads = [own.read(mute, prompt, 0, [0]) for _ in range(3)]
+            wait_until(lambda: all(read.is_quiet for read in reads))
+        errors = [str(read.error).partition(":")[0] for read in reads]
+        assert errors == ["TimeoutError", "EOFError", "EOFError"], "others do not wait for it"
+        silent.accept()[0].close()
+        own._mute = dict.fromkeys(["mute", params.engine], 0.0)  # some time later
+        reads = [own.read(mute, prompt, 0, [0]) for _ in range(2)]
+        silent.accept()[0].close()
+        wait_until(lambda: all(read.is_quiet for read in reads))
+        assert "lately" in str(reads[1].error), "one finds out for all"
+        good = own.read(params, prompt, 0, [0])
+        wait_until(lambda: good.is_quiet)
+        assert (good.error, good.num_good) == (None, 1)
+        assert own._mute.keys() == {"mute"}
 
 
 def test_over_http_the_params_are_fields_of_all_endpoints(prefill: Engine, decode: Engine) -> None:

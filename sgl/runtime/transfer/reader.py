@@ -27,6 +27,8 @@ _SILENT_SECONDS = 5.0
 _POLL_SECONDS = 1e-4
 _PATIENT_SECONDS = 2e-3  # between looks at what was given up
 _ENDING_SECONDS = 2.0
+_MUTE_SECONDS = 10.0  # between reads of an engine that did not answer: longer than such a read
+_MOST_MUTE = 64  # engines that are known to be
 MOST_READS = 16
 """At once; others wait, and their time runs."""
 _MOST_SECONDS = 600
@@ -89,6 +91,7 @@ class Reader(ABC):
         self.page_bytes = page_bytes
         self._threads = ThreadPoolExecutor(MOST_READS, thread_name_prefix="sgl-read")
         self._reads: set[Read] = set()
+        self._mute: dict[str, float] = {}  # engines that did not answer, and when one read may try again
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -117,25 +120,46 @@ class Reader(ABC):
             self._connect(read)
         except (OSError, EOFError, ValueError) as error:
             read.error = read.error or f"{type(error).__name__}: {error}"
+            if isinstance(error, TimeoutError) and "asked" not in read.parts and time.monotonic() < read.end:
+                self._did_not_answer(read.params.engine)
         finally:
             read.is_done = True
             self._settle(read)
             with self._lock:
                 self._reads.discard(read)
 
+    def _did_not_answer(self, engine: str) -> None:
+        """Reads of it would hold the threads that reads of others need."""
+        with self._lock:
+            self._mute = dict([*self._mute.items()][1 - _MOST_MUTE :])
+            self._mute.setdefault(engine, time.monotonic() + _MUTE_SECONDS)
+
+    def _may_ask(self, engine: str) -> bool:
+        """Whether it answers, as far as is known: of one that did not, one read finds out now and then."""
+        now = time.monotonic()
+        with self._lock:
+            until = self._mute.get(engine, now)
+            if engine in self._mute and until <= now:
+                self._mute[engine] = now + _MUTE_SECONDS
+        return until <= now
+
     def _connect(self, read: Read) -> None:
         limit = min(CONNECT_SECONDS, read.end - time.monotonic())
         if read.is_cut or limit <= 0:
-            raise TimeoutError("it was cut, or its time was up, before it began")
+            raise EOFError("it was cut, or its time was up, before it began")
+        if not self._may_ask(read.params.engine):
+            raise EOFError("the other engine has not answered others lately")
         with socket.create_connection((read.params.host, read.params.port), timeout=limit) as sock:
             peer = DeadlineSocket(sock, read.end, _SILENT_SECONDS)
             with read.lock:
                 read.peer = peer
                 if read.is_cut:
-                    raise TimeoutError("it was cut")
+                    raise EOFError("it was cut")
             lease = bytes.fromhex(read.params.lease)
             peer.send(ASK.pack(MAGIC, self.kind, lease, read.prompt, read.first, len(read.pages)))
             status, page_bytes = ANSWER.unpack(peer.receive(ANSWER.size))
+            with self._lock:
+                self._mute.pop(read.params.engine, None)
             if status != OK:
                 raise ValueError(
                     "the lease has ended" if status == 1 else "the other engine does not send pages so"
