@@ -19,6 +19,7 @@ from PIL import Image
 
 import sgl
 from sgl.errors import ContextTooLong, InvalidRequest, ProgramError
+from sgl.lang.record.pictures import image_bytes
 from sgl.runtime.engine import Engine
 from sgl.runtime.media import fetch, read
 from tests.live_server import LiveServer
@@ -152,6 +153,7 @@ BAD = [
     ("data:image/png,abc", "base64"),
     (b"", "cannot be read"),
     (png(picture(1))[:60], "cannot be read"),
+    (Image.open(io.BytesIO(png(picture(1))[:60])), "cannot be read"),
     (bomb(), "too large|pixels"),
     (png(Image.new("RGB", (4000, 2))), "200 times"),
     (7, "is a path"),
@@ -213,6 +215,62 @@ def test_the_urls_of_a_prompt_share_their_time(engine: Engine, monkeypatch: pyte
     reader.items([f"http://slow.invalid/{i}" for i in range(3)])
     assert len(ends) == 3
     assert len(set(ends)) == 1
+
+
+def made_reader(engine: Engine) -> read.MediaReader:
+    reader = engine._builder.reader
+    assert reader is not None
+    return read.MediaReader(reader.config, "any", 64)
+
+
+def test_pictures_are_told_apart_by_what_is_seen(engine: Engine) -> None:
+    """Pixels of a palette are numbers of its colours, and a file may say that its image lies on its side."""
+    reader, seen = made_reader(engine), picture(1).resize((40, 24))
+    upright = picture(2).resize((40, 24))
+    turned = upright.transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[0x0112] = 6
+    palettes = [seen.quantize(8), seen.quantize(8)]
+    palettes[1].putpalette(bytes(255 - each for each in palettes[0].getpalette() or []))
+    for given, expected in ((palettes[0], None), (palettes[1], None), (turned, upright)):
+        plain = given.convert("RGB") if expected is None else expected
+        digest = reader.item("image", plain).digest
+        assert reader.item("image", given).digest == digest
+        assert reader.item("image", image_bytes(given)).digest == digest
+    assert len({reader.item("image", each).digest for each in palettes}) == 2
+
+
+@pytest.mark.parametrize(
+    "mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "F", "I", "I;16"]
+)
+def test_pictures_of_any_mode_are_sent_by_programs(mode: str, engine: Engine) -> None:
+    given = Image.new(mode, (40, 24), 1)
+    reader = made_reader(engine)
+    assert reader.item("image", image_bytes(given)).digest == reader.item("image", given).digest
+
+
+def test_a_picture_that_is_cut_off_is_named_by_programs() -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        image_bytes(Image.open(io.BytesIO(png(picture(1))[:60])))
+
+
+def test_frames_are_bounded_before_work_is_done_for_them(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, left = made_reader(engine), list[int]()
+
+    def fetched(url: str, policy: str, max_bytes: int, end: float) -> bytes:
+        left.append(max_bytes)
+        return bytes(1000)
+
+    monkeypatch.setattr(read, "fetch", fetched)
+    monkeypatch.setattr(read, "MAX_BYTES", 2500)
+    with pytest.raises(InvalidRequest, match="500 are the most"):
+        reader.item("video", ["http://slow.invalid/x.png"] * 4)
+    assert left == [2500, 1500, 500]
+    with pytest.raises(InvalidRequest, match="1 to 768 frames, not 769"):
+        reader.item("video", ["http://slow.invalid/x.png"] * 769)
+    assert len(left) == 3
+    monkeypatch.setattr(read.np, "empty", None)  # no memory is taken
+    with pytest.raises(ContextTooLong):
+        reader.item("video", [Image.new("RGB", (64, 64))] * 200)
 
 
 def test_images_are_counted_against_the_context(folder: Path) -> None:

@@ -15,6 +15,7 @@ from sgl.errors import InvalidRequest, is_installed, needs_extra
 MAX_FRAMES = 768
 """Of a video, after sampling."""
 _MAX_DECODED = 1 << 18  # frames of a file that are looked at: more than two hours
+_OF_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*", b"MM\0*")
 
 
@@ -35,7 +36,13 @@ def image_bytes(value: Any) -> bytes:
         return _png(pixels.cpu().numpy())
     if hasattr(value, "save"):  # PIL image
         buffer = io.BytesIO()
-        value.save(buffer, format="PNG")
+        try:
+            from PIL import ImageOps
+
+            image = ImageOps.exif_transpose(value)
+            (image if image.mode in _OF_PNG else image.convert("RGB")).save(buffer, format="PNG")
+        except Exception as error:  # decoders raise anything
+            raise InvalidRequest(f"the image cannot be read: {error}", param="image") from error
         return buffer.getvalue()
     raise InvalidRequest(f"no image can be made of {type(value).__name__}", param="image")
 

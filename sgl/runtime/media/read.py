@@ -82,22 +82,24 @@ class MediaReader:
         if fps is not None and not (isinstance(fps, int | float) and 0 < fps < 1e6):
             raise InvalidRequest(f"fps must be above 0, not {fps!r:.40}", param="video_data")
         end = time.monotonic() + FETCH_SECONDS if end is None else end
-        frames = [
-            self._content(frame, end) for frame in (given if kind == "video" and _is_list(given) else [given])
-        ]
+        several = given if kind == "video" and _is_list(given) else [given]
+        _check_frames(several)
+        frames: list[Any] = []
+        for each in several:
+            left = MAX_BYTES - sum(len(frame) for frame in frames if isinstance(frame, bytes))
+            frames.append(self._content(each, end, left))
         if kind == "video" and len(frames) == 1 and isinstance(frames[0], bytes):
-            frames = list(_cut(frames[0]))
-        if not 0 < len(frames) <= MAX_FRAMES:
-            raise InvalidRequest(f"a video has 1 to {MAX_FRAMES} frames, not {len(frames)}", param=f"{kind}_data")
+            frames = _cut(frames[0])
+            _check_frames(frames)
         hashed = hashlib.sha256(f"{kind} {fps}".encode())
         for frame in frames:
-            hashed.update(frame if isinstance(frame, bytes) else _identity(frame))
+            hashed.update(frame if isinstance(frame, bytes) else _identity(frame, kind))
         key = hashed.digest()
         with self._lock:
             if (item := self._items.get(key)) is not None:
                 self._items.move_to_end(key)
                 return item
-        item = _made(self.config, kind, frames, fps)
+        item = self._made(kind, frames, fps)
         with self._lock:
             if self._num_live + item.frames.nbytes > _LIVE_BYTES:
                 raise QueueFull(
@@ -113,19 +115,34 @@ class MediaReader:
                 self._num_bytes -= old.frames.nbytes
         return item
 
+    def _made(self, kind: MediaKind, frames: Sequence[Any], fps: float | None) -> MediaItem:
+        config = self.config
+        how = config.image if kind == "image" else config.video
+        first = _rgb(frames[0], kind)
+        height, width = _size(config, how, kind, len(frames), first.height, first.width)
+        size = config.patch_size
+        grid = -(-len(frames) // config.temporal_patch_size), height // size, width // size
+        if (num_tokens := math.prod(grid) // config.merge_size**2) >= self._context_length:  # a video may have GBs
+            raise ContextTooLong.of(num_tokens, self._context_length, param="image_data", seen="images")
+        pixels = np.empty((len(frames), height, width, 3), np.uint8)
+        for i, frame in enumerate(frames):
+            image = _rgb(frame, kind) if i else first
+            if image.size != first.size:
+                raise InvalidRequest("the frames of a video have different sizes", param=f"{kind}_data")
+            pixels[i] = np.asarray(image.resize((width, height), how.resample))
+        return MediaItem(kind, pixels, grid, config.merge_size, fps)
+
     def _ended(self, num_bytes: int) -> None:
         with self._lock:
             self._num_live -= num_bytes
 
-    def _content(self, given: Any, end: float) -> Any:
-        """Encoded bytes, or a Pillow image."""
+    def _content(self, given: Any, end: float, most: int) -> Any:
+        """Encoded bytes, no more than `most`, or a Pillow image."""
         if isinstance(given, str | Path):
-            given = self._loaded(str(given), end)
+            given = self._loaded(str(given), end, most)
         if isinstance(given, bytes | bytearray | memoryview):
-            if len(given) > MAX_BYTES:
-                raise InvalidRequest(
-                    f"an image has {len(given)} bytes, and {MAX_BYTES} are the most", param="image_data"
-                )
+            if len(given) > most:
+                raise InvalidRequest(f"an image has {len(given)} bytes, {most} are the most", param="image_data")
             return bytes(given)
         if hasattr(given, "convert") and hasattr(given, "size"):
             return given
@@ -134,9 +151,9 @@ class MediaReader:
             param="image_data",
         )
 
-    def _loaded(self, text: str, end: float) -> bytes:
+    def _loaded(self, text: str, end: float, most: int) -> bytes:
         if text.startswith(("http://", "https://")):
-            return fetch(text, self._urls, MAX_BYTES, end)
+            return fetch(text, self._urls, most, end)
         if text.startswith("data:") or (len(text) > 4096 and not text.startswith("file:")):
             return from_base64(text)
         path = Path(text.removeprefix("file://"))
@@ -146,8 +163,8 @@ class MediaReader:
             size = None
         if size is None:
             return from_base64(text)
-        if size > MAX_BYTES:
-            raise InvalidRequest(f"{path} has more than {MAX_BYTES} bytes", param="image_data")
+        if size > most:
+            raise InvalidRequest(f"{path} has more than {most} bytes", param="image_data")
         try:
             return path.read_bytes()
         except OSError as error:
@@ -175,6 +192,11 @@ def _check_number(number: int) -> None:
         raise InvalidRequest(message, param="image_data")
 
 
+def _check_frames(frames: Sequence[Any]) -> None:
+    if not 0 < len(frames) <= MAX_FRAMES:
+        raise InvalidRequest(f"a video has 1 to {MAX_FRAMES} frames, not {len(frames)}", param="video_data")
+
+
 def _several(given: Any) -> Sequence[Any]:
     return [each for each in (given if _is_list(given) else [given]) if each is not None]
 
@@ -189,8 +211,9 @@ def _is_video(given: Any) -> bool:
     return one or isinstance(given, Mapping)
 
 
-def _identity(image: Any) -> bytes:
-    return f"{image.mode} {image.size}".encode() + bytes(image.tobytes())
+def _identity(image: Any, kind: MediaKind) -> bytes:
+    seen = _rgb(image, kind)  # its own pixels may be numbers of colours
+    return f"{seen.size}".encode() + bytes(seen.tobytes())
 
 
 def _cut(data: bytes) -> list[bytes]:
@@ -201,21 +224,6 @@ def _cut(data: bytes) -> list[bytes]:
     return [
         (_PNG if i else b"") + frame + (_IEND if i < len(frames) - 1 else b"") for i, frame in enumerate(frames)
     ]
-
-
-def _made(config: MediaConfig, kind: MediaKind, frames: Sequence[Any], fps: float | None) -> MediaItem:
-    how = config.image if kind == "image" else config.video
-    first = _rgb(frames[0], kind)
-    height, width = _size(config, how, kind, len(frames), first.height, first.width)
-    pixels = np.empty((len(frames), height, width, 3), np.uint8)
-    for i, frame in enumerate(frames):
-        image = _rgb(frame, kind) if i else first
-        if image.size != first.size:
-            raise InvalidRequest("the frames of a video have different sizes", param=f"{kind}_data")
-        pixels[i] = np.asarray(image.resize((width, height), how.resample))
-    moments = -(-len(frames) // config.temporal_patch_size)
-    grid = moments, height // config.patch_size, width // config.patch_size
-    return MediaItem(kind, pixels, grid, config.merge_size, fps)
 
 
 def _rgb(given: Any, kind: MediaKind) -> Any:
