@@ -73,11 +73,15 @@ class LeadingMoves:
 
     def __init__(self, own: MockMoves, others: list[FollowingMover]) -> None:
         self._own, self._others = own, others
-        self.number, self.load_seconds = own.number, 0.0
+        self.number = own.number
 
     @property
     def executed(self) -> bool:
         return self._own.executed
+
+    @property
+    def load_seconds(self) -> float:
+        return self._own.load_seconds
 
     def is_loaded(self) -> bool:
         return self._own.is_loaded() and all(other.has_done(self.number) for other in self._others)

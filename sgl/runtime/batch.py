@@ -143,7 +143,8 @@ class PendingMoves(Protocol):
 
     @property
     def load_seconds(self) -> float:
-        """What the loads took, once they are done, without the time for which they waited."""
+        """What the loads of pages, of which there are some, took, once they are done, without the time for which they
+        waited."""
 
     def is_loaded(self) -> bool:
         """Whether all loads are done: batches may read the device pages."""

@@ -261,7 +261,8 @@ class Loads:
         assert load.move is not None, "it is under way"
         if not load.move.is_loaded():
             return False
-        self._rates.note_load(len(load.pages) * self._host.page_size, load.move.load_seconds)
+        if len(load.pages):  # else nothing was timed
+            self._rates.note_load(len(load.pages) * self._host.page_size, load.move.load_seconds)
         self._host.tree.unlock(load.host)
         return True
 
