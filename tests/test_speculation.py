@@ -361,6 +361,33 @@ def test_usage_tells_what_was_drafted_and_what_stood(folder: Path, plain: Any) -
         assert meta["accepted_tokens"] == counters.verified_tokens > 0
 
 
+@pytest.mark.parametrize("stop", ["token", "text"])
+def test_drafts_behind_the_end_of_an_output_are_not_accepted(folder: Path, stop: str) -> None:
+    params: dict[str, Any] = {"temperature": 1.0, "seed": 2, "max_new_tokens": 30, "ignore_eos": True}
+    with Engine(folder, dtype="float32") as engine:
+        whole = engine.generate(prompt="abc", sampling_params=params)["output_ids"]
+        outputs = outputs_of(engine, ["abc"], [params])
+        counters, lengths = engine._scheduler.counters, set()
+
+        class Five(Oracle):
+            def _draft(self, asked: DraftRequest) -> Draft:
+                [known] = self._outputs.values()
+                return Draft(known[len(asked.request.output_ids) :][:5])
+
+        speculate(engine, [Five(outputs, 0.0, 0)])
+        for token in dict.fromkeys(whole[:24]):
+            end: dict[str, Any] = {"stop_token_ids": [token]}
+            if stop == "text":
+                end = {"stop": [engine.tokenizer.decode([token])]}
+            before = counters.verified_tokens
+            meta = engine.generate(prompt="abc", sampling_params={**params, **end})["meta_info"]
+            steps, of_last = divmod(meta["completion_tokens"] - 1, 6)
+            assert meta.get("accepted_tokens", 0) == 5 * steps + min(of_last, 5)
+            assert counters.verified_tokens - before == meta.get("accepted_tokens", 0)
+            lengths.add(of_last)
+    assert len(lengths) > 3
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize("algorithm", ["NGRAM", "GRAMMAR", "auto"])
 def test_each_algorithm_changes_no_token_of_constrained_outputs(folder: Path, plain: Any, algorithm: Any) -> None:

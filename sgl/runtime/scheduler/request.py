@@ -93,7 +93,8 @@ class Request:
     drafts: Sequence[int] = ()  # speculative next tokens, kept as far as they are sampled
     num_ahead: int = 0  # tokens sampled already, behind the latest that the loop was given
     num_drafted: int = 0  # drafts that were verified,
-    num_accepted: int = 0  # and those of them that were accepted
+    num_stood: int = 0  # and those of them that stood,
+    stood_end: int = 0  # the last of them right before this place of the output
     shared_pages: int = 0  # leading pages lent by the cache at admission
     scored_len: int = 0  # next prompt position whose logits are wanted
     node: Node | None = None  # locked cache node for the first tree_len tokens
@@ -118,6 +119,11 @@ class Request:
     def num_forced(self) -> int:
         """Output tokens that were certain and not sampled."""
         return sum(count for _, count in self.forced)
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts that stood and are in the output: behind its end they are not."""
+        return self.num_stood - max(0, self.stood_end - len(self.output_ids))
 
     @property
     def num_known(self) -> int:

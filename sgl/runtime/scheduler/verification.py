@@ -32,10 +32,10 @@ def verified(
     table.kv_len[row] -= len(drafts) - num_accepted  # the others' KV will be overwritten
     request.drafts, request.phase = (), Phase.DECODE
     request.num_drafted += len(drafts)
-    request.num_accepted += num_accepted
     counters.drafted_tokens += len(drafts)
-    counters.verified_tokens += num_accepted
-    outputs, first, number = request.output_ids, len(request.output_ids), 0
+    outputs, first, number, before = request.output_ids, len(request.output_ids), 0, request.num_accepted
+    request.num_stood += num_accepted
+    request.stood_end = first + num_accepted
     while number < len(sampled):
         outputs.append(sampled[number])
         request.output_logprobs += logprobs[number : number + 1]
@@ -49,11 +49,14 @@ def verified(
                 number += 1
             table.kv_len[row] = min(int(table.kv_len[row]), request.prompt_len + first + number)
             if number == len(sampled) or first + number < len(outputs):
+                request.num_stood -= max(0, num_accepted - number)
+                request.stood_end = min(request.stood_end, first + number)
                 break
             request.phase = Phase.DECODE
         elif phase is not Phase.DECODE:  # it has ended
             break
     request.num_ahead = 0
+    counters.verified_tokens += request.num_accepted - before
 
 
 def groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:
