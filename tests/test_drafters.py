@@ -330,17 +330,21 @@ def test_a_page_of_another_in_place_of_ones_own_is_used_when_it_was_seen(
     check(its, oracle, {1: 3})
 
 
-def test_pages_of_others_are_not_taken_for_ones_own(headed: tuple[Served, EagleOracle]) -> None:
-    """Computed while the head rested, at slots where it knew other tokens."""
+@pytest.mark.parametrize("other", ["tokens", "weights", "adapter", None])
+def test_pages_of_others_are_not_taken_for_ones_own(headed: tuple[Served, EagleOracle], other: str | None) -> None:
+    """Computed while the head rested, at slots where it knew other tokens, or these by other weights."""
     its, oracle = headed
     drafter: Any = its.drafter
     rng = random.Random(6)
-    its.enter(0, drawn(rng, 12), range(1, 17))
+    before, prompt = drawn(rng, 12), drawn(rng, 12)
+    its.enter(0, before if other == "tokens" else prompt, range(1, 17))
+    its.requests[0].adapter = int(other == "adapter")
     its.step({0: 12})
     check(its, oracle, {0: 3})
     its.leave(0)
+    if other == "weights":
+        drafter.outdate()
     drafter.follow(is_on=False)
-    prompt = drawn(rng, 12)
     its.enter(0, prompt, range(1, 17))
     its.step({0: 12})
     its.leave(0)
@@ -349,7 +353,7 @@ def test_pages_of_others_are_not_taken_for_ones_own(headed: tuple[Served, EagleO
     its.requests[1].cached_len = 12
     its.step({1: 3})
     drafts, holes = entries_of(its, 1)
-    assert holes == list(range(1, 13))
+    assert holes == ([12] if other is None else list(range(1, 13)))  # what followed was another token
     assert drafts == oracle.drafts(its.known(1), 3, 15, holes)
 
 

@@ -147,6 +147,23 @@ def test_a_model_that_drafts_for_itself_is_always_right(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("still_clock")
+def test_a_head_forgets_what_it_read_of_weights_that_are_gone(folder: Path, tmp_path: Path) -> None:
+    prompts, params = requests(random.Random(4), 6)
+    tiny_checkpoint(tmp_path, with_tokenizer=True, seed=7)
+    with Engine(str(tmp_path), speculative_algorithm="off", random_seed=0) as plain:
+        expected = answers(plain, prompts, params)
+    with engine(folder, "eagle") as its:
+        assert answers(its, prompts, params) != expected
+        [model] = its._loop._speculator._models
+        assert model._keys.any()
+        its.update_weights_from_disk(str(tmp_path))
+        assert not model._keys.any()
+        assert answers(its, prompts, params) == expected
+        assert its.flush_cache()
+        assert not model._keys.any()
+
+
+@pytest.mark.usefixtures("still_clock")
 def test_a_draft_model_of_random_weights_needs_no_files(folder: Path, tmp_path: Path) -> None:
     """As its target; the same shape has the same."""
     (tmp_path / "config.json").write_bytes((folder / "target" / "config.json").read_bytes())

@@ -75,6 +75,7 @@ def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Devi
         drafters.append(Lookup(pools))
     if config.speculative_algorithm in ("auto", "GRAMMAR"):
         drafters.append(GrammarDrafter())
+    scheduler.memory.on_flush.extend(model.outdate for model in models)
     return Speculator(
         scheduler,
         drafters,

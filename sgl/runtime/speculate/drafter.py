@@ -67,6 +67,10 @@ class DeviceDrafter(Drafter, Protocol):
         computed meanwhile."""
         return
 
+    def outdate(self) -> None:
+        """What is cached is found no more: the cache was flushed, or the model has other weights."""
+        return
+
     def wants(self, step: Step) -> bool:
         """Of every step, before it is launched: whether `Observer.observe` is to see it."""
         return False

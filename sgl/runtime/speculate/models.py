@@ -35,6 +35,7 @@ class Row:
     number: int
     num_retractions: int  # when it got the row
     keys: Keys  # of its known tokens, with room for all
+    first_key: np.uint64  # of no token: a head reads hidden states, which are those of an adapter
     num_keys: int = 0
     done: int = 0  # tokens whose KV is right, or is not to be had
     pages: Int32Array = field(default_factory=lambda: _NO_IDS)  # known to the runner
@@ -131,6 +132,10 @@ class ModelDrafter(DeviceDrafter, Observer):
     def ended(self, request: Request) -> None:
         self._rows.pop(request.uid, None)
 
+    def outdate(self) -> None:
+        """See `DeviceDrafter`. Running requests go on with what they have, as the model does."""
+        self._keys[:] = 0
+
     def close(self) -> None:
         self._runner.close()
 
@@ -205,7 +210,8 @@ class ModelDrafter(DeviceDrafter, Observer):
         row = self._rows.get(request.uid)
         if row is None or row.num_retractions != request.num_retractions:
             room = min(request.prompt_len + request.max_new_tokens, self._max_positions)
-            row = Row(request.row, request.num_retractions, np.empty(room, np.uint64))
+            first_key = np.uint64(request.adapter << 32)
+            row = Row(request.row, request.num_retractions, np.empty(room, np.uint64), first_key)
             self._rows[request.uid] = row
             self._setups[request.row] = RowSetup(
                 request.row, request.params, request.seed, request.prompt_ids, _NO_IDS
@@ -240,8 +246,7 @@ class ModelDrafter(DeviceDrafter, Observer):
 
     def _keys_of(self, row: Row, start: int, token_ids: Int32Array) -> Keys:
         keys = (token_ids.astype(np.uint64) + np.uint64(1)) * self._factors[start : start + len(token_ids)]
-        if start:
-            keys[:1] += row.keys[start - 1]
+        keys[:1] += row.keys[start - 1] if start else row.first_key
         return np.cumsum(keys, dtype=np.uint64)
 
     def _place(self, row: Row, pages: Int32Array) -> None:
