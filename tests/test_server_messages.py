@@ -186,6 +186,8 @@ def test_turns_become_the_messages_that_a_chat_would_have() -> None:
         ({"max_tokens": 1}, "messages"),
         ({"messages": [], "max_tokens": 1}, "messages"),
         ({"messages": HELLO, "max_tokens": 1, "stop": "x"}, "stop_sequences"),
+        ({"messages": HELLO, "max_tokens": 1, "stop_sequences": [""]}, "stop_sequences must not hold an empty"),
+        ({"messages": HELLO, "max_tokens": 1, "stop_sequences": [""], "stream": True}, "stop_sequences must not"),
         ({"messages": HELLO, "max_tokens": 1, "tool_choice": {"type": "tool"}}, "name"),
         ({"messages": HELLO, "max_tokens": 1, "tool_choice": {"type": "any"}}, "tools"),
         ({"messages": HELLO, "max_tokens": 1, "tools": [{"type": "web_search_20250305", "name": "w"}]}, "custom"),

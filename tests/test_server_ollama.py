@@ -236,6 +236,7 @@ def test_options_reach_the_sampler(
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"options": {"repeat_penalty": 9.0}}, "repeat_penalty must be a number above 0"),
     ({"options": {"mirostat": 1}}, "options.mirostat"),
     ({"options": {"typical_p": 0.5}}, "options.typical_p"),
     ({"options": {"vocab_only": True}}, "options.vocab_only"),

@@ -60,6 +60,8 @@ class Api:
 
     failure: ClassVar[Any] = Error
     """The type of what errors say."""
+    names: ClassVar[dict[str, str]] = {}
+    """Of fields that the engine calls otherwise, by its names for them."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -83,7 +85,9 @@ class Api:
         try:
             answer = await function(self, request, *given)
         except InvalidRequest as error:
-            if body is not None and error.param in _ENGINES_PROMPT:
+            if own := self.names.get(str(error.param)):
+                error.param, error.args = own, (error.args[0].replace(str(error.param), own, 1),)
+            elif body is not None and error.param in _ENGINES_PROMPT:
                 error.param = _prompt_field(body, error.param)
             raise
         if isinstance(answer, web.StreamResponse):

@@ -23,7 +23,7 @@ _HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 class MessagesApi(Api):
     """The endpoints of messages."""
 
-    failure = MessagesError
+    failure, names = MessagesError, {"stop": "stop_sequences"}
 
     @endpoint("POST /v1/messages", example={**_HELLO, "max_tokens": 16}, answer=AssistantMessage, streams=True)
     async def create(self, request: web.Request, body: MessagesBody) -> web.StreamResponse:

@@ -31,7 +31,7 @@ _ONCE = {"prompt": "Once upon a time", "options": {"num_predict": 16}, "stream":
 class OllamaApi(Api):
     """Ollama's endpoints."""
 
-    failure = replies.OllamaError
+    failure, names = replies.OllamaError, {"repetition_penalty": "repeat_penalty"}
 
     @endpoint("POST /api/chat", example=_HELLO, answer=replies.OllamaChat, lines=True)
     async def chat(self, request: web.Request, body: bodies.OllamaChatBody) -> web.StreamResponse:
