@@ -84,15 +84,13 @@ class NodeRequests:
         cached = sum(request.cached_len for request in requests)
         forced = sum(request.num_forced for request in requests)
         drafted = sum(request.num_drafted for request in requests)
-        speculation = {}
-        if drafted:
-            speculation = {"drafted_tokens": drafted, "accepted_tokens": sum(r.num_accepted for r in requests)}
+        speculation = {"drafted_tokens": drafted, "accepted_tokens": sum(r.num_accepted for r in requests)}
         return {
             "new_tokens": sum(request.prompt_len for request in requests) - cached,
             "cached_tokens": cached,
             "generated_tokens": sum(len(request.output_ids) for request in requests) - forced,
             "forced_tokens": forced + forced_tokens,
-            **speculation,
+            **(speculation if drafted else {}),
             **({} if (spending := self.submissions[0].spending) is None else {"ranks": spending()}),
             "queue_seconds": max(each.first_step - each.submitted for each in self.submissions),
             "compute_seconds": max(now - each.first_step for each in self.submissions),

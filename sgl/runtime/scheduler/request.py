@@ -93,8 +93,7 @@ class Request:
     drafts: Sequence[int] = ()  # speculative next tokens, kept as far as they are sampled
     num_ahead: int = 0  # tokens sampled already, behind the latest that the loop was given
     num_drafted: int = 0  # drafts that were verified,
-    num_stood: int = 0  # and those of them that stood,
-    stood_end: int = 0  # the last of them right before this place of the output
+    stood: tuple[int, int] = (0, 0)  # those of them that stood, and the place in the output behind the last one
     shared_pages: int = 0  # leading pages lent by the cache at admission
     scored_len: int = 0  # next prompt position whose logits are wanted
     node: Node | None = None  # locked cache node for the first tree_len tokens
@@ -123,7 +122,7 @@ class Request:
     @property
     def num_accepted(self) -> int:
         """Drafts that stood and are in the output: behind its end they are not."""
-        return self.num_stood - max(0, self.stood_end - len(self.output_ids))
+        return self.stood[0] - max(0, self.stood[1] - len(self.output_ids))
 
     @property
     def num_known(self) -> int:

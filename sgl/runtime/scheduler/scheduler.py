@@ -231,11 +231,10 @@ class Scheduler:
         verified: list[Iterator[Request]] = []
         tokens, split = result.next_tokens.tolist(), step.num_decodes
         for request, token in zip(step.requests[:split], tokens, strict=False):
-            phase = request.phase
-            if phase is not Phase.DONE and request.uid not in step.dropped:
+            if request.phase is not Phase.DONE and request.uid not in step.dropped:
                 request.output_ids.append(token)
                 advanced.append(request)
-                if phase is Phase.WAITING:  # retracted meanwhile: its match has changed
+                if request.phase is Phase.WAITING:  # retracted meanwhile: its match has changed
                     request.match = None
         for b, request in enumerate(step.requests[split:], split):
             if request.phase is not Phase.DONE and step.batch.kv_lens[b] == request.target_len:

@@ -34,8 +34,7 @@ def verified(
     request.num_drafted += len(drafts)
     counters.drafted_tokens += len(drafts)
     outputs, first, number, before = request.output_ids, len(request.output_ids), 0, request.num_accepted
-    request.num_stood += num_accepted
-    request.stood_end = first + num_accepted
+    request.stood = before + num_accepted, first + num_accepted
     while number < len(sampled):
         outputs.append(sampled[number])
         request.output_logprobs += logprobs[number : number + 1]
@@ -49,8 +48,7 @@ def verified(
                 number += 1
             table.kv_len[row] = min(int(table.kv_len[row]), request.prompt_len + first + number)
             if number == len(sampled) or first + number < len(outputs):
-                request.num_stood -= max(0, num_accepted - number)
-                request.stood_end = min(request.stood_end, first + number)
+                request.stood = before + min(num_accepted, number), 0
                 break
             request.phase = Phase.DECODE
         elif phase is not Phase.DECODE:  # it has ended
@@ -61,7 +59,6 @@ def verified(
 
 def groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:
     """All advanced requests and the first of each verified one, then the next of each."""
-    group = advanced + [request for each in verified for request in islice(each, 1)]
-    while group:
+    while group := advanced + [request for each in verified for request in islice(each, 1)]:
         yield group
-        group = [request for each in verified for request in islice(each, 1)]
+        advanced = []
