@@ -227,6 +227,11 @@ BROKEN = BackendError("it broke off its answer", retryable=True)
 REFUSED = ServerUnreachable("the connection was refused", url="http://scripted")
 
 
+def without_server(status: int) -> BackendError:
+    """What a proxy answers."""
+    return BackendError("no server", status=status, retryable=True)
+
+
 def delta(text: str, **more: Any) -> dict[str, Any]:
     return {"type": "delta", "stream": 0, "index": 0, "text": text, **more}
 
@@ -254,24 +259,26 @@ class Clock:
 
 
 @pytest.mark.parametrize(("deadline", "most"), [(None, 62.0), (20.0, 22.0)])
+@pytest.mark.parametrize("lost", [REFUSED, *(without_server(status) for status in (502, 503, 504))], ids=str)
 def test_a_server_that_is_unreachable_is_tried_again_for_a_time(
-    deadline: float | None, most: float, monkeypatch: pytest.MonkeyPatch
+    lost: SglError, deadline: float | None, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its own address refuses connections; a proxy before it answers."""
     clock = Clock(1.0)
     monkeypatch.setattr("sgl.lang.backends.remote.time", clock)
     back = Scripted(
-        [OPEN, BROKEN], *([REFUSED] for _ in range(15)), [GONE], *([REFUSED] for _ in range(2)), [OPEN, DONE]
+        [OPEN, BROKEN], *([lost] for _ in range(15)), [GONE], *([lost] for _ in range(2)), [OPEN, DONE]
     )
     assert not errors_in(events_of(back, monkeypatch, deadline_s=deadline))
     clock.now = 0.0
-    never = Scripted([OPEN, BROKEN], *([REFUSED] for _ in range(100)))
-    assert errors_in(events_of(never, monkeypatch, deadline_s=deadline)) == [REFUSED]
+    never = Scripted([OPEN, BROKEN], *([lost] for _ in range(100)))
+    assert errors_in(events_of(never, monkeypatch, deadline_s=deadline)) == [lost]
     assert most - 3 <= clock.now <= most
 
 
 @pytest.mark.parametrize(
     ("error", "max_retries", "times"),
-    [(BackendError("starting", status=503, retryable=True), 3, 4), (BROKEN, 3, 4), (REFUSED, 0, 1)],
+    [(BackendError("full", status=429, retryable=True), 3, 4), (BROKEN, 3, 4), (REFUSED, 0, 1)],
 )
 def test_what_a_server_answers_is_tried_again_as_often_as_other_requests(
     error: SglError, max_retries: int, times: int, monkeypatch: pytest.MonkeyPatch
@@ -288,7 +295,7 @@ def test_a_server_that_never_opened_the_program_is_not_waited_for(monkeypatch: p
     assert len(http.asked) == 4
 
 
-@pytest.mark.parametrize("lost", [GONE, REFUSED, BROKEN])
+@pytest.mark.parametrize("lost", [GONE, REFUSED, BROKEN, without_server(502)], ids=str)
 def test_where_a_segment_does_not_arrive_the_events_are_asked_for_again(
     lost: SglError, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ from sgl.lang.ir.told import Told
 MAX_PAUSE = 2.0  # seconds between tries to reconnect: servers soon drop programs without listeners
 UNREACHABLE_SECONDS = 60.0  # for a server that has opened a program to come back
 
+_NO_SERVER = (None, 502, 503, 504)  # answers, by their status
+
 
 class RemoteSession(Session):
     """One program. The first segment opens it; lost connections resume after the last event, or open it again."""
@@ -203,8 +205,8 @@ class RemoteSession(Session):
 
 
 def _is_lost(error: SglError) -> bool:
-    """Whether a connection was, or none came about: the server may come back."""
-    is_lost = isinstance(error, BackendError) and error.retryable and error.status is None
+    """Whether a connection was, or none came about, or a proxy finds no server: it may come back."""
+    is_lost = isinstance(error, BackendError) and error.retryable and error.status in _NO_SERVER
     return isinstance(error, ServerUnreachable) or (is_lost and not isinstance(error, RequestTimeout))
 
 
