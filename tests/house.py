@@ -203,7 +203,7 @@ MOST_LINES = {
     "lang": 10_090,  # with Jinja as transformers has it, and programs that outlive their server or fail
     "runtime": 28_340,  # without the server and what follows; with GGUF of more families, gpt-oss among them
     "runtime.cluster": 2_210,  # with a placement for each kind, who is starting, starts, ends and calls of any length
-    "runtime.gateway": 3_620,  # with who has failed a program or has its adapters, and what speaks for a worker
+    "runtime.gateway": 3_690,  # with who has failed a program, or has the adapters that it names now or later
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
     "runtime.media": 785,  # with bounds on all frames of a video before any is decoded
     "runtime.model.eagle": 470,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import socket
 import subprocess
 import sys
@@ -374,5 +375,44 @@ def test_so_do_programs_that_name_one_and_where_those_workers_fail_they_end() ->
             async with client.post("/v1/programs", json={"program": program}) as events:
                 assert "workers in a row failed" in await events.text()
             assert not two.requests
+
+    run(test)
+
+
+def test_a_program_goes_on_where_a_later_segments_adapter_is() -> None:
+    """Its worker, which has not failed, ends what it has of it."""
+    info = {"max_total_tokens": 0, "internal_states": []}
+    opening = {"program": {"v": 1, "name": "p", "seed": 1}, "segment": {"nodes": []}}
+    gen = {"st": 0, "op": "gen", "name": "x", "params": {"extra": {"lora_path": "a"}}}
+    nodes = [{"st": 0, "op": "text", "text": "Now: "}, gen]
+
+    async def answer(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        if request.path != "/v1/programs":
+            return web.json_response({"id": "x"})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"type": "opened", "id": "x"}\n\n')
+        await until(lambda: any(path.endswith("/segments") for path, _, _ in worker.requests))
+        await response.write(b'data: {"type": "done"}\n\n')
+        return response
+
+    async def test() -> None:
+        async with gateway_of(answer, answer) as (gateway, [one, two], client):
+            one.info, two.info = {**info, "lora_paths": [{"lora_name": "a"}]}, info
+            await until(lambda: gateway.servers.adapters == {"a"})
+            one.is_healthy = False
+            await until(lambda: gateway.servers.ready() == [gateway.servers[two.url]])
+            async with client.post("/v1/programs", json=opening) as events:
+                program = json.loads((await events.content.readuntil(b"\n\n")).partition(b"data: ")[2])["id"]
+                one.is_healthy = True
+                await until(lambda: len(gateway.servers.ready()) == 2)
+                body = {"segment": {"nodes": nodes, "final": True}, "number": 1}
+                async with client.post(f"/v1/programs/{program}/segments", json=body) as taken:
+                    assert taken.status == 200, await taken.text()
+                assert '"done"' in await events.text()
+            paths = ["/v1/programs", "/v1/programs/x/segments"]
+            assert [(path, given) for path, given, _ in one.requests] == [*zip(paths, (opening, body), strict=True)]
+            await until(lambda: [path for path, *_ in two.requests] == ["/v1/programs", "/v1/programs/x"])
+            assert not gateway.servers[two.url].breaker._failures
 
     run(test)

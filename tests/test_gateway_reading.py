@@ -18,6 +18,8 @@ from sgl.runtime.server import bodies
 from tests.test_gateway import MockWorker, echo, gateway_of, run, until
 from tests.test_gateway_hostile import opened, program_of, stays
 
+NONE = frozenset[str]()  # adapters of a worker
+
 TEXT = {"st": 0, "op": "text", "text": "A beginning that all rows share, and which is long. " * 8}
 NODES = [
     TEXT,
@@ -37,7 +39,7 @@ def program(number: int = 24, **more: Any) -> bytes:
 def test_rows_are_shared_out_with_all_else_that_a_body_holds() -> None:
     data = program()
     given = json.loads(data)
-    parts = parts_of(data, "s", 3)
+    parts = parts_of(data, "s", [NONE] * 3)
     assert [(part.first_row, part.num_rows) for part in parts] == [(0, 8), (8, 8), (16, 8)]
     for part in parts:
         assert part.body is not None
@@ -45,8 +47,8 @@ def test_rows_are_shared_out_with_all_else_that_a_body_holds() -> None:
         assert json.loads(part.body) == {**given, "rows": given["rows"][first : first + 8]}
         assert part.demand.session == "s"
         assert part.demand.generated == 8 * 64
-    assert parts[0].demand.blocks == parts_of(data, None, 1)[0].demand.blocks
-    assert parts_of(data, None, 1)[0].body is None, "the client's"
+    assert parts[0].demand.blocks == parts_of(data, None, [NONE])[0].demand.blocks
+    assert parts_of(data, None, [NONE])[0].body is None, "the client's"
 
 
 def gen(**extra: Any) -> dict[str, Any]:
@@ -76,26 +78,52 @@ def test_a_program_asks_for_the_adapters_that_its_nodes_and_defaults_name(
     head = {"v": 1, "name": "p", "seed": 1, "defaults": {"extra": {"lora_path": "a"}}}
     opening = {"program": head, "rows": [{"args": {}}] * 2, "segment": {"nodes": nodes, "final": is_final}}
     for body in (opening, {**opening, "rows": None}):
-        parts = parts_of(json.dumps(body).encode(), None, 2, {"a", "b", "c"})
+        parts = parts_of(json.dumps(body).encode(), None, [NONE] * 2, frozenset("abc"))
         assert {part.demand.adapters for part in parts} == {frozenset(expected)}
+
+
+def test_rows_are_shared_out_among_workers_that_have_their_adapters() -> None:
+    data = program(defaults={"extra": {"lora_path": "a"}})
+    workers = [frozenset("ab"), frozenset("b"), frozenset("a"), NONE]
+    assert [part.num_rows for part in parts_of(data, None, workers, frozenset("ab"))] == [12, 12]
+    assert [part.num_rows for part in parts_of(data, None, workers[1:2], frozenset("ab"))] == [24], (
+        "who starts has it"
+    )
+    assert [part.num_rows for part in parts_of(data, None, workers)] == [6] * 4, "nobody has"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([TEXT, gen(lora_path="a"), SELECT, gen(lora_path="c")], {"a"}),
+        ([*([TEXT] * 900), gen(lora_path="b")], {"b"}),
+        ([gen(), TEXT], set()),
+        ([gen(lora_path=["a"]), {"op": "gen", "params": {"extra": 1}}, gen(lora_path="a")], set()),
+        ([1], set()),
+    ],
+)
+def test_a_later_segment_asks_for_the_adapters_that_it_names(nodes: list[Any], expected: set[str]) -> None:
+    data = json.dumps({"segment": {"nodes": nodes}, "number": 2}).encode()
+    number, segment, adapters = segment_of(data, frozenset("ab"))
+    assert (number, json.loads(segment), adapters) == (2, {"nodes": nodes}, expected)
 
 
 @pytest.mark.parametrize(
     "body", ['{"program": 1}', "{}", '{"program": {"v": 1}, "rows": 3}', '{"program": {"x": 1}, "segment": [1]}']
 )
 def test_what_a_worker_refuses_reaches_one_as_it_is(body: str) -> None:
-    assert [part.body for part in parts_of(body.encode(), None, 4)] == [None]
+    assert [part.body for part in parts_of(body.encode(), None, [NONE] * 4)] == [None]
 
 
 @pytest.mark.parametrize("body", ["[]", "", "{", '{"program": NaN', "\ufeff{}", "[" * 5000])
 def test_what_is_no_object_is_refused(body: str) -> None:
     with pytest.raises(InvalidRequest, match="JSON object"):
-        parts_of(body.encode(), None, 4)
+        parts_of(body.encode(), None, [NONE] * 4)
 
 
 def test_a_deadline_is_put_in_the_place_of_another() -> None:
     data = program(deadline_s=9.0)
-    assert [part.deadline for part in parts_of(data, None, 2)] == [9.0, 9.0]
+    assert [part.deadline for part in parts_of(data, None, [NONE] * 2)] == [9.0, 9.0]
     given = json.loads(data)
     assert json.loads(with_deadline(data, 0.25)) == {**given, "program": {**given["program"], "deadline_s": 0.25}}
 
@@ -114,9 +142,9 @@ def test_bodies_of_any_size_are_read_alike(monkeypatch: pytest.MonkeyPatch) -> N
         (
             parts_of,
             program(200, chat_template="chatml", defaults={"extra": {"lora_path": "a"}}),
-            (None, 3, frozenset("ab")),
+            (None, [frozenset("a")] * 3, frozenset("ab")),
         ),
-        (segment_of, json.dumps({"segment": {"nodes": [TEXT] * 900}, "number": 3}).encode(), ()),
+        (segment_of, json.dumps({"segment": {"nodes": [TEXT] * 900}, "number": 3}).encode(), (frozenset("ab"),)),
     ]
 
     async def test() -> None:
@@ -169,13 +197,13 @@ def test_a_body_whose_client_left_holds_its_turn_until_its_process_ends() -> Non
     async def test() -> None:
         reader = Reader()
         data = program(1, args={"z": "u" * (2 << 20)})
-        left = [asyncio.ensure_future(reader.read(parts_of, data, None, 1)) for _ in range(reading.AT_ONCE)]
+        left = [asyncio.ensure_future(reader.read(parts_of, data, None, [NONE])) for _ in range(reading.AT_ONCE)]
         await until(reader.turns.locked)
         for each in left:
             each.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         assert reader.turns.locked()
-        assert len(await reader.read(parts_of, data, None, 1)) == 1
+        assert len(await reader.read(parts_of, data, None, [NONE])) == 1
         reader.close()
 
     run(test)

@@ -266,9 +266,7 @@ def test_a_server_that_is_unreachable_is_tried_again_for_a_time(
     """Its own address refuses connections; a proxy before it answers."""
     clock = Clock(1.0)
     monkeypatch.setattr("sgl.lang.backends.remote.time", clock)
-    back = Scripted(
-        [OPEN, BROKEN], *([lost] for _ in range(15)), [GONE], *([lost] for _ in range(2)), [OPEN, DONE]
-    )
+    back = Scripted([OPEN, BROKEN], *([lost] for _ in range(15)), [GONE], *([lost] for _ in range(2)), [OPEN, DONE])
     assert not errors_in(events_of(back, monkeypatch, deadline_s=deadline))
     clock.now = 0.0
     never = Scripted([OPEN, BROKEN], *([lost] for _ in range(100)))

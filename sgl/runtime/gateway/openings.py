@@ -4,7 +4,7 @@ What it passes on it does not decode."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,12 +41,15 @@ class PartBody:
 
 
 def parts_of(
-    data: bytes | bytearray, session: str | None, workers: int, adapters: Collection[str] = frozenset()
+    data: bytes | bytearray,
+    session: str | None,
+    workers: Sequence[frozenset[str]],
+    adapters: frozenset[str] = frozenset(),
 ) -> list[PartBody]:
-    """A body for each worker that gets some of a program's rows, for so many workers. With k workers, n rows take the
-    time of n / k of them and k times that of their shared beginning: least for the root of n rows / beginning.
-    adapters: LoRA adapters' names, of which it may ask for some. Raises InvalidRequest if it is no object; other
-    mistakes are the worker's to tell."""
+    """A body for each worker that gets some of a program's rows. With k workers, n rows take the time of n / k of them
+    and k times that of their shared beginning: least for the root of n rows / beginning. workers: the LoRA adapters
+    that each has. adapters: those that any has, of which it may ask for some. Raises InvalidRequest if it is no object;
+    other mistakes are the worker's to tell."""
     try:
         fields = _fields(data)
     except (msgspec.MsgspecError, RecursionError):
@@ -67,7 +70,8 @@ def parts_of(
         return [PartBody(None, demand, deadline, beginning=beginning)]
     shared = max(1.0, float(len(demand.blocks) * demand.block_tokens))
     own = max(0.0, demand.prompt - shared) + GENERATED * demand.generated
-    number = max(1, min(round(math.sqrt(len(rows) * own / shared)), workers, len(rows)))
+    most = min(sum(demand.adapters <= has for has in workers), len(rows))
+    number = max(1, min(round(math.sqrt(len(rows) * own / shared)), most))
     size = -(-len(rows) // number)
     parts = []
     for first in range(0, len(rows), size):
@@ -87,8 +91,11 @@ def with_deadline(data: bytes | bytearray, seconds: float) -> bytes:
     return _joined({**fields, "program": msgspec.Raw(_joined(program))})
 
 
-def segment_of(data: bytes | bytearray) -> tuple[int | None, bytes]:
-    """A segment's number, if the client gave one, and the segment. Raises InvalidRequest."""
+def segment_of(
+    data: bytes | bytearray, adapters: frozenset[str] = frozenset()
+) -> tuple[int | None, bytes, frozenset[str]]:
+    """A segment's number, if the client gave one, the segment, and which of these adapters it names. Raises
+    InvalidRequest."""
     try:
         fields = _fields(data)
         segment = bytes(fields["segment"])
@@ -99,11 +106,15 @@ def segment_of(data: bytes | bytearray) -> tuple[int | None, bytes]:
     number = _value(fields.get("number", _NONE))
     if number is not None and (type(number) is not int or number < 1):
         raise InvalidRequest("a segment's number is an integer: 1 for the first added", param="number")
-    return number, segment
+    try:
+        asked = _asked({}, segment) & adapters if adapters else adapters
+    except (msgspec.MsgspecError, TypeError, AttributeError, KeyError, RecursionError):
+        asked = frozenset()  # the worker says what is wrong
+    return number, segment, asked
 
 
 def _demand(
-    program: Any, segment: msgspec.Raw, row: Any, session: str | None, adapters: Collection[str]
+    program: Any, segment: msgspec.Raw, row: Any, session: str | None, adapters: frozenset[str]
 ) -> tuple[Demand, float]:
     """Of a program, its first segment and its first row, none of which is checked; and its beginning's tokens."""
     given = _fields(segment) if segment != _NONE else {}
@@ -113,18 +124,19 @@ def _demand(
     first = ir.Segment(tuple((node["st"], node_from_json(node)) for node in nodes))
     future = future_of_program(its, first)
     requests = len({stream for stream, _ in first.nodes}) or 1
-    asked = _asked(its, first, is_final=_value(given.get("final", _FALSE)) is True) & frozenset(adapters)
+    asked = _asked(its.defaults, segment) & adapters if adapters else adapters
     demand = Demand(future.blocks, future.block_tokens, future.prompt, future.generated, session, requests, asked)
     return demand, future.beginning
 
 
-def _asked(program: ir.Program, segment: ir.Segment, *, is_final: bool) -> frozenset[str]:
-    """The LoRA adapters that its nodes name. What is not there yet may take the one of its defaults."""
-    given: list[Mapping[str, Any]] = [] if is_final else [program.defaults]
-    for _, node in segment.nodes:
-        if isinstance(node, (ir.Gen, ir.Select)):  # a select has the defaults alone
-            given.append({**program.defaults, **(node.params if isinstance(node, ir.Gen) else {})})
-    names = [(each.get("extra") or {}).get("lora_path") for each in given]
+def _asked(defaults: Mapping[str, Any], segment: bytes | msgspec.Raw) -> frozenset[str]:
+    """The LoRA adapters that its nodes name. What is not there yet may take the one of the defaults."""
+    given: dict[str, Any] = _value(segment) if segment != _NONE else {}
+    params: list[Mapping[str, Any]] = [] if given.get("final") is True else [defaults]
+    for node in given.get("nodes", ()):
+        if node["op"] in (ir.Gen.op, ir.Select.op):  # a select has the defaults alone
+            params.append({**defaults, **(node.get("params", {}) if node["op"] == ir.Gen.op else {})})
+    names = [(each.get("extra") or {}).get("lora_path") for each in params]
     return frozenset(name for name in names if isinstance(name, str))
 
 

@@ -13,6 +13,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -28,7 +29,7 @@ from sgl.runtime.gateway.pairs import Pairs
 from sgl.runtime.gateway.passing import WRITE_SECONDS, NotBegunError, Passed, Passing, headers_to_worker, in_pieces
 from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.gateway.reading import Reader
-from sgl.runtime.gateway.replies import DUE_SECONDS, Lost, event_of, whole
+from sgl.runtime.gateway.replies import DUE_SECONDS, Lost, Refused, event_of, whole
 from sgl.runtime.gateway.workers import Server
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
@@ -52,14 +53,6 @@ _IN_TURN = 64  # events of one program
 _LOST = ("EngineDead", "ServerUnreachable")  # failures of a worker, not of the program
 
 
-class Refused(Exception):
-    """A worker's answer to a body that it does not take."""
-
-    def __init__(self, answer: web.Response) -> None:
-        super().__init__(answer.status)
-        self.answer = answer
-
-
 class Programs:
     """The open programs of a gateway."""
 
@@ -81,13 +74,14 @@ class Programs:
         self.held = 0  # bytes
         self.open: dict[str, Program] = {}
 
-    async def create(self, request: web.Request, body: bytearray, workers: int) -> web.StreamResponse:
-        """Open a program and stream its events. workers: how many take requests."""
+    async def create(self, request: web.Request, body: bytearray) -> web.StreamResponse:
+        """Open a program and stream its events."""
         if len(self.open) >= MAX_PROGRAMS:
             raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
         self.check_room(len(body))
-        adapters = self.pairs.servers.adapters
-        parts = await self.reader.read(parts_of, body, session_of(request.headers), workers, adapters)
+        servers, session = self.pairs.servers, session_of(request.headers)
+        workers = [its.adapters for its in servers.ready_for(None)]
+        parts = await self.reader.read(parts_of, body, session, workers, servers.adapters)
         size = sum(len(body if part.body is None else part.body) for part in parts)
         self.check_room(size)
         program = Program(self, request, body, parts)
@@ -164,12 +158,14 @@ class Program(sse.EventLog):
     async def add(self, body: bytearray) -> web.Response:
         """Take the next segment: the worker checks it, if there is one now."""
         async with self._adding:
-            number, segment = await self.programs.reader.read(segment_of, body)
+            adapters = self.programs.pairs.servers.adapters
+            number, segment, asked = await self.programs.reader.read(segment_of, body, adapters)
             number = len(self.segments) + 1 if number is None else number
             if number > len(self.segments) + 1:
                 raise InvalidRequest(f"segment {len(self.segments) + 1} is missing", param="number")
             if number == len(self.segments) + 1:
                 self.programs.check_room(len(segment))
+                self.parts[0].asks(asked)
                 refused = await self.parts[0].pass_on(segment, number)
                 if refused is not None:
                     return refused
@@ -233,14 +229,25 @@ class Part:
         self._task.cancel()
         if not self.opened.done():
             self.opened.cancel()
-        if self.remote is not None and not self.is_done:
-            task = asyncio.ensure_future(self._cancel())
-            _CANCELLING.add(task)
-            task.add_done_callback(_CANCELLING.discard)
+        if not self.is_done:
+            self._end_remote()
+
+    def asks(self, adapters: frozenset[str]) -> None:
+        """A segment names these LoRA adapters, which may be at other workers alone."""
+        demand = self._about.demand
+        self._about = replace(self._about, demand=replace(demand, adapters=demand.adapters | adapters))
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether others have the adapters that it names, and its worker has not."""
+        servers, asked = self._program.programs.pairs.servers.values(), self._about.demand.adapters
+        lacks = self.server is not None and not asked <= self.server.adapters
+        return lacks and any(asked <= its.adapters for its in servers)
 
     async def pass_on(self, segment: bytes, number: int) -> web.Response | None:
-        """Send a segment to the worker; its answer, if it refuses it. A worker that fails gets it later."""
-        if self.remote is None:
+        """Send a segment to the worker; its answer, if it refuses it. A worker that fails gets it later, and another
+        one if it is to go on there."""
+        if self.remote is None or self._is_elsewhere:
             return None
         try:
             async with self._post_segment(segment, number) as answer:
@@ -263,8 +270,6 @@ class Part:
                         if not self.opened.done() and isinstance(lost, NotBegunError):
                             raise
                         self._lose(lost)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:  # the program's client is told
             if isinstance(error, TimeoutError):
                 error = RequestTimeout("no worker ended the program within its deadline_s", seconds=limit or 0.0)
@@ -280,7 +285,9 @@ class Part:
         """Its worker failed. Raises EngineDead if nobody else is to run it while its client has no news: all have
         tried, or it may be what ends those that begin it."""
         programs = self._program.programs
-        if self.server is not None:
+        if self._is_elsewhere:
+            self._end_remote()
+        elif self.server is not None:
             self.server.failed()
         self._num_failures += 1
         self._num_begun += self.remote is not None
@@ -362,6 +369,8 @@ class Part:
         while True:
             self.has_more.clear()
             if self.remote is not None:
+                if self._is_elsewhere:
+                    raise Lost("others have its adapters")
                 while number < len(self._program.segments):
                     async with self._post_segment(self._program.segments[number], number + 1) as answer:
                         if answer.status in (404, 429) or answer.status >= 500:
@@ -425,11 +434,16 @@ class Part:
             url, data=in_pieces(body, headers), headers=headers, timeout=_LIMIT, allow_redirects=False
         )
 
-    async def _cancel(self) -> None:
+    def _end_remote(self) -> None:
+        if self.remote is not None:
+            task = asyncio.ensure_future(self._cancel(self._url()))
+            _CANCELLING.add(task)
+            task.add_done_callback(_CANCELLING.discard)
+
+    async def _cancel(self, url: str) -> None:
         with contextlib.suppress(aiohttp.ClientError, OSError):
-            async with self._program.programs.session().delete(
-                self._url(), headers=self._program.headers, timeout=_LIMIT
-            ):
+            session = self._program.programs.session()
+            async with session.delete(url, headers=self._program.headers, timeout=_LIMIT):
                 pass
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from aiohttp import web
 
 from sgl.errors import InvalidRequest
 from sgl.lang.ir import nodes as ir
@@ -46,6 +47,14 @@ def is_ours(error: BaseException) -> bool:
 
 class Lost(Exception):
     """The worker failed."""
+
+
+class Refused(Exception):
+    """A worker's answer to a body that it does not take."""
+
+    def __init__(self, answer: web.Response) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
 
 
 def why_not(answer: aiohttp.ClientResponse, method: str, first: bytes) -> str | None:
