@@ -1,12 +1,15 @@
 """What a gateway adds to the time to first token, and what it computes for a request: ours, and smg where it is
 installed, before the same mock workers.
 
-    python -m benchmarks.gateways [--rate 500] [--seconds 10] [--smg PATH]
+    python -m benchmarks.gateways [--rate 500] [--seconds 10] [--burst 256] [--smg PATH]
 
 Two workers in a process of their own answer a chat with ten events, the first after 5 ms. Each way is asked at the
 same rate, in turns: without a gateway, through ours, through smg. What is printed is the time until the first event
 (added: beside the way without a gateway) and the CPU time of the gateway's process for a request, which other work on
-the machine hardly changes. Clients and workers are bare protocols, so that two cores have room for a gateway."""
+the machine hardly changes. Clients and workers are bare protocols, so that two cores have room for a gateway.
+
+With --burst, so many prompts of 100 to 1,024 ids are sent at once instead, each on a connection of its own, over and
+over: when the last of them was at a worker, which answers none before."""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ STARTING_SECONDS = 120.0
 ANSWER_SECONDS = 30.0
 MODEL = "mock"
 FIRST_SECONDS, NEXT_SECONDS, EVENTS = 0.005, 0.002, 10
+HELD_SECONDS, LEAST_IDS, MOST_IDS, BURSTS = 1.0, 100, 1024, 8  # of bursts
 STATE = {"num_running_reqs": 0, "num_queue_reqs": 0, "kv_available_tokens": 100_000, "kv_evictable_tokens": 0}
 ABOUT = {"model_path": MODEL, "served_model_name": MODEL, "context_length": 4096, "is_generation": True}
 ABOUT |= {"max_total_tokens": 100_000, "tokenizer_path": MODEL, "version": "0", "tp_size": 1, "dp_size": 1}
@@ -74,7 +78,13 @@ class Worker(asyncio.Protocol):
         if head.startswith(b"POST /v1/chat/completions"):
             asyncio.get_running_loop().call_later(FIRST_SECONDS, self._send, 0)
             return
-        text = json.dumps(MODELS if head.startswith(b"GET /v1/models") else ABOUT)
+        if head.startswith(b"POST /generate"):
+            asyncio.get_running_loop().call_later(HELD_SECONDS, self._say, {"arrived": time.perf_counter()})
+            return
+        self._say(MODELS if head.startswith(b"GET /v1/models") else ABOUT)
+
+    def _say(self, data: dict[str, Any]) -> None:
+        text = json.dumps(data)
         about = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length:"
         self._transport.write(f"{about} {len(text)}\r\n\r\n{text}".encode())
 
@@ -159,6 +169,32 @@ async def asked(urls: list[str], rate: float, seconds: float) -> tuple[list[floa
     return found, failed
 
 
+async def burst(url: str, bodies: list[bytes]) -> list[float]:
+    """Seconds until each body was at a worker, since the first was sent, in order."""
+    loop, where = asyncio.get_running_loop(), urlsplit(url)
+    head = f"POST /generate HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\n"
+
+    def asked(body: bytes) -> socket.socket:
+        its = socket.create_connection((str(where.hostname), where.port or 0))
+        its.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        its.setblocking(False)
+        return its
+
+    async def answer(its: socket.socket) -> float:
+        with its:
+            text = b""
+            while not text.endswith(b"}"):
+                if not (part := await loop.sock_recv(its, 1 << 16)):
+                    raise ConnectionError(f"the answer ends with {text[-200:]!r}")
+                text += part
+        return float(json.loads(text.partition(b"\r\n\r\n")[2])["arrived"])
+
+    began = time.perf_counter()
+    async with asyncio.timeout(ANSWER_SECONDS):
+        arrived = await asyncio.gather(*map(answer, [asked(body) for body in bodies]))
+    return sorted(each - began for each in arrived)
+
+
 def cpu_seconds(process: int | None) -> float:
     """Of a process and its children, until now; 0 where the system does not tell."""
     its = Path(f"/proc/{process}")
@@ -203,6 +239,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=500.0)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--burst", type=int, help="prompts at once, in place of chats at a rate")
     parser.add_argument("--smg", default=shutil.which("smg"))
     parser.add_argument("--ports", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -229,6 +266,9 @@ async def main() -> None:
             processes["smg"] = stack.enter_context(running(command, folder))
         for urls in ways.values():
             await ready(urls[0])
+        if options.burst:
+            await bursts(ways, processes, options.burst)
+            return
         seen: dict[str, list[float]] = {name: [] for name in ways}
         failures, spent = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0.0)
         for _ in range(ROUNDS):
@@ -239,6 +279,26 @@ async def main() -> None:
                 seen[name] += found
                 failures[name] += failed
     report(seen, failures, spent, options.rate)
+
+
+async def bursts(ways: dict[str, list[str]], processes: dict[str, int], number: int) -> None:
+    """Print when the first, the middle and the last one were at a worker: medians of several bursts."""
+    rng = np.random.default_rng(0)
+    params = {"max_new_tokens": MOST_IDS, "ignore_eos": True}
+    times: dict[str, list[Any]] = {name: [] for name in ways}
+    spent = dict.fromkeys(ways, 0.0)
+    for _ in range(BURSTS):
+        prompts = [rng.integers(0, 30_000, rng.integers(LEAST_IDS, MOST_IDS)).tolist() for _ in range(number)]
+        bodies = [json.dumps({"input_ids": ids, "sampling_params": params}).encode() for ids in prompts]
+        for name, urls in ways.items():
+            before = cpu_seconds(processes.get(name))
+            times[name].append(1000 * np.quantile(await burst(urls[0], bodies), (0, 0.5, 1)))
+            spent[name] += cpu_seconds(processes.get(name)) - before
+    print(f"{number} requests at once; ms until they were at a worker, CPU ms of each")
+    print(f"{'':14}{'first':>8}{'middle':>8}{'last':>8}{'CPU':>8}")
+    for name, found in times.items():
+        row = (*np.median(found, axis=0), 1000 * spent[name] / BURSTS / number)
+        print(f"{name:14}" + "".join(f"{value:8.2f}" for value in row))
 
 
 def report(seen: dict[str, list[float]], failures: dict[str, int], spent: dict[str, float], rate: float) -> None:

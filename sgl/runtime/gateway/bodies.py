@@ -40,7 +40,8 @@ class Bodies:
     async def _read(self, request: web.Request, data: bytearray) -> None:
         self._check(request.content_length or 0, 0)
         try:
-            async with asyncio.timeout(None if request.content.is_eof() else READ_SECONDS):
+            is_here = request.content.is_eof()
+            async with contextlib.nullcontext() if is_here else asyncio.timeout(READ_SECONDS):
                 while piece := await request.content.readany():
                     length = len(data) + len(piece)
                     more = _counted(length) - _counted(len(data))

@@ -137,15 +137,14 @@ def _are_several(prompt: Any) -> bool:
 def _future(path: str, body: Mapping[str, Any], adapters: Collection[str]) -> Future | None:
     salts = [each for name in ("cache_salt", "extra_key") if (each := body.get(name)) is not None]
     salt = "\0".join(salts) if salts else None
-    space: str | None = json.dumps([body.get("model"), salt, body.get("lora_path")])
     params, prompt = body.get("sampling_params"), _prompt(body)
     if path != "/generate":
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or body.get("max_output_tokens")
         params, prompt = {} if limit is None else {"max_new_tokens": limit}, body.get("prompt")
     if path == "/generate" or prompt is not None:
         prompts = prompt if _are_several(prompt) else [prompt]
-        if isinstance(prompts[0], list):
-            space = namespace_of(salt, _adapter(body, adapters))  # by which KV events name blocks
+        are_ids = isinstance(prompts[0], list)  # whose blocks KV events name
+        space = namespace_of(salt, _adapter(body, adapters)) if are_ids else _space(body, salt)
         if _are_several(prompt):
             return future_of_prompts(prompt, params, [1] * len(prompt), space)
         return future_of(prompt, params, space)
@@ -153,7 +152,11 @@ def _future(path: str, body: Mapping[str, Any], adapters: Collection[str]) -> Fu
     if messages is None:
         return None
     parts = body.get("system"), body.get("instructions"), body.get("tools"), messages
-    return future_of("".join(map(_text, parts)), params, space)
+    return future_of("".join(map(_text, parts)), params, _space(body, salt))
+
+
+def _space(body: Mapping[str, Any], salt: str | None) -> str:
+    return json.dumps([body.get("model"), salt, body.get("lora_path")])
 
 
 def _adapter(body: Mapping[str, Any], adapters: Collection[str]) -> str | None:

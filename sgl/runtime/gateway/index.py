@@ -33,8 +33,11 @@ class PrefixIndex:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._stored: dict[int, set[str]] = {}
-        self._guessed: dict[int, set[str]] = {}
+        self._stored: dict[int, frozenset[str]] = {}
+        self._guessed: dict[int, frozenset[str]] = {}
+        self._alone: dict[
+            str, frozenset[str]
+        ] = {}  # each worker: most blocks have one, and sets take time and room
         self._blocks: dict[str, set[int]] = {}  # stored, of workers that tell
         self._sent: dict[str, OrderedDict[int, float]] = {}  # guessed, and when; the one sent longest ago first
         self._room: dict[str, int] = {}
@@ -50,49 +53,45 @@ class PrefixIndex:
     def sent(self, worker: str, blocks: Sequence[int]) -> None:
         """A request that begins with these blocks goes to that worker."""
         order, now = self._sent.setdefault(worker, OrderedDict()), self._clock()
+        self._add(self._guessed, blocks, worker)
         for block in blocks:
-            self._guessed.setdefault(block, set()).add(worker)
             order[block] = now
             order.move_to_end(block)
-        most = self._room.get(worker, REMEMBERED)
-        while len(order) > most or (order and self._has_expired(worker, next(iter(order)), now)):
-            _discard(self._guessed, order.popitem(last=False)[0], worker)
+        if (over := len(order) - self._room.get(worker, REMEMBERED)) > 0:
+            _discard(self._guessed, [order.popitem(last=False)[0] for _ in range(over)], worker)
+        while order and self._has_expired(worker, next(iter(order)), now):
+            _discard(self._guessed, [order.popitem(last=False)[0]], worker)
 
     def stored(self, worker: str, blocks: Iterable[int]) -> None:
         """The worker has computed them."""
-        mine = self._blocks.setdefault(worker, set())
-        for block in blocks:
-            mine.add(block)
-            self._stored.setdefault(block, set()).add(worker)
+        blocks = list(blocks)
+        self._blocks.setdefault(worker, set()).update(blocks)
+        self._add(self._stored, blocks, worker)
 
     def removed(self, worker: str, blocks: Iterable[int]) -> None:
         """The worker has dropped them."""
-        mine, order = self._blocks.setdefault(worker, set()), self._sent.get(worker, OrderedDict())
-        for block in blocks:
-            mine.discard(block)
-            _discard(self._stored, block, worker)
-            if order.pop(block, None) is not None:
-                _discard(self._guessed, block, worker)
+        blocks, order = list(blocks), self._sent.get(worker, OrderedDict())
+        self._blocks.setdefault(worker, set()).difference_update(blocks)
+        _discard(self._stored, blocks, worker)
+        _discard(self._guessed, [block for block in blocks if order.pop(block, None) is not None], worker)
 
     def cleared(self, worker: str) -> None:
         """The worker has dropped everything, or told what cannot be told apart from that: events were lost."""
-        for block in self._blocks.get(worker, ()):
-            _discard(self._stored, block, worker)
-        for block in self._sent.pop(worker, ()):
-            _discard(self._guessed, block, worker)
+        _discard(self._stored, self._blocks.get(worker, ()), worker)
+        _discard(self._guessed, self._sent.pop(worker, ()), worker)
         if worker in self._blocks:
             self._blocks[worker] = set()
 
     def tells_no_more(self, worker: str) -> None:
         """What the worker has told holds no longer; what it was sent counts."""
-        for block in self._blocks.pop(worker, ()):
-            _discard(self._stored, block, worker)
+        _discard(self._stored, self._blocks.pop(worker, ()), worker)
 
     def forget(self, worker: str) -> None:
         """The worker is gone."""
         self.cleared(worker)
         self._blocks.pop(worker, None)
         self._room.pop(worker, None)
+        self._alone.pop(worker, None)
 
     def found(self, blocks: Sequence[int]) -> dict[str, int]:
         """How many of these blocks, from the first on, each worker has that has any."""
@@ -115,12 +114,22 @@ class PrefixIndex:
             found[worker] = len(blocks)
         return found
 
+    def _add(self, holders: dict[int, frozenset[str]], blocks: Iterable[int], worker: str) -> None:
+        alone = self._alone.setdefault(worker, frozenset((worker,)))
+        for block in blocks:
+            if (its := holders.get(block)) is None:
+                holders[block] = alone
+            elif worker not in its:
+                holders[block] = its | alone
+
     def _has_expired(self, worker: str, block: int, now: float) -> bool:
         return worker in self._blocks and now - self._sent[worker][block] > GUESS_SECONDS
 
 
-def _discard(holders: dict[int, set[str]], block: int, worker: str) -> None:
-    if (its := holders.get(block)) is not None:
-        its.discard(worker)
-        if not its:
+def _discard(holders: dict[int, frozenset[str]], blocks: Iterable[int], worker: str) -> None:
+    for block in blocks:
+        its = holders.get(block, _NOBODY)
+        if len(its) > 1:
+            holders[block] = its - {worker}
+        elif worker in its:
             del holders[block]

@@ -12,6 +12,7 @@ import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from aiolimiter import AsyncLimiter
@@ -102,18 +103,18 @@ class Limits:
         self._buckets.move_to_end(name)
         return bucket
 
-    @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
+    def place(self) -> AbstractAsyncContextManager[None]:
         """Hold one of the places at the workers, in order of arrival. Raises QueueFull if too many wait."""
-        if self._places is None:
-            yield
-            return
-        with self.wait() if self._places.locked() else contextlib.nullcontext():
-            await self._places.acquire()
+        return contextlib.nullcontext() if self._places is None else self._one_of(self._places)
+
+    @contextlib.asynccontextmanager
+    async def _one_of(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
+        with self.wait() if places.locked() else contextlib.nullcontext():
+            await places.acquire()
         try:
             yield
         finally:
-            self._places.release()
+            places.release()
 
 
 def _named(key: str) -> bytes:

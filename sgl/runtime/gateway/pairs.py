@@ -13,7 +13,8 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import fields, replace
 from typing import Any, Final
 
@@ -83,23 +84,19 @@ class Pairs:
         self._session = session
         self._ending: set[asyncio.Task[None]] = set()
 
-    @contextlib.asynccontextmanager
-    async def of(self, passed: Passed, path: str, pages: Pages, prompt: float | None = None) -> AsyncIterator[None]:
+    def of(
+        self, passed: Passed, path: str, pages: Pages, prompt: float | None = None
+    ) -> AbstractAsyncContextManager[Any]:
         """Within it, a request brings the pages that it can, and goes to a prefill worker if they are all it wants.
         prompt: tokens that there may be pages of; None: all that are asked."""
         if pages == "none" or not any(its.mode == "prefill" for its in self.servers.values()):
-            yield
-            return
+            return contextlib.nullcontext()
         if pages == "wanted":
             passed.mode = "prefill"
-            yield
-            return
+            return contextlib.nullcontext()
         pair = Pair(self, passed, path, passed.demand.prompt if prompt is None else prompt)
         passed.pairing = pair
-        try:
-            yield
-        finally:
-            pair.end()
+        return contextlib.aclosing(pair)
 
     def forget(self, worker: str) -> None:
         """It has left."""
@@ -168,6 +165,10 @@ class Pair:
         if status < 400:
             self._count("paired")
             self._params = self._asked = None
+
+    async def aclose(self) -> None:
+        """See `end`."""
+        self.end()
 
     def end(self) -> None:
         """Let go of pages that were not pulled. Idempotent."""

@@ -20,6 +20,10 @@ BACKLOG = 2048
 UNUSED_SECONDS = 60.0
 """After which a connection that is unused, or sends no whole head, is closed."""
 
+_COLLECTED = (
+    20_000  # objects more, of some hundred requests: what these have is not looked through for each few of them
+)
+
 
 @contextlib.asynccontextmanager
 async def serving(gateway: Gateway, bound: socket.socket, drain_seconds: float) -> AsyncIterator[asyncio.Event]:
@@ -33,6 +37,7 @@ async def serving(gateway: Gateway, bound: socket.socket, drain_seconds: float) 
     listener = await loop.create_server(make, sock=bound, backlog=BACKLOG)
     gc.collect()
     gc.freeze()  # modules stay: to look through them takes so long that all requests wait
+    gc.set_threshold(_COLLECTED)
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     try:
         yield stop

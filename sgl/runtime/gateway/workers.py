@@ -189,9 +189,10 @@ class Servers(dict[str, Server]):
     def _options(self, only: str | None, mode: str | None, adapters: frozenset[str]) -> list[Server]:
         """Of those, that one, or those of that mode that have the adapters, if any worker has."""
         if only is None:
-            are_there = any(adapters <= its.adapters for its in self.values())
-            found = (its for its in self.ready() if mode in (None, its.mode))
-            return [its for its in found if not are_there or adapters <= its.adapters]
+            found = [its for its in self.values() if mode in (None, its.mode) and its.lets_pass]
+            if adapters and any(adapters <= its.adapters for its in self.values()):
+                found = [its for its in found if adapters <= its.adapters]
+            return found
         return [self[only]] if only in self and self[only].lets_pass else []
 
     def ready_for(
@@ -205,6 +206,8 @@ class Servers(dict[str, Server]):
         tried: a number of each that was, higher for later ones; those that were not, or the one that was first.
         only: the one that it may be. adapters: that it has, if any worker has them, ready or not."""
         options = self._options(only, mode, adapters)
+        if len(options) < 2:  # at one worker, in no time
+            return options
         ranks = {its: (tried.get(its.id, 0), its.mode == "prefill") for its in options}
         least = min(ranks.values(), default=None)
         return [its for its, rank in ranks.items() if rank == least]

@@ -8,6 +8,7 @@ first, so that the small ones even out what is left.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -229,13 +230,11 @@ def _blocks(prompt: Any, size: int, namespace: object) -> list[int]:
     if not isinstance(prompt, (str, list, tuple)):
         return found
     state = first_name(size, namespace)
-    for start in range(0, min(len(prompt) - size + 1, size * MOST_BLOCKS), size):
-        piece = prompt[start : start + size]
-        try:
-            state = next_name(state, piece if isinstance(piece, str) else tuple(piece))
-        except TypeError:  # no token ids
-            break
-        found.append(state)
+    pieces = prompt if isinstance(prompt, str) else tuple(prompt[: size * MOST_BLOCKS])
+    with contextlib.suppress(TypeError):  # no token ids
+        for start in range(0, min(len(prompt) - size + 1, size * MOST_BLOCKS), size):
+            state = next_name(state, pieces[start : start + size])
+            found.append(state)
     return found
 
 
