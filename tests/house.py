@@ -71,7 +71,13 @@ BELOW: dict[str, tuple[str, ...]] = {
     ),
     "sgl.runtime.transfer_choice": ("sgl.runtime.tier_choice", "sgl.runtime.parallel", "sgl.runtime.shared_choice"),
     "sgl.runtime.shared_choice": ("sgl.runtime.memory_plan", "sgl.runtime.runner", "sgl.runtime.transfer"),
-    "sgl.runtime.tier_choice": ("sgl.runtime.memory_plan", "sgl.runtime.scheduler", "sgl.runtime.runner"),
+    "sgl.runtime.tier_choice": (
+        "sgl.runtime.memory_plan",
+        "sgl.runtime.scheduler",
+        "sgl.runtime.runner",
+        "sgl.runtime.option_checks",
+    ),
+    "sgl.runtime.option_checks": ("sgl.runtime.constraints", "sgl.runtime.config"),
     "sgl.runtime.memory_plan": ("sgl.runtime.devices", "sgl.runtime.adapter_choice", "sgl.runtime.cache"),
     "sgl.runtime.devices": ("sgl.runtime.model", "sgl.runtime.platform"),
     "sgl.runtime.platform": ("sgl.kernels", "sgl.machine_limits", "sgl.errors"),
@@ -201,7 +207,7 @@ MOST_LINES = {
     "kernels.lora": 580,  # of experts, too
     "kernels.moe": 1_850,
     "lang": 10_090,  # with Jinja as transformers has it, and programs that outlive their server or fail
-    "runtime": 28_340,  # without the server and what follows; with GGUF of more families, gpt-oss among them
+    "runtime": 28_370,  # without the server and what follows; with checks of options that a cluster makes, too
     "runtime.cluster": 2_210,  # with a placement for each kind, who is starting, starts, ends and calls of any length
     "runtime.gateway": 3_690,  # with who has failed a program, or has the adapters that it names now or later
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
@@ -213,7 +219,7 @@ MOST_LINES = {
     "runtime.model.quantized": 1_130,  # with NVFP4, MXFP8, bitsandbytes, AutoRound, all of compressed-tensors
     "runtime.model.update": 1_350,  # with groups that are left at once
     "runtime.parallel": 1_580,  # with what ranks share beside pages, and who removes it
-    "runtime.server": 12_650,  # with what trainers ask of SGLang, the reader of KV events, and what others call fields
+    "runtime.server": 12_710,  # with what trainers ask of SGLang, the reader of KV events, and checks of options
     "runtime.speculate": 1_345,
     "runtime.transfer": 1_260,  # from GPU to GPU, too, where the time of a read goes, and who does not answer
     "cli": 2_945,  # with clusters that end at any signal with its code, and the place of what is no value of YAML

@@ -40,6 +40,7 @@ from sgl.runtime.cluster.router import RouterProcess, route
 from sgl.runtime.cluster.running import MARK, Running, began, found, starting, sweep
 from sgl.runtime.cluster.scaling import Scaler
 from sgl.runtime.config import EngineConfig, ServerConfig
+from sgl.runtime.engine import Engine
 from sgl.runtime.gateway.reports import Load
 from sgl.runtime.server.serve import cannot_listen, listen
 from tests.house import REPOSITORY
@@ -92,6 +93,13 @@ def test_no_default_port_is_one_of_ray_serve() -> None:
         ("disaggregation_mode", "prefill", "disaggregation_mode is the cluster's to say"),
         ("prefill_engine", {"page_size": 8}, "prefill_engine needs prefill_replicas"),
         ("prefill_replicas", -1, "prefill_replicas=-1"),
+        ("hicache_size", 4, "is part of enable_hierarchical_cache, which is off"),
+        ("hicache_storage_dir", "/tmp", "is part of enable_hierarchical_cache, which is off"),
+        ("kv_events_replay", "tcp://127.0.0.1:5558", "with no kv_events"),
+        ("max_loras_per_batch", 0, "max_loras_per_batch=0"),
+        ("tool_call_parser", "nobodys", "--tool-call-parser: "),
+        ("reasoning_parser", "nobodys", "--reasoning-parser: "),
+        ("chat_template", "/nowhere.jinja", "the chat template cannot be read"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(name: str, value: Any, said: str) -> None:
@@ -99,6 +107,20 @@ def test_a_wrong_option_is_refused_by_name(name: str, value: Any, said: str) -> 
         options(**{"replicas": 2, "tp_size": 2, name: value})
     assert said in str(refused.value)
     assert refused.value.option == name
+
+
+def test_options_of_engines_that_clash_are_refused_before_ray_starts(tmp_path: Path, capsys: Any) -> None:
+    """In the words of `sgl serve`, where the engine says them."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text("model_path: embedded\nenable_hierarchical_cache: true\ndisable_radix_cache: true\n")
+    with pytest.raises(SystemExit) as stopped:
+        main(["cluster", "up", str(file)])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "leaves nothing for enable_hierarchical_cache to keep" in said, said
+    with pytest.raises(ConfigError) as refused:
+        Engine(enable_hierarchical_cache=True, disable_radix_cache=True)
+    assert str(refused.value) in said
 
 
 def test_options_of_scaling_and_of_limits_go_with_what_they_are_for() -> None:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sgl.cli.logs import announce, configure_logging
 from sgl.cli.options import configs
-from sgl.errors import ConfigError, InvalidRequest, needs_extra
-from sgl.formats.calls import formats_of
-from sgl.lang.ir.chat_template import jinja_template
-from sgl.lang.ir.reasoning import reasoning_format
+from sgl.errors import needs_extra
 from sgl.machine_limits import allow_open_files
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.server.engine_process import EngineProcess, prepare
+from sgl.runtime.server.option_checks import checked_template
 from sgl.runtime.server.replicas import Replicas
 from sgl.runtime.server.sampling_defaults import sampling_defaults
 from sgl.runtime.server.serve import listen, listen_for_rpc, serve_until_stopped
@@ -64,13 +60,7 @@ def serve_engine(engine: EngineConfig, config: ServerConfig, tell: Tell = lambda
     """Serve until a signal; `tell` gets the URL and what was decided of the options once it is up."""
     began = time.monotonic()
     allow_open_files()
-    template = _chat_template(config)
-    if config.tool_call_parser is not None:
-        with _as_option("tool_call_parser"):
-            formats_of(config.tool_call_parser)
-    if config.reasoning_parser is not None:
-        with _as_option("reasoning_parser"):
-            reasoning_format(config.reasoning_parser)
+    template = checked_template(config)
     defaults = sampling_defaults(config, engine.model_path)
     bound = listen(config.host, config.port)
     logger.info("starting the engine with %s", engine.model_name)
@@ -117,24 +107,3 @@ def _tracer(config: ServerConfig) -> Tracer | None:
     with needs_extra("otel", "--otlp-endpoint", option="otlp_endpoint"):
         from sgl.runtime.server.tracing import otlp_tracer
     return otlp_tracer(config.otlp_endpoint)
-
-
-def _chat_template(config: ServerConfig) -> str | None:
-    if config.chat_template is None:
-        return None
-    try:
-        source = Path(config.chat_template).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template cannot be read: {error}", option="chat_template") from error
-    with _as_option("chat_template"):
-        jinja_template(source)
-    return source
-
-
-@contextlib.contextmanager
-def _as_option(name: str) -> Iterator[None]:
-    """Report errors inside as the option's."""
-    try:
-        yield
-    except InvalidRequest as error:
-        raise ConfigError(f"--{name.replace('_', '-')}: {error}", option=name) from error

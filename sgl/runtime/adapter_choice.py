@@ -23,22 +23,8 @@ _DEFAULT_RANK = 16
 def choose_adapters(config: EngineConfig, model_config: Config) -> EngineConfig:
     """With every option for LoRA decided. Raises ConfigError and AdapterError."""
     paths = config.lora_paths or ()
-    enabled = bool(paths) if config.enable_lora is None else config.enable_lora
-    if not enabled:
-        if paths:
-            raise ConfigError(
-                "enable_lora=False, and lora_paths names adapters: leave one out", option="enable_lora"
-            )
+    if not (bool(paths) if config.enable_lora is None else config.enable_lora):
         return replace(config, enable_lora=False)
-    if config.nnodes > 1:
-        raise ConfigError(f"LoRA adapters are served on one host, and nnodes={config.nnodes}", option="enable_lora")
-    num_pinned = sum(path.pinned for path in paths)
-    if num_pinned >= config.max_loras_per_batch:
-        raise ConfigError(
-            f"{num_pinned} adapters are pinned, and max_loras_per_batch={config.max_loras_per_batch} must leave a slot "
-            "for others",
-            option="max_loras_per_batch",
-        )
     found = [LoraConfig.read(path.lora_path) for path in paths]
     known = lora_modules(model_config)
     modules = [lora.modules(known) for lora in found]

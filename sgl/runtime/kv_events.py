@@ -38,23 +38,6 @@ _ASK_BYTES = 1024  # of a frame that a client sends, at most
 _ASK_SECONDS = 10.0  # for which a client may read nothing of an answer
 
 
-def check_events(events: str | None, replay: str | None, engines: int, has_cache: bool) -> None:
-    """Of a server's endpoints. Raises ConfigError for those that would do nothing, or listen twice at one port."""
-    for option, endpoint, other, is_needless in (
-        ("kv_events", events, "disable_radix_cache, which leaves nothing to tell", not has_cache),
-        ("kv_events_replay", replay, "no kv_events: nothing is published that could be missed", events is None),
-    ):
-        if is_needless and endpoint is not None:
-            raise ConfigError(f"{option}={endpoint!r} with {other}", option=option)
-    ports = [int(each.rpartition(":")[2]) for each in (events, replay) if each is not None]
-    if len(ports) == 2 and all(ports) and abs(ports[0] - ports[1]) < engines:
-        raise ConfigError(
-            f"kv_events_replay={replay!r}: each of {engines} engines takes the port after the one before, and so do "
-            f"those of kv_events={events!r}: give a port that is {engines} or more away",
-            option="kv_events_replay",
-        )
-
-
 class BlockStored(msgspec.Struct, array_like=True, omit_defaults=True, gc=False, tag=True):
     """Blocks were computed: consecutive ones, the first after `parent_block_hash` (None: a prompt's first)."""
 

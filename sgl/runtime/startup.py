@@ -17,11 +17,10 @@ from sgl.runtime.attention_choice import choose_attention
 from sgl.runtime.cache.page_events import PageEvents
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.config import EngineConfig
-from sgl.runtime.constraints.packages import check_backend
 from sgl.runtime.deterministic import check_deterministic
 from sgl.runtime.devices import device_name
 from sgl.runtime.draft_choice import load_drafts
-from sgl.runtime.kv_events import KvEvents, check_events
+from sgl.runtime.kv_events import KvEvents
 from sgl.runtime.memory_plan import NO_DRAFTER, DrafterMemory, KVPlan, held_bytes, kv_bytes, plan_memory
 from sgl.runtime.model.base import Config, Model, SizedModel
 from sgl.runtime.model.choice import count_weights, media_of, vision_of
@@ -29,6 +28,7 @@ from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.gdn.config import HybridConfig
 from sgl.runtime.model.mla.config import LatentConfig
 from sgl.runtime.model.update.group import TrainerGroups
+from sgl.runtime.option_checks import check_options
 from sgl.runtime.parallel.group import RankGroup
 from sgl.runtime.parallel.leader import LeadingRunner
 from sgl.runtime.parallel.wire import Build
@@ -45,8 +45,8 @@ from sgl.runtime.speculate import choice as speculate
 from sgl.runtime.speculate.models import ModelDrafter
 from sgl.runtime.speculate.speculator import Speculator
 from sgl.runtime.text.tokenizer import Tokenizer
-from sgl.runtime.tier_choice import check_tiers, open_tiers, plan_host
-from sgl.runtime.transfer_choice import check_transfers, open_transfers, plan_transfers
+from sgl.runtime.tier_choice import open_tiers, plan_host
+from sgl.runtime.transfer_choice import open_transfers, plan_transfers
 
 logger = logging.getLogger(__name__)
 
@@ -125,14 +125,11 @@ def start(config: EngineConfig) -> Started:
         )
     if config.nnodes > 1:
         _ = config.address  # before anything starts
-    check_tiers(config)
-    check_transfers(config)
-    check_events(config.kv_events, config.kv_events_replay, config.dp_size, not config.disable_radix_cache)
+    check_options(config)
     with device_of(config, 0) as device:
         model_config = checked_model(config, device)
         if config.deterministic:
             check_deterministic(config, model_config, device)
-        check_backend(config.grammar_backend)
         group = None
         if config.num_ranks > 1 and not isinstance(platform_of(config.device), OwnRunner):
             group = RankGroup(replace(config, device=config.device or platform_of(None).name), device)

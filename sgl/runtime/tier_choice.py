@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import torch
 
-from sgl.errors import ConfigError
 from sgl.machine_limits import memory_limit
 from sgl.runtime.cache.files import Kind, PageFiles
 from sgl.runtime.cache.host import HostCache
@@ -19,6 +18,7 @@ from sgl.runtime.cache.rates import Rates
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.memory_plan import KVPlan, gib, page_bytes
 from sgl.runtime.model.base import Model, RecurrentModel
+from sgl.runtime.option_checks import wrong
 from sgl.runtime.runner.host_pages import HostPages, most_saves
 from sgl.runtime.runner.hybrid_host_memory import HybridHostMemory
 from sgl.runtime.scheduler.tiers import Tiers
@@ -49,40 +49,6 @@ class Measurable(Protocol):
 
     def measure(self, num_tokens: int) -> tuple[float, float]:
         """Seconds of a step of one token, and of a prompt of num_tokens."""
-
-
-def check_tiers(config: EngineConfig) -> None:
-    """Raises ConfigError for options that do not go together."""
-    options = {
-        field.name: field.default for field in dataclasses.fields(config) if field.name.startswith("hicache_")
-    }
-    changed = [option for option, default in options.items() if getattr(config, option) != default]
-    if not config.enable_hierarchical_cache:
-        for option in changed:
-            raise wrong(config, option, "is part of enable_hierarchical_cache, which is off")
-        return
-    if config.disable_radix_cache:
-        raise wrong(config, "disable_radix_cache", "leaves nothing for enable_hierarchical_cache to keep")
-    if config.speculative_draft_model_path is not None:
-        raise wrong(
-            config,
-            "enable_hierarchical_cache",
-            f"keeps pages of the model alone, and speculative_draft_model_path={config.speculative_draft_model_path!r} "
-            "has others beside them",
-        )
-    if config.hicache_storage_backend is None:
-        for option in changed:
-            if option.startswith("hicache_storage_"):
-                raise wrong(config, option, "is for hicache_storage_backend='file'")
-    elif config.hicache_storage_dir is None:
-        raise wrong(config, "hicache_storage_backend", "needs a folder: name it by hicache_storage_dir")
-    if config.hicache_storage_backend is not None and config.nnodes > 1:
-        raise wrong(
-            config,
-            "hicache_storage_backend",
-            f"is for engines on one host, whose ranks share the memory that files are read into, and nnodes="
-            f"{config.nnodes}; host memory is for any",
-        )
 
 
 def plan_host(config: EngineConfig, model: Model, plan: KVPlan) -> KVPlan:
@@ -219,8 +185,3 @@ def weights_hash(tensors: Iterable[torch.Tensor]) -> bytes:
         ]
         whole.update(torch.cat(sums).cpu().numpy().tobytes())
     return whole.digest()
-
-
-def wrong(config: EngineConfig, option: str, why: str) -> ConfigError:
-    """An option's value that cannot be."""
-    return ConfigError(f"{option}={getattr(config, option)!r} {why}", option=option)

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +21,14 @@ from sgl.runtime.devices import kv_dtype
 from sgl.runtime.memory_plan import KVPlan, gib, has_mapped_transfers, transfer_bytes
 from sgl.runtime.model.base import Config, Model, RecurrentModel
 from sgl.runtime.model.weight_files import weight_files
+from sgl.runtime.option_checks import wrong
 from sgl.runtime.parallel.tcp import secret_of
 from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.scheduler.exports import EngineAddress, Exports
 from sgl.runtime.scheduler.imports import Imports
 from sgl.runtime.scheduler.transfers import Transfers
 from sgl.runtime.shared_choice import fragment_bytes, page_shape
-from sgl.runtime.tier_choice import identity, weights_hash, wrong
+from sgl.runtime.tier_choice import identity, weights_hash
 from sgl.runtime.transfer.mapped import MappedReader, MappedRemote
 from sgl.runtime.transfer.nixl import NixlReader, NixlRemote
 from sgl.runtime.transfer.offers import Offers
@@ -39,51 +40,6 @@ logger = logging.getLogger(__name__)
 
 _HASHED_BYTES = 1 << 26  # of a weight file, at once and on the model's device
 _KEY = "disaggregation.key"
-_LAST_PORT = 65535
-_NO_HOSTS = ("", "0.0.0.0", "::", "*")
-
-
-def check_transfers(config: EngineConfig) -> None:
-    """Raises ConfigError for options that do not go together."""
-    mode = config.disaggregation_mode
-    if mode in (None, "null"):
-        for each in fields(config):
-            name, is_mode = each.name, each.name == "disaggregation_mode"
-            if name.startswith("disaggregation_") and not is_mode and getattr(config, name) != each.default:
-                raise wrong(config, name, "is for disaggregation_mode prefill or decode")
-        return
-    if config.disable_radix_cache:
-        raise wrong(config, "disable_radix_cache", f"leaves no pages for disaggregation_mode={mode!r}")
-    if config.nnodes > 1:
-        raise wrong(
-            config,
-            "nnodes",
-            f"with disaggregation_mode={mode!r}: the ranks of an engine share the memory that pages go through, so "
-            "they are on one host: start an engine on each",
-        )
-    if config.speculative_draft_model_path is not None:
-        raise wrong(
-            config,
-            "speculative_draft_model_path",
-            f"with disaggregation_mode={mode!r}: the draft model's pages are not sent; look-ups (NGRAM) are fine",
-        )
-    if config.disaggregation_transport == "cuda_ipc" and config.num_ranks > 1:
-        raise wrong(
-            config,
-            "tp_size" if config.tp_size > 1 else "pp_size",
-            "with disaggregation_transport='cuda_ipc', by which one GPU's pages are read: 'tcp' and 'nixl' gather "
-            "those of several ranks",
-        )
-    if config.disaggregation_port and config.disaggregation_port + config.dp_size - 1 > _LAST_PORT:
-        raise wrong(
-            config, "disaggregation_port", f"leaves no port for each of {config.dp_size} engines, from there on"
-        )
-    if mode == "prefill" and config.disaggregation_host in _NO_HOSTS:
-        raise wrong(
-            config,
-            "disaggregation_host",
-            "is no address that decode engines could connect to: name one of this host",
-        )
 
 
 def plan_transfers(config: EngineConfig, model_config: Config, model: Model, plan: KVPlan) -> KVPlan:

@@ -20,6 +20,8 @@ from sgl.runtime.config import (
     checked_options,
 )
 from sgl.runtime.gateway.config import GatewayConfig
+from sgl.runtime.option_checks import check_options
+from sgl.runtime.server.option_checks import checked_template
 
 _OURS = (
     *("worker_api_key", "node_rank", "dist_init_addr", "dist_key_file", "dp_rank"),
@@ -163,6 +165,9 @@ class Options:
         refuse(engine.nnodes > 1 < engine.dp_size, "dp_size", text)
         text = f"tp_size={engine.tp_size} times pp_size={engine.pp_size} is no multiple of it"
         refuse(engine.num_ranks % engine.nnodes > 0, "nnodes", f"nnodes={engine.nnodes}: {text}")
+        for its in self.engines.values():  # as a replica's server does, before Ray starts
+            check_options(its)
+        checked_template(self.server)
 
     @property
     def engines(self) -> dict[str, EngineConfig]:
