@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -415,6 +416,29 @@ def test_random_weights_need_only_a_config_and_are_the_same_each_time(folder: Pa
     first, second = (load_decoder(config, load_format="dummy") for _ in range(2))
     assert_same_weights(first, second)
     assert float(first.weights.embedding.std()) == pytest.approx(config.initializer_range, rel=0.1)
+
+
+ODD: list[Any] = [None, 0, -1, 1.5, "x", "", [], {}, True, [1, 2], [None], {"a": 1}, {"factor": [1]}, 1e308, 10**30]
+ODD += [float("nan"), float("inf"), "1e-5", [[]], [{}], {"rope_type": []}, {"rope_type": "yarn", "factor": "4"}]
+KEYS = ["rope_scaling", "quantization_config", "layer_types", "torch_dtype", "text_config", "num_experts"]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2-moe", "gpt-oss", "phi3", "hybrid"])
+def test_any_value_of_a_config_is_read_or_named(family: str, tmp_path: Path) -> None:
+    folder = tiny_hybrid(tmp_path, "next")[0] if family == "hybrid" else tiny_checkpoint(tmp_path, family)
+    config = json.loads((folder / "config.json").read_text())
+    for key in [*config, *KEYS]:
+        for value in ODD:
+            (folder / "config.json").write_text(json.dumps(config | {key: value}))
+            with suppress(ModelError):
+                read_config(str(folder), "sgl")
+
+
+@pytest.mark.parametrize("value", ["x", [None], 1.5, True])
+def test_ends_that_are_no_tokens_are_named(value: Any, folder: Path) -> None:
+    edit_json(folder / "generation_config.json", eos_token_id=value)
+    with pytest.raises(ModelError, match="'eos_token_id' is"):
+        ModelConfig.from_pretrained(folder)
 
 
 def test_ends_of_generation_come_from_both_configs(folder: Path) -> None:

@@ -242,7 +242,7 @@ def test_windows_are_those_of_the_family(
     ("changes", "words"),
     [
         ({"num_experts_per_tok": 7}, "num_experts_per_tok 7 is more than num_local_experts 6"),
-        ({"mlp_only_layers": "none"}, "'mlp_only_layers' is 'none', not a list of layers"),
+        ({"mlp_only_layers": "none"}, "'mlp_only_layers' is 'none', not a list of numbers"),
         ({"decoder_sparse_step": 0}, "'decoder_sparse_step' is 0, not a number above 0"),
         ({"norm_topk_prob": 1}, "'norm_topk_prob' is 1, neither true nor false"),
         ({"moe_intermediate_size": "32"}, "'moe_intermediate_size' is '32', not a number above 0"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from sgl.errors import UnsupportedModel
+from sgl.errors import ModelError, UnsupportedModel
 from sgl.runtime.gguf import is_gguf
 from sgl.runtime.media.config import MediaConfig, Towers
 from sgl.runtime.model.checkpoint import find_checkpoint
@@ -128,7 +128,7 @@ class ModelConfig:
         path = str(folder)
         gguf = GgufCheckpoint(path) if is_gguf(path) else None
         fields = Fields(path, read_config_json(folder) if gguf is None else gguf.config)
-        architectures = fields.data.get("architectures") or []
+        architectures = fields.listed("architectures", str) or []
         name = str(architectures[0]) if len(architectures) == 1 else None
         name = BODIES.get(str(name), name)
         if name not in FAMILIES:
@@ -156,7 +156,12 @@ def _model_config(fields: Fields, family: Family, special: tuple[int | None, tup
     num_heads, num_kv_heads, head_dim = fields.heads(hidden_size)
     num_layers = fields.integer("num_hidden_layers")
     for key, value in fields.data.items():
-        if "num_" in key and key.endswith(("layers", "experts")) and isinstance(value, int) and value > _MOST_PARTS:
+        if (
+            "num_" in key
+            and key.endswith(("layers", "experts"))
+            and isinstance(value, int | float)
+            and value > _MOST_PARTS
+        ):
             raise fields.error(f"{key!r} is {value}, and at most {_MOST_PARTS} are built")
     rope, local_rope = _ropes(fields, family, head_dim)
     rotary_dim = rope.rotary_dim(head_dim)
@@ -215,7 +220,7 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
     ]
     if fields.data.get(key) not in (None, known):
         raise fields.unsupported(f"activation {fields.data[key]!r}")
-    if fields.data.get("model_type") in RENAMED:
+    if str(fields.data.get("model_type")) in RENAMED:
         raise fields.unsupported(f"the other names of fields and tensors of {fields.data['model_type']!r}")
     if fields.data.get("use_bidirectional_attention"):
         raise fields.unsupported("attention to later tokens (use_bidirectional_attention)")
@@ -230,9 +235,7 @@ def _experts(fields: Fields, names: ExpertNames, num_layers: int) -> ExpertsConf
     num_experts, top_k = fields.integer(key), fields.integer("num_experts_per_tok")
     if top_k > num_experts:
         raise fields.error(f"num_experts_per_tok {top_k} is more than {key} {num_experts}")
-    dense = fields.data.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
-        raise fields.error(f"'mlp_only_layers' is {dense!r}, not a list of layers")
+    dense = fields.listed("mlp_only_layers", int) or []
     step = fields.integer("decoder_sparse_step", default=1)
     return ExpertsConfig(
         num_experts=num_experts,
@@ -258,9 +261,9 @@ def _ropes(fields: Fields, family: Family, head_dim: int) -> tuple[RopeConfig, R
     """That of all layers; or of those without a window, and of those with one."""
     if not family.has_local_rope:
         return read_rope(fields, family.vision, head_dim, is_partial=family.has_partial_rope), None
-    data, by_type = fields.data, fields.data.get("rope_parameters") or {}
-    given = {name: by_type.get(f"{name}_attention") or {} for name in ("full", "sliding")}
-    given["full"] = {**given["full"], **(data.get("rope_scaling") or {})}  # older configs scale only these
+    data, by_type = fields.data, fields.section(fields.mapping("rope_parameters"))
+    given = {name: by_type.mapping(f"{name}_attention") for name in ("full", "sliding")}
+    given["full"] = {**given["full"], **fields.mapping("rope_scaling")}  # older configs scale only these
     thetas = {"full": data["rope_theta"], "sliding": data["rope_local_base_freq"]}
     full, local = (
         fields.section({**data, "rope_theta": thetas[name], "rope_scaling": None, "rope_parameters": its})
@@ -274,7 +277,7 @@ def read_rope(
 ) -> RopeConfig:
     """The rope parameters, from `rope_parameters`, or from `rope_scaling` and `rope_theta`. is_partial: whether the
     rope may be over a part of each head."""
-    given = fields.data.get("rope_scaling") or fields.data.get("rope_parameters") or {}
+    given = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
     if any(isinstance(value, Mapping) for value in given.values()):
         raise fields.unsupported("a rope of its own for each layer type")
     top_level = {key: fields.data[key] for key in ("rope_theta", "partial_rotary_factor") if key in fields.data}
@@ -353,7 +356,7 @@ def _is_local(fields: Fields, family: Family, num_layers: int) -> tuple[bool, ..
     has_window = is_given and (not is_optional or fields.flag("use_sliding_window"))
     if kind in ("none", "all layers", "if used"):
         return (has_window and kind != "none",) * num_layers
-    layer_types = fields.data.get("layer_types")
+    layer_types = fields.listed("layer_types", str)
     if layer_types is None and kind == "by pattern":
         pattern = fields.integer("sliding_window_pattern")
         layer_types = [
@@ -386,10 +389,15 @@ def read_dtype(fields: Fields) -> DtypeName:
     return cast(DtypeName, name)
 
 
-def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+def _token_ids(data: Mapping[str, Any], key: str, folder: Path) -> tuple[int, ...]:
+    """One, several or none; negative ones stand for none."""
+    value = data.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(each) is int for each in ids):
+        raise ModelError(
+            f"{folder}: {key!r} is {value!r:.100}, neither a token nor a list of them", path=str(folder)
+        )
+    return tuple(each for each in ids if each >= 0)
 
 
 def special_tokens(folder: Path, data: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...]]:
@@ -397,6 +405,6 @@ def special_tokens(folder: Path, data: Mapping[str, Any]) -> tuple[int | None, t
     whose fields are `data`."""
     path = folder / "generation_config.json"
     generation = read_json(path) if path.is_file() else {}
-    begin = _token_ids(generation.get("bos_token_id", data.get("bos_token_id")))
-    ends = _token_ids(generation.get("eos_token_id")) or _token_ids(data.get("eos_token_id"))
+    begin = _token_ids(generation if "bos_token_id" in generation else data, "bos_token_id", folder)
+    ends = _token_ids(generation, "eos_token_id", folder) or _token_ids(data, "eos_token_id", folder)
     return (begin[0] if begin else None), ends

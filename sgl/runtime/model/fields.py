@@ -10,6 +10,7 @@ from typing import Any
 from sgl.errors import ModelError, UnsupportedModel
 from sgl.runtime.model.families import FAMILIES
 
+_MOST = 1 << 53  # numbers of a config are exact
 _BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 
@@ -27,8 +28,8 @@ class Fields:
         value = default if value is None else value
         if value is None:
             raise self.error(f"config.json has no {key!r}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise self.error(f"{key!r} is {value!r}, not a number above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
+            raise self.error(f"{key!r} is {value!r:.100}, not a number above 0")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -48,6 +49,20 @@ class Fields:
         if value is not None and not isinstance(value, bool):
             raise self.error(f"{key!r} is {value!r}, neither true nor false")
         return default if value is None else value
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """An object, empty if absent."""
+        value = self.data.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise self.error(f"{key!r} is {value!r:.100}, not an object")
+        return value
+
+    def listed(self, key: str, kind: type) -> list[Any] | None:
+        """A list of names or numbers; None if absent."""
+        value = self.data.get(key)
+        if value is not None and not (isinstance(value, list) and all(type(each) is kind for each in value)):
+            raise self.error(f"{key!r} is {value!r:.100}, not a list of {'names' if kind is str else 'numbers'}")
+        return value
 
     def heads(self, hidden_size: int) -> tuple[int, int, int]:
         """How many of queries, how many of keys and values, and the width of each."""

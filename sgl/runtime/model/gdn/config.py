@@ -5,7 +5,6 @@ Qwen3-Next, and Qwen3.5's text model, dense and sparse, alone or within a checkp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ def _read(fields: Fields, prefix: str, eos_token_ids: tuple[int, ...]) -> Hybrid
     for these, those in ((num_heads, num_kv_heads), (value_heads, key_heads)):
         if these % those:
             raise fields.error(f"{these} heads cannot share {those} equally")
-    given: Mapping[str, Any] = data.get("rope_scaling") or data.get("rope_parameters") or {}
+    given = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
     head_dim, part = fields.integer("head_dim"), fields.section({**data, **given}).number("partial_rotary_factor")
     rotary_dim = int(head_dim * part)
     if head_dim % 2 or rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
@@ -175,7 +174,7 @@ def _read(fields: Fields, prefix: str, eos_token_ids: tuple[int, ...]) -> Hybrid
 
 
 def _attends(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    types = fields.data.get("layer_types")
+    types = fields.listed("layer_types", str)
     if types is None:
         interval = fields.integer("full_attention_interval")
         types = ["linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(num_layers)]
@@ -194,7 +193,7 @@ def _experts(fields: Fields, num_layers: int) -> tuple[tuple[bool, ...], Experts
     if fields.architecture in (_QWEN3_5, f"Qwen3_5{_SEES}") or not fields.data.get("num_experts"):
         return (False,) * num_layers, None
     step = fields.integer("decoder_sparse_step") if is_next else 1
-    dense = fields.data.get("mlp_only_layers") or [] if is_next else []
+    dense = fields.listed("mlp_only_layers", int) or [] if is_next else []
     config = ExpertsConfig(
         num_experts=fields.integer("num_experts"),
         num_chosen=fields.integer("num_experts_per_tok"),
