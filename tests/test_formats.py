@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from decimal import Decimal
 from functools import cache, partial
 from typing import Any
 from unittest import mock
@@ -31,6 +32,7 @@ from sgl.formats.parser import (
     ToolCallStart,
 )
 from sgl.formats.reading import calls_in, reader_of
+from sgl.formats.value_types import parsed
 from sgl.grammar import Grammar, compile
 from tests.call_writer import WRITERS, Call
 from tests.examples import few
@@ -784,6 +786,17 @@ def test_blanks_in_texts_outside_of_blocks_are_said(format: CallFormat, size: in
             events += reader.feed(text[start : start + size], final=start + size >= len(text))
         _, content, calls = told(events)
         assert (content, len(calls)) == expected, text
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1.5e999", "9" * 400])
+def test_numbers_beyond_floats_are_integers_as_good(number: str) -> None:
+    assert json.loads(json.dumps(parsed(number))) == int(Decimal(number))
+
+
+@pytest.mark.parametrize("number", ["1e4300", "1e" + "9" * 30, "9" * 4301, "NaN", "-Infinity"])
+def test_numbers_of_no_json_or_of_too_many_digits_are_none(number: str) -> None:
+    with pytest.raises(ValueError, match=r"digits|int\(\)"):
+        parsed(number)
 
 
 NO_CALLS = [

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import decimal
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 KINDS = frozenset({"string", "number", "boolean", "null", "array", "object"})
 _MAX_DEPTH = 32
-parsed = json.JSONDecoder(parse_constant=int).decode
+_EXACT = decimal.Context(prec=4300, Emax=4299)  # of so many digits integers are read and written
+
+
+def _number(text: str) -> float:
+    """Beyond floats, an integer, so that it can be written again."""
+    if math.isfinite(number := float(text)):
+        return number
+    try:
+        return int(_EXACT.create_decimal(text))
+    except ArithmeticError as error:
+        raise ValueError(f"{text:.20} has more than 4,300 digits") from error
+
+
+parsed = json.JSONDecoder(parse_float=_number, parse_constant=int).decode
 """The value of a JSON text. Raises ValueError, also for NaN and Infinity, which are no numbers, and RecursionError."""
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sgl.errors import InvalidRequest, nearest_name
+from sgl.formats.value_types import parsed
 from sgl.lang.aio import outcome
 from sgl.lang.ir import nodes as ir
 
@@ -147,10 +148,10 @@ def calls_of(text: str, meta: Mapping[str, Any]) -> list[ToolCall]:
     if not body.startswith(("{", "[")):
         return []
     try:
-        parsed = json.loads(body)
+        found = parsed(body)
     except (ValueError, RecursionError):
         return []
-    items = parsed if isinstance(parsed, list) else [parsed]
+    items = found if isinstance(found, list) else [found]
     return [_call(item, None) for item in items] if all(map(_is_call, items)) else []
 
 
@@ -206,15 +207,15 @@ def _call(data: Any, call_id: str | None) -> ToolCall:
         error = ValueError(f"not a call of the form {{'name': ..., 'arguments': {{...}}}}: {data!r}")
         return ToolCall("", {}, call_id, error=error)
     arguments = data.get("arguments", data.get("parameters", {}))
-    parsed = _json(arguments) if isinstance(arguments, str) else arguments
-    if not isinstance(parsed, dict):
+    given = _json(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(given, dict):
         return ToolCall(data["name"], {}, call_id, error=ValueError(f"arguments are not an object: {arguments!r}"))
-    return ToolCall(data["name"], parsed, call_id)
+    return ToolCall(data["name"], given, call_id)
 
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parsed(text)
     except (ValueError, RecursionError):
         return text
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from sgl.formats.value_types import parsed
 from sgl.runtime.server import sse
 from sgl.runtime.server.answers import Part, Result
 from sgl.runtime.server.conversations import Writer
@@ -201,7 +202,7 @@ class LineWriter(Writer):
         for call in self._calls:
             name, text = call["function"]["name"], call["function"]["arguments"]
             try:
-                found.append({**call, "function": {"name": name, "arguments": json.loads(text)}})
+                found.append({**call, "function": {"name": name, "arguments": parsed(text)}})
             except (ValueError, RecursionError):
                 rest += f'{{"name": {json.dumps(name)}, "arguments": {text}'
         return found, rest
