@@ -30,6 +30,9 @@ async function playing(script, body) {
     server.close();
   }
 }
+async function until(isSo) {
+  for (let looks = 0; !isSo(); looks++) { assert.ok(looks < 5000, "it did not come to that"); await soon(); }
+}
 const soon = () => new Promise(resolve => setTimeout(() => resolve("not yet"), 20));
 const event = (id, data) => `id: ${id}\ndata: ${JSON.stringify(data)}\n\n`;
 const opened = event(1, { type: "opened", id: "p1" }), done = id => event(id, { type: "done" });
@@ -54,7 +57,7 @@ test("a body that waits sends what it has, and later what followed", async () =>
   await playing(path => (path === "POST /v1/programs" ? [opened, node(2, 0, "A"), "hang"] : path.endsWith("/segments") ? { status: 200, json: { id: "p1" } } : [done(3)]), async (url, asked) => {
     const running = two.start(new Runtime(url), []);
     const ended = running.done.then(() => "ended", () => "failed");
-    while (asked.length < 2) assert.equal(await Promise.race([ended, soon()]), "not yet");
+    await until(() => asked.length === 2);
     assert.equal(await Promise.race([ended, soon()]), "not yet");
     assert.deepEqual(asked.map(each => each.path), ["POST /v1/programs", "POST /v1/programs/p1/segments"]);
     assert.deepEqual(asked[1].body, { segment: { nodes: [{ st: 0, op: "text", text: " after A" }], final: true }, number: 1 });
@@ -101,7 +104,7 @@ test("an abort ends the run and tells the server", async () => {
     await state.get("x");
     stop.abort();
     await assert.rejects(done, Aborted);
-    while (asked.length < 2) await soon();
+    await until(() => asked.length === 2);
     assert.equal(asked[1].path, "DELETE /v1/programs/p1");
   });
 });
@@ -137,7 +140,7 @@ test("an error of the body's own is the run's, and the server is told the end", 
   const broken = program("broken", s => { s.add("a", gen("x")); throw new TypeError("mine"); });
   await playing([[opened, node(2, 1, "b"), done(3)]], async (url, asked) => {
     await assert.rejects(broken.run(new Runtime(url), []), { name: "TypeError", message: "mine" });
-    while (!asked.length) await soon();
+    await until(() => asked.length);
     assert.equal(asked[0].body.segment.final, true);
   });
 });

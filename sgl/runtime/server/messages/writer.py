@@ -10,6 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from sgl.errors import RequestAborted
+from sgl.formats.value_types import parsed
 from sgl.runtime.server import sse
 from sgl.runtime.server.answers import Part, Result
 from sgl.runtime.server.conversations import Writer
@@ -102,7 +103,10 @@ class MessageWriter(Writer):
         if block is None:
             return
         if block["type"] == "tool_use":
-            block["input"] = from_json(text or "{}", allow_partial=True)  # it may be cut off
+            try:
+                block["input"] = parsed(text or "{}")
+            except (ValueError, RecursionError):  # cut off
+                block["input"] = from_json(text, allow_partial=True)
         else:
             block[block["type"]] = text
         if block["type"] == "thinking":
