@@ -330,7 +330,9 @@ def test_a_page_of_another_in_place_of_ones_own_is_used_when_it_was_seen(
     check(its, oracle, {1: 3})
 
 
-@pytest.mark.parametrize("other", ["tokens", "weights", "adapter", None])
+@pytest.mark.parametrize(
+    "other", ["tokens", "weights", "weights while it is asked", "weights before it is asked", "adapter", None]
+)
 def test_pages_of_others_are_not_taken_for_ones_own(headed: tuple[Served, EagleOracle], other: str | None) -> None:
     """Computed while the head rested, at slots where it knew other tokens, or these by other weights."""
     its, oracle = headed
@@ -339,7 +341,12 @@ def test_pages_of_others_are_not_taken_for_ones_own(headed: tuple[Served, EagleO
     before, prompt = drawn(rng, 12), drawn(rng, 12)
     its.enter(0, before if other == "tokens" else prompt, range(1, 17))
     its.requests[0].adapter = int(other == "adapter")
-    its.step({0: 12})
+    its.step({0: 7})
+    if other == "weights while it is asked":
+        check(its, oracle, {0: 3})
+    if other in ("weights while it is asked", "weights before it is asked"):
+        drafter.outdate()
+    its.step({0: 5})
     check(its, oracle, {0: 3})
     its.leave(0)
     if other == "weights":

@@ -24,6 +24,7 @@ _MOST_HOLES = 1 << 12  # tokens without KV in all, likewise
 class _Followed:
     """A request whose features are kept."""
 
+    first_key: np.uint64  # of the weights that it began with, which may change before a draft is asked for
     slots: Int32Array  # [max_positions] by token: where its feature went; 0: nowhere, which is the dummy page
     sure: int = 0  # at the latest step that was seen, tokens that were known for good,
     end: int = 0  # and all tokens, with the drafts
@@ -66,7 +67,9 @@ class EagleDrafter(ModelDrafter):
                 followed.pop(request.uid, None)
                 can_draft = request.layout is None and not request.params.has_penalties
                 if self._follows and can_draft and request.max_new_tokens > len(request.output_ids) + 1:
-                    followed[request.uid] = _Followed(np.zeros(self._max_positions, np.int32))
+                    followed[request.uid] = _Followed(
+                        self._first_key(request), np.zeros(self._max_positions, np.int32)
+                    )
         if not self._follows or not followed or (self.is_resting and len(batch.token_ids) == len(batch)):
             return False
         self._seen = [followed.get(request.uid) for request in step.requests]
@@ -99,6 +102,10 @@ class EagleDrafter(ModelDrafter):
     def ended(self, request: Request) -> None:
         super().ended(request)
         self._followed.pop(request.uid, None)
+
+    def _first_key(self, request: Request) -> np.uint64:
+        followed = self._followed.get(request.uid)
+        return super()._first_key(request) if followed is None else followed.first_key
 
     def _reach(self, row: Row, asked: DraftRequest) -> int | None:
         """One token more than the model has computed: further ones need the head's own features."""

@@ -35,7 +35,7 @@ class Row:
     number: int
     num_retractions: int  # when it got the row
     keys: Keys  # of its known tokens, with room for all
-    first_key: np.uint64  # of no token: a head reads hidden states, which are those of an adapter
+    first_key: np.uint64  # of no token: a head reads hidden states, which are those of an adapter and of weights
     num_keys: int = 0
     done: int = 0  # tokens whose KV is right, or is not to be had
     pages: Int32Array = field(default_factory=lambda: _NO_IDS)  # known to the runner
@@ -122,6 +122,7 @@ class ModelDrafter(DeviceDrafter, Observer):
         self._keys: Keys = np.zeros(num_slots, np.uint64)
         """By slot, of the tokens up to the one whose KV lies there: sums of tokens times the factors of positions."""
         self._factors = np.random.default_rng(0).integers(1 << 63, size=max_positions, dtype=np.uint64) * 2 + 1
+        self._epoch = 0  # counts what is found no more
         self._rows: dict[int, Row] = {}  # by uid
         self._setups: dict[int, RowSetup] = {}  # by row, those that the runner does not know yet
 
@@ -134,7 +135,7 @@ class ModelDrafter(DeviceDrafter, Observer):
 
     def outdate(self) -> None:
         """See `DeviceDrafter`. Running requests go on with what they have, as the model does."""
-        self._keys[:] = 0
+        self._epoch += 1
 
     def close(self) -> None:
         self._runner.close()
@@ -210,13 +211,16 @@ class ModelDrafter(DeviceDrafter, Observer):
         row = self._rows.get(request.uid)
         if row is None or row.num_retractions != request.num_retractions:
             room = min(request.prompt_len + request.max_new_tokens, self._max_positions)
-            first_key = np.uint64(request.adapter << 32)
+            first_key = self._first_key(request)
             row = Row(request.row, request.num_retractions, np.empty(room, np.uint64), first_key)
             self._rows[request.uid] = row
             self._setups[request.row] = RowSetup(
                 request.row, request.params, request.seed, request.prompt_ids, _NO_IDS
             )
         return row
+
+    def _first_key(self, request: Request) -> np.uint64:
+        return np.uint64(request.adapter << 32 | self._epoch)
 
     def _reach(self, row: Row, asked: DraftRequest) -> int | None:
         """Known tokens that can be computed at once; None: nothing can be drafted yet."""
