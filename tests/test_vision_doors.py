@@ -239,6 +239,21 @@ def test_pictures_are_told_apart_by_what_is_seen(engine: Engine) -> None:
     assert len({reader.item("image", each).digest for each in palettes}) == 2
 
 
+def test_videos_are_told_apart_by_where_their_frames_end(engine: Engine) -> None:
+    """Decoders skip what follows an image; and bytes may be those that another picture has as pixels."""
+    reader = made_reader(engine)
+    one, two, three = (image_bytes(picture(seed).resize((32, 32))) for seed in (1, 2, 3))
+    first = reader.item("video", [one, two + three])
+    second = reader.item("video", [one + two, three])
+    assert first.digest == reader.item("video", [one, two]).digest
+    assert second.digest == reader.item("video", [one, three]).digest
+    assert len({its.digest for its in (first, second)}) == 2
+    seen = picture(1).resize((32, 32))
+    reader.item("image", seen)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        reader.item("image", read._identity(seen, "image"))
+
+
 @pytest.mark.parametrize(
     "mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "F", "I", "I;16"]
 )

@@ -93,7 +93,9 @@ class MediaReader:
             _check_frames(frames)
         hashed = hashlib.sha256(f"{kind} {fps}".encode())
         for frame in frames:
-            hashed.update(frame if isinstance(frame, bytes) else _identity(frame, kind))
+            content = frame if isinstance(frame, bytes) else _identity(frame, kind)
+            hashed.update(f" {type(frame) is bytes} {len(content)} ".encode())  # where it ends, and whether encoded
+            hashed.update(content)
         key = hashed.digest()
         with self._lock:
             if (item := self._items.get(key)) is not None:
