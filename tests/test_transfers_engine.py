@@ -567,14 +567,54 @@ def test_an_engine_that_does_not_answer_keeps_no_thread_from_reads_of_others(
         assert errors == ["TimeoutError", "EOFError", "EOFError"], "others do not wait for it"
         silent.accept()[0].close()
         own._mute = dict.fromkeys(["mute", params.engine], 0.0)  # some time later
-        reads = [own.read(mute, prompt, 0, [0]) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(reader, "_SILENT_SECONDS", 0.2)
+            reads = [own.read(mute, prompt, 0, [0]) for _ in range(2)]
+            wait_until(lambda: all(read.is_quiet for read in reads))
         silent.accept()[0].close()
-        wait_until(lambda: all(read.is_quiet for read in reads))
-        assert "lately" in str(reads[1].error), "one finds out for all"
+        errors = [str(read.error).partition(":")[0] for read in reads]
+        assert errors == ["TimeoutError", "EOFError"], "one finds out for all"
         good = own.read(params, prompt, 0, [0])
         wait_until(lambda: good.is_quiet)
         assert (good.error, good.num_good) == (None, 1)
         assert own._mute.keys() == {"mute"}
+
+
+@pytest.mark.parametrize("how", ["closes", "refuses"])
+def test_an_engine_that_is_back_is_asked_again_whatever_it_says(
+    how: str, prefill: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a read that was cut while it would find out leaves it to the next; one that did not ask does not."""
+    monkeypatch.setattr(reader, "_MUTE_SECONDS", 1e6)
+    params = TransferParams.read(offer(prefill), prefill._scheduler.memory.transfers.secret)  # type: ignore[union-attr]
+    own = TcpReader(np.zeros((1, params.page_bytes), np.uint8), lambda page, its: None)
+    with contextlib.closing(own), socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE)
+        mute = replace(params, engine="mute", port=server.getsockname()[1])
+        own._mute = {"mute": 0.0}
+        for _ in range(2):
+            probe = own.read(mute, bytes(32), 0, [0])
+            with server.accept()[0] as peer:
+                assert peer.recv(ASK.size, socket.MSG_WAITALL)
+                for is_cut in (True, False):
+                    other = own.read(mute, bytes(32), 0, [0])
+                    if is_cut:
+                        other.cut()
+                    wait_until(lambda its=other: its.is_quiet)  # type: ignore[misc]
+                    assert "lately" in str(other.error) or is_cut
+                probe.cut()
+                wait_until(lambda its=probe: its.is_quiet)  # type: ignore[misc]
+        assert own._mute.keys() == {"mute"}
+        if how == "refuses":
+            server.close()
+        last = own.read(mute, bytes(32), 0, [0])
+        if how == "closes":
+            server.accept()[0].close()
+        wait_until(lambda: last.is_quiet)
+        assert str(last.error).startswith(
+            "ConnectionRefusedError" if how == "refuses" else ("EOF", "ConnectionReset")
+        )
+        assert not own._mute
 
 
 def test_over_http_the_params_are_fields_of_all_endpoints(prefill: Engine, decode: Engine) -> None:

@@ -52,6 +52,7 @@ class Read:
     is_done: bool = False
     is_quiet: bool = False
     is_cut: bool = False
+    turn: float = 0.0  # of an engine that may be mute: when the next has one
     peer: DeadlineSocket | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -120,34 +121,42 @@ class Reader(ABC):
             self._connect(read)
         except (OSError, EOFError, ValueError) as error:
             read.error = read.error or f"{type(error).__name__}: {error}"
-            if isinstance(error, TimeoutError) and "asked" not in read.parts and time.monotonic() < read.end:
-                self._did_not_answer(read.params.engine)
+            self._failed(read, error)
         finally:
             read.is_done = True
             self._settle(read)
             with self._lock:
                 self._reads.discard(read)
 
-    def _did_not_answer(self, engine: str) -> None:
-        """Reads of it would hold the threads that reads of others need."""
+    def _failed(self, read: Read, error: Exception) -> None:
+        """Reads of an engine that does not answer would hold the threads that reads of others need. One that refuses
+        or closes holds none."""
+        engine, now = read.params.engine, time.monotonic()
         with self._lock:
-            self._mute = dict([*self._mute.items()][1 - _MOST_MUTE :])
-            self._mute.setdefault(engine, time.monotonic() + _MUTE_SECONDS)
+            if read.is_cut:  # it did not find out
+                if self._mute.get(engine) == read.turn:
+                    self._mute[engine] = now
+            elif isinstance(error, TimeoutError):
+                if "asked" not in read.parts and now < read.end:
+                    self._mute = dict([*self._mute.items()][1 - _MOST_MUTE :])
+                    self._mute.setdefault(engine, now + _MUTE_SECONDS)
+            elif isinstance(error, ConnectionError) or read.peer is not None:
+                self._mute.pop(engine, None)
 
-    def _may_ask(self, engine: str) -> bool:
-        """Whether it answers, as far as is known: of one that did not, one read finds out now and then."""
-        now = time.monotonic()
+    def _may_ask(self, read: Read) -> bool:
+        """Whether its engine answers, as far as is known: of one that did not, one read finds out now and then."""
+        engine, now = read.params.engine, time.monotonic()
         with self._lock:
             until = self._mute.get(engine, now)
             if engine in self._mute and until <= now:
-                self._mute[engine] = now + _MUTE_SECONDS
+                self._mute[engine] = read.turn = now + _MUTE_SECONDS
         return until <= now
 
     def _connect(self, read: Read) -> None:
         limit = min(CONNECT_SECONDS, read.end - time.monotonic())
         if read.is_cut or limit <= 0:
             raise EOFError("it was cut, or its time was up, before it began")
-        if not self._may_ask(read.params.engine):
+        if not self._may_ask(read):
             raise EOFError("the other engine has not answered others lately")
         with socket.create_connection((read.params.host, read.params.port), timeout=limit) as sock:
             peer = DeadlineSocket(sock, read.end, _SILENT_SECONDS)
