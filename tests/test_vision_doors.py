@@ -286,6 +286,11 @@ def test_frames_are_bounded_before_work_is_done_for_them(engine: Engine, monkeyp
     monkeypatch.setattr(read.np, "empty", None)  # no memory is taken
     with pytest.raises(ContextTooLong):
         reader.item("video", [Image.new("RGB", (64, 64))] * 200)
+    seen, rgb = list[int](), read._rgb
+    monkeypatch.setattr(read, "_rgb", lambda given, kind: seen.append(1) or rgb(given, kind))
+    with pytest.raises(ContextTooLong):
+        reader.item("video", [image_bytes(Image.new("RGB", (64, 64))), *[Image.new("L", (64, 64))] * 199])
+    assert len(seen) == 1, "nor are others converted to be hashed"
 
 
 def test_images_are_counted_against_the_context(folder: Path) -> None:

@@ -91,6 +91,9 @@ class MediaReader:
         if kind == "video" and len(frames) == 1 and isinstance(frames[0], bytes):
             frames = _cut(frames[0])
             _check_frames(frames)
+        if not all(isinstance(frame, bytes) for frame in frames):  # whose pixels are hashed, GBs of a video's
+            frames[0] = _rgb(frames[0], kind)
+            self._planned(kind, frames[0].size, len(frames))
         hashed = hashlib.sha256(f"{kind} {fps}".encode())
         for frame in frames:
             content = frame if isinstance(frame, bytes) else _identity(frame, kind)
@@ -118,21 +121,29 @@ class MediaReader:
         return item
 
     def _made(self, kind: MediaKind, frames: Sequence[Any], fps: float | None) -> MediaItem:
-        config = self.config
-        how = config.image if kind == "image" else config.video
         first = _rgb(frames[0], kind)
-        height, width = _size(config, how, kind, len(frames), first.height, first.width)
-        size = config.patch_size
-        grid = -(-len(frames) // config.temporal_patch_size), height // size, width // size
-        if (num_tokens := math.prod(grid) // config.merge_size**2) >= self._context_length:  # a video may have GBs
-            raise ContextTooLong.of(num_tokens, self._context_length, param="image_data", seen="images")
+        how, height, width, grid = self._planned(kind, first.size, len(frames))
         pixels = np.empty((len(frames), height, width, 3), np.uint8)
         for i, frame in enumerate(frames):
             image = _rgb(frame, kind) if i else first
             if image.size != first.size:
                 raise InvalidRequest("the frames of a video have different sizes", param=f"{kind}_data")
             pixels[i] = np.asarray(image.resize((width, height), how.resample))
-        return MediaItem(kind, pixels, grid, config.merge_size, fps)
+        return MediaItem(kind, pixels, grid, self.config.merge_size, fps)
+
+    def _planned(
+        self, kind: MediaKind, size: tuple[int, int], num_frames: int
+    ) -> tuple[Preprocessing, int, int, tuple[int, int, int]]:
+        """How frames of this width and height are resized, to which height and width, and the item's grid. Raises
+        InvalidRequest."""
+        config = self.config
+        how = config.image if kind == "image" else config.video
+        height, width = _size(config, how, kind, num_frames, size[1], size[0])
+        patch = config.patch_size
+        grid = -(-num_frames // config.temporal_patch_size), height // patch, width // patch
+        if (num_tokens := math.prod(grid) // config.merge_size**2) >= self._context_length:  # a video may have GBs
+            raise ContextTooLong.of(num_tokens, self._context_length, param="image_data", seen="images")
+        return how, height, width, grid
 
     def _ended(self, num_bytes: int) -> None:
         with self._lock:
