@@ -108,6 +108,19 @@ def test_a_later_segment_asks_for_the_adapters_that_it_names(nodes: list[Any], e
     assert (number, json.loads(segment), adapters) == (2, {"nodes": nodes}, expected)
 
 
+def test_a_segment_of_bytes_that_are_no_text_is_the_workers_to_refuse() -> None:
+    segment = b'{"nodes": [{"st": 0, "op": "gen", "name": "\xff", "params": {}}]}'
+    assert segment_of(b'{"segment": ' + segment + b"}", frozenset("a")) == (None, segment, frozenset())
+
+
+@pytest.mark.parametrize("data", [b'{"\xff": 1}', b'{"segment": {}, "number": ' + b"1" * 5000 + b"}"])
+def test_what_no_worker_could_read_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        segment_of(data)
+    with pytest.raises(InvalidRequest):
+        parts_of(b'{"\xff": 1}', None, [])
+
+
 @pytest.mark.parametrize(
     "body", ['{"program": 1}', "{}", '{"program": {"v": 1}, "rows": 3}', '{"program": {"x": 1}, "segment": [1]}']
 )

@@ -52,7 +52,7 @@ def parts_of(
     other mistakes are the worker's to tell."""
     try:
         fields = _fields(data)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         raise InvalidRequest("a program is opened with a JSON object", param="program") from None
     for name in ("kv_transfer_params", "return_kv_transfer_params"):
         if fields.get(name, _NONE) not in (_NONE, _FALSE):
@@ -99,16 +99,19 @@ def segment_of(
     try:
         fields = _fields(data)
         segment = bytes(fields["segment"])
-    except (msgspec.MsgspecError, RecursionError, KeyError):
+    except (msgspec.MsgspecError, ValueError, RecursionError, KeyError):
         segment = b""
     if not segment.startswith(b"{"):
         raise InvalidRequest("a segment is needed", param="segment")
-    number = _value(fields.get("number", _NONE))
+    try:
+        number = _value(fields.get("number", _NONE))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        number = 0
     if number is not None and (type(number) is not int or number < 1):
         raise InvalidRequest("a segment's number is an integer: 1 for the first added", param="number")
     try:
         asked = _asked({}, segment) & adapters if adapters else adapters
-    except (msgspec.MsgspecError, TypeError, AttributeError, KeyError, RecursionError):
+    except (msgspec.MsgspecError, TypeError, ValueError, AttributeError, KeyError, RecursionError):
         asked = frozenset()  # the worker says what is wrong
     return number, segment, asked
 
