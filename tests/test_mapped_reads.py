@@ -68,6 +68,7 @@ class Params:
     host: str = "127.0.0.1"
     lease: str = LEASE.hex()
     lease_seconds: float = 120.0
+    engine: str = "another"
 
 
 @pytest.fixture
