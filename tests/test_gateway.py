@@ -529,6 +529,60 @@ def test_of_those_that_wait_one_tries_a_worker_that_failed_until_it_is_well() ->
     run(test)
 
 
+def test_a_requests_deadline_is_its_programs() -> None:
+    """However often that is opened, sent segments or ended, and however long it waits to be read."""
+    added = asyncio.Event()
+
+    async def opened(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"type": "opened", "id": "x"}\n\n')
+        return response
+
+    async def dying(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        if request.path != "/v1/programs":
+            added.set()
+            return web.json_response({"id": "x"})
+        response = await opened(request)
+        await added.wait()
+        return response
+
+    async def living(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        if request.path != "/v1/programs":
+            return web.json_response({"id": "x"})
+        response = await opened(request)
+        await asyncio.sleep(2 * PATIENCE)
+        return response
+
+    async def test() -> None:
+        async with gateway_of(dying, living) as (gateway, [first, second], client):
+            read = gateway._reader.read
+
+            async def late(function: Any, *arguments: Any) -> Any:
+                await asyncio.sleep(0.06)
+                return await read(function, *arguments)
+
+            gateway._programs.reader = SimpleNamespace(read=late)  # type: ignore[assignment]
+            program = {"program": {"v": 1, "name": "p", "seed": 1}}
+            headers = {"X-Sgl-Deadline-S": "500"}
+            async with client.post("/v1/programs", json=program, headers=headers) as events:
+                path = f"/v1/programs/{json.loads((await events.content.readuntil(b'}'))[12:])['id']}"
+                async with client.post(path + "/segments", json={"segment": {}}, headers=headers) as taken:
+                    assert taken.status == 200
+                await until(lambda: len(sent(second, "/v1/programs/x/segments")) == 1)
+                async with client.delete(path, headers=headers) as ended:
+                    assert ended.status == 200
+            await until(lambda: len(sent(second, "/v1/programs/x")) == 1)
+            [before], [after] = (sent(worker, "/v1/programs") for worker in (first, second))
+            assert 499.95 > before["program"]["deadline_s"] > after["program"]["deadline_s"] > 0
+            assert all("x-sgl-deadline-s" not in got for *_, got in first.requests + second.requests)
+
+    def sent(worker: MockWorker, path: str) -> list[Any]:
+        return [body for where, body, _ in worker.requests if where == path]
+
+    run(test)
+
+
 def test_deadlines_travel_and_end_the_waiting() -> None:
     async def hangs(request: web.Request, worker: MockWorker) -> web.StreamResponse:
         await asyncio.sleep(2 * PATIENCE)

@@ -241,3 +241,13 @@ def test_too_many_values_are_refused_or_passed_on_unread_and_so_is_more_than_can
             assert (await client.post("/generate", data=data)).status == 200
 
     run(test)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds", "expected"),
+    [(None, 2.0, 2.0), (9.0, 2.0, 2.0), (1, 2.0, 1.0), ("3", 2.0, None), (0, 2.0, None), (True, 2.0, None)],
+)
+def test_a_program_is_due_when_its_request_is(given: Any, seconds: float, expected: float | None) -> None:
+    """What is no deadline is the worker's to refuse."""
+    [part] = parts_of(program(0, deadline_s=given), None, [NONE], NONE, seconds)
+    assert part.deadline == expected

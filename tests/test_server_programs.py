@@ -6,7 +6,9 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from sgl.errors import ContextTooLong, ProgramError
 from sgl.lang.ir import nodes as ir
 from sgl.runtime.engine import Engine
 from sgl.runtime.server import programs as programs_module
+from sgl.runtime.server.program_pages import Pages
 from tests.live_server import LiveServer, state_of
 from tests.patience import PATIENCE, wait_until
 
@@ -184,6 +187,46 @@ def test_a_program_that_nobody_listens_to_is_cancelled(server: LiveServer, engin
     wait_until(
         lambda: server.post(f"/v1/programs/{identity}/segments", {"segment": {"nodes": []}}).status_code == 404
     )
+
+
+@pytest.mark.parametrize("deadline_s", [None, 600.0])
+def test_a_request_that_is_due_ends_its_program_and_the_events(
+    server: LiveServer, deadline_s: float | None
+) -> None:
+    body = {"program": {**PROGRAM, "deadline_s": deadline_s}, "segment": {"nodes": [text("hello"), gen("x")]}}
+    for seconds in (0.3, 1, 3, 9):  # until it is opened in time
+        headers = {"X-Sgl-Deadline-S": str(seconds)}
+        answer = requests.post(f"{server.url}/v1/programs", json=body, headers=headers, timeout=PATIENCE)
+        if answer.status_code == 200:
+            break
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert [event["type"] for event in events[-2:]] == ["node_failed", "done"]
+    assert events[-2]["error"]["class"] == "RequestTimeout"
+
+
+def test_the_time_that_pages_took_is_part_of_a_programs(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, left = 0.0, list[float | None]()
+    start = programs_module._Program.start
+
+    async def pull(*given: Any) -> None:
+        nonlocal now
+        now += 400
+
+    def noted(self: Any, opened: Any, segment: Any) -> None:
+        left.extend(each.deadline_s for each in opened)
+        start(self, opened, segment)
+
+    clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
+    monkeypatch.setattr(programs_module, "time", clock)
+    monkeypatch.setattr(Pages, "pull", pull)
+    monkeypatch.setattr(programs_module._Program, "start", noted)
+    segment = {"nodes": [text("hello")], "final": True}
+    for deadline_s in (600.0, 300.0, None):
+        more = {"program": {"deadline_s": deadline_s}, "kv_transfer_params": [None]}
+        list(open_program(server, segment, **more))
+    assert left == [200.0, 0.0, None]
 
 
 def test_delete_cancels_and_ends_the_events(server: LiveServer) -> None:

@@ -166,7 +166,7 @@ class Gateway:
             return await self._to_all(request, body)
         if request.path == "/v1/programs" and request.method == "POST":
             async with self._limits.place():
-                return await self._programs.create(request, body)
+                return await self._programs.create(request, body, _due(request, None, arrived))
         if request.path.startswith("/v1/programs/"):
             return await self._programs.of_one(request, body)
         facts = await self._facts(request, body)

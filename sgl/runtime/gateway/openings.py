@@ -45,11 +45,12 @@ def parts_of(
     session: str | None,
     workers: Sequence[frozenset[str]],
     adapters: frozenset[str] = frozenset(),
+    seconds: float | None = None,
 ) -> list[PartBody]:
     """A body for each worker that gets some of a program's rows. With k workers, n rows take the time of n / k of them
     and k times that of their shared beginning: least for the root of n rows / beginning. workers: the LoRA adapters
-    that each has. adapters: those that any has, of which it may ask for some. Raises InvalidRequest if it is no object;
-    other mistakes are the worker's to tell."""
+    that each has. adapters: those that any has, of which it may ask for some. seconds: until its request is due. Raises
+    InvalidRequest if it is no object; other mistakes are the worker's to tell."""
     try:
         fields = _fields(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -65,7 +66,12 @@ def parts_of(
         deadline = program.get("deadline_s")
     except (SglError, msgspec.MsgspecError, TypeError, ValueError, AttributeError, KeyError, RecursionError):
         return [PartBody(None, Demand(session=session))]
-    deadline = float(deadline) if isinstance(deadline, (int, float)) and 0 < deadline <= MAX_SECONDS else None
+    if deadline is None:
+        deadline = seconds
+    elif type(deadline) in (int, float) and 0 < deadline <= MAX_SECONDS:
+        deadline = min(float(deadline), seconds or MAX_SECONDS)
+    else:
+        deadline = None
     if not 0 < len(rows) <= MAX_ROWS:
         return [PartBody(None, demand, deadline, beginning=beginning)]
     shared = max(1.0, float(len(demand.blocks) * demand.block_tokens))

@@ -104,9 +104,10 @@ class Passed:
 
 
 def headers_to_worker(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """Those of a request. Its body has been decompressed."""
+    """Those of a request, but its deadline: each try gets what is left. Its body has been decompressed."""
     passed = headers_for(headers)
-    passed.popall("Content-Encoding", None)
+    for name in ("Content-Encoding", DEADLINE_HEADER):
+        passed.popall(name, None)
     return passed
 
 

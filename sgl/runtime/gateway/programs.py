@@ -74,17 +74,19 @@ class Programs:
         self.held = 0  # bytes
         self.open: dict[str, Program] = {}
 
-    async def create(self, request: web.Request, body: bytearray) -> web.StreamResponse:
-        """Open a program and stream its events."""
+    async def create(self, request: web.Request, body: bytearray, due: float | None) -> web.StreamResponse:
+        """Open a program and stream its events. due: when its request is, by the clock."""
+        opened_at = time.monotonic()  # from when its deadline counts
         if len(self.open) >= MAX_PROGRAMS:
             raise QueueFull(f"{MAX_PROGRAMS} programs are open", limit=MAX_PROGRAMS)
         self.check_room(len(body))
         servers, session = self.pairs.servers, session_of(request.headers)
         workers = [its.adapters for its in servers.ready_for(None)]
-        parts = await self.reader.read(parts_of, body, session, workers, servers.adapters)
+        seconds = None if due is None else max(0.001, due - opened_at)
+        parts = await self.reader.read(parts_of, body, session, workers, servers.adapters, seconds)
         size = sum(len(body if part.body is None else part.body) for part in parts)
         self.check_room(size)
-        program = Program(self, request, body, parts)
+        program = Program(self, request, body, parts, opened_at)
         program.count(size)
         self.open[program.id] = program
         try:
@@ -143,16 +145,17 @@ class Programs:
 class Program(sse.EventLog):
     """One program, or rows of one, as its client sees it."""
 
-    def __init__(self, programs: Programs, request: web.Request, body: bytearray, parts: list[PartBody]) -> None:
+    def __init__(
+        self, programs: Programs, request: web.Request, body: bytearray, parts: list[PartBody], opened_at: float
+    ) -> None:
         super().__init__(GRACE_SECONDS)
         self.key = key_of(request.headers).encode("utf-8", "surrogateescape")
         self.segments: list[bytes] = []  # beside the opening one
         self.headers = headers_to_worker(request.headers)
         self.programs = programs
         self.parts = [Part(self, body if part.body is None else part.body, part) for part in parts]
-        self.opened_at = time.monotonic()  # from when its deadline counts
-        self.size = 0
-        """Bytes kept of it."""
+        self.opened_at = opened_at
+        self.size = 0  # bytes kept of it
         self._adding = asyncio.Lock()
 
     async def add(self, body: bytearray) -> web.Response:
@@ -262,7 +265,7 @@ class Part:
         """Follow it at one worker after the other."""
         limit = None if self._about.deadline is None else self._about.deadline + DUE_SECONDS
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout_at(None if limit is None else self._program.opened_at + limit):
                 while not self.is_done:
                     try:
                         await self._follow()
@@ -305,7 +308,7 @@ class Part:
         """Open it at a worker and tell what comes. Raises Lost."""
         programs = self._program.programs
         body, is_begun = self._body, self.opened.done()
-        if self._about.deadline is not None and is_begun:
+        if self._about.deadline is not None:
             left = max(0.001, self._about.deadline + self._program.opened_at - time.monotonic())
             body = await programs.reader.read(with_deadline, body, left)
         passed = Passed("POST", "/v1/programs", self._program.headers, body, self._about.demand, is_begun=is_begun)
@@ -428,11 +431,8 @@ class Part:
         headers = CIMultiDict(self._program.headers)
         headers["Content-Type"] = "application/json"
         body = b'{"segment":%b,"number":%d}' % (segment, number)
-        url = self._url() + "/segments"
-        session = self._program.programs.session()
-        return session.post(
-            url, data=in_pieces(body, headers), headers=headers, timeout=_LIMIT, allow_redirects=False
-        )
+        data, post = in_pieces(body, headers), self._program.programs.session().post
+        return post(self._url() + "/segments", data=data, headers=headers, timeout=_LIMIT, allow_redirects=False)
 
     def _end_remote(self) -> None:
         if self.remote is not None:

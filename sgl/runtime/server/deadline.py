@@ -69,6 +69,14 @@ class Deadline:
             self._reschedule(_GRACE_OF_LISTS)
         return max(left, _LEAST) if self.is_set else None
 
+    def handed_on(self) -> float | None:
+        """Seconds left, or None, for what tells of its end itself. The request is cut no longer: an answer that has
+        begun would stay without an end. Raises RequestTimeout when late."""
+        left = self.left()
+        if self._limit is not None:
+            self._limit.reschedule(None)
+        return left
+
     async def each(self, events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
         """A stream's events; raises RequestTimeout to the reader when one is late."""
         if self._limit is not None:

@@ -31,6 +31,7 @@ from sgl.lang.view.html import page_part
 from sgl.runtime.program.sender import Sender, current_sender
 from sgl.runtime.requests.threads import in_thread
 from sgl.runtime.server import encoding, sse
+from sgl.runtime.server.deadline import deadline
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.engine_process import RemoteSession
 from sgl.runtime.server.errors import NotThere, error_body
@@ -79,6 +80,10 @@ class ProgramsApi(Api):
         if body.rows is not None and not (body.segment and body.segment.get("final") is True):
             raise InvalidRequest("rows need a segment that is final", param="segment")
         first = await self._checked(program_from_wire, body.program)
+        due = deadline.get()
+        if due is not None and (left := due.handed_on()) is not None:
+            left = left if first.deadline_s is None else min(left, first.deadline_s)
+            first = dataclasses.replace(first, deadline_s=left)
         if first.chat_template is not None and first.chat_template not in registry:
             message = (
                 f"a program may name a chat template ({', '.join(registry)}); its source is code of the client's"
@@ -104,7 +109,11 @@ class ProgramsApi(Api):
             return json_response(await self._pages.offered(programs, await self._first_segment(body, programs[0])))
         if body.kv_transfer_params is not None:
             segment = await self._first_segment(body, programs[0])
+            began = time.monotonic()
             await self._pages.pull(programs, segment, body.kv_transfer_params)
+            if first.deadline_s is not None:  # of which that is a part
+                left = max(0.0, first.deadline_s - (time.monotonic() - began))
+                programs = [dataclasses.replace(each, deadline_s=left) for each in programs]
         opened = _Program(self._service, programs[0], self._programs, num_rows=num_rows)
         try:
             segment = None if body.segment is None else await self._checked(opened.checker.segment, body.segment)
@@ -177,6 +186,8 @@ class ProgramsApi(Api):
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Resume a program's events after Last-Event-ID."""
         opened = self._find(request)
+        if (due := deadline.get()) is not None:
+            due.handed_on()  # to the program, which has its own
         return await opened.stream(request, opened.last_seen(request), self._service.config.write_timeout)
 
     @endpoint("DELETE /v1/programs/{id}")
