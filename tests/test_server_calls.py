@@ -362,7 +362,7 @@ ANSWERS = [
     ('{"name": "Bob"}', "", '{"name": "Bob"}', []),
     ('{"name": "sub", "arguments": {"a": 1}}', "", '{"name": "sub", "arguments": {"a": 1}}', []),
     ('{"name": "add", "arguments": {"a": NaN}}', "", '{"name": "add", "arguments": {"a": NaN}}', []),
-    ('{"name": "add", "arguments": {"a": 1e999}}', "", '{"name": "add", "arguments": {"a": 1e999}}', []),
+    ('{"name": "add", "arguments": {"a": 1e9999}}', "", '{"name": "add", "arguments": {"a": 1e9999}}', []),
     ("a < b <tool", "", "a < b <tool", []),
     ("<tool_call>broken", "", "<tool_call>broken", []),
     ("", "", "", []),
@@ -403,6 +403,12 @@ def test_answers_split_alike_in_any_pieces(
     assert (whole.reasoning, whole.content) == (reasoning, content)
     assert [call["function"]["name"] for call in whole.calls] == names
     assert all(json.loads(call["function"]["arguments"]) == {"a": 1} for call in whole.calls)
+
+
+@pytest.mark.parametrize("sure", ["any", "perhaps", "tags"])
+def test_a_number_beyond_floats_goes_out_as_an_integer(sure: Any) -> None:
+    [call] = split('{"name": "add", "arguments": {"a": 1e999}}', [], sure).calls
+    assert json.loads(call["function"]["arguments"]) == {"a": 10**999}
 
 
 @pytest.mark.parametrize("sure", ["all", "tags"])

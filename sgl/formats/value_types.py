@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import json
 import math
@@ -14,13 +15,12 @@ _EXACT = decimal.Context(prec=4300, Emax=4299)  # of so many digits integers are
 
 
 def _number(text: str) -> float:
-    """Beyond floats, an integer, so that it can be written again."""
-    if math.isfinite(number := float(text)):
-        return number
-    try:
-        return int(_EXACT.create_decimal(text))
-    except ArithmeticError as error:
-        raise ValueError(f"{text:.20} has more than 4,300 digits") from error
+    """Beyond floats an integer, so that it can be written again; infinity if it had more digits."""
+    number = float(text)
+    if math.isinf(number):
+        with contextlib.suppress(ArithmeticError):
+            return int(_EXACT.create_decimal(text))
+    return number
 
 
 parsed = json.JSONDecoder(parse_float=_number, parse_constant=int).decode

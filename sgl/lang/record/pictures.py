@@ -37,10 +37,12 @@ def image_bytes(value: Any) -> bytes:
     if hasattr(value, "save"):  # PIL image
         buffer = io.BytesIO()
         try:
-            from PIL import ImageOps
+            if hasattr(value, "getexif"):  # others' pictures save themselves
+                from PIL import ImageOps
 
-            image = ImageOps.exif_transpose(value)
-            (image if image.mode in _OF_PNG else image.convert("RGB")).save(buffer, format="PNG")
+                value = ImageOps.exif_transpose(value)
+                value = value if value.mode in _OF_PNG else value.convert("RGB")
+            value.save(buffer, format="PNG")
         except Exception as error:  # decoders raise anything
             raise InvalidRequest(f"the image cannot be read: {error}", param="image") from error
         return buffer.getvalue()

@@ -407,7 +407,11 @@ class _AnyCalls:
         for call in calls_of(self._held, {}):
             if call.error is not None or (self._names is not None and call.name not in self._names):
                 return [ContentDelta(self._held)]
-            events += (ToolCallStart(call.name), ArgumentsDelta(json.dumps(call.arguments, ensure_ascii=False)))
+            try:
+                arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
+            except ValueError:  # a number of more digits than are written
+                return [ContentDelta(self._held)]
+            events += (ToolCallStart(call.name), ArgumentsDelta(arguments))
         return events or [ContentDelta(self._held)]
 
 
