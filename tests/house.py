@@ -208,7 +208,7 @@ MOST_LINES = {
     "kernels.moe": 1_850,
     "lang": 10_090,  # with Jinja as transformers has it, and programs that outlive their server or fail
     "runtime": 28_400,  # without the server and what follows; with checks of all that a cluster or a config may hold
-    "runtime.cluster": 2_210,  # with a placement for each kind, who is starting, starts, ends and calls of any length
+    "runtime.cluster": 2_215,  # with a placement for each kind, who is starting, starts, ends and calls of any length
     "runtime.gateway": 3_690,  # with who has failed a program, or has the adapters that it names now or later
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
     "runtime.media": 800,  # with bounds on all frames of a video before any is decoded

@@ -129,6 +129,17 @@ def test_options_of_engines_that_clash_are_refused_before_ray_starts(tmp_path: P
     assert str(refused.value) in said
 
 
+def test_files_and_packages_of_replicas_on_another_ray_are_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    for option in ({"chat_template": "/nowhere/it.jinja"}, {"grammar_backend": "llguidance"}):
+        with pytest.raises(ConfigError):
+            options(**option)
+        assert options(**option, ray_address="ray:1").cluster.ray_address == "ray:1"
+    clash = {"enable_hierarchical_cache": True, "disable_radix_cache": True}
+    with pytest.raises(ConfigError):
+        options(**clash, ray_address="ray:1")
+
+
 def test_options_of_scaling_and_of_limits_go_with_what_they_are_for() -> None:
     scaled = options(min_replicas=1, replicas=2, target_queue=2.0, key_rate=3.0, key_burst=5, max_waiting=10_000)
     assert (scaled.cluster.target_queue, scaled.gateway.key_burst) == (2.0, 5)

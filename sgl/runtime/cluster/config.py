@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from sgl.errors import ConfigError, nearest_name
+from sgl.errors import ConfigError, MissingExtra, nearest_name
 from sgl.runtime.config import (
     EMBEDDED,
     EngineConfig,
@@ -165,9 +166,12 @@ class Options:
         refuse(engine.nnodes > 1 < engine.dp_size, "dp_size", text)
         text = f"tp_size={engine.tp_size} times pp_size={engine.pp_size} is no multiple of it"
         refuse(engine.num_ranks % engine.nnodes > 0, "nnodes", f"nnodes={engine.nnodes}: {text}")
+        is_own = self.cluster.ray_address is None  # else files are on other hosts
         for its in self.engines.values():  # as a replica's server does, before Ray starts
-            check_options(its)
-        checked_template(self.server)
+            with contextlib.suppress(*() if is_own else (MissingExtra,)):
+                check_options(its)
+        if is_own:
+            checked_template(self.server)
 
     @property
     def engines(self) -> dict[str, EngineConfig]:
