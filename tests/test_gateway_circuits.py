@@ -416,3 +416,47 @@ def test_a_program_goes_on_where_a_later_segments_adapter_is() -> None:
             assert not gateway.servers[two.url].breaker._failures
 
     run(test)
+
+
+def test_a_refused_segments_adapters_are_not_asked_for() -> None:
+    """Its worker dies later, and one without them goes on."""
+    dies = asyncio.Event()
+    opening = {"program": {"v": 1, "name": "p", "seed": 1}, "segment": {"nodes": []}}
+    gen = {"st": 0, "op": "gen", "name": "x", "params": {"extra": {"lora_path": "a"}}}
+    segments = [{"nodes": [gen]}, {"nodes": [{"st": 0, "op": "text", "text": "Now"}], "final": True}]
+
+    async def answer(request: web.Request, worker: MockWorker) -> web.StreamResponse:
+        if request.path != "/v1/programs":
+            is_refused = worker.requests[-1][1].get("segment") == segments[0]
+            return web.json_response({"id": "x"}, status=400 if is_refused else 200)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"type": "opened", "id": "x"}\n\n')
+        if worker.info.get("lora_paths"):
+            await dies.wait()
+            return response
+        await response.write(b'data: {"type": "done"}\n\n')
+        return response
+
+    async def test() -> None:
+        async with gateway_of(answer, answer) as (gateway, [one, two], client):
+            info = {"max_total_tokens": 0, "internal_states": []}
+            one.info, two.info = {**info, "lora_paths": [{"lora_name": "a"}]}, info
+            await until(lambda: gateway.servers.adapters == {"a"})
+            two.is_healthy = False
+            await until(lambda: gateway.servers.ready() == [gateway.servers[one.url]])
+            async with client.post("/v1/programs", json=opening) as events:
+                program = json.loads((await events.content.readuntil(b"\n\n")).partition(b"data: ")[2])["id"]
+                two.is_healthy = True
+                await until(lambda: len(gateway.servers.ready()) == 2)
+                for segment, status in zip(segments, (400, 200), strict=True):
+                    body = {"segment": segment, "number": 1}
+                    async with client.post(f"/v1/programs/{program}/segments", json=body) as taken:
+                        assert taken.status == status, await taken.text()
+                one.is_healthy = False
+                dies.set()
+                assert '"done"' in await events.text()
+            assert two.requests[0][0] == "/v1/programs"
+            assert gateway.servers[one.url].breaker._failures
+
+    run(test)

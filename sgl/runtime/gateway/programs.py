@@ -29,7 +29,7 @@ from sgl.runtime.gateway.pairs import Pairs
 from sgl.runtime.gateway.passing import WRITE_SECONDS, NotBegunError, Passed, Passing, headers_to_worker, in_pieces
 from sgl.runtime.gateway.policy import Demand
 from sgl.runtime.gateway.reading import Reader
-from sgl.runtime.gateway.replies import DUE_SECONDS, Lost, Refused, event_of, whole
+from sgl.runtime.gateway.replies import DUE_SECONDS, Lost, Moved, Refused, event_of, whole
 from sgl.runtime.gateway.workers import Server
 from sgl.runtime.server import sse
 from sgl.runtime.server.encoding import json_response
@@ -168,10 +168,10 @@ class Program(sse.EventLog):
                 raise InvalidRequest(f"segment {len(self.segments) + 1} is missing", param="number")
             if number == len(self.segments) + 1:
                 self.programs.check_room(len(segment))
-                self.parts[0].asks(asked)
-                refused = await self.parts[0].pass_on(segment, number)
+                refused = await self.parts[0].pass_on(segment, number, asked)
                 if refused is not None:
                     return refused
+                self.parts[0].asks(asked)
                 self.segments.append(segment)
                 self.count(len(segment))
                 self.parts[0].has_more.set()
@@ -240,17 +240,16 @@ class Part:
         demand = self._about.demand
         self._about = replace(self._about, demand=replace(demand, adapters=demand.adapters | adapters))
 
-    @property
-    def _is_elsewhere(self) -> bool:
-        """Whether others have the adapters that it names, and its worker has not."""
-        servers, asked = self._program.programs.pairs.servers.values(), self._about.demand.adapters
+    def _is_elsewhere(self, more: frozenset[str] = frozenset()) -> bool:
+        """Whether others have the adapters that it names, with these, and its worker has not."""
+        servers, asked = self._program.programs.pairs.servers.values(), self._about.demand.adapters | more
         lacks = self.server is not None and not asked <= self.server.adapters
         return lacks and any(asked <= its.adapters for its in servers)
 
-    async def pass_on(self, segment: bytes, number: int) -> web.Response | None:
+    async def pass_on(self, segment: bytes, number: int, asked: frozenset[str]) -> web.Response | None:
         """Send a segment to the worker; its answer, if it refuses it. A worker that fails gets it later, and another
-        one if it is to go on there."""
-        if self.remote is None or self._is_elsewhere:
+        one if the adapters that it asks for are there."""
+        if self.remote is None or self._is_elsewhere(asked):
             return None
         try:
             async with self._post_segment(segment, number) as answer:
@@ -288,7 +287,7 @@ class Part:
         """Its worker failed. Raises EngineDead if nobody else is to run it while its client has no news: all have
         tried, or it may be what ends those that begin it."""
         programs = self._program.programs
-        if self._is_elsewhere:
+        if isinstance(lost, Moved):
             self._end_remote()
         elif self.server is not None:
             self.server.failed()
@@ -372,8 +371,8 @@ class Part:
         while True:
             self.has_more.clear()
             if self.remote is not None:
-                if self._is_elsewhere:
-                    raise Lost("others have its adapters")
+                if self._is_elsewhere():
+                    raise Moved("others have its adapters")
                 while number < len(self._program.segments):
                     async with self._post_segment(self._program.segments[number], number + 1) as answer:
                         if answer.status in (404, 429) or answer.status >= 500:

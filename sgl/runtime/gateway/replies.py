@@ -49,6 +49,10 @@ class Lost(Exception):
     """The worker failed."""
 
 
+class Moved(Lost):
+    """It is to go on elsewhere, though its worker is well."""
+
+
 class Refused(Exception):
     """A worker's answer to a body that it does not take."""
 
