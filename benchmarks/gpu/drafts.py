@@ -6,10 +6,10 @@
 
 MODEL, DATA and FOLDER are those of benchmarks/draft_training.py, which FOLDER's drafts come from; it is run first where
 they are missing. Each mode has an engine of its own beside plain decoding's; either answers all prompts of a suite in
-turns, from an empty cache, --rounds times: `tok/s` is the median, `x` that of the rounds' ratios. Prompts are answered
---rows at a time, those of bfcl and json under their schemas, with jump-forward in every mode. Drafts are as many as the
-budget allows for `tok/s` and `drafted`, as many as are proposed for `accepted`, the share of them that stands, and
-`tok/step`.
+turns, from an empty cache, --rounds times: `tok/s` is the median, `x` that of the rounds' ratios; on a CPU both are of
+its time, whatever else it has to do. Prompts are answered --rows at a time, those of bfcl and json under their schemas,
+with jump-forward in every mode. Drafts are as many as the budget allows for `tok/s` and `drafted`, as many as are
+proposed for `accepted`, the share of them that stands, and `tok/step`.
 
 `equal`: outputs of both that are plain's, token for token; `tie`: of the others, those that part between two tokens
 whose logprobs there, behind the same text, are no farther apart than twice what such a token's moves when other
@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.real_prompts import SUITES, Asked, prompts
 from sgl import Engine
@@ -133,6 +135,7 @@ def measure(
     """A mode on every suite. beside: plain decoding's engine; None: it is the one."""
     found = []
     engines = [engine] if beside is None else [beside, engine]
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     for suite, suites_prompts in asked.items():
         texts = [
             engine.tokenizer.apply_chat_template(its.messages, add_generation_prompt=True) for its in suites_prompts
@@ -155,9 +158,9 @@ def measure(
             speeds = []
             for each in engines:
                 each.flush_cache()
-                began = time.perf_counter()
+                began = clock()
                 outputs = [result["output_ids"] for result in _answers(each, ids, params, arguments.rows)]
-                speeds.append(sum(map(len, outputs)) / (time.perf_counter() - began))
+                speeds.append(sum(map(len, outputs)) / (clock() - began))
             rounds.append(speeds)
         drafted = _counters(engine)["drafted_tokens"] - drafted
         if mode == "plain":

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
-from itertools import count, islice
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from sgl.errors import GrammarTooLarge
 from sgl.grammar.automaton.arrays import AfterItem, ArrayPlan, Items, NextItem
@@ -36,10 +36,11 @@ from sgl.grammar.automaton.subsets_reference import Int32Array, Int64Array
 from sgl.grammar.automaton.values import ValueNode
 from sgl.grammar.regular.expr import Expr, difference, words
 from sgl.grammar.regular.rope import MAX_TEXT, Rope, is_same, joined, rope, shorter, shortest_of, times
-from sgl.grammar.regular.shortest import shortest, shortest_rope
+from sgl.grammar.regular.shortest import shortest, shortest_first, shortest_rope
 from sgl.grammar.shape import Array, CountedString, Object, Schema, Shape, Text
 from sgl.time_limit import check_time
 
+_Key = TypeVar("_Key")
 _MAX_KNOWN = 5_000
 _NOTHING = rope()
 _BRACE, _BRACKET = rope(b"}"), rope(b"]")
@@ -54,6 +55,7 @@ class ShortestEnds:
         self._values: dict[tuple[Schema, str], Rope] = {}
         self._guesses: dict[tuple[Schema, str], Rope | None] | None = None
         """While values are being worked out that may hold one another: the best known so far."""
+        self._guessed = False  # whether a guess was asked for since this was cleared
         self._known: dict[tuple[Thread, int, int, SeenTexts], Rope | None] = {}
         self._frames = FrameEnds(automaton.callers, self._behind)
         self._keys_left: dict[tuple[ObjectPlan, Seen, bytes], Rope] = {}
@@ -205,6 +207,7 @@ class ShortestEnds:
         if found is not None:
             return found
         if self._guesses is not None:
+            self._guessed = True
             return self._guesses.setdefault(key, None)
         guesses = self._guesses = {key: None}
         try:
@@ -218,7 +221,7 @@ class ShortestEnds:
 
     def _settle(self, guesses: dict[tuple[Schema, str], Rope | None]) -> None:
         """Work out all values that one may hold: each round knows those that are nested deeper, until none gets
-        shorter. What was met last comes first, as it is what others hold."""
+        shorter. What was met last comes first, as it is what others hold. What holds no guess is none."""
         is_settled = False
         while not is_settled:
             order = list(guesses)
@@ -228,13 +231,17 @@ class ShortestEnds:
                     order += list(guesses)[len(order) :]
             is_settled = True
             for one in reversed(order):
-                before = guesses[one]
-                is_settled &= is_same(before, self._guess(guesses, one))
+                if one not in self._values:
+                    before = guesses[one]
+                    is_settled &= is_same(before, self._guess(guesses, one))
             is_settled &= len(order) == len(guesses)
 
     def _guess(self, guesses: dict[tuple[Schema, str], Rope | None], one: tuple[Schema, str]) -> Rope | None:
         check_time()
+        self._guessed = False
         found = guesses[one] = shortest_of(self._shape(shape) for shape in _shapes(*one))
+        if found is not None and not self._guessed:
+            self._values[one] = found
         return found
 
     def _asks(self, keyword: str, number: int) -> None:
@@ -268,7 +275,7 @@ class ShortestEnds:
         """The properties that are still needed, at least one, and the closing brace; `before` comes first. `used` are
         undeclared keys that may not come again."""
         is_kept = not used and self._guesses is None
-        steps: list[tuple[tuple[ObjectPlan, Seen, bytes] | None, Rope]] = []
+        steps: list[tuple[tuple[ObjectPlan, Seen, bytes] | None, Rope | None]] = []
         end: Rope | None = None
         while end is None:
             check_time()
@@ -280,20 +287,13 @@ class ShortestEnds:
             if chosen is None:
                 return None
             name, value, seen, used = chosen
-            step = joined(before, name, shortest(plan.after_key), value)
-            if step is None:
-                return None
+            step = joined(before, name, shortest(plan.after_key), value)  # passed where the value is not known yet
             steps.append((key if is_kept and (plan.in_order or not steps) else None, step))
             is_kept = is_kept and not used
             before = b"," + plan.key_begin
             if plan.may_close(seen):
                 end = _BRACE
-        for key_of_step, step in reversed(steps):
-            end = rope(step, end)
-            if key_of_step is not None:
-                _make_room(self._keys_left)
-                self._keys_left[key_of_step] = end
-        return end
+        return _put_together(steps, end, self._keys_left)
 
     def _next_key(
         self, plan: ObjectPlan, seen: Seen, used: frozenset[bytes]
@@ -343,14 +343,7 @@ class ShortestEnds:
     def _unused(self, expr: Expr, used: Set[bytes]) -> Iterator[bytes]:
         """The texts of a language that are none of some, the shortest first."""
         _make_room(self._texts)
-        known = self._texts.setdefault(expr, [])
-        for index in count():
-            if index == len(known):
-                if (text := shortest(difference(expr, words(known)))) is None:
-                    return
-                known.append(text)
-            if known[index] not in used:
-                yield known[index]
+        return (text for text in shortest_first(expr, self._texts.setdefault(expr, [])) if text not in used)
 
     def _best_declared(self, plan: ObjectPlan, candidates: list[int]) -> int:
         required = [i for i in candidates if plan.required_mask >> i & 1]
@@ -378,7 +371,7 @@ class ShortestEnds:
             strings = list(islice(self._unused(shape.unique, used), missing))
             return None if len(strings) < missing else rope(b'"', b'","'.join(strings), b'"]')
         is_kept = self._guesses is None
-        steps: list[tuple[tuple[ArrayPlan, Items, int], Rope]] = []
+        steps: list[tuple[tuple[ArrayPlan, Items, int] | None, Rope | None]] = []
         end: Rope | None = None
         while end is None:
             check_time()
@@ -387,31 +380,26 @@ class ShortestEnds:
             if end is not None:
                 break
             choices = plan.choices(items)
+            if not choices:
+                return None
             if contains is not None and items.matching < contains.min_count:
                 choices = choices[:1]  # what matches comes first
             known = [(text, after) for schema, after in choices if (text := self._value(schema)) is not None]
-            if not known:
-                return None
-            item, items = min(known, key=lambda choice: choice[0].size)
+            # what is not known yet is passed, to ask for the others, too
+            step: Rope | None
+            step, items = min(known, key=lambda choice: choice[0].size) if known else (None, choices[0][1])
             if plan.counts_commas and items.length >= len(shape.prefix):
                 more = max(shape.min_items - 1 - commas, 0)
                 rest = self._value(shape.items) if more and shape.items is not None else _NOTHING
-                if rest is None:
-                    return None
-                steps.append((key, rope(item, times(rope(b",", rest), more))))
+                step = joined(step, None if rest is None else times(rope(b",", rest), more))
                 end = _BRACKET
             elif commas + 1 >= shape.min_items if plan.counts_commas else plan.may_close(items):
-                steps.append((key, item))
                 end = _BRACKET
             else:
-                steps.append((key, rope(item, b",")))
+                step = joined(step, b",")
+            steps.append((key if is_kept else None, step))
             commas += 1
-        for key, step in reversed(steps):
-            end = rope(step, end)
-            if is_kept:
-                _make_room(self._items_left)
-                self._items_left[key] = end
-        return end
+        return _put_together(steps, end, self._items_left)
 
 
 @contextmanager
@@ -420,6 +408,19 @@ def _bounded_depth() -> Iterator[None]:
         yield
     except RecursionError as error:
         raise GrammarTooLarge("a value is nested too deeply", states=0, limit=0) from error
+
+
+def _put_together(steps: list[tuple[_Key | None, Rope | None]], end: Rope, left: dict[_Key, Rope]) -> Rope | None:
+    """Steps and the end behind them, if all are known; what is left from a step that has a key is kept."""
+    found: Rope | None = end
+    for key, step in reversed(steps):
+        found = joined(step, found)
+        if found is None:
+            return None
+        if key is not None:
+            _make_room(left)
+            left[key] = found
+    return found
 
 
 def _make_room(known: dict[Any, Any]) -> None:

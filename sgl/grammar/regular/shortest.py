@@ -3,12 +3,14 @@ an expression has."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
 from heapq import heappop, heappush
+from itertools import count
 
 from sgl.grammar.regular.byteset import lowest
 from sgl.grammar.regular.emptiness import EXPLORE_LIMIT, is_empty
-from sgl.grammar.regular.expr import EMPTY, ByteSet, Compound, Concat, Expr, Repeat, Union, Words
+from sgl.grammar.regular.expr import EMPTY, ByteSet, Compound, Concat, Expr, Repeat, Union, Words, difference, words
 from sgl.grammar.regular.rope import Rope, rope, shorter, times
 from sgl.time_limit import check_size, check_time
 
@@ -21,6 +23,17 @@ def shortest(expr: Expr) -> bytes | None:
     """
     found = shortest_rope(expr)
     return None if found is None else found.text()
+
+
+def shortest_first(expr: Expr, known: list[bytes]) -> Iterator[bytes]:
+    """All texts of the language, the shortest first. known: those that were found before; it grows."""
+    for index in count():
+        if index == len(known):
+            text = shortest(difference(expr, words(known)))
+            if text is None:
+                return
+            known.append(text)
+        yield known[index]
 
 
 def shortest_rope(expr: Expr) -> Rope | None:
@@ -73,15 +86,15 @@ def _shorter(one: Rope, other: Rope) -> Rope:
 
 def _search_shortest(start: Expr) -> bytes:
     """Best first: by the least length that a string through a place can have, then in the order of bytes."""
-    words = {start: b""}  # by place, the first of the shortest ways to it
+    ways = {start: b""}  # by place, the first of the shortest ways to it
     heap = [(start.least, b"", start)]  # a word leads to one place: no two are compared
     while heap:
         check_size(
-            len(words), EXPLORE_LIMIT, "the shortest string of an intersection lies behind more than {} derivatives"
+            len(ways), EXPLORE_LIMIT, "the shortest string of an intersection lies behind more than {} derivatives"
         )
         check_time()
         least, word, expr = heappop(heap)
-        if words[expr] != word:  # a shorter one was found meanwhile
+        if ways[expr] != word:  # a shorter one was found meanwhile
             continue
         if expr.nullable:
             return word
@@ -89,9 +102,9 @@ def _search_shortest(start: Expr) -> bytes:
             if target.known_empty:
                 continue
             longer = word + bytes([lowest(mask)])
-            known = words.get(target)
+            known = ways.get(target)
             if known is None or (len(longer), longer) < (len(known), known):
-                words[target] = longer
+                ways[target] = longer
                 heappush(heap, (max(least, len(longer) + target.least), longer, target))
     raise AssertionError("a language that is not empty has a shortest string")
 
