@@ -22,7 +22,7 @@ from sgl.runtime.batch import FROM_DEVICE, Batch, RowSetup
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.draft import DraftDecoder
-from sgl.runtime.model.eagle.config import EagleConfig
+from sgl.runtime.model.eagle.config import EagleConfig, is_head
 from sgl.runtime.model.eagle.loader import load_head
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
@@ -571,8 +571,26 @@ def test_equal_weights_draft_what_is_drawn(tmp_path: Path) -> None:
         {"prefix": "layers.0.", "has_embedding": True, "norm_before_residual": True},
         {"biases": True, "draft_vocab_size": ..., "logit_scale": 0.5, "head_dim": 8},
         {"num_key_value_heads": 4, "rope_theta": 500000.0, "seed": 4},
+        {"norm_before_fc": True, "norm_before_residual": True, "norm_output": True},
+        {"fc_norm": True, "norm_output": True, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [-1, 0, 1]}},
+        {"eagle_config": {"norm_before_fc": True, "eagle_aux_hidden_state_layer_ids": [-1, 0, 1]}},
+        {"layer_types": ["sliding_attention"], "sliding_window": 4, "use_sliding_window": True},
+        {"draft_vocab_size": ..., "tie_word_embeddings": True, "has_embedding": True},
+        {"model_type": "llama4_text", "intermediate_size": 48, "intermediate_size_mlp": 80},
+        {"rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [2, 3, 3]}},
     ],
-    ids=["vLLM's names", "biases", "heads"],
+    ids=[
+        "vLLM's names",
+        "biases",
+        "heads",
+        "one norm",
+        "a norm each",
+        "NVIDIA's norm",
+        "window",
+        "tied",
+        "Llama 4",
+        "mrope",
+    ],
 )
 def test_heads_draft_what_the_oracle_does(changes: dict[str, Any], tmp_path: Path) -> None:
     model = target(tmp_path / "target")
@@ -583,6 +601,42 @@ def test_heads_draft_what_the_oracle_does(changes: dict[str, Any], tmp_path: Pat
     check(its, oracle, {0: 6})
     its.step({0: 1}, drawn=True)
     check(its, oracle, {0: 4})
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [], "use_aux_hidden_state": True}}, None),
+        ({"eagle_config": None, "target_hidden_size": None}, None),
+        ({"architectures": ["Eagle3LlamaForCausalLM"]}, (-1, 0, 1)),
+        ({"architectures": ["LlamaForCausalLM"]}, (-1, 0, 1)),
+    ],
+    ids=["no layers", "null", "vLLM's architecture", "its target's architecture"],
+)
+def test_configs_of_published_heads_are_read(
+    changes: dict[str, Any], layers: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    folder = tiny_head(tmp_path / "head", **changes)
+    config = EagleConfig.from_pretrained(folder)
+    assert config.layers == layers
+    assert config.window is None
+    assert is_head(folder)
+    load_head(config, target(tmp_path / "target"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"sliding_window": 512}, 512),
+        ({"sliding_window": 512, "use_sliding_window": False}, None),
+        ({"sliding_window": None, "use_sliding_window": True}, None),
+        ({"sliding_window": 512, "layer_types": ["full_attention"]}, None),
+    ],
+)
+def test_a_heads_layer_sees_what_its_config_says(
+    changes: dict[str, Any], window: int | None, tmp_path: Path
+) -> None:
+    assert EagleConfig.from_pretrained(tiny_head(tmp_path, **changes)).window == window
 
 
 def test_a_head_as_speculators_writes_it(tmp_path: Path) -> None:
@@ -609,7 +663,16 @@ def test_a_head_as_speculators_writes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, UnsupportedModel, "LlamaForCausalLM as an EAGLE-3 head"),
+        (
+            {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": ...},
+            UnsupportedModel,
+            "LlamaForCausalLM as an EAGLE-3 head",
+        ),
+        ({"norm_before_fc": True}, WeightsError, "lacks 1 tensor .*input_norm.weight"),
+        ({"norm_before_fc": True, "fc_norm": True}, ModelError, "'norm_before_fc' and 'fc_norm' are both true"),
+        ({"layer_types": ["sliding_attention"]}, ModelError, "no 'sliding_window'"),
+        ({"layer_types": ["linear_attention"]}, UnsupportedModel, "a head's layer of 'linear_attention'"),
+        ({"eagle_config": [1]}, ModelError, "'eagle_config' is .* not an object"),
         ({"num_hidden_layers": 2}, UnsupportedModel, "a head of 2 layers"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModel, "use_aux_hidden_state"),
         (
@@ -618,7 +681,7 @@ def test_a_head_as_speculators_writes_it(tmp_path: Path) -> None:
             "layer 2, and the target has 3",
         ),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}, ModelError, "must be three, ascending"),
-        ({"eagle_aux_hidden_state_layer_ids": "0", "eagle_config": {}}, ModelError, "not a list of layers"),
+        ({"eagle_aux_hidden_state_layer_ids": "0", "eagle_config": {}}, ModelError, "not a list of numbers"),
         ({"target_hidden_size": 128}, ConfigError, "a hidden_size of 128.*has one of 64.*trained for it"),
         ({"vocab_size": 500}, ConfigError, "a vocab_size of 500.*has one of 384"),
         ({"hidden_size": 32, "target_hidden_size": 64}, WeightsError, "lacks embed_tokens.weight.*of width 32"),
@@ -653,6 +716,8 @@ def _load(folder: Path, model: Decoder) -> None:
         (lambda its: its["d2t"].copy_(-torch.arange(200)), "names a token twice"),
         (lambda its: its.update(t2d=torch.zeros(384, dtype=torch.bool)), "names other tokens than t2d"),
         (lambda its: its.update(d2t=torch.zeros(3)), "not integers"),
+        (lambda its: its["fc.weight"][3].fill_(math.nan), "fc.weight in .* is not finite as float32"),
+        (lambda its: its.update({"input_norm.weight": torch.ones(192)}), "has no place for: input_norm"),
         (lambda its: its.pop("fc.weight"), "lacks 1 tensor .* fc.weight"),
         (lambda its: its.update({"midlayer.odd.weight": torch.zeros(3)}), "has no place for: midlayer.odd"),
         (lambda its: its.update({"midlayer.self_attn.q_proj.bias": torch.zeros(64)}), "k_proj.bias"),

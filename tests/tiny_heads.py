@@ -42,7 +42,7 @@ def tiny_head(
     """Write a random head to path, and return it. changes: of config.json; ... leaves a field out."""
     config = {key: value for key, value in {**HEAD, **changes}.items() if value is not ...}
     layer = config.get("transformer_layer_config") or config
-    hidden, size = layer["hidden_size"], layer["intermediate_size"]
+    hidden, size = layer["hidden_size"], layer.get("intermediate_size_mlp", layer["intermediate_size"])
     head_dim = layer.get("head_dim", hidden // layer["num_attention_heads"])
     q_size, kv_size = (layer[f"num_{name}_heads"] * head_dim for name in ("attention", "key_value"))
     vocab_size = layer["vocab_size"]
@@ -56,7 +56,7 @@ def tiny_head(
         return 1.0 + 0.3 * torch.randn(hidden, generator=generator)
 
     tensors = {
-        "fc.weight": drawn(hidden, 3 * config.get("target_hidden_size", hidden)),
+        "fc.weight": drawn(hidden, 3 * (config.get("target_hidden_size") or hidden)),
         f"{prefix}input_layernorm.weight": norm(),
         f"{prefix}hidden_norm.weight": norm(),
         f"{prefix}post_attention_layernorm.weight": norm(),
@@ -73,12 +73,21 @@ def tiny_head(
     if biases:
         matrices = [name for name in tensors if "proj" in name or name.startswith("fc")]
         tensors |= {name.replace("weight", "bias"): drawn(tensors[name].shape[0]) for name in matrices}
+    read = 3 * (config.get("target_hidden_size") or hidden)
+    if config.get("norm_before_fc") or (config.get("eagle_config") or {}).get("norm_before_fc"):
+        tensors["input_norm.weight"] = 1.0 + 0.3 * torch.randn(read, generator=generator)
+    if config.get("fc_norm"):
+        tensors |= {
+            f"fc_norm.{i}.weight": 1.0 + 0.3 * torch.randn(read // 3, generator=generator) for i in range(3)
+        }
     if has_embedding:
         tensors["embed_tokens.weight"] = 8.0 * drawn(vocab_size, hidden)
     if drafted < vocab_size:
         chosen = torch.randperm(vocab_size, generator=generator)[:drafted].sort().values
         tensors["d2t"] = chosen - torch.arange(drafted)
         tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, chosen, True)
+    if config.get("tie_word_embeddings"):
+        del tensors["lm_head.weight"]
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(tensors, path / "model.safetensors")
@@ -105,6 +114,10 @@ class HeadOracle:
         """[hidden_size] logits over the target's vocabulary, and the state before the last norm, of the last entry.
         hidden: [n, 3 * target hidden], of the first n tokens of ids. given: states of the tokens behind, but for the
         last. holes: entries that nothing attends to."""
+        if "input_norm.weight" in self.tensors:
+            hidden = self._norm("input_norm", hidden)
+        if "fc_norm.0.weight" in self.tensors:
+            hidden = torch.cat([self._norm(f"fc_norm.{i}", its) for i, its in enumerate(hidden.chunk(3, -1))], -1)
         features = torch.cat((self._linear("fc", hidden), *(its[None] for its in given)))
         assert len(ids) == len(features) + 1
         embedded = self._norm("midlayer.input_layernorm", self.embedding[torch.tensor(ids[1:])])
@@ -115,10 +128,14 @@ class HeadOracle:
         y = self._norm("midlayer.post_attention_layernorm", x)
         gate, up = (self._linear(f"midlayer.mlp.{name}_proj", y) for name in ("gate", "up"))
         x = x + self._linear("midlayer.mlp.down_proj", functional.silu(gate) * up)
-        last = self._norm("norm", x[-1:]) @ self.tensors["lm_head.weight"].T
+        normed = self._norm("norm", x[-1:])
+        last = normed @ self.tensors.get("lm_head.weight", self.embedding).T
         last = last[0] * self.config.get("logit_scale", 1.0)
         drafted = torch.arange(len(last)) + self.tensors.get("d2t", 0)
-        return [torch.full((self.layer["vocab_size"],), -math.inf).index_copy(0, drafted, last), x[-1]]
+        return [
+            torch.full((self.layer["vocab_size"],), -math.inf).index_copy(0, drafted, last),
+            normed[0] if self.config.get("norm_output") else x[-1],
+        ]
 
     def drafts(self, hidden: torch.Tensor, ids: list[int], most: int, holes: Sequence[int] = ()) -> list[int]:
         """The likeliest tokens behind ids, one after the other. hidden: of the first tokens. holes: see `logits`."""
@@ -150,6 +167,8 @@ class HeadOracle:
         value = value.repeat_interleave(heads // kv_heads, 1)
         scores = torch.einsum("qhd,khd->hqk", query, key) * head_dim**-0.5
         hidden = torch.ones(len(x), len(x)).triu(1).bool()
+        if self.layer.get("layer_types") == ["sliding_attention"]:
+            hidden |= torch.ones(len(x), len(x)).tril(-self.layer["sliding_window"]).bool()
         hidden[:, holes] = True
         hidden[holes, holes] = False  # whose outputs nobody reads
         scores = scores.masked_fill(hidden, -math.inf)

@@ -14,6 +14,7 @@ from sgl.runtime.model.config import DtypeName, RopeConfig, read_dtype, read_rop
 from sgl.runtime.model.fields import Fields, read_json
 
 NUM_LAYERS_READ = 3
+_WRAPPED = "speculators_model_type"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,12 @@ class EagleConfig:
     rope: RopeConfig
     layers: tuple[int, ...] | None
     """The target's layers behind which it reads hidden states; None: `default_layers`."""
+    num_norms: int
+    """Of what the layers made, before it is fused: 1 of all together (`norm_before_fc`), 3 of each (`fc_norm`), 0."""
     norm_before_residual: bool
+    norm_output: bool  # what it made of a token, as the feature of the next: behind its last norm
+    tie_word_embeddings: bool
+    window: int | None  # tokens that its layer sees; None: all
     logit_scale: float
     dtype: DtypeName
     eos_token_ids: tuple[int, ...] = ()
@@ -61,8 +67,8 @@ class EagleConfig:
         anything else than a head of one Llama layer, ModelError for a missing or inconsistent config."""
         folder = checkpoint_folder(path)
         whole = Fields(str(folder), read_json(folder / "config.json"))
-        wrapped, whole.architecture = _kind(whole.data)
-        if not _is_eagle3(wrapped, whole.architecture):
+        wrapped, whole.architecture = whole.data.get(_WRAPPED), _architecture(whole.data)
+        if not _is_eagle3(whole.data):
             what = whole.architecture if wrapped is None else wrapped
             raise whole.unsupported(f"{what} as an EAGLE-3 head (LlamaForCausalLMEagle3)")
         layer = whole.data if wrapped is None else whole.data.get("transformer_layer_config")
@@ -90,17 +96,18 @@ class EagleConfig:
 def is_head(path: str | Path) -> bool:
     """Whether a checkpoint is an EAGLE-3 head, by its config. Raises ModelError."""
     folder = find_checkpoint(path)
-    return not is_gguf(folder) and _is_eagle3(*_kind(read_json(folder / "config.json")))
+    return not is_gguf(folder) and _is_eagle3(read_json(folder / "config.json"))
 
 
-def _kind(data: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Of a speculators model, and the architecture."""
-    name = ", ".join(map(str, data.get("architectures") or [])) or str(data.get("model_type"))
-    return data.get("speculators_model_type"), name
+def _architecture(data: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, data.get("architectures") or [])) or str(data.get("model_type"))
 
 
-def _is_eagle3(wrapped: str | None, architecture: str) -> bool:
-    return "eagle3" in architecture.lower() if wrapped is None else wrapped == "eagle3"
+def _is_eagle3(data: Mapping[str, Any]) -> bool:
+    """Some heads have their target's architecture, and only they have tokens that are drafted."""
+    if (wrapped := data.get(_WRAPPED)) is not None:
+        return bool(wrapped == "eagle3")
+    return "eagle3" in _architecture(data).lower() or "draft_vocab_size" in data
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
@@ -120,6 +127,13 @@ def _config(whole: Fields, layer: Fields) -> EagleConfig:
     draft_vocab_size = whole.integer("draft_vocab_size", default=vocab_size)
     if draft_vocab_size > vocab_size:
         raise whole.error(f"draft_vocab_size {draft_vocab_size} is more than vocab_size {vocab_size}")
+    inner = whole.section(whole.mapping("eagle_config"))
+    is_normed, is_each_normed = (
+        any(its.flag(key) for its in (inner, whole)) for key in ("norm_before_fc", "fc_norm")
+    )
+    if is_normed and is_each_normed:
+        raise whole.error("'norm_before_fc' and 'fc_norm' are both true: one of them norms what is fused")
+    is_llama4 = layer.data.get("model_type") == "llama4_text"
     return EagleConfig(
         path=whole.path,
         architecture=str(whole.architecture),
@@ -127,31 +141,49 @@ def _config(whole: Fields, layer: Fields) -> EagleConfig:
         draft_vocab_size=draft_vocab_size,
         hidden_size=hidden_size,
         target_hidden_size=whole.integer("target_hidden_size", default=hidden_size),
-        intermediate_size=layer.integer("intermediate_size"),
+        intermediate_size=layer.integer("intermediate_size_mlp" if is_llama4 else "intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=layer.number("rms_norm_eps", default=1e-6),
-        rope=read_rope(layer),
-        layers=_layers(whole),
+        rope=_rope(layer),
+        layers=_layers(whole, inner),
+        num_norms=NUM_LAYERS_READ if is_each_normed else int(is_normed),
         norm_before_residual=whole.flag("norm_before_residual"),
+        norm_output=whole.flag("norm_output"),
+        tie_word_embeddings=any(its.flag("tie_word_embeddings") for its in (whole, layer)),
+        window=_window(layer),
         logit_scale=whole.number("logit_scale", default=1.0),
         dtype=read_dtype(whole if whole.data.get("dtype") or whole.data.get("torch_dtype") else layer),
     )
 
 
-def _layers(whole: Fields) -> tuple[int, ...] | None:
+def _rope(layer: Fields) -> RopeConfig:
+    """Nothing is drafted behind images, and for texts a multimodal rope is a plain one."""
+    data, marks = dict(layer.data), {"mrope_section", "mrope_interleaved"}
+    for key in ("rope_scaling", "rope_parameters"):
+        its = {name: value for name, value in layer.mapping(key).items() if name not in marks and value != "mrope"}
+        data[key] = its
+    return read_rope(layer.section(data))
+
+
+def _window(layer: Fields) -> int | None:
+    kinds = layer.listed("layer_types", str) or []
+    for kind in kinds[:1]:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise layer.unsupported(f"a head's layer of {kind!r}")
+    is_sliding = kinds[0] == "sliding_attention" if kinds else layer.flag("use_sliding_window", default=True)
+    if is_sliding and (kinds or layer.data.get("sliding_window") is not None):
+        return layer.integer("sliding_window")
+    return None
+
+
+def _layers(whole: Fields, inner: Fields) -> tuple[int, ...] | None:
     """In `eagle_config`, the numbers of layers; outside, those of the layers that follow them."""
-    key, inner = "eagle_aux_hidden_state_layer_ids", whole.data.get("eagle_config") or {}
-    if not isinstance(inner, Mapping):
-        raise whole.error(f"'eagle_config' is {inner!r:.100}, not an object")
-    if inner.get("use_aux_hidden_state") is False:
+    key = "eagle_aux_hidden_state_layer_ids"
+    if inner.data.get("use_aux_hidden_state") is False:
         raise whole.unsupported("a head that reads only the last hidden states (use_aux_hidden_state)")
-    for data, behind in ((inner, 0), (whole.data, 1)):
-        given: Any = data.get(key)
-        if given is None:
-            continue
-        if not isinstance(given, list) or not all(type(its) is int for its in given):
-            raise whole.error(f"{key!r} is {given!r:.100}, not a list of layers")
-        return tuple(its - behind for its in given)
+    for fields, behind in ((inner, 0), (whole, 1)):
+        if given := fields.listed(key, int):
+            return tuple(its - behind for its in given)
     return None

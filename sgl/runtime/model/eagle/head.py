@@ -2,14 +2,15 @@
 
 Entry p, for p >= 1, stands for token p: its input is the token's embedding beside a feature of token p - 1, which is
 the target's hidden states behind three layers, fused. Where the target has not been yet, it is what the head itself
-made of token p - 1, before its last norm. Entry p attends to entries 1 to p; rope counts from 0.
+made of token p - 1, before its last norm, or behind it (`norm_output`). Entry p attends to entries 1 to p; rope counts
+from 0.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch.nn import functional
@@ -35,6 +36,7 @@ class HeadWeights:
     """Matrices are [out, in]."""
 
     embedding: torch.Tensor  # [vocab, hidden]; perhaps the target's
+    fuse_norms: torch.Tensor | None  # [n, 3 * target hidden / n]: of n equal parts of what is fused, 1 or 3
     fuse: Matrix  # [hidden, 3 * target hidden]
     fuse_bias: torch.Tensor | None
     input_norm: torch.Tensor  # [hidden], of embeddings
@@ -49,9 +51,9 @@ class HeadWeights:
     down: Matrix  # [hidden, intermediate]
     down_bias: torch.Tensor | None
     norm: torch.Tensor  # [hidden]
-    lm_head: Matrix  # [draft vocab, hidden]; perhaps the target's
+    lm_head: Matrix  # [draft vocab, hidden]; perhaps the target's, or its embedding
     target_ids: torch.Tensor | None  # int64 [draft vocab] the drafts' ids as tokens of the target; None: the same
-    borrowed: frozenset[str] = frozenset()  # fields that are the target's
+    borrowed: frozenset[str] = frozenset()  # fields that are the target's or another one
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor of its own once."""
@@ -87,19 +89,25 @@ class EagleHead:
 
     def attention_shape(self, page_size: int, kv_dtype: torch.dtype | None = None) -> AttentionShape:
         """See `Model`."""
-        return shape_of_heads(self.config, page_size, self.dtype, kv_dtype, self.device)
+        shape = shape_of_heads(self.config, page_size, self.dtype, kv_dtype, self.device)
+        return replace(shape, windows=(self.config.window,))
 
     @torch.inference_mode()
     def fused(self, hidden: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Features of T tokens, [T, hidden], of what the target made of them: [T, target hidden] for each layer."""
         joined = torch.cat(hidden, -1).to(self.dtype)
+        if (norms := self.weights.fuse_norms) is not None:
+            parts = zip(joined.chunk(len(norms), -1), norms, strict=True)
+            joined = torch.cat(
+                [rms_norm(its.contiguous(), norm, self.config.rms_norm_eps) for its, norm in parts], -1
+            )
         return linear(joined, self.weights.fuse, self.weights.fuse_bias)
 
     @torch.inference_mode()
     def forward(
         self, tokens: Tokens, features: torch.Tensor, kv: KVCache, attention: AttentionBackend
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states of the wanted tokens, which are named, after the last norm, and before it: [N, hidden] each.
+        """Of the wanted tokens, which are named, hidden states after the last norm, and features: [N, hidden] each.
         features: [T, hidden], of the tokens before. attention: planned for this step."""
         wanted = tokens.wanted
         assert wanted is not None, "a head's runner names them"
@@ -114,11 +122,12 @@ class EagleHead:
         query = rotate_and_store(qkv, config.num_heads, rotary, None, eps, keys, values, tokens.slots)
         if not len(wanted):
             return residual[:0], residual[:0]
-        x = attention.run(query, keys, values).flatten(1).index_select(0, wanted)
+        x = attention.run(query, keys, values, config.window).flatten(1).index_select(0, wanted)
         residual = residual.index_select(0, wanted)
         x = add_rms_norm(linear(x, weights.output, weights.output_bias), residual, weights.post_attention_norm, eps)
         x = silu_and_mul(linear(x, weights.gate_up, weights.gate_up_bias))
-        return add_rms_norm(linear(x, weights.down, weights.down_bias), residual, weights.norm, eps), residual
+        x = add_rms_norm(linear(x, weights.down, weights.down_bias), residual, weights.norm, eps)
+        return x, x if config.norm_output else residual
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -13,7 +13,7 @@ from sgl.errors import ConfigError, WeightsError
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.eagle.config import NUM_LAYERS_READ, EagleConfig
 from sgl.runtime.model.eagle.head import EagleHead, HeadWeights
-from sgl.runtime.model.loader import check_tensors
+from sgl.runtime.model.loader import check_tensors, dtype_name
 from sgl.runtime.model.weight_files import Entry, opened, read, read_headers
 from sgl.runtime.model.weights import packed
 
@@ -46,10 +46,15 @@ def load_head(config: EagleConfig, target: Decoder) -> EagleHead:
     shapes = _shapes(config, entries)
     check_tensors(entries, shapes, folder)
     tensors = {name: _read(entries[name]).to(target.device, target.dtype) for name in shapes}
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            message = f"{name} in {entries[name].file} is not finite as {dtype_name(target.dtype)}"
+            raise WeightsError(message, path=str(entries[name].file), tensor=name)
     borrowed = frozenset(
         field for field, name in (("embedding", _EMBEDDING), ("lm_head", _LM_HEAD)) if name not in tensors
     )
-    for name in (_EMBEDDING, _LM_HEAD):
+    embedding = tensors.get(_EMBEDDING, target.weights.embedding)
+    for name in (_EMBEDDING,) if config.tie_word_embeddings else (_EMBEDDING, _LM_HEAD):
         if name not in tensors and (config.hidden_size != its.hidden_size or target.collectives is not None):
             raise WeightsError(
                 f"{folder} lacks {name}, and the target's {'is cut among ranks' if target.collectives else 'is'} "
@@ -68,8 +73,9 @@ def load_head(config: EagleConfig, target: Decoder) -> EagleHead:
                 parts[name] = found[0] if len(found) == 1 else torch.cat(found)
     weights = HeadWeights(
         **{field.name: parts.get(field.name) for field in fields(HeadWeights) if field.name not in _OTHERS},  # type: ignore[arg-type]
-        embedding=tensors.get(_EMBEDDING, target.weights.embedding),
-        lm_head=tensors.get(_LM_HEAD, target.weights.lm_head),
+        embedding=embedding,
+        fuse_norms=torch.stack(norms) if (norms := [tensors[name] for name in _norms(config)]) else None,
+        lm_head=tensors.get(_LM_HEAD, embedding if config.tie_word_embeddings else target.weights.lm_head),
         target_ids=_target_ids(config, maps, target.device),
         borrowed=borrowed,
     )
@@ -78,7 +84,7 @@ def load_head(config: EagleConfig, target: Decoder) -> EagleHead:
     return EagleHead(config, weights, target.max_positions)
 
 
-_OTHERS = {"embedding", "lm_head", "target_ids", "borrowed"}
+_OTHERS = {"embedding", "fuse_norms", "lm_head", "target_ids", "borrowed"}
 
 
 def _check_fits(what: str, own: int, targets: int, config: EagleConfig, target: Decoder) -> None:
@@ -95,6 +101,12 @@ def _name(name: str) -> str:
     return name.removeprefix("model.").replace("layers.0.", _LAYER)
 
 
+def _norms(config: EagleConfig) -> dict[str, tuple[int, ...]]:
+    if config.num_norms == 1:
+        return {"input_norm.weight": (NUM_LAYERS_READ * config.target_hidden_size,)}
+    return {f"fc_norm.{i}.weight": (config.target_hidden_size,) for i in range(config.num_norms)}
+
+
 def _shapes(config: EagleConfig, entries: Mapping[str, Entry]) -> dict[str, tuple[int, ...]]:
     """Of every tensor that a head needs, and of those that it may have and has."""
     hidden, size = config.hidden_size, config.intermediate_size
@@ -107,6 +119,7 @@ def _shapes(config: EagleConfig, entries: Mapping[str, Entry]) -> dict[str, tupl
         f"{_LAYER}mlp.up_proj.weight": (size, hidden),
         f"{_LAYER}mlp.down_proj.weight": (hidden, size),
         **{f"{module}.weight": (hidden,) for (module, *_) in _PARTS.values() if module.endswith("norm")},
+        **_norms(config),
     }
     of_qkv = [f"{module}.bias" for module in _PARTS["qkv"]]
     optional: dict[str, tuple[int, ...]]
