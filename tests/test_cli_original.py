@@ -90,6 +90,16 @@ def launched(line: str) -> tuple[EngineConfig, ServerConfig]:
             "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4",
             {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4},
         ),
+        (
+            "--speculative-algorithm eagle3 --speculative-draft-model-path /h --speculative-num-steps 3 "
+            "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --speculative-ngram-branch-length 18",
+            {
+                "speculative_algorithm": "EAGLE3",
+                "speculative_draft_model_path": "/h",
+                "speculative_num_steps": 3,
+                "speculative_num_draft_tokens": 4,
+            },
+        ),
         ("--enable-lora --max-lora-rank 64", {"enable_lora": True, "max_lora_rank": 64, "max_loras_per_batch": 8}),
         (
             "--lora-paths a=/x b=/y --max-loras-per-batch 2 --lora-target-modules q_proj v_proj",
@@ -125,6 +135,9 @@ def test_flags_of_the_server_are_ours_or_neutral(line: str, expected: dict[str, 
         ("--max-loaded-loras 4", "LoRA"),
         ("--lora-backend torch", "LoRA"),
         ("--speculative-algorithm NGRAM --speculative-eagle-topk 3", "that option of speculative decoding"),
+        ("--speculative-algorithm NGRAM --speculative-eagle-topk 3", "leave it out, or give 1"),
+        ("--speculative-algorithm EAGLE", "such heads are not read here yet; EAGLE3 takes an EAGLE-3 head"),
+        ("--speculative-algorithm nextn", "STANDALONE a draft model, and NGRAM needs neither"),
         ("--disaggregation-transfer-backend mori", "servers for prefill or decode alone"),
         ("--hicache-write-policy write_back", "that option of KV beyond the device"),
         ("--enable-lmcache", "that option of KV beyond the device"),

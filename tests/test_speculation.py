@@ -636,10 +636,19 @@ def test_options_that_cannot_be_are_refused_by_name(folder: Path) -> None:
             {
                 "speculative_algorithm": "DRAFT",
                 "speculative_draft_model_path": str(folder),
+                "speculative_num_draft_tokens": 8,
                 "speculative_num_steps": 8,
             },
-            "speculative_num_steps=8 drafts do not fit",
+            "speculative_num_steps=8 drafts do not fit .*: give 9, or leave it out",
         ),
     ):
         with pytest.raises(ConfigError, match=words):
             Engine(folder, **options)
+
+
+def test_a_model_has_room_for_the_steps_that_it_is_given(folder: Path) -> None:
+    options = {"speculative_algorithm": "DRAFT", "speculative_draft_model_path": str(folder)}
+    with Engine(folder, **options, speculative_num_steps=12) as engine:
+        assert engine._loop._speculator._most == 12
+    with Engine(folder, **options, speculative_num_steps=2) as engine:
+        assert engine._loop._speculator._most == 7

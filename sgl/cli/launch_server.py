@@ -69,10 +69,15 @@ _NEUTRAL = neutral_values(
     tokenizer-worker-num=1 detokenizer-worker-num=1 batch-notify-size=16
     dynamic-batch-tokenizer-batch-size=32 dynamic-batch-tokenizer-batch-timeout=0.002
     speculative-accept-threshold-single=1 speculative-accept-threshold-acc=1 speculative-attention-mode=prefill
+    speculative-eagle-topk=1 speculative-draft-model-revision=main speculative-draft-load-format=auto
+    speculative-draft-model-quantization=unquant speculative-moe-runner-backend=auto
+    speculative-ngram-min-match-window-size=1 speculative-ngram-max-match-window-size=12
     speculative-ngram-min-bfs-breadth=1 speculative-ngram-max-bfs-breadth=10 speculative-ngram-match-type=BFS
+    speculative-ngram-branch-length=18 speculative-ngram-capacity=10000000
     speculative-ngram-max-trie-depth=18 otlp-traces-endpoint=localhost:4317 trace-modules=request
     revision=main fastapi-root-path= prefill-delayer-max-delay-passes=30"""
 )
+_ALGORITHM = "speculative-algorithm"
 _RENAMED = {
     **{name.removeprefix("--"): flag.replace("_", "-") for flag, names in SYNONYMS.items() for name in names},
     "model": "model-path",
@@ -80,11 +85,26 @@ _RENAMED = {
     "disaggregation-bootstrap-port": "disaggregation-port",
 }
 """Flags that are called otherwise here."""
+
+
+def _algorithm(values: list[str]) -> list[str]:
+    """In capitals, as the original reads it."""
+    name = one(_ALGORITHM, values)
+    if name.upper() in ("EAGLE", "NEXTN", "DFLASH"):
+        message = (
+            f"--{_ALGORITHM} {name}: such heads are not read here yet; EAGLE3 takes an EAGLE-3 head, STANDALONE a "
+            "draft model, and NGRAM needs neither"
+        )
+        raise ConfigError(message, option=_ALGORITHM)
+    return [f"--{_ALGORITHM}", name if name in ("auto", "off") else name.upper()]
+
+
 _TRANSLATED: dict[str, Callable[[list[str]], list[str]]] = {
     "base-gpu-id": lambda values: [] if values == ["0"] else ["--device", f"cuda:{one('base-gpu-id', values)}"],
     "enable-priority-scheduling": lambda values: ["--schedule-policy", "priority"],
     "disable-hybrid-swa-memory": lambda values: ["--swa-full-tokens-ratio", "1"],
     "constrained-json-disable-any-whitespace": lambda values: ["--json-whitespace", "compact"],
+    _ALGORITHM: _algorithm,
     "tool-call-parser": lambda values: (
         [] if values == ["auto"] else ["--tool-call-parser", one("tool-call-parser", values)]
     ),

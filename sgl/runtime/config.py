@@ -243,8 +243,8 @@ class EngineConfig:
     speculative_draft_model_path: PathText | None = None
     """The folder of a draft model, or of an EAGLE-3 head."""
     speculative_num_draft_tokens: Annotated[int, Field(ge=2, le=64)] | None = None
-    """Tokens of a row at most in a step that verifies drafts, the one before them included. None: 8, and what one of
-    them costs decides how many it has."""
+    """Tokens of a row at most in a step that verifies drafts, the one before them included. None: 8, or as many as
+    speculative_num_steps needs; what one of them costs decides how many it has."""
     speculative_num_steps: Annotated[int, Field(ge=1, le=63)] | None = None
     """Tokens that a draft model or head drafts at most, one after another. None: 5."""
     deterministic: bool = False

@@ -23,7 +23,7 @@ def check(config: EngineConfig, architecture: str, *, is_recurrent: bool) -> Non
     row_tokens, steps = config.speculative_num_draft_tokens, config.speculative_num_steps
     is_on, needs_model = algorithm not in (None, "off"), algorithm in ("DRAFT", "STANDALONE", "EAGLE3")
     asks_model = needs_model or (algorithm == "auto" and path is not None)
-    said, most = f"speculative_algorithm={algorithm!r}", row_tokens or _ROW_TOKENS
+    said = f"speculative_algorithm={algorithm!r}"
     for is_wrong, option, message in (
         (
             path is not None and not asks_model,
@@ -56,10 +56,10 @@ def check(config: EngineConfig, architecture: str, *, is_recurrent: bool) -> Non
         ),
         (needs_model and path is None, "speculative_algorithm", f"{said} needs a speculative_draft_model_path"),
         (
-            steps is not None and steps >= most,
+            steps is not None and row_tokens is not None and steps >= row_tokens,
             "speculative_num_steps",
             f"speculative_num_steps={steps} drafts do not fit behind a row's last token into "
-            f"speculative_num_draft_tokens={most}",
+            f"speculative_num_draft_tokens={row_tokens}: give {steps + 1 if steps else None}, or leave it out",
         ),
     ):
         if is_wrong:
@@ -80,7 +80,7 @@ def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Devi
         scheduler,
         drafters,
         models,
-        most=(config.speculative_num_draft_tokens or _ROW_TOKENS) - 1,
+        most=(config.speculative_num_draft_tokens or max(_ROW_TOKENS, 1 + (config.speculative_num_steps or 0))) - 1,
         budget=Budget(is_padded=bool(config.cuda_graph_max_bs), compiles=config.device != "cpu"),
         is_on_host=config.device == "cpu",
     )
