@@ -17,6 +17,7 @@ from sgl import grammar
 from sgl.errors import GrammarError, GrammarTooLarge, RegexSyntaxError, UnsupportedSchema
 from sgl.grammar import JSON_OBJECT, Grammar, Vocabulary
 from sgl.grammar.automaton.finished import complete
+from sgl.grammar.automaton.subsets import Subsets
 from sgl.grammar.compiler import MAX_SOURCE, make_constraint
 from sgl.runtime.constraints.process import Channel
 from sgl.runtime.constraints.service import CompileService
@@ -345,6 +346,14 @@ def test_without_llguidance_the_error_names_the_extra(monkeypatch: pytest.Monkey
         grammar.compile(ebnf='start: "a"', vocabulary=fresh)
 
 
+def nested(depth: int) -> dict[str, Any]:
+    """An object in an object in …"""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "exactly one"),
     ({"regex": "a", "choices": ["a"]}, "exactly one"),
@@ -354,6 +363,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"regex": "(?=a)b"}, "nothing at all"),
     ({"json_schema": "{not json"}, "not valid JSON"),
     ({"json_schema": {"type": object}}, "not JSON data"),
+    ({"json_schema": nested(800)}, "nested too deeply"),
+    ({"json_schema": "[" * 100_000}, "nested too deeply"),
     ({"regex": "a", "whitespace": "any"}, "whitespace"),
     ({"regex": "a", "key_order": "random"}, "key_order"),
 ]
@@ -363,6 +374,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_what_is_no_constraint_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         compiled(**arguments)
+
+
+def test_depth_that_shows_behind_some_bytes_fails_its_output_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = compiled(regex="ab*c").matcher()
+    assert matcher.accept_bytes(b"a")
+
+    def expand(*_: Any) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr(Subsets, "expand", expand)
+    with pytest.raises(GrammarTooLarge, match="nested too deeply"):
+        matcher.accept_bytes(b"bc")
 
 
 def test_grammars_are_serialised_by_their_source() -> None:

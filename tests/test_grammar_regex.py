@@ -241,3 +241,12 @@ def test_bounded_repeats_cost_nothing_to_build() -> None:
     expr = compile_regex("(ab|cd){3,100000}x", dialect="python", search=False)
     assert matches(expr, b"ab" * 3_000 + b"x")
     assert not matches(expr, b"abx")
+
+
+def test_any_number_of_parts_may_be_left_out() -> None:
+    """Each asked the next one what may come behind it, at a depth of 800."""
+    expr = compile_regex("".join(f"(w{i} )?" for i in range(1_200)), search=False)
+    assert matches(expr, b"")
+    assert matches(expr, b"w5 w700 w1199 ")
+    assert not matches(expr, b"w700 w5 ")
+    assert matches(compile_regex("x" + "(a|b)?" * 1_200 + "c?" * 3, search=False), b"xabbacc")

@@ -205,7 +205,9 @@ def make_constraint(given: Mapping[str, Any], vocabulary: Vocabulary | None = No
     else:
         try:
             text = json.dumps(source, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
+        except RecursionError as error:
+            raise GrammarTooLarge(f"{kind} is nested too deeply", states=0, limit=MAX_STATES) from error
+        except (TypeError, ValueError) as error:
             raise GrammarError(f"{kind} is not JSON data: {error}") from error
     if kind == "structural_tag" and (grammar := _grammar_alone(text)) is not None:
         return Constraint("ebnf", json.dumps(grammar), **options)

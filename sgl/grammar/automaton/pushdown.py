@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from sgl.errors import GrammarError
+from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.automaton.arrays import ArrayPlan
 from sgl.grammar.automaton.nfa import Builder, Node, Pop, Push, Stay, Thread, UniqueText
 from sgl.grammar.automaton.objects import ObjectPlan
@@ -75,7 +75,10 @@ class Automaton:
         """Fill the row of a state. Raises GrammarTooLarge if that takes too many states or too long."""
         if self.tables.entries.item(state, 0) == UNKNOWN:
             check_time()
-            self.subsets.expand(state, self._bracket)
+            try:
+                self.subsets.expand(state, self._bracket)
+            except RecursionError as error:
+                raise GrammarTooLarge("parts of the constraint are nested too deeply", states=0, limit=0) from error
 
     def _bracket(self, state: int, mask: int, ways: Ways) -> int:
         """The entry of a state for bytes that may open or close a frame."""

@@ -75,12 +75,21 @@ class Concat(Compound):
 
     def _derive(self) -> Arcs:
         head, tail = self.head, self.tail
+        self._derive_behind()
         if isinstance(head, Intersection) and (found := head.arcs_before(tail)) is not None:
             return found
         arcs = tuple((mask, _distribute(target, tail)) for mask, target in head.arcs())
         if head.nullable:
             return merged((arcs, tail.arcs()), union)
         return arcs
+
+    def _derive_behind(self) -> None:
+        """Where many parts may be left out, the last ones first, or they would be derived at any depth."""
+        rest: list[Concat] = [self]
+        while rest[-1].head.nullable and isinstance(tail := rest[-1].tail, Concat) and tail.known_arcs is None:
+            rest.append(tail)
+        for concat in reversed(rest[1:]):
+            concat.arcs()
 
     def __repr__(self) -> str:
         return f"({self.head!r}·{self.tail!r})"
