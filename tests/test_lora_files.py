@@ -28,10 +28,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("files") / "model", num_hidden_layers=2)
 
 
-def slots_for(model: Path, shard: Shard = WHOLE) -> LoraSlots:
+def slots_for(model: Path, shard: Shard = WHOLE, dtype: torch.dtype = torch.float32) -> LoraSlots:
     config = ModelConfig.from_pretrained(model)
     known, layers = decoder_modules(config), decoder_products(config, shard)
-    return LoraSlots(known, layers, num_slots=1, rank=8, targets=ALL, dtype=torch.float32, device=CPU)
+    return LoraSlots(known, layers, num_slots=1, rank=8, targets=ALL, dtype=dtype, device=CPU)
 
 
 def refused(model: Path, folder: Path, words: str) -> AdapterError:
@@ -71,6 +71,9 @@ def test_a_path_that_none_can_be_is_refused(model: Path, path: str) -> None:
         ({"lora_alpha": None, "rank_pattern": []}, "lora_alpha=null"),
         ({"rank_pattern": {"q_proj": -1}}, "rank_pattern"),
         ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "alpha_pattern"),
+        ({"lora_alpha": 10**400}, "lora_alpha=1000"),
+        ({"r": 10**400}, "r=1000"),
         ({"layers_to_transform": [0], "layers_pattern": "h"}, "layers_pattern"),
     ],
 )
@@ -127,6 +130,22 @@ def test_wrong_tensors(model: Path, tmp_path: Path, name: str, value: torch.Tens
     tensors.pop(name, None)
     save_file(tensors if value is None else {**tensors, name: value}, file)
     assert refused(model, tmp_path, words).tensor == name
+
+
+@pytest.mark.parametrize(("alpha", "dtype"), [(1e30, torch.float32), (1e6, torch.float16)])
+def test_what_the_models_dtype_cannot_hold_is_refused(
+    model: Path, tmp_path: Path, alpha: float, dtype: torch.dtype
+) -> None:
+    adapter = tiny_adapter(tmp_path, model, lora_alpha=alpha)
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+    tensors[name] = tensors[name] * 1e10 if dtype == torch.float32 else tensors[name]
+    save_file(tensors, file)
+    with pytest.raises(AdapterError, match=r"lora_B.* too large for the model's torch\.float"):
+        read_adapter(str(adapter), slots_for(model, dtype=dtype))
+    if dtype == torch.float16:
+        assert read_adapter(str(adapter), slots_for(model, dtype=torch.bfloat16)).flat.isfinite().all()
 
 
 def test_an_adapter_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:

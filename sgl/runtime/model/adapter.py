@@ -45,6 +45,7 @@ _LAYER, _OF_LAYERS = re.compile(r".*\.[^.]*\.(\d+)\."), re.compile(r".*\.layers\
 """Where a module's layer is: by default its last number, also that of an expert."""
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _MOST_BYTES = 1 << 20  # of a config
+_MOST_RANK, _MOST_ALPHA = 1 << 20, 1e30  # any that could be meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ def read_adapter(path: str, slots: LoraSlots) -> Adapter:
     thread."""
     lora = LoraConfig.read(path)
     check_room(lora, slots.known, slots.most_rank, slots.targets)
-    return slots.packed(path, read_pairs(lora, slots.known, slots.modules))
+    return slots.packed(path, read_pairs(lora, slots.known, slots.modules, slots.dtype))
 
 
 def check_room(lora: LoraConfig, known: Modules, rank: int, targets: Collection[str]) -> None:
@@ -202,9 +203,9 @@ def check_room(lora: LoraConfig, known: Modules, rank: int, targets: Collection[
         )
 
 
-def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str]) -> dict[str, Pair]:
-    """The matrices of the wanted modules, whole, float32 on the CPU. Raises AdapterError, also for wrong ones of
-    others."""
+def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str], dtype: torch.dtype) -> dict[str, Pair]:
+    """The matrices of the wanted modules, whole, float32 on the CPU. dtype: what they will be held in. Raises
+    AdapterError, also for wrong ones of others."""
     fused = lora.fused(known)
     of_fused = {module for parameter in fused for its in known.fused[parameter].experts for module in its}
     singles = {module: rank for module, rank in lora.modules(known).items() if module not in of_fused}
@@ -220,7 +221,7 @@ def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str]) -> dict
                 tensors, (names[module, "A"], names[module, "B"]), known.shapes[module], rank, rank, file
             )
             if module in wanted:
-                pairs[module] = _read(tensors, its, lora.scale(module, rank), file)
+                pairs[module] = _read(tensors, its, lora.scale(module, rank), dtype, file)
         for parameter, rank in fused.items():
             holder, (experts, is_turned) = _holder(parameter, fused), known.fused[parameter]
             out, width = known.shapes[experts[0][0]]
@@ -229,7 +230,7 @@ def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str]) -> dict
                 tensors, (names[holder, "A"], names[holder, "B"]), whole, rank * len(experts), rank, file
             )
             if experts[0][0] in wanted:
-                a, b = _read(tensors, its, lora.scale(parameter, rank), file)
+                a, b = _read(tensors, its, lora.scale(parameter, rank), dtype, file)
                 # rows of A are by expert, columns of B by rank
                 by_expert = zip(
                     experts, torch.split(a, rank), torch.unflatten(b, 1, (rank, -1)).unbind(2), strict=True
@@ -257,11 +258,15 @@ def _checked(
     return names
 
 
-def _read(tensors: Any, names: tuple[str, str], scale: float, file: Path) -> Pair:
+def _read(tensors: Any, names: tuple[str, str], scale: float, dtype: torch.dtype, file: Path) -> Pair:
     a, b = (read(tensors, name, file).float() for name in names)
     if not (a.isfinite().all() and b.isfinite().all()):
         raise _wrong_tensor(file, names[0], "not finite, or its B is not")
-    return Pair(a, b * scale)
+    b = b * scale
+    for name, its in zip(names, (a, b), strict=True):
+        if its.numel() and its.abs().max() > torch.finfo(dtype).max:
+            raise _wrong_tensor(file, name, f"too large for the model's {dtype}, its B times {scale:g}")
+    return Pair(a, b)
 
 
 def _holder(parameter: str, fused: Container[str]) -> str:
@@ -365,11 +370,11 @@ def _fullmatch(pattern: str, module: str, folder: Path) -> bool:
 
 
 def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_RANK
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST_ALPHA
 
 
 def _wrong(folder: Path, what: str) -> AdapterError:

@@ -143,7 +143,7 @@ class LoraSlots:
         `Modules.parts`, which adapters may change."""
         layers = wanted(layers, targets)
         self.known, self.most_rank, self.targets = known, rank, frozenset(targets)
-        self.num_slots = num_slots
+        self.num_slots, self.dtype = num_slots, dtype
         self.rank = padded_rank(rank, device)
         self._places, self._size = _places(layers, self.rank)
         self._buffer = torch.zeros(num_slots, self._size, dtype=dtype, device=device)
