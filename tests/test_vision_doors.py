@@ -263,6 +263,16 @@ def test_pictures_of_any_mode_are_sent_by_programs(mode: str, engine: Engine) ->
     assert reader.item("image", image_bytes(given)).digest == reader.item("image", given).digest
 
 
+def test_a_picture_that_is_as_it_is_seen_is_not_copied(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = picture(1, 37, 29)
+
+    def copy(self: Image.Image) -> Image.Image:
+        raise AssertionError("its pixels are read, and nothing writes them")
+
+    monkeypatch.setattr(Image.Image, "copy", copy)
+    assert made_reader(engine).item("image", given).frames.any()
+
+
 def test_a_picture_that_is_cut_off_is_named_by_programs() -> None:
     with pytest.raises(InvalidRequest, match="cannot be read"):
         image_bytes(Image.open(io.BytesIO(png(picture(1))[:60])))

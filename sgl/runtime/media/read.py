@@ -242,12 +242,15 @@ def _cut(data: bytes) -> list[bytes]:
 def _rgb(given: Any, kind: MediaKind) -> Any:
     """A Pillow image in RGB, upright, within bounds."""
     with needs_extra("engine", "images"):
-        from PIL import Image, ImageOps
+        from PIL import ExifTags, Image, ImageOps
     try:
         image = Image.open(io.BytesIO(given), formats=_FORMATS) if isinstance(given, bytes) else given
         width, height = image.size
         if width * height <= MAX_PIXELS and min(width, height) > 0:
-            return ImageOps.exif_transpose(image).convert("RGB")
+            image.load()
+            if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # otherwise this copies
+                image = ImageOps.exif_transpose(image)
+            return image if image.mode == "RGB" else image.convert("RGB")
     except Image.DecompressionBombError as error:
         raise InvalidRequest(f"the {kind} is too large: {error}", param=f"{kind}_data") from None
     except Exception as error:  # decoders raise anything
