@@ -81,6 +81,14 @@ def speculate(engine: Engine, drafters: list[Drafter], most: int = 5) -> None:
     loop.call(replace)
 
 
+class Five(Oracle):
+    """Five tokens of its one output."""
+
+    def _draft(self, asked: DraftRequest) -> Draft:
+        [known] = self._outputs.values()
+        return Draft(known[len(asked.request.output_ids) :][:5])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("model"), with_tokenizer=True)
@@ -369,11 +377,6 @@ def test_drafts_behind_the_end_of_an_output_are_not_accepted(folder: Path, stop:
         outputs = outputs_of(engine, ["abc"], [params])
         counters, lengths = engine._scheduler.counters, set()
 
-        class Five(Oracle):
-            def _draft(self, asked: DraftRequest) -> Draft:
-                [known] = self._outputs.values()
-                return Draft(known[len(asked.request.output_ids) :][:5])
-
         speculate(engine, [Five(outputs, 0.0, 0)])
         for token in dict.fromkeys(whole[:24]):
             end: dict[str, Any] = {"stop_token_ids": [token]}
@@ -386,6 +389,23 @@ def test_drafts_behind_the_end_of_an_output_are_not_accepted(folder: Path, stop:
             assert counters.verified_tokens - before == meta.get("accepted_tokens", 0)
             lengths.add(of_last)
     assert len(lengths) > 3
+
+
+def test_each_event_of_a_stream_has_the_counts_of_what_it_holds(folder: Path) -> None:
+    params: dict[str, Any] = {"temperature": 1.0, "seed": 2, "max_new_tokens": 30, "ignore_eos": True}
+    with Engine(folder, dtype="float32") as engine:
+        speculate(engine, [Five(outputs_of(engine, ["abc"], [params]), 0.0, 0)])
+        metas = [event["meta_info"] for event in engine.generate(prompt="abc", sampling_params=params, stream=True)]
+        assert len(metas) > 3
+        for meta in metas[:-1]:
+            steps, of_last = divmod(meta["completion_tokens"] - 1, 6)
+            assert meta.get("accepted_tokens", 0) == 5 * steps + min(of_last, 5)
+        text = {"temperature": 0.0, "max_new_tokens": 60, "regex": "[a-z]{4}: certainly forced: [0-9]{9}"}
+        events = list(engine.generate(prompt="abc", sampling_params=text, stream=True))
+        counts = [its["meta_info"]["forced_tokens"] for its in events if "forced: " in its["text"]]
+        assert len(counts) > 2
+        assert set(counts) == {counts[-1]}
+        assert counts[-1] > 5
 
 
 @pytest.mark.costly

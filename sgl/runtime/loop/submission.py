@@ -18,7 +18,8 @@ Spending = Callable[[], list[dict[str, Any]]]
 
 
 class Detail(NamedTuple):
-    """What an output carries besides tokens, with the first, the last, and any that has logprobs."""
+    """What an output carries besides tokens, with the first, the last, and any that has logprobs or other counts than
+    the one before."""
 
     output_logprobs: list[Logprobs]
     input_logprobs: list[Logprobs]  # all of them, with the first output after the prompt
@@ -60,6 +61,7 @@ class Submission:
     spending: Spending | None = None  # from its first step on
     emitted: int = 0  # output tokens sent
     emitted_logprobs: int = 0
+    counted: int = 0  # the sum of the counts sent
     pieces: str = ""  # text not sent yet
     has_entered: bool = False  # the scheduler knows it
     jumps: bool = False  # whether forced text is looked for; see `Jumps.apply_to`
@@ -113,8 +115,11 @@ class Submission:
         if reason is not None and (reason.type != "abort" or isinstance(reason.error, RequestAborted)):
             self._end_text(reason)
         emitted, detail = self.emitted, None
-        if reason is not None or emitted == 0 or request.top_logprobs >= 0:
-            first_logprob = self.emitted_logprobs
+        counted = request.num_forced + request.num_retractions
+        if request.num_drafted:
+            counted += request.num_drafted + request.num_accepted
+        if reason is not None or emitted == 0 or request.top_logprobs >= 0 or counted != self.counted:
+            first_logprob, self.counted = self.emitted_logprobs, counted
             detail = Detail(
                 output_logprobs=request.output_logprobs[first_logprob:],
                 input_logprobs=[] if emitted or first_logprob else request.input_logprobs,
