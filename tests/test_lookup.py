@@ -13,7 +13,7 @@ from sgl.runtime.sampling_params import SamplingParams
 from sgl.runtime.scheduler.request import FinishReason, Request
 from sgl.runtime.speculate import choice
 from sgl.runtime.speculate import lookup as lookup_module
-from sgl.runtime.speculate.drafter import MAX_GRADE, Draft, Drafter, DraftRequest
+from sgl.runtime.speculate.drafter import Draft, Drafter, DraftRequest
 from sgl.runtime.speculate.lookup import MAX_CONTEXT, MOST_PLACES, Lookup, search
 from sgl.runtime.speculate.pools import START, Pools
 from tests.scheduler_driver import Driver, Setting
@@ -74,7 +74,7 @@ def test_outputs_of_one_origin_are_drafted_from_their_first_token_on() -> None:
     _end(lookup, first)
     second = _request(2, [8], origin="a")
     draft = _draft(lookup, second)
-    assert (draft.token_ids, draft.grade) == ([1, 2, 3, 4], MAX_GRADE)
+    assert (draft.token_ids, draft.grade) == ([1, 2, 3, 4], 7)
     second.output_ids += [5, 3]
     assert _draft(lookup, second).token_ids == [4], "no further than the end of the earlier output"
 

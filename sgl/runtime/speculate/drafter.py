@@ -32,10 +32,9 @@ class Draft(NamedTuple):
 
     token_ids: Sequence[int] = ()
     grade: int = 0
-    """0 to MAX_GRADE: which of the drafter's kinds of guesses it is. Acceptance is measured for each."""
+    """Which of the drafter's kinds of guesses it is, of a few. Acceptance is measured for each."""
 
 
-MAX_GRADE = 7
 NO_DRAFT = Draft()
 
 
@@ -44,7 +43,7 @@ class Drafter(Protocol):
     appended; a fork is a new request, whose prompt is the tokens so far. A request may have another row each time."""
 
     name: str
-    """In metrics and traces."""
+    """Its own in an engine: acceptance is measured for each."""
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
         """One draft for each, of at most `most` tokens; NO_DRAFT where there is no guess. Must be quick: the step
