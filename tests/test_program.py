@@ -366,7 +366,8 @@ def test_branches_that_go_on_in_several_turns_all_write(engine: Engine) -> None:
 
 def test_usage_counts_every_token_once(engine: Engine) -> None:
     engine.flush_cache()
-    client = Client(engine)
+    client, counters = Client(engine), engine._scheduler.counters
+    before = counters.generated_tokens
     first, second, chosen, sampled = client.finish(
         *(ir.Text("x" * 9), gen(max_tokens=5), ir.Text("yz"), gen(max_tokens=4)),
         *(ir.Select(None, ("no", "maybe")), gen(max_tokens=3, n=2)),
@@ -378,6 +379,7 @@ def test_usage_counts_every_token_once(engine: Engine) -> None:
     assert chosen.meta["usage"]["forced_tokens"] == len(chosen.text)
     assert sum(new_and_cached(sampled)) == 2 * (21 + len(chosen.text))
     assert [event.meta["usage"]["generated_tokens"] for event in (first, second, chosen, sampled)] == [5, 4, 0, 6]
+    assert counters.generated_tokens - before == 5 + 4 + 6
     for event in (first, second, chosen, sampled):
         assert event.meta["usage"]["queue_seconds"] >= 0
         assert event.meta["usage"]["compute_seconds"] > 0

@@ -236,6 +236,7 @@ class Scheduler:
                 advanced.append(request)
                 if request.phase is Phase.WAITING:  # retracted meanwhile: its match has changed
                     request.match = None
+        self.counters.generated_tokens += len(advanced)
         for b, request in enumerate(step.requests[split:], split):
             if request.phase is not Phase.DONE and step.batch.kv_lens[b] == request.target_len:
                 request.match = None
@@ -246,8 +247,8 @@ class Scheduler:
                     continue
                 if request.max_new_tokens:
                     request.output_ids.append(tokens[b])
+                    self.counters.generated_tokens += 1
                 advanced.append(request)
-        self.counters.generated_tokens += len(advanced)
         return groups(advanced, verified)
 
     def _verified(self, request: Request, sampled: list[int], logprobs: list[Logprobs]) -> Iterator[Request]:
