@@ -79,8 +79,6 @@ class CallFormat:
     """May stand before an answer that is calls."""
     number_mark: str = ""
     """Stands behind the call's number, which comes first, and before the name."""
-    repeats: str = ""
-    """Stands behind the name, which comes again behind `middle`."""
     id_mark: str = ""
     """Stands behind the name, before the call's id: nine letters and digits, or its number."""
     has_number: bool = False

@@ -203,8 +203,6 @@ def _tag(function: Mapping[str, Any], format: CallFormat) -> Tag:
         content["style"] = format.arguments
     name = format.written_name(function["name"])
     begin = f"{format.begin}{name}{format.middle}"
-    if format.repeats:
-        begin += name + format.repeats
     if format.number_mark:
         number = {"type": "regex", "pattern": "[0-9]{1,4}"}
         middle = {"type": "const_string", "value": f"{format.number_mark}{name}{format.middle}"}

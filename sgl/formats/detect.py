@@ -113,7 +113,7 @@ def _has_blocks(render: Render, format: CallFormat) -> bool:
 
 def _as_written(format: CallFormat, written: str) -> CallFormat:
     """The format with a template's white space."""
-    if format.has_channels and (format.blocks is None or format.repeats):
+    if format.has_channels and format.blocks is None:
         return format
     own_id = re.escape(format.id_mark) + r"\w+" if format.id_mark else ""
     name = rf"(?:functions\.)?{_PROBE}(?::\d+)?{own_id}"

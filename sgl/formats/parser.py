@@ -73,7 +73,6 @@ class CallParser:
         self._events: list[Event] = []
         self._waiting: list[Event] = []  # of a call that may be none
         self._raw = ""  # the text of that
-        self._name_read = ""
         self._num_calls = 0
         self._arguments: ArgumentReader = JsonReader()
         self._step: Callable[[], None] = self._text if format.trigger else self._start
@@ -169,11 +168,6 @@ class CallParser:
         self._pass(digits.end() + read_mark(self._format.number_mark, self._held[digits.end() :]))
         self._step = self._name
 
-    def _repeat(self) -> None:
-        """The name again, which the call has."""
-        self._read(self._name_read + self._format.repeats)
-        self._step = self._argue
-
     def _name(self) -> None:
         middle, end = self._format.middle, self._end_of_name()
         written, length = self._held[:end], end + read_mark(middle, self._held[end:])
@@ -190,8 +184,7 @@ class CallParser:
             self._waiting.append(ToolCallStart(name, own_id or None))
         self._pass(length)
         self._arguments = self._reader(name)
-        self._name_read = name
-        self._step = self._repeat if self._format.repeats else self._argue
+        self._step = self._argue
 
     def _end_of_name(self) -> int:
         """Where what stands behind a name begins. Raises NeedMore."""
