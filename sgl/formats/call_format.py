@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from sgl.errors import InvalidRequest
 from sgl.formats.arguments import XML_STYLES
 from sgl.formats.literals import LITERAL_STYLES
+from sgl.formats.marks import parts_of
 
 Arguments = Literal[
     "json",
@@ -73,8 +74,8 @@ class CallFormat:
     separator: str = ""
     closing: str = ""
     trigger: str = ""
-    """What free text is interrupted by. Without one, calls are the whole answer or none of it: they begin as a text
-    might."""
+    """What free text is interrupted by: the first mark, unless given. There is none before a bracket, as texts begin
+    with too: such calls are the whole answer or none of it."""
     prefix: str = ""
     """May stand before an answer that is calls."""
     number_mark: str = ""
@@ -88,6 +89,18 @@ class CallFormat:
     has_channels: bool = False
     """All of an answer is in channels: `blocks`, or those that `harmony.py` knows."""
     blocks: Blocks | None = None
+    parsers: str = ""
+    """The names of the parsers that read it, if not its own alone."""
+
+    def __post_init__(self) -> None:
+        if not self.trigger:
+            first = (*parts_of(self.opening + self.begin), "[")[0]
+            object.__setattr__(self, "trigger", "" if first in "[{" else first)
+
+    @property
+    def parser_names(self) -> list[str]:
+        """As `--tool-call-parser` has them."""
+        return (self.parsers or self.name).split()
 
     @property
     def quotes_name(self) -> bool:

@@ -3,319 +3,92 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from sgl.errors import InvalidRequest, nearest_name
-from sgl.formats.call_format import Blocks, CallFormat
+from sgl.formats.call_format import Arguments, Blocks, CallFormat
 
 
-def _tagged(name: str, tag: str) -> CallFormat:
+def _json(
+    name: str, before: str = "", behind: str = "", *, arguments: str = "arguments", **more: Any
+) -> CallFormat:
+    """Each call as a JSON object between two marks. arguments: the key of its arguments."""
+    return CallFormat(name, f'{before}{{"name": "', f'", "{arguments}": ', f"}}{behind}", **more)
+
+
+def _tagged(name: str, tag: str, parsers: str = "") -> CallFormat:
     """Each call as JSON in a tag of its own."""
-    begin, end = f'<{tag}>\n{{"name": "', f"}}\n</{tag}>"
-    return CallFormat(name, begin, '", "arguments": ', end, separator="\n", trigger=f"<{tag}>")
+    return _json(name, f"<{tag}>\n", f"\n</{tag}>", separator="\n", parsers=parsers)
 
 
-def _array(name: str, trigger: str, closing: str = "]", *, blank: str = "") -> CallFormat:
+def _array(name: str, opening: str, closing: str = "]", **more: Any) -> CallFormat:
     """Calls as a JSON array behind a mark."""
-    opening = f"{trigger}{blank}["
+    return _json(name, opening=opening, separator=", ", closing=closing, **more)
+
+
+def _section(
+    name: str, tag: str, begin: str, middle: str, end: str, arguments: Arguments, parsers: str = ""
+) -> CallFormat:
+    """Calls in lines of their own, in a tag around all of them."""
+    opening, closing = f"<{tag}>\n", f"\n</{tag}>"
+    return CallFormat(name, begin, middle, end, arguments, opening, "\n", closing, parsers=parsers)
+
+
+def _invoked(name: str, mark: str, tag: str, arguments: Arguments, parsers: str = "") -> CallFormat:
+    """Calls as XML. mark: what the names of its tags begin with."""
+    begin, end = f'<{mark}invoke name="', f"\n</{mark}invoke>"
+    return _section(name, mark + tag, begin, '">', end, arguments, parsers)
+
+
+def _coder(name: str, tag: str, parsers: str = "") -> CallFormat:
+    """Each call as a function in a tag of its own."""
+    begin, end = f"<{tag}>\n<function=", f"\n</function>\n</{tag}>"
+    return CallFormat(name, begin, ">", end, "qwen_xml", separator="\n", parsers=parsers)
+
+
+def _hunyuan(name: str, suffix: str, arguments: Arguments) -> CallFormat:
+    call = f"tool_call{suffix}"
+    middle = f"<tool_sep{suffix}>"
+    return _section(name, f"tool_calls{suffix}", f"<{call}>", middle, f"\n</{call}>", arguments, "hunyuan hy_v3")
+
+
+def _cohere(name: str, said: str, *, says_first: bool) -> CallFormat:
+    thought = "<|START_THINKING|>", "<|END_THINKING|>"
     return CallFormat(
         name,
-        '{"name": "',
-        '", "arguments": ',
+        '{"tool_call_id": "',
+        '", "parameters": ',
         "}",
-        opening=opening,
-        separator=", ",
-        closing=closing,
-        trigger=trigger,
+        number_mark='", "tool_name": "',
+        opening="<|START_ACTION|>[\n    ",
+        separator=",\n    ",
+        closing="\n]<|END_ACTION|>",
+        has_channels=True,
+        blocks=Blocks(thought, (f"<|START_{said}|>", f"<|END_{said}|>"), says_first=says_first),
     )
 
 
-HERMES: Final = _tagged("hermes", "tool_call")
-LLAMA3: Final = CallFormat(
-    "llama3", '{"name": "', '", "parameters": ', "}", separator="; ", prefix="<|python_tag|>"
+HERMES: Final = _tagged("hermes", "tool_call", "hermes qwen qwen25 granite4 ernie45 trinity")
+MISTRAL: Final = _array("mistral", "[TOOL_CALLS] [")
+_LLAMA3: Final = _json(
+    "llama3", arguments="parameters", separator="; ", prefix="<|python_tag|>", parsers="llama3 llama3_json"
 )
-LLAMA4: Final = replace(LLAMA3, name="llama4", prefix="<|python_start|><|python_end|>")
-"""As its template writes calls, with their text between these."""
-MISTRAL: Final = _array("mistral", "[TOOL_CALLS]", blank=" ")
-MISTRAL_ARGS: Final = CallFormat("mistral_args", "[TOOL_CALLS]", "[ARGS]", "", trigger="[TOOL_CALLS]")
-MISTRAL_IDS: Final = CallFormat(
-    "mistral_ids", "[TOOL_CALLS]", "[ARGS]", "", id_mark="[CALL_ID]", trigger="[TOOL_CALLS]"
-)
-DEEPSEEK_V3: Final = CallFormat(
-    "deepseekv3",
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-    "\n```json\n",
-    "\n```<｜tool▁call▁end｜>",
-    opening="<｜tool▁calls▁begin｜>",
-    separator="\n",
-    closing="<｜tool▁calls▁end｜>",
-    trigger="<｜tool▁calls▁begin｜>",
-)
-DEEPSEEK_V31: Final = CallFormat(
-    "deepseekv31",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
-    "<｜tool▁call▁end｜>",
-    opening="<｜tool▁calls▁begin｜>",
-    closing="<｜tool▁calls▁end｜>",
-    trigger="<｜tool▁calls▁begin｜>",
-)
-KIMI_K2: Final = CallFormat(
-    "kimi_k2",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    opening="<|tool_calls_section_begin|>",
-    closing="<|tool_calls_section_end|>",
-    trigger="<|tool_calls_section_begin|>",
-    writes_id=True,
-)
-QWEN3_CODER: Final = CallFormat(
-    "qwen3_coder",
-    "<tool_call>\n<function=",
-    ">",
-    "\n</function>\n</tool_call>",
-    arguments="qwen_xml",
-    separator="\n",
-    trigger="<tool_call>",
-)
-GLM45: Final = CallFormat(
-    "glm45", "<tool_call>", "", "\n</tool_call>", arguments="glm_xml", separator="\n", trigger="<tool_call>"
-)
-SEED_OSS: Final = CallFormat(
-    "seed_oss",
-    "<seed:tool_call>\n<function=",
-    ">",
-    "\n</function>\n</seed:tool_call>",
-    arguments="qwen_xml",
-    separator="\n",
-    trigger="<seed:tool_call>",
-)
-MINIMAX_M2: Final = CallFormat(
-    "minimax_m2",
-    '<invoke name="',
-    '">',
-    "\n</invoke>",
-    arguments="minimax_xml",
-    opening="<minimax:tool_call>\n",
-    separator="\n",
-    closing="\n</minimax:tool_call>",
-    trigger="<minimax:tool_call>",
-)
-DEEPSEEK_V32: Final = CallFormat(
-    "deepseekv32",
-    '<｜DSML｜invoke name="',
-    '">',
-    "\n</｜DSML｜invoke>",
-    arguments="deepseek_xml",
-    opening="<｜DSML｜function_calls>\n",
-    separator="\n",
-    closing="\n</｜DSML｜function_calls>",
-    trigger="<｜DSML｜function_calls>",
-)
-DEEPSEEK_V4: Final = replace(
-    DEEPSEEK_V32,
-    name="deepseekv4",
-    opening="<｜DSML｜tool_calls>\n",
-    closing="\n</｜DSML｜tool_calls>",
-    trigger="<｜DSML｜tool_calls>",
-)
-GIGACHAT35: Final = replace(
-    DEEPSEEK_V32,
-    name="gigachat35",
-    begin='<｜GCML｜invoke name="',
-    end="\n</｜GCML｜invoke>",
-    arguments="gcml_xml",
-    opening="<｜GCML｜tool_calls>\n",
-    closing="\n</｜GCML｜tool_calls>",
-    trigger="<｜GCML｜tool_calls>",
-)
-DOTS: Final = replace(
-    MINIMAX_M2,
-    name="dots",
-    opening="<dots_function_call>\n",
-    closing="\n</dots_function_call>",
-    trigger="<dots_function_call>",
-)
-HY_V3: Final = CallFormat(
-    "hy_v3",
-    "<tool_call>",
-    "<tool_sep>",
-    "\n</tool_call>",
-    arguments="glm_xml",
-    opening="<tool_calls>\n",
-    separator="\n",
-    closing="\n</tool_calls>",
-    trigger="<tool_calls>",
-)
-HY_V3_OPEN: Final = replace(
-    HY_V3,
-    name="hy_v3_open",
-    begin="<tool_call:opensource>",
-    middle="<tool_sep:opensource>",
-    end="\n</tool_call:opensource>",
-    arguments="hy_xml",
-    opening="<tool_calls:opensource>\n",
-    closing="\n</tool_calls:opensource>",
-    trigger="<tool_calls:opensource>",
-)
-"""As the published models' tokens are called."""
-K2_HORIZON: Final = replace(
-    HY_V3,
-    name="k2_horizon",
-    begin="<ifm|tool_call>",
-    middle="",
-    end="\n</ifm|tool_call>",
-    arguments="ifm_xml",
-    opening="<ifm|tool_calls>\n",
-    closing="\n</ifm|tool_calls>",
-    trigger="<ifm|tool_calls>",
-)
-K2_HORIZON_JSON: Final = replace(
-    K2_HORIZON,
-    name="k2_horizon_json",
-    begin='<ifm|tool_call>{"name": "',
-    middle='", "arguments": ',
-    end="}</ifm|tool_call>",
-    arguments="json",
-)
-SOLAR_OPEN2: Final = replace(
-    GLM45,
-    name="solar_open2",
-    begin="<|tool_call:start|>",
-    end="\n<|tool_call:end|>",
-    arguments="solar_xml",
-    trigger="<|tool_call:start|>",
-)
-MINICPM5: Final = CallFormat(
-    "minicpm5",
-    '<function name="',
-    '">',
-    "</function>",
-    arguments="minicpm_xml",
-    separator="\n",
-    trigger="<function name=",
-)
-STEP3: Final = CallFormat(
-    "step3",
-    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
-    '">',
-    "\n</steptml:invoke><｜tool_call_end｜>",
-    arguments="step_xml",
-    opening="<｜tool_calls_begin｜>\n",
-    separator="\n",
-    closing="\n<｜tool_calls_end｜>",
-    trigger="<｜tool_calls_begin｜>",
-)
-TOOLCALL: Final = _array("nemotron_json", "<TOOLCALL>", "]</TOOLCALL>")
-TOOL_CALLS: Final = _array("apriel", "<tool_calls>", "]</tool_calls>")
-GRANITE: Final = _array("granite", "<|tool_call|>")
-FUNCTION_CALL: Final = _tagged("function_call", "function_call")
-"""Which begins as the next one and has an end."""
-GRANITE_20B: Final = CallFormat(
-    "granite-20b-fc", '<function_call> {"name": "', '", "arguments": ', "}", trigger="<function_call>"
-)
-APERTUS: Final = CallFormat(
-    "apertus",
-    '{"',
-    '": ',
-    "}",
-    opening="<|tools_prefix|>[",
-    separator=", ",
-    closing="]<|tools_suffix|>",
-    trigger="<|tools_prefix|>",
-)
-"""The tools' names are keys."""
-GIGACHAT3: Final = CallFormat(
-    "gigachat3",
-    '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "',
-    '", "arguments": ',
-    "}",
-    trigger="<|message_sep|>",
-)
-"""A message of its own, behind the end of the answer's text."""
-GIGACHAT31: Final = replace(
-    GIGACHAT3, name="gigachat31", begin='<|function_call|>{"name": "', trigger="<|function_call|>"
-)
-FUNCTOOLS: Final = replace(_array("phi4_mini_json", "functools["), opening="functools[")
-LONGCAT: Final = _tagged("longcat", "longcat_tool_call")
-XLAM: Final = _array("xlam", "")
-INTERNLM: Final = CallFormat(
-    "internlm",
-    '<|action_start|><|plugin|>\n{"name": "',
-    '", "parameters": ',
-    "}<|action_end|>",
-    trigger="<|action_start|>",
-)
-PYTHONIC: Final = CallFormat(
-    "pythonic",
-    "",
-    "(",
-    ")",
-    arguments="pythonic",
-    opening="[",
-    separator=", ",
-    closing="]",
-    prefix="<|python_start|>",
-)
-LFM2: Final = replace(
-    PYTHONIC,
-    name="lfm2",
-    opening="<|tool_call_start|>[",
-    closing="]<|tool_call_end|>",
-    trigger="<|tool_call_start|>",
-    prefix="",
-)
-MINICPM3: Final = replace(
-    LFM2,
-    name="minicpm3",
-    opening="<|tool_call_start|>\n```python\n",
-    separator="\n",
-    closing="\n```\n<|tool_call_end|>",
-)
-OLMO3: Final = replace(
-    LFM2,
-    name="olmo3",
-    opening="<function_calls>\n",
-    separator="\n",
-    closing="\n</function_calls>",
-    trigger="<function_calls>",
-)
-GEMMA4: Final = CallFormat(
-    "gemma4", "<|tool_call>call:", "{", "}<tool_call|>", arguments="gemma4", trigger="<|tool_call>"
-)
-FUNCTIONGEMMA: Final = CallFormat(
-    "functiongemma",
-    "<start_function_call>call:",
-    "{",
-    "}<end_function_call>",
-    arguments="functiongemma",
-    trigger="<start_function_call>",
-)
-COHERE3: Final = CallFormat(
-    "cohere_command3",
-    '{"tool_call_id": "',
-    '", "parameters": ',
-    "}",
-    number_mark='", "tool_name": "',
-    opening="<|START_ACTION|>[\n    ",
-    separator=",\n    ",
-    closing="\n]<|END_ACTION|>",
-    trigger="<|START_ACTION|>",
+_MISTRAL_ARGS: Final = CallFormat("mistral_args", "[TOOL_CALLS]", "[ARGS]", "", parsers="mistral")
+_GPT_OSS: Final = CallFormat(
+    "gpt-oss",
+    "<|start|>assistant<|channel|>commentary to=functions.",
+    " <|constrain|>json<|message|>",
+    "<|call|><|end|><|return|>",
+    trigger="<|start|>assistant",
     has_channels=True,
-    blocks=Blocks(("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    parsers="gpt-oss openai",
 )
-COHERE4: Final = replace(
-    COHERE3,
-    name="cohere_command4",
-    blocks=Blocks(("<|START_THINKING|>", "<|END_THINKING|>"), ("<|START_TEXT|>", "<|END_TEXT|>"), says_first=True),
-)
-KIMI_K3: Final = CallFormat(
+_KIMI_K3: Final = CallFormat(
     "kimi_k3",
     '<|open|>call tool="',
     '"<|sep|>',
     "<|close|>call<|sep|>",
-    arguments="kimi_xml",
+    "kimi_xml",
     id_mark='" index="',
     has_number=True,
     opening="<|open|>tools<|sep|>",
@@ -329,75 +102,158 @@ KIMI_K3: Final = CallFormat(
         says_first=True,
     ),
 )
-GPT_OSS: Final = CallFormat(
-    "gpt-oss",
-    "<|start|>assistant<|channel|>commentary to=functions.",
-    " <|constrain|>json<|message|>",
-    "<|call|><|end|><|return|>",
-    trigger="<|start|>assistant",
-    has_channels=True,
+_PYTHONIC: Final = CallFormat(
+    "pythonic",
+    "",
+    "(",
+    ")",
+    "pythonic",
+    "[",
+    ", ",
+    "]",
+    prefix="<|python_start|>",
+    parsers="pythonic llama4_pythonic",
 )
-ARRAY: Final = CallFormat(
-    "array",
-    '{"name":"',
-    '","arguments":',
-    "}",
-    opening="[",
-    separator=",",
-    closing="]",
+_LFM2: Final = replace(
+    _PYTHONIC, name="lfm2", opening="<|tool_call_start|>[", closing="]<|tool_call_end|>", prefix="", parsers=""
 )
+ARRAY: Final = CallFormat("array", '{"name":"', '","arguments":', "}", opening="[", separator=",", closing="]")
 """Calls as a JSON array, for models of which no format is known."""
 OBJECT: Final = CallFormat("object", '{"name":"', '","arguments":', "}")
 """One call, likewise."""
 
-_NAMES: Final[tuple[tuple[str, tuple[CallFormat, ...]], ...]] = (
-    ("hermes qwen qwen25 granite4 ernie45 trinity", (HERMES,)),
-    ("qwen3_coder qwen3_xml mimo step3p5", (QWEN3_CODER,)),
-    ("glm glm45 glm47 poolside_v1 ling3 spark25", (GLM45,)),
-    ("llama3 llama3_json", (LLAMA3,)),
-    ("llama4_json", (LLAMA4,)),
-    ("mistral", (MISTRAL, MISTRAL_ARGS, MISTRAL_IDS)),
-    ("deepseekv3 deepseek_v3", (DEEPSEEK_V3,)),
-    ("deepseekv31 deepseek_v31", (DEEPSEEK_V31,)),
-    ("deepseekv32 deepseek_v32", (DEEPSEEK_V32,)),
-    ("deepseekv4 deepseek_v4", (DEEPSEEK_V4,)),
-    ("kimi_k2", (KIMI_K2,)),
-    ("seed_oss", (SEED_OSS,)),
-    ("minimax-m2 minimax_m2", (MINIMAX_M2,)),
-    ("step3", (STEP3,)),
-    ("gpt-oss openai", (GPT_OSS,)),
-    ("cohere_command3", (COHERE3,)),
-    ("cohere_command4", (COHERE4,)),
-    ("kimi_k3", (KIMI_K3,)),
-    ("nemotron_json", (TOOLCALL,)),
-    ("apriel hunyuan_a13b jamba", (TOOL_CALLS,)),
-    ("granite", (GRANITE,)),
-    ("phi4_mini_json", (FUNCTOOLS,)),
-    ("internlm interns1", (INTERNLM,)),
-    ("longcat", (LONGCAT,)),
-    ("xlam", (XLAM,)),
-    ("pythonic llama4_pythonic", (PYTHONIC,)),
-    ("lfm2", (LFM2,)),
-    ("minicpm3", (MINICPM3,)),
-    ("minicpm5", (MINICPM5,)),
-    ("apertus apertus2509", (APERTUS,)),
-    ("dots", (DOTS,)),
-    ("gigachat3", (GIGACHAT3, GIGACHAT31)),
-    ("gigachat35", (GIGACHAT35,)),
-    ("function_call", (FUNCTION_CALL,)),
-    ("granite-20b-fc", (GRANITE_20B,)),
-    ("k2_horizon", (K2_HORIZON, K2_HORIZON_JSON)),
-    ("solar_open2", (SOLAR_OPEN2,)),
-    ("olmo3", (OLMO3,)),
-    ("gemma4", (GEMMA4,)),
-    ("functiongemma", (FUNCTIONGEMMA,)),
-    ("hunyuan hy_v3", (HY_V3_OPEN, HY_V3)),
+_FORMATS: Final = (
+    HERMES,
+    _coder("qwen3_coder", "tool_call", "qwen3_coder qwen3_xml mimo step3p5"),
+    CallFormat(
+        "glm45",
+        "<tool_call>",
+        "",
+        "\n</tool_call>",
+        "glm_xml",
+        separator="\n",
+        parsers="glm glm45 glm47 poolside_v1 ling3 spark25",
+    ),
+    _LLAMA3,
+    # As its template writes calls, with their text between these:
+    replace(_LLAMA3, name="llama4", prefix="<|python_start|><|python_end|>", parsers="llama4_json"),
+    MISTRAL,
+    _MISTRAL_ARGS,
+    replace(_MISTRAL_ARGS, name="mistral_ids", id_mark="[CALL_ID]"),
+    CallFormat(
+        "deepseekv3",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        "\n```json\n",
+        "\n```<｜tool▁call▁end｜>",
+        opening="<｜tool▁calls▁begin｜>",
+        separator="\n",
+        closing="<｜tool▁calls▁end｜>",
+        parsers="deepseekv3 deepseek_v3",
+    ),
+    CallFormat(
+        "deepseekv31",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        opening="<｜tool▁calls▁begin｜>",
+        closing="<｜tool▁calls▁end｜>",
+        parsers="deepseekv31 deepseek_v31",
+    ),
+    _invoked("deepseekv32", "｜DSML｜", "function_calls", "deepseek_xml", "deepseekv32 deepseek_v32"),
+    _invoked("deepseekv4", "｜DSML｜", "tool_calls", "deepseek_xml", "deepseekv4 deepseek_v4"),
+    CallFormat(
+        "kimi_k2",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        opening="<|tool_calls_section_begin|>",
+        closing="<|tool_calls_section_end|>",
+        writes_id=True,
+    ),
+    _coder("seed_oss", "seed:tool_call"),
+    _invoked("minimax_m2", "", "minimax:tool_call", "minimax_xml", "minimax-m2 minimax_m2"),
+    CallFormat(
+        "step3",
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+        '">',
+        "\n</steptml:invoke><｜tool_call_end｜>",
+        "step_xml",
+        opening="<｜tool_calls_begin｜>\n",
+        separator="\n",
+        closing="\n<｜tool_calls_end｜>",
+    ),
+    _GPT_OSS,
+    _cohere("cohere_command3", "RESPONSE", says_first=False),
+    _cohere("cohere_command4", "TEXT", says_first=True),
+    _KIMI_K3,
+    _array("nemotron_json", "<TOOLCALL>[", "]</TOOLCALL>"),
+    _array("apriel", "<tool_calls>[", "]</tool_calls>", parsers="apriel hunyuan_a13b jamba"),
+    _array("granite", "<|tool_call|>["),
+    _array("phi4_mini_json", "functools[", trigger="functools["),
+    _json(
+        "internlm",
+        "<|action_start|><|plugin|>\n",
+        "<|action_end|>",
+        arguments="parameters",
+        parsers="internlm interns1",
+    ),
+    _tagged("longcat", "longcat_tool_call"),
+    _array("xlam", "["),
+    _PYTHONIC,
+    _LFM2,
+    replace(
+        _LFM2,
+        name="minicpm3",
+        opening="<|tool_call_start|>\n```python\n",
+        separator="\n",
+        closing="\n```\n<|tool_call_end|>",
+    ),
+    CallFormat(
+        "minicpm5",
+        '<function name="',
+        '">',
+        "</function>",
+        "minicpm_xml",
+        separator="\n",
+        trigger="<function name=",
+    ),
+    CallFormat(  # the tools' names are keys
+        "apertus",
+        '{"',
+        '": ',
+        "}",
+        opening="<|tools_prefix|>[",
+        separator=", ",
+        closing="]<|tools_suffix|>",
+        parsers="apertus apertus2509",
+    ),
+    _invoked("dots", "", "dots_function_call", "minimax_xml"),
+    _json("gigachat3", "<|message_sep|>\n\nfunction call<|role_sep|>\n"),  # a message behind that of the text
+    _json("gigachat31", "<|function_call|>", parsers="gigachat3"),
+    _invoked("gigachat35", "｜GCML｜", "tool_calls", "gcml_xml"),
+    _tagged("function_call", "function_call"),  # begins as the next one, and has an end
+    _json("granite-20b-fc", "<function_call> "),
+    _section("k2_horizon", "ifm|tool_calls", "<ifm|tool_call>", "", "\n</ifm|tool_call>", "ifm_xml", "k2_horizon"),
+    _json(
+        "k2_horizon_json",
+        "<ifm|tool_call>",
+        "</ifm|tool_call>",
+        opening="<ifm|tool_calls>\n",
+        separator="\n",
+        closing="\n</ifm|tool_calls>",
+        parsers="k2_horizon",
+    ),
+    CallFormat("solar_open2", "<|tool_call:start|>", "", "\n<|tool_call:end|>", "solar_xml", separator="\n"),
+    _section("olmo3", "function_calls", "", "(", ")", "pythonic"),
+    CallFormat("gemma4", "<|tool_call>call:", "{", "}<tool_call|>", "gemma4"),
+    CallFormat("functiongemma", "<start_function_call>call:", "{", "}<end_function_call>", "functiongemma"),
+    _hunyuan("hy_v3_open", ":opensource", "hy_xml"),  # as the published models' tokens are called
+    _hunyuan("hy_v3", "", "glm_xml"),
 )
-FORMATS: Final = tuple(
-    sorted(dict.fromkeys(format for _, formats in _NAMES for format in formats), key=lambda each: not each.trigger)
-)
+FORMATS: Final = tuple(sorted(_FORMATS, key=lambda each: not each.trigger))
 """Those without a trigger last: others' calls may hold what looks like theirs."""
-PARSERS: Final = {name: formats for names, formats in _NAMES for name in names.split()}
+_NAMES: Final = dict.fromkeys(name for each in _FORMATS for name in each.parser_names)
+PARSERS: Final = {name: tuple(each for each in _FORMATS if name in each.parser_names) for name in _NAMES}
 """By --tool-call-parser, as SGLang and vLLM name it: the formats among which the chat template decides, the first one
 where it does not."""
 
@@ -415,5 +271,5 @@ def formats_of(parser: str) -> tuple[CallFormat, ...]:
 
 def channels_of(reasoning_parser: str) -> CallFormat | None:
     """The format whose channels hold the reasoning of that parser's name, if its answers stand in channels."""
-    found = PARSERS.get({"openai_gptoss": GPT_OSS.name}.get(reasoning_parser, reasoning_parser))
+    found = PARSERS.get({"openai_gptoss": _GPT_OSS.name}.get(reasoning_parser, reasoning_parser))
     return found[0] if found is not None and found[0].has_channels else None
