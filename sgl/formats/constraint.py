@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sgl.formats.arguments import XML_STYLES
 from sgl.formats.call_format import BlockKind, CallFormat
-from sgl.formats.harmony import harmony_tag
+from sgl.formats.harmony import MESSAGE, START
 from sgl.formats.marks import parts_of
 from sgl.formats.value_types import types_of
 
@@ -20,6 +20,10 @@ Tag = dict[str, Any]
 _FREE = ("any_text", "triggered_tags", "dispatch")
 _OPAQUE = ("json_schema", "schema", "pattern", "excludes")
 _ANYTHING: Tag = {"type": "any_text"}
+_NUMBER = "[0-9]{1,4}"
+_ID = "[a-zA-Z0-9]{9}"
+_TYPES = (" <|constrain|>json", "<|constrain|>json", " json", "")
+"""How the type of a call's arguments may be written in Harmony."""
 
 
 def calls_tag(
@@ -38,25 +42,17 @@ def calls_tag(
     section = _section(functions, format, only_one=only_one)
     if choice == "required":
         return _structural(section)
-    if format.trigger and not format.opening and not format.id_mark and format.arguments == "json":
+    if not format.trigger:
+        calls = _sequence(_optional(_text(format.prefix)), section) if format.prefix else section
+        return _structural(_either(calls, _no_calls(format)))
+    if not format.opening and not format.id_mark and format.arguments == "json":
         structures = [
             {"begin": tag["begin"], "schema": tag["content"]["json_schema"], "end": tag["end"]}
             for tag in section["tags"]
         ]
         return {"triggers": [format.trigger], "structures": structures, "stop_after_first": only_one}
-    if format.trigger:
-        return _structural(
-            {
-                "type": "triggered_tags",
-                "triggers": [format.trigger],
-                "tags": [section] if format.opening else section["tags"],
-                "stop_after_first": only_one,
-            }
-        )
-    if format.prefix:
-        prefix = {"type": "const_string", "value": format.prefix}
-        section = {"type": "sequence", "elements": [{"type": "optional", "content": prefix}, section]}
-    return _structural({"type": "or", "elements": [section, _no_calls(format)]})
+    tags = [section] if format.opening else section["tags"]
+    return _structural(_triggered([format.trigger], tags, only_one=only_one))
 
 
 def channels_tag(
@@ -71,40 +67,53 @@ def channels_tag(
     """An answer in channels: thoughts, then calls of the functions, or unless one is needed what is said, which is text
     or of another format."""
     if format.blocks is None:
-        return _structural(harmony_tag(functions, format, needs_call=needs_call, only_one=only_one, answer=answer))
+        return _structural(_messages(functions, format, needs_call, only_one, answer or _ANYTHING))
     blocks = format.blocks
-    thoughts: Tag = {"type": "tag", "begin": blocks.thought[0], "content": _ANYTHING, "end": blocks.thought[1]}
-    said: Tag = {"type": "tag", "begin": blocks.said[0], "content": answer or _ANYTHING, "end": blocks.said[1]}
-    before: Tag = {"type": "optional", "content": thoughts}
+    thoughts = _tag(blocks.thought[0], _ANYTHING, blocks.thought[1])
+    said = _tag(blocks.said[0], answer or _ANYTHING, blocks.said[1])
+    before = _optional(thoughts)
     if begun == "thought":
         before = {**thoughts, "begin": ""}
     elif begun == "said":
-        before, said = {"type": "const_string", "value": ""}, {**said, "begin": ""}
+        before, said = _text(""), {**said, "begin": ""}
     ways = [] if needs_call else [said]
     if functions:
         calls = _section(functions, format, only_one=only_one)
         if begun != "said":
             ways.append(calls)
         if begun == "said" or blocks.says_first:
-            ways.append({"type": "sequence", "elements": [{**said, "content": _ANYTHING}, calls]})
-    elements = [before, {"type": "or", "elements": ways}]
-    if blocks.end:
-        elements.append({"type": "optional", "content": {"type": "const_string", "value": blocks.end}})
-    return _structural({"type": "sequence", "elements": elements})
+            ways.append(_sequence({**said, "content": _ANYTHING}, calls))
+    behind = [_optional(_text(blocks.end))] if blocks.end else []
+    return _structural(_sequence(before, _either(*ways), *behind))
+
+
+def _messages(
+    functions: Sequence[Mapping[str, Any]], format: CallFormat, needs_call: bool, only_one: bool, answer: Tag
+) -> Tag:
+    """Harmony's: any thoughts, then calls or the answer. What is not the last message must not end as one: models stop
+    there."""
+    thoughts = [_tag(f"<|channel|>{each}{MESSAGE}", _ANYTHING, ["<|end|>"]) for each in ("analysis", "commentary")]
+    before: Tag = {"type": "star", "content": _sequence(_either(*thoughts), _text(START))}
+    ways = []
+    if functions:
+        calls = [_message_to(function, format) for function in functions]
+        ways.append(_several(calls, START, only_one=only_one))
+    if not needs_call:
+        ways.append(_tag(f"<|channel|>final{MESSAGE}", answer, ["<|end|>", "<|return|>"]))
+    return _sequence(before, _either(*ways))
+
+
+def _message_to(function: Mapping[str, Any], format: CallFormat) -> Tag:
+    name = format.written_name(function["name"])
+    headers = [f"<|channel|>commentary to=functions.{name}{each}{MESSAGE}" for each in _TYPES]
+    headers += [f" to=functions.{name}<|channel|>commentary{each}{MESSAGE}" for each in _TYPES]
+    return _tag("", _sequence(_either(*map(_text, headers)), _arguments(function)), "<|call|>")
 
 
 def _section(functions: Sequence[Mapping[str, Any]], format: CallFormat, *, only_one: bool) -> Tag:
     """Calls, and what stands around all of them."""
-    several: Tag = {
-        "type": "tags_with_separator",
-        "tags": [_tag(function, format) for function in functions],
-        "separator": format.separator,
-        "at_least_one": True,
-        "stop_after_first": only_one,
-    }
-    if not format.opening:
-        return several
-    return {"type": "tag", "begin": format.opening, "content": several, "end": format.closing}
+    several = _several([_call(function, format) for function in functions], format.separator, only_one=only_one)
+    return _tag(format.opening, several, format.closing) if format.opening else several
 
 
 def in_channels(kind: str, source: Any, format: CallFormat, begun: BlockKind = "") -> Tag | None:
@@ -136,17 +145,14 @@ def behind_reasoning(kind: str, source: Any, begin: str, end: str, *, is_inside:
     if rest is None:
         return None
     rest = _without(rest, begin)
-    breaks: Tag = {"type": "regex", "pattern": "\n{0,2}"}
-    reasoning: Tag = {"type": "tag", "begin": "" if is_inside else begin, "content": _ANYTHING, "end": end}
-    if is_inside:
-        return _structural({"type": "sequence", "elements": [reasoning, breaks, rest]})
-    optional = {"type": "optional", "content": {"type": "sequence", "elements": [reasoning, breaks]}}
-    return _structural({"type": "sequence", "elements": [optional, rest]})
+    reasoning = [_tag("" if is_inside else begin, _ANYTHING, end), _regex("\n{0,2}")]
+    before = reasoning if is_inside else [_optional(_sequence(*reasoning))]
+    return _structural(_sequence(*before, rest))
 
 
 def _as_format(kind: str, source: Any) -> Tag | None:
     if kind == "regex":
-        return {"type": "regex", "pattern": source}
+        return _regex(source)
     if kind == "ebnf":
         return None
     try:
@@ -154,19 +160,15 @@ def _as_format(kind: str, source: Any) -> Tag | None:
     except ValueError:  # whoever reads it will say so
         return None
     if kind == "json_schema":
-        return {"type": "json_schema", "json_schema": given}
+        return _schema(given)
     if not isinstance(given, Mapping) or given.get("at_least_one"):
         return None  # formats have no way to say that text may come before
     if "format" in given:
         return given["format"] if isinstance(given["format"], dict) else None
     if not given.get("triggers") or not given.get("structures"):
         return None
-    return {
-        "type": "triggered_tags",
-        "triggers": given["triggers"],
-        "tags": [_as_tag(structure) for structure in given["structures"]],
-        "stop_after_first": bool(given.get("stop_after_first")),
-    }
+    tags = [_as_tag(structure) for structure in given["structures"]]
+    return _triggered(given["triggers"], tags, only_one=bool(given.get("stop_after_first")))
 
 
 def _without(source: Any, begin: str) -> Any:
@@ -186,35 +188,29 @@ def _without(source: Any, begin: str) -> Any:
 def _as_tag(structure: Any) -> Any:
     if not isinstance(structure, Mapping):
         return structure
-    content: Tag = {"type": "regex", "pattern": structure.get("regex")}
-    if "schema" in structure:
-        content = {"type": "json_schema", "json_schema": structure["schema"]}
-    return {"type": "tag", "begin": structure.get("begin"), "content": content, "end": structure.get("end")}
+    content = _schema(structure["schema"]) if "schema" in structure else _regex(structure.get("regex"))
+    return _tag(structure.get("begin"), content, structure.get("end"))
 
 
-def _structural(source: Tag) -> Tag:
-    return {"type": "structural_tag", "format": source}
-
-
-def _tag(function: Mapping[str, Any], format: CallFormat) -> Tag:
-    parameters = function.get("parameters", {"type": "object"})
-    content: Tag = {"type": "json_schema", "json_schema": parameters}
+def _call(function: Mapping[str, Any], format: CallFormat) -> Tag:
+    arguments = _arguments(function)
     if format.arguments != "json":
-        content["style"] = format.arguments
+        arguments["style"] = format.arguments
     name = format.written_name(function["name"])
-    begin = f"{format.begin}{name}{format.middle}"
+    begin, middle, number = format.begin + name, format.middle, _NUMBER
     if format.number_mark:
-        number = {"type": "regex", "pattern": "[0-9]{1,4}"}
-        middle = {"type": "const_string", "value": f"{format.number_mark}{name}{format.middle}"}
-        content = {"type": "sequence", "elements": [number, middle, content]}
-        begin = format.begin
-    if format.writes_id or format.id_mark:
-        is_number = format.writes_id or format.has_number
-        number = {"type": "regex", "pattern": "[0-9]{1,4}" if is_number else "[a-zA-Z0-9]{9}"}
-        middle = {"type": "const_string", "value": format.middle}
-        content = {"type": "sequence", "elements": [number, middle, content]}
-        begin = f"{format.begin}functions.{name}:" if format.writes_id else f"{format.begin}{name}{format.id_mark}"
-    return {"type": "tag", "begin": begin, "content": content, "end": format.end}
+        begin, middle = format.begin, f"{format.number_mark}{name}{middle}"
+    elif format.writes_id:
+        begin = f"{format.begin}functions.{name}:"
+    elif format.id_mark:
+        begin, number = begin + format.id_mark, _NUMBER if format.has_number else _ID
+    else:
+        return _tag(begin + middle, arguments, format.end)
+    return _tag(begin, _sequence(_regex(number), _text(middle), arguments), format.end)
+
+
+def _arguments(function: Mapping[str, Any]) -> Tag:
+    return _schema(function.get("parameters", {"type": "object"}))
 
 
 def _no_calls(format: CallFormat) -> Tag:
@@ -224,4 +220,48 @@ def _no_calls(format: CallFormat) -> Tag:
         parts += [r"[\w./-]+", re.escape(format.middle)]
     prefix = "".join(re.escape(part) for part in parts_of(format.prefix))
     begins = r"\s*".join([f"(?:{prefix})?", *parts])
-    return {"type": "regex", "pattern": rf"(?!\s*{begins})(?:.|\n)*"}
+    return _regex(rf"(?!\s*{begins})(?:.|\n)*")
+
+
+# ── structural tags ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _structural(format: Tag) -> Tag:
+    return {"type": "structural_tag", "format": format}
+
+
+def _text(value: str) -> Tag:
+    return {"type": "const_string", "value": value}
+
+
+def _regex(pattern: Any) -> Tag:
+    return {"type": "regex", "pattern": pattern}
+
+
+def _schema(schema: Any) -> Tag:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _optional(content: Tag) -> Tag:
+    return {"type": "optional", "content": content}
+
+
+def _sequence(*elements: Tag) -> Tag:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _either(*elements: Tag) -> Tag:
+    return {"type": "or", "elements": list(elements)}
+
+
+def _tag(begin: Any, content: Tag, end: Any) -> Tag:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _several(tags: list[Tag], separator: str, *, only_one: bool) -> Tag:
+    several: Tag = {"type": "tags_with_separator", "tags": tags, "separator": separator}
+    return {**several, "at_least_one": True, "stop_after_first": only_one}
+
+
+def _triggered(triggers: Any, tags: list[Any], *, only_one: bool) -> Tag:
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "stop_after_first": only_one}

@@ -8,11 +8,9 @@ another, and a message to a function is a call.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from sgl.formats.arguments import JsonReader
-from sgl.formats.call_format import CallFormat
 from sgl.formats.marks import Malformed, half_mark
 from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from sgl.formats.value_types import parsed
@@ -26,10 +24,6 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _HEADER = re.compile(r"\s*(?:<\|start\|>assistant)?\s*(?:to=|<\|channel\|>)")
 _BEGINNINGS: Final = ("<|start|>", "to=", "<|channel|>", MESSAGE)
-_TYPES: Final = (" <|constrain|>json", "<|constrain|>json", " json", "")
-"""How the type of a call's arguments may be written."""
-
-Tag = dict[str, Any]
 
 
 class HarmonyParser:
@@ -156,48 +150,3 @@ class HarmonyParser:
             except (ValueError, RecursionError):
                 events += [ContentDelta(self._body)] if self._body else []
         self._name, self._body = None, ""
-
-
-def harmony_tag(
-    functions: Sequence[Mapping[str, Any]],
-    format: CallFormat,
-    *,
-    needs_call: bool = False,
-    only_one: bool = False,
-    answer: Tag | None = None,
-) -> Tag:
-    """A format: any thoughts, then calls of the functions ({"name", "parameters"}), or unless one is needed an answer,
-    which is text or of another format."""
-    text: Tag = {"type": "any_text"}
-    thoughts = [_message("analysis", text, "<|end|>"), _message("commentary", text, "<|end|>")]
-    begun: Tag = {"type": "const_string", "value": START}
-    before: Tag = {"type": "star", "content": _sequence({"type": "or", "elements": thoughts}, begun)}
-    ways: list[Tag] = []
-    if functions:
-        calls = [_call(function, format) for function in functions]
-        several: Tag = {"type": "tags_with_separator", "tags": calls, "separator": START, "at_least_one": True}
-        ways.append({**several, "stop_after_first": only_one})
-    if not needs_call:
-        ways.append(_message("final", answer or text, "<|end|>", "<|return|>"))
-    return _sequence(before, {"type": "or", "elements": ways})
-
-
-def _message(channel: str, content: Tag, *ends: str) -> Tag:
-    """What is not the last message must not end as one: models stop there."""
-    return {"type": "tag", "begin": f"<|channel|>{channel}{MESSAGE}", "content": content, "end": list(ends)}
-
-
-def _call(function: Mapping[str, Any], format: CallFormat) -> Tag:
-    name = format.written_name(function["name"])
-    headers = [f"<|channel|>commentary to=functions.{name}{each}" for each in _TYPES]
-    headers += [f" to=functions.{name}<|channel|>commentary{each}" for each in _TYPES]
-    ways: Tag = {
-        "type": "or",
-        "elements": [{"type": "const_string", "value": f"{each}{MESSAGE}"} for each in headers],
-    }
-    arguments: Tag = {"type": "json_schema", "json_schema": function.get("parameters", {"type": "object"})}
-    return {"type": "tag", "begin": "", "content": _sequence(ways, arguments), "end": "<|call|>"}
-
-
-def _sequence(*elements: Tag) -> Tag:
-    return {"type": "sequence", "elements": list(elements)}
