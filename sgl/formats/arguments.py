@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,10 @@ class ArgumentReader(Protocol):
     def feed(self, text: str) -> tuple[str, int]:
         """What is new of the JSON text, and how many characters were read; those left are to come again, with more.
         Raises Malformed."""
+
+
+_IN_STRING = re.compile(r'["\\]')
+_OUTSIDE = re.compile(r'["{}\[\]]')
 
 
 class JsonReader(ArgumentReader):
@@ -36,20 +41,28 @@ class JsonReader(ArgumentReader):
             start = len(text) - len(text.lstrip())
             if start < len(text) and text[start] != self._bracket:
                 raise Malformed("arguments are an object")
-        for position in range(start, len(text)):
-            character = text[position]
-            if self._in_string:
-                self._in_string = self._is_escaped or character != '"'
-                self._is_escaped = character == "\\" and not self._is_escaped
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    self.is_complete = True
-                    return text[start : position + 1], position + 1
+        at = start
+        while at < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                at += 1
+                continue
+            found = (_IN_STRING if self._in_string else _OUTSIDE).search(text, at)
+            if found is None:
+                break
+            at = found.end()
+            match found.group():
+                case '"':
+                    self._in_string = not self._in_string
+                case "\\":
+                    self._is_escaped = True
+                case "{" | "[":
+                    self._depth += 1
+                case _:
+                    self._depth -= 1
+                    if not self._depth:
+                        self.is_complete = True
+                        return text[start:at], at
         return text[start:], len(text)
 
 

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from sgl.formats.arguments import JsonReader
-from sgl.formats.marks import Malformed, half_mark
+from sgl.formats.marks import Malformed, NeedMore, half_mark
 from sgl.formats.parser import ArgumentsDelta, ContentDelta, Event, ReasoningDelta, ToolCallStart
 from sgl.formats.value_types import parsed
 
@@ -21,8 +21,8 @@ _MAX_HEADER: Final = 4096
 """Characters; more are text."""
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_END = re.compile("|".join(map(re.escape, _ENDS)))
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-_HEADER = re.compile(r"\s*(?:<\|start\|>assistant)?\s*(?:to=|<\|channel\|>)")
 _BEGINNINGS: Final = ("<|start|>", "to=", "<|channel|>", MESSAGE)
 
 
@@ -35,6 +35,7 @@ class HarmonyParser:
         self._has_tools = has_tools
         self._is_sure = is_sure
         self._held = ""
+        self._events: list[Event] = []
         self._is_within = False
         """Behind a message's header."""
         self._channel = "final"
@@ -53,100 +54,84 @@ class HarmonyParser:
     def feed(self, text: str, *, final: bool = False) -> list[Event]:
         """The next events. `final` releases what is held."""
         self._held += text
-        events: list[Event] = []
-        while self._held:
-            length = (
-                self._read_body(events, final=final) if self._is_within else self._read_header(events, final=final)
-            )
-            if not length:
-                break
+        try:
+            while self._held:
+                (self._read_body if self._is_within else self._read_header)(final=final)
+        except NeedMore:
+            pass
         if final:
-            self._end(events)
+            self._end()
             self._held = ""
+        events, self._events = self._events, []
         return events
 
-    def _read_header(self, events: list[Event], *, final: bool) -> int:
-        """How many characters were read."""
+    def _read_header(self, *, final: bool) -> None:
         most = _MAX_HEADER + len(MESSAGE)
         header, found, _ = self._held[:most].partition(MESSAGE)
         start = self._held.lstrip()
-        if any(map(start.startswith, _BEGINNINGS)):
-            if not found and len(self._held) < most:
-                return 0
-            if not found:  # a text that begins like one
-                mark = next(each for each in _BEGINNINGS if start.startswith(each))
-                return self._begin_text(len(self._held) - len(start) + len(mark), events)
+        mark = next((each for each in _BEGINNINGS if start.startswith(each)), "")
+        if mark and not found:
+            if len(self._held) < most:
+                raise NeedMore
+            header = self._take(len(self._held) - len(start) + len(mark))  # a text that begins like one
+        elif mark:
+            self._take(len(header) + len(found))
         elif not final and any(each.startswith(start) for each in _BEGINNINGS):
-            return 0
+            raise NeedMore
         else:  # a text without a header
             header, found = "", ""
-        length = len(header) + len(found)
-        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
-        self._channel = channel.group(1) if channel is not None else "final"
-        self._name, self._is_kept = None, recipient is not None and not self._has_tools
-        if self._is_kept:
-            self._channel = "final"
-            self._add(f"{header}{found}", events)
-        elif recipient is not None:
-            self._name = recipient.group(1).removeprefix("functions.")
-            if self._is_sure:
-                events.append(ToolCallStart(self._name))
+        channel, recipient = (_CHANNEL.search(header), _RECIPIENT.search(header)) if found else (None, None)
+        self._is_kept = recipient is not None and not self._has_tools
+        self._channel = "final" if channel is None or self._is_kept else channel.group(1)
+        self._name = None if recipient is None or self._is_kept else recipient.group(1).removeprefix("functions.")
         self._is_within, self._body, self._arguments = True, "", JsonReader()
-        self._held = self._held[length:]
-        return length or (0 if not self._held else self._read_body(events, final=final))
+        if self._is_kept or not found:
+            self._add(header + found)
+        elif self._name is not None and self._is_sure:
+            self._events.append(ToolCallStart(self._name))
 
-    def _begin_text(self, length: int, events: list[Event]) -> int:
-        """A message without a header, of whose text so many characters are taken."""
-        self._channel, self._name, self._is_kept, self._is_within = "final", None, False, True
-        self._add(self._held[:length], events)
-        self._held = self._held[length:]
-        return length
-
-    def _read_body(self, events: list[Event], *, final: bool) -> int:
-        length = 0
+    def _read_body(self, *, final: bool) -> None:
         if self._name is not None and not self._arguments.is_complete:
             try:
                 new, length = self._arguments.feed(self._held)
             except Malformed:
-                self._end(events)
+                self._end()
             else:
-                self._add(new, events)
-                self._body += self._held[:length]
-                self._held = self._held[length:]
-        if self._name is not None and not self._arguments.is_complete:
-            return length
-        ends = [at for end in _ENDS if (at := self._held.find(end)) >= 0]
-        at = min(ends, default=-1)
-        body = self._held[:at] if at >= 0 else self._held
-        if at < 0 and not final:
-            body = body[: len(body) - max(half_mark(body, end) for end in _ENDS)]
+                self._add(new)
+                self._body += self._take(length)
+                if not self._arguments.is_complete:  # all is read
+                    return
+        end = _END.search(self._held)
+        half = 0 if final else max(half_mark(self._held, each) for each in _ENDS)
+        text = self._take(len(self._held) - half if end is None else end.start())
         if self._name is None:
-            self._add(body, events)
-        length += len(body)
-        mark = next((end for end in _ENDS if at >= 0 and self._held.startswith(end, at)), "")
-        if mark:
-            if self._is_kept and mark != "<|start|>":
-                self._add(mark, events)
-            self._end(events)
-            self._is_within = False
-        taken = len(body) + (0 if mark == "<|start|>" else len(mark))
-        self._held = self._held[taken:]
-        return length or len(mark)
+            self._add(text)
+        if end is None:
+            raise NeedMore
+        if end.group() != "<|start|>":
+            mark = self._take(len(end.group()))
+            self._add(mark if self._is_kept else "")
+        self._end()
+        self._is_within = False
 
-    def _add(self, text: str, events: list[Event]) -> None:
+    def _take(self, length: int) -> str:
+        taken, self._held = self._held[:length], self._held[length:]
+        return taken
+
+    def _add(self, text: str) -> None:
         if not text:
             return
         if self._name is None:
-            events.append(ReasoningDelta(text) if self._channel == "analysis" else ContentDelta(text))
+            self._events.append(ReasoningDelta(text) if self._channel == "analysis" else ContentDelta(text))
         elif self._is_sure:
-            events.append(ArgumentsDelta(text))
+            self._events.append(ArgumentsDelta(text))
 
-    def _end(self, events: list[Event]) -> None:
+    def _end(self) -> None:
         """A message ends."""
         if self._name is not None and not self._is_sure:
             try:
                 parsed(self._body)
-                events += [ToolCallStart(self._name), ArgumentsDelta(self._body.strip())]
+                self._events += [ToolCallStart(self._name), ArgumentsDelta(self._body.strip())]
             except (ValueError, RecursionError):
-                events += [ContentDelta(self._body)] if self._body else []
+                self._events += [ContentDelta(self._body)] if self._body else []
         self._name, self._body = None, ""
