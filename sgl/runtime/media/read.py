@@ -107,9 +107,8 @@ class MediaReader:
         item = self._made(kind, frames, fps)
         with self._lock:
             if self._num_live + item.frames.nbytes > _LIVE_BYTES:
-                raise QueueFull(
-                    "images of other requests take all memory for them; try again later", limit=_LIVE_BYTES
-                )
+                said = "images of other requests take all memory for them; try again later"
+                raise QueueFull(said, limit=_LIVE_BYTES)
             self._num_live += item.frames.nbytes
             weakref.finalize(item, self._ended, item.frames.nbytes)
             if key not in self._items:
@@ -242,7 +241,7 @@ def _cut(data: bytes) -> list[bytes]:
 def _rgb(given: Any, kind: MediaKind) -> Any:
     """A Pillow image in RGB, upright, within bounds."""
     with needs_extra("engine", "images"):
-        from PIL import ExifTags, Image, ImageOps
+        from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
     try:
         image = Image.open(io.BytesIO(given), formats=_FORMATS) if isinstance(given, bytes) else given
         width, height = image.size
@@ -255,8 +254,9 @@ def _rgb(given: Any, kind: MediaKind) -> Any:
         raise InvalidRequest(f"the {kind} is too large: {error}", param=f"{kind}_data") from None
     except Exception as error:  # decoders raise anything
         said = " ".join(str(error).split()) or type(error).__name__
-        known = ", ".join(_FORMATS)
-        message = f"the {kind} cannot be read ({said[:200]}): it must be one of {known}"
+        if isinstance(error, UnidentifiedImageError):  # which says where it is in memory
+            said = "it has another format, or is cut off" if given else "it is empty"
+        message = f"the {kind} cannot be read ({said[:200]}): it must be one of {', '.join(_FORMATS)}"
         raise InvalidRequest(message, param=f"{kind}_data") from None
     message = f"the {kind} is {width} x {height} pixels, and {MAX_PIXELS} in all are the most"
     raise InvalidRequest(message, param=f"{kind}_data")

@@ -69,6 +69,9 @@ def prompt_ids(
     if body.continue_final_message:
         if messages[-1]["role"] != "assistant":
             raise InvalidRequest("continue_final_message needs an assistant message at the end", param="messages")
+        if isinstance(last := body.messages[-1].content, list) and last and image_of(last[-1]) is not None:
+            message = "continue_final_message continues a text, and the final message ends with an image"
+            raise InvalidRequest(message, param="messages")
         if body.add_generation_prompt:
             message = "continue_final_message excludes add_generation_prompt: the answer's turn has begun"
             raise InvalidRequest(message, param="add_generation_prompt")
@@ -131,8 +134,7 @@ def _message(message: Message, quote: Callable[[str], str], style: CallStyle | N
     shown: str | list[dict[str, Any]] = content if isinstance(content, str) else ""
     if isinstance(content, list):
         parts = [{"type": "image"} if image_of(part) else _text_part(part) for part in content]
-        has_images = any(part["type"] == "image" for part in parts)
-        shown = parts if has_images else "".join(part["text"] for part in parts)
+        shown = parts if any(each["type"] == "image" for each in parts) else "".join(each["text"] for each in parts)
     role = _ROLES.get(message.role, message.role)
     given: dict[str, Any] = {"role": role, "content": shown or message.refusal or ""}
     for name in ("name", "reasoning_content", "tool_call_id"):
@@ -173,8 +175,7 @@ def _id(given: str | None, style: CallStyle | None) -> str | None:
 
 def _text_part(part: Part) -> dict[str, str]:
     texts = {"text": part.text, "refusal": part.refusal}
-    text = texts.get(part.type)
-    if text is None:
+    if (text := texts.get(part.type)) is None:
         if part.type in texts:
             raise InvalidRequest(f"a part of type {part.type} needs its {part.type}", param="messages")
         raise InvalidRequest(f"messages have texts and images, not {part.type!r:.80}", param="messages")

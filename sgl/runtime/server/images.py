@@ -12,9 +12,11 @@ _KINDS = ("image_url", "image", "input_image")
 
 def image_of(part: Part) -> str | None:
     """What a part of a message shows; None for texts. Raises InvalidRequest."""
-    if part.type not in _KINDS:
+    is_text, given = part.type not in _KINDS, part.image if part.image_url is None else part.image_url
+    if given if is_text else part.text:
+        raise InvalidRequest(f"a part of type {part.type!r:.80} has a text or an image, not both", param="messages")
+    if is_text:
         return None
-    given = part.image if part.image_url is None else part.image_url
     url = given if isinstance(given, str) or given is None else given.url
     if not url:
         raise InvalidRequest(f"a part of type {part.type} needs image_url: {{url: …}}", param="messages")
@@ -23,7 +25,7 @@ def image_of(part: Part) -> str | None:
 
 def content_of(parts: list[Part]) -> str | list[Part]:
     """A message's content: its text where there is nothing else."""
-    if all(part.type == "text" for part in parts):
+    if all(image_of(part) is None for part in parts):
         return "".join(part.text or "" for part in parts)
     return parts
 

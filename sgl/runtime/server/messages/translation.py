@@ -85,11 +85,7 @@ def _part(block: bodies.TextBlock | bodies.ImageBlock) -> protocol.Part:
 
 def _result(block: bodies.ToolResultBlock) -> str | list[protocol.Part]:
     content = block.content or ""
-    parts = (
-        [protocol.Part(type="text", text=content)]
-        if isinstance(content, str)
-        else [_part(part) for part in content]
-    )
+    parts = [protocol.Part(type="text", text=content)] if isinstance(content, str) else [*map(_part, content)]
     return content_of([protocol.Part(type="text", text="error: "), *parts] if block.is_error else parts)
 
 

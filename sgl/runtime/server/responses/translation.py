@@ -108,12 +108,12 @@ def _content(content: bodies.Content, param: str) -> str | list[protocol.Part]:
     for part in content:
         text = part.refusal if part.type == "refusal" else part.text
         if part.type == "input_image" and part.image_url:
-            parts.append(protocol.Part(type="image_url", image_url=part.image_url))
+            parts.append(protocol.Part(type="image_url", image_url=part.image_url, text=part.text))
         elif text is None or part.type not in ("input_text", "output_text", "text", "refusal"):
             message = f"{param}: messages have texts and images with an image_url, not {part.type!r:.80}"
             raise InvalidRequest(message, param=param)
         else:
-            parts.append(protocol.Part(type="text", text=text))
+            parts.append(protocol.Part(type="text", text=text, image_url=part.image_url))
     return content_of(parts)
 
 
