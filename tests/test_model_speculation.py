@@ -106,6 +106,17 @@ def test_outputs_are_those_of_plain_decoding(drafter: str, options: dict[str, An
         assert its._loop.scheduler.counters.drafted_tokens
 
 
+@pytest.mark.usefixtures("still_clock")
+def test_a_head_without_an_embedding_drafts_for_a_model_that_is_cut_among_ranks(folder: Path) -> None:
+    prompts, params = requests(random.Random(8), 4)
+    params = [{**each, "max_new_tokens": 20} for each in params]
+    with engine(folder, "eagle") as alone:
+        expected = answers(alone, prompts, params)
+    with engine(folder, "eagle", tp_size=2) as its:
+        assert answers(its, prompts, params) == expected
+        assert its._loop.scheduler.counters.drafted_tokens
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("seed", range(2))

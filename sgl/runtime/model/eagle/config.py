@@ -70,7 +70,7 @@ class EagleConfig:
         wrapped, whole.architecture = whole.data.get(_WRAPPED), _architecture(whole.data)
         if not _is_eagle3(whole.data):
             what = whole.architecture if wrapped is None else wrapped
-            raise whole.unsupported(f"{what} as an EAGLE-3 head (LlamaForCausalLMEagle3)")
+            raise whole.unsupported(f"{what} as an EAGLE-3 head (LlamaForCausalLMEagle3; DRAFT asks a model)")
         layer = whole.data if wrapped is None else whole.data.get("transformer_layer_config")
         if not isinstance(layer, Mapping):
             raise whole.error(f"'transformer_layer_config' is {layer!r:.100}, not an object")

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from sgl.errors import ConfigError, WeightsError
+from sgl.runtime.gguf import is_gguf
 from sgl.runtime.model.decoder import Decoder
 from sgl.runtime.model.eagle.config import NUM_LAYERS_READ, EagleConfig
 from sgl.runtime.model.eagle.head import EagleHead, HeadWeights
@@ -43,6 +44,8 @@ def load_head(config: EagleConfig, target: Decoder) -> EagleHead:
     folder = Path(config.path)
     entries = {_name(name): entry for name, entry in read_headers(folder).items() if not name.endswith("inv_freq")}
     maps = {name: entries.pop(name) for name in (_TO_TARGET, _OF_TARGET) if name in entries}
+    if _EMBEDDING not in entries and config.hidden_size == its.hidden_size and target.collectives is not None:
+        entries |= _whole_embedding(target)
     shapes = _shapes(config, entries)
     check_tensors(entries, shapes, folder)
     tensors = {name: _read(entries[name]).to(target.device, target.dtype) for name in shapes}
@@ -94,6 +97,17 @@ def _check_fits(what: str, own: int, targets: int, config: EagleConfig, target: 
             f"and {target.whole_config.path} has one of {targets}: it needs the head that was trained for it",
             option="speculative_draft_model_path",
         )
+
+
+def _whole_embedding(target: Decoder) -> dict[str, Entry]:
+    """The embedding of a target that is cut among ranks, where its files have it."""
+    its = target.whole_config
+    if is_gguf(folder := Path(its.path)) or not any(folder.glob("*.safetensors")):
+        return {}
+    shape = its.vocab_size, its.hidden_size
+    named = (entry for name, entry in read_headers(folder).items() if name.endswith(_EMBEDDING))
+    found = next((entry for entry in named if entry.shape == shape), None)
+    return {} if found is None else {_EMBEDDING: found}
 
 
 def _name(name: str) -> str:
