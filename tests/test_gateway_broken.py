@@ -61,7 +61,8 @@ class RawWorker:
             await reader.readexactly(int(length))
             name = head.split()[1].rpartition("/")[2]
             self.asked.append(name)
-            then = self.answers.get(name, b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
+            no = b"HTTP/1.1 404 No\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+            then = self.answers.get(name, no)
             if isinstance(then, bytes):
                 writer.write(then)
             else:

@@ -41,8 +41,8 @@ NEUTRAL = {
     "a text": ("POST", "/v1/detokenize", JSON + b"Content-Length: 2\r\n\r\n{}"),
     "a count": ("POST", "/v1/messages/count_tokens", JSON + b"Content-Length: 2\r\n\r\n{}"),
     "a model that is there": ("POST", "/api/chat", JSON + b'Content-Length: 22\r\n\r\n{"done_reason":"load"}'),
-    "a refusal": ("POST", "/tokenize", b"HTTP/1.1 400 X\r\nContent-Length: 2\r\n\r\n{}"),
-    "a defect": ("POST", "/tokenize", b"HTTP/1.1 500 X\r\nContent-Length: 2\r\n\r\n{}"),
+    "a refusal": ("POST", "/tokenize", b"HTTP/1.1 400 X\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"),
+    "a defect": ("POST", "/tokenize", b"HTTP/1.1 500 X\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"),
 }
 OPTIONS = {"breaker_failures": FAILURES, "breaker_seconds": 0.05, "worker_timeout": 0.2}
 
