@@ -247,6 +247,33 @@ def test_a_folder_that_was_refused_is_locked_no_more(tmp_path: Path) -> None:
     again.files.close()
 
 
+def test_a_segment_that_the_disk_cannot_read_costs_its_pages_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not the start: it is a cache."""
+    first = Store(tmp_path, max_bytes=1 << 16)
+    first.write(first.names(PROMPT))
+    first.files.close()
+    bad, *others = sorted(tmp_path.rglob("*.pages"))
+    inode, read = bad.stat().st_ino, os.pread
+
+    def failing(file: int, size: int, place: int) -> bytes:
+        if os.fstat(file).st_ino == inode and place > 200:  # behind its first records
+            raise OSError(5, "Input/output error")
+        return read(file, size, place)
+
+    monkeypatch.setattr(os, "pread", failing)
+    again = Store(tmp_path, max_bytes=1 << 16)
+    names = again.names(PROMPT)
+    kept = [name for name in names if again.read([name]).num_good]
+    assert 0 < len(kept) < len(names)
+    assert again.write(names).num_good == again.read(names).num_good == len(names)
+    again.files.close()
+    assert not bad.exists()
+    assert all(path.exists() for path in others)
+    assert f"{bad} cannot be read, and is removed: [Errno 5] Input/output error" in caplog.text
+
+
 def test_new_folders_are_open_to_this_user_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

@@ -212,7 +212,7 @@ class Segments:
     # ── at the start ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _open_all(self) -> None:
-        """Take over the segments, in order; remove those without a whole record."""
+        """Take over the segments, in order; remove those without a whole record, or that the disk cannot read."""
         for path in sorted(self._folder.glob("*.pages")):
             if not _NAMED(path.name):
                 continue
@@ -222,8 +222,12 @@ class Segments:
             segment = _Segment(int(path.stem), os.open(path, _OPEN), 0)
             self._segments[segment.number] = segment
             self.num_bytes += os.fstat(segment.file).st_size
-            self._read_names(segment)
-            if not segment.names:
+            try:
+                self._read_names(segment)
+            except OSError as error:
+                logger.warning("%s cannot be read, and is removed: %s", path, error)
+                segment.size = 0
+            if not segment.size or not segment.names:
                 self._remove(segment)
         while self._segments and self.num_bytes > self.max_bytes:
             self._remove(next(iter(self._segments.values())))
