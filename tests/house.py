@@ -219,7 +219,7 @@ MOST_LINES = {
     "runtime.model.quantized": 1_130,  # with NVFP4, MXFP8, bitsandbytes, AutoRound, all of compressed-tensors
     "runtime.model.update": 1_350,  # with groups that are left at once
     "runtime.parallel": 1_580,  # with what ranks share beside pages, and who removes it
-    "runtime.server": 12_715,  # with what trainers ask of SGLang, the reader of KV events, and checks of options
+    "runtime.server": 12_720,  # with what trainers ask of SGLang, the reader of KV events, and checks of options
     "runtime.speculate": 1_355,  # with what was made by weights that are gone
     "runtime.transfer": 1_270,  # from GPU to GPU, too, where the time of a read goes, and who does not answer
     "cli": 2_945,  # with clusters that end at any signal with its code, and the place of what is no value of YAML

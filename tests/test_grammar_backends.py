@@ -355,6 +355,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("outlines", {"json_schema": False}, "allows nothing"),
     ("outlines", {"json_schema": {"$ref": "http://x/y"}}, "http://x/y"),
     ("outlines", {"json_schema": {"$ref": "#/$defs/a"}}, "leads nowhere"),
+    ("outlines", {"json_schema": {"allOf": [{"$ref": "#/allOf/" + "1" * 5000}]}}, "leads nowhere"),
+    ("sgl", {"json_schema": {"allOf": [{"$ref": "#/allOf/" + "1" * 5000}]}}, "nothing stands at"),
     ("outlines", {"json_schema": [1]}, "an object or a bool"),
     ("llguidance", {"regex": "a(?!b)c"}, "look-ahead"),
     ("llguidance", {"regex": "a[^\\s\\S]"}, "class without characters"),

@@ -165,6 +165,8 @@ def test_messages_are_proven_one_by_one(change: str) -> None:
         ({"dist_init_addr": None}, "2 hosts need HOST:PORT of host 0", "dist_init_addr"),
         ({"dist_init_addr": "here:port"}, "need HOST:PORT", "dist_init_addr"),
         ({"dist_init_addr": "here:70000"}, "need HOST:PORT", "dist_init_addr"),
+        ({"dist_init_addr": "here:" + "1" * 5000}, "need HOST:PORT", "dist_init_addr"),
+        ({"dist_init_addr": "here:٣٠"}, "need HOST:PORT", "dist_init_addr"),
         ({"dist_key_file": None}, "2 hosts need a dist_key_file", "dist_key_file"),
         ({"dist_key_file": "/nowhere/secret"}, "the secret cannot be read", "dist_key_file"),
         ({"tp_size": 3}, "tp_size=3 times pp_size=1 is no multiple of nnodes=2", "nnodes"),

@@ -271,7 +271,8 @@ class EngineConfig:
         """Of host 0. Raises ConfigError if hosts cannot find each other, or have unequal shares."""
         wrong, option = None, "dist_init_addr"
         host, _, port = (self.dist_init_addr or "").rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
+        if not host or not is_port:
             wrong = f"dist_init_addr={self.dist_init_addr!r}: {self.nnodes} hosts need HOST:PORT of host 0"
         elif self.dist_key_file is None:
             wrong, option = f"{self.nnodes} hosts need a dist_key_file, the same on each", "dist_key_file"

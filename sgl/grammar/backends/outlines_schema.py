@@ -8,6 +8,7 @@ allows: objects have no undeclared keys, and JSON of any shape is two levels dee
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from urllib.parse import unquote
 
@@ -32,6 +33,7 @@ _OF_TYPE = {
     "boolean": set(),
     "null": set(),
 }
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}").fullmatch  # of a list, in a JSON pointer
 _ALONE = ("$ref", "allOf", "anyOf", "oneOf")
 _UNQUOTED = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\[\\/bfnrt])'
 """A character of a string of bounded length, without quotes: outlines-core prepares for matches that begin anywhere,
@@ -293,7 +295,7 @@ def _at(root: Any, reference: Any) -> Any:
     found = root
     for part in reference.split("/")[1:]:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+        if isinstance(found, list) and _INDEX(name) and int(name) < len(found):
             found = found[int(name)]
         elif isinstance(found, dict) and name in found:
             found = found[name]

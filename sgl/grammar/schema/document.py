@@ -5,11 +5,13 @@ It knows the keywords of each draft and the places of subschemas, not their mean
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urldefrag, urljoin
 
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,8}").fullmatch  # of a list, in a JSON pointer
 LATEST: Final = 2020
 _DRAFTS: Final = {
     "http://json-schema.org/draft-04/schema": 4,
@@ -252,7 +254,7 @@ class Document:
             value = here.schema
             if isinstance(value, dict) and token in value:
                 here = self._at(value[token], here, (token,))
-            elif isinstance(value, list) and token.isdecimal() and int(token) < len(value):
+            elif isinstance(value, list) and _INDEX(token) and int(token) < len(value):
                 here = self._at(value[int(token)], here, (int(token),))
             else:
                 raise UnresolvedReference(f"nothing stands at {pointer!r}")

@@ -34,7 +34,7 @@ from sgl.runtime.gateway.reading import Reader
 from sgl.runtime.gateway.replies import whole, why_not
 from sgl.runtime.gateway.workers import Call, Server, Servers
 from sgl.runtime.sampling_params import checked_seconds
-from sgl.runtime.server.deadline import DEADLINE_HEADER
+from sgl.runtime.server.deadline import DEADLINE_HEADER, header_seconds
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import BodyTooLong, WrongKey, error_response
 from sgl.runtime.server.pages import page
@@ -304,13 +304,9 @@ class Gateway:
 
 def _due(request: web.Request, timeout: float | None, arrived: float) -> float | None:
     """When the request is due: by its header, or its body's timeout. Raises InvalidRequest for a wrong header."""
-    given, param = request.headers.get(DEADLINE_HEADER), "timeout"
-    if given is not None:
-        try:
-            timeout, param = float(given), DEADLINE_HEADER
-        except ValueError:
-            raise InvalidRequest(f"{DEADLINE_HEADER} is a number of seconds, not {given!r}") from None
-    return None if timeout is None else arrived + checked_seconds(param, timeout)
+    if (given := request.headers.get(DEADLINE_HEADER)) is not None:
+        return arrived + header_seconds(given)
+    return None if timeout is None else arrived + checked_seconds("timeout", timeout)
 
 
 def _to_worker(about: tuple[Any, ...]) -> socket.socket:

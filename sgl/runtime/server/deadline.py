@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,15 @@ DEADLINE_HEADER = "X-Sgl-Deadline-S"
 _LEAST = 1e-3  # seconds: the engine reports best what was there in time
 _GRACE = 0.1  # lateness allowed to the engine
 _GRACE_OF_LISTS = 2.0  # lists report results one by one
+
+_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?", re.ASCII | re.IGNORECASE).fullmatch
+
+
+def header_seconds(text: str) -> float:
+    """What a DEADLINE_HEADER says. Raises InvalidRequest, also for what float() alone takes: `1_0`, other digits."""
+    if not _NUMBER(text):
+        raise InvalidRequest(f"{DEADLINE_HEADER} is a number of seconds, not {text[:99]!r}", param=DEADLINE_HEADER)
+    return checked_seconds(DEADLINE_HEADER, float(text))
 
 
 class Deadline:
@@ -48,11 +58,7 @@ class Deadline:
 
     def bound(self, text: str) -> None:
         """What whoever passed the request on has left for it, in seconds. Raises InvalidRequest."""
-        try:
-            seconds = float(text)
-        except ValueError:
-            raise InvalidRequest(f"{DEADLINE_HEADER} is a number of seconds, not {text!r}") from None
-        self._most = max(_LEAST, checked_seconds(DEADLINE_HEADER, seconds))
+        self._most = max(_LEAST, header_seconds(text))
         self.set(self._most)
 
     @property
