@@ -226,7 +226,7 @@ MOST_LINES = {
     "bench": 860,
     "platforms": 275,
     "compat": 490,
-    "formats": 2_060,  # of every family that writes calls in its own way, read alike in any pieces
+    "formats": 2_040,  # of every family that writes calls in its own way, read alike in any pieces
     "": 870,
 }
 """Lines of .py and .c files by room. What needs more raises its room's number, and says why."""

@@ -76,6 +76,8 @@ class CallParser:
         self._num_calls = 0
         self._arguments: ArgumentReader = JsonReader()
         self._step: Callable[[], None] = self._text if format.trigger else self._start
+        self._begun = self._number if format.number_mark else self._name
+        """The step behind what a call begins with."""
         self._is_behind_call = False
         self._is_triggered = False  # whether what waits begins with the trigger
         self._ways_between = [format.closing] if format.closing else []
@@ -158,7 +160,7 @@ class CallParser:
 
     def _call(self) -> None:
         self._read(self._format.begin)
-        self._step = self._number if self._format.number_mark else self._name
+        self._step = self._begun
 
     def _number(self) -> None:
         """The call's, which nobody asks for."""
@@ -172,35 +174,33 @@ class CallParser:
         middle, end = self._format.middle, self._end_of_name()
         written, length = self._held[:end], end + read_mark(middle, self._held[end:])
         name = _unquoted(written) if self._format.quotes_name else written.strip()
-        own_id = None
+        own_id = ""
         if self._format.id_mark:
             name, own_id = _name_and_id(self._format.id_mark, name)
-            own_id = None if self._format.has_number else own_id
         if not name or (name.startswith("{") and not self._format.quotes_name):  # JSON, of another form
             raise Malformed("a call has a name")
         if self._format.writes_id and (found := _ID.fullmatch(name)) is not None:
-            self._waiting.append(ToolCallStart(found.group(1), name))
-        else:
-            self._waiting.append(ToolCallStart(name, own_id or None))
+            name, own_id = found.group(1), name
+        self._waiting.append(ToolCallStart(name, None if self._format.has_number else own_id or None))
         self._pass(length)
         self._arguments = self._reader(name)
         self._step = self._argue
 
     def _end_of_name(self) -> int:
         """Where what stands behind a name begins. Raises NeedMore."""
-        middle = self._format.middle
-        if not self._format.begin and not _BARE_NAME.match(self._held):
+        format, held = self._format, self._held
+        if not format.begin and not _BARE_NAME.match(held):
             raise Malformed("a call begins with its name")
-        if self._format.quotes_name:
-            found = _QUOTED.match(self._held)
+        if format.quotes_name:
+            found = _QUOTED.match(held)
+        elif not parts_of(format.middle):  # white space is none
+            found = _TO_LINE_END.match(held)
         else:
-            found = None if parts_of(middle) else _TO_LINE_END.match(self._held)
-            if parts_of(middle):
-                first = len(self._held) if self._format.has_number else 0
-                if self._format.has_number:  # its mark begins as the middle does
-                    first = find_mark(self._format.id_mark, self._held)
-                    first += read_mark(self._format.id_mark, self._held[first:])
-                return first + find_mark(middle, self._held[first:])
+            at = 0
+            if format.has_number:  # its mark begins as the middle does
+                at = find_mark(format.id_mark, held)
+                at += read_mark(format.id_mark, held[at:])
+            return at + find_mark(format.middle, held[at:])
         if found is None:
             raise NeedMore
         return found.end()
@@ -251,8 +251,7 @@ class CallParser:
         self._pass(length)
         self._raw = "" if is_closing else self._raw
         self._is_behind_call = is_closing
-        name = self._number if self._format.number_mark else self._name
-        self._step = name if not is_closing else self._text if self._format.trigger else self._rest
+        self._step = self._begun if not is_closing else self._text if self._format.trigger else self._rest
 
     # ── what is read ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -321,11 +320,11 @@ def _unquoted(written: str) -> str:
     return name
 
 
-def _name_and_id(mark: str, text: str) -> tuple[str, str | None]:
+def _name_and_id(mark: str, text: str) -> tuple[str, str]:
     """What stands before a mark and behind it."""
     try:
         at = find_mark(mark, text)
         length = read_mark(mark, text[at:])
     except (Malformed, NeedMore):
-        return text, None
+        return text, ""
     return text[:at].strip(), text[at + length :].strip()
