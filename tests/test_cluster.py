@@ -135,9 +135,21 @@ def test_files_and_packages_of_replicas_on_another_ray_are_theirs(monkeypatch: p
         with pytest.raises(ConfigError):
             options(**option)
         assert options(**option, ray_address="ray:1").cluster.ray_address == "ray:1"
+        Options.of(option, "f.yaml", is_on_own_ray=False)
     clash = {"enable_hierarchical_cache": True, "disable_radix_cache": True}
     with pytest.raises(ConfigError):
         options(**clash, ray_address="ray:1")
+
+
+def test_up_looks_for_no_files_here_where_the_environment_names_a_ray(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("model_path: embedded\nport: 0\nchat_template: /nowhere/it.jinja\n")
+    command = [sys.executable, "-m", "sgl", "cluster", "up", str(file)]
+    for address, said in (("127.0.0.1:1", "ray_address='127.0.0.1:1': no Ray answers there"), ("", "it.jinja")):
+        environment = {**os.environ, "TMPDIR": str(tmp_path), "RAY_ADDRESS": address}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode
+        assert said in done.stderr
 
 
 def test_options_of_scaling_and_of_limits_go_with_what_they_are_for() -> None:

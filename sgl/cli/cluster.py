@@ -43,7 +43,8 @@ _JOINING_SECONDS = 20.0
 
 def up(options: SimpleNamespace) -> int:
     """Run a cluster until a signal or `sgl cluster down`."""
-    given = Options.of(options_of_file(Path(options.file)), options.file)
+    address = ray_address()  # the file's comes first
+    given = Options.of(options_of_file(Path(options.file)), options.file, is_on_own_ray=address is None)
     signals = Signals()
     with needs_extra("dist", "sgl cluster"):
         from sgl.runtime.cluster.cluster import Cluster
@@ -73,7 +74,7 @@ def up(options: SimpleNamespace) -> int:
     def serve() -> int:
         with starting(bound.getsockname()[1]):  # until it says more itself
             signals.check()
-            ray = RayCluster(given.cluster.ray_address or ray_address(), signals.check)
+            ray = RayCluster(given.cluster.ray_address or address, signals.check)
             try:
                 signals.take()
                 signals.check()
@@ -146,7 +147,8 @@ def scale(options: SimpleNamespace) -> int:
 def update(options: SimpleNamespace) -> int:
     """Replace the replicas one by one by ones with a file's options; returns once they serve."""
     given = options_of_file(Path(options.file))
-    Options.of(given, options.file)  # YAML has values that JSON, in which the cluster is asked, has not
+    # YAML has values that JSON, in which the cluster is asked, has not; what its hosts have the cluster knows
+    Options.of(given, options.file, is_on_own_ray=False)
     known = _alive(options.port)
     asked = known.link().post("/update", {"options": given, "source": options.file}, seconds=_COMMAND_SECONDS)
 

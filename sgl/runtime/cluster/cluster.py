@@ -194,7 +194,7 @@ class Cluster:
 
     async def update(self, given: dict[str, Any], source: str) -> int:
         """Replace all replicas by ones with a file's options; the number of their generation. Raises ConfigError."""
-        options = Options.of(given, source)
+        options = Options.of(given, source, is_on_own_ray=self._ray.is_own)
         for name, before, after in self._fixed(options):
             text = f"{source}: {name} stays {before!r} while the cluster runs: end it and start it anew"
             refuse(before != after, name, text)

@@ -107,8 +107,9 @@ class Options:
     """Of the replicas that compute prompts for the others, where there are any."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], source: str) -> Options:
-        """Of a file's names and values. Raises ConfigError."""
+    def of(cls, given: Mapping[str, Any], source: str, *, is_on_own_ray: bool = True) -> Options:
+        """Of a file's names and values. Raises ConfigError. is_on_own_ray: where it says nothing of that, replicas run
+        on this machine; elsewhere they have other files and packages."""
         kinds = (ClusterConfig, EngineConfig, ServerConfig, GatewayConfig)
         known = [{field.name for field in dataclasses.fields(kind)} for kind in kinds]
         every = set().union(*known) - {*_OURS}
@@ -138,10 +139,10 @@ class Options:
             GatewayConfig.from_options(parts[3]),
             prefill,
         )
-        options._check()
+        options._check(has_their_files=is_on_own_ray and cluster.ray_address is None)
         return options
 
-    def _check(self) -> None:
+    def _check(self, *, has_their_files: bool) -> None:
         """Raises ConfigError where options do not go together."""
         engine, port, control, grpc = (
             self.engine,
@@ -166,11 +167,10 @@ class Options:
         refuse(engine.nnodes > 1 < engine.dp_size, "dp_size", text)
         text = f"tp_size={engine.tp_size} times pp_size={engine.pp_size} is no multiple of it"
         refuse(engine.num_ranks % engine.nnodes > 0, "nnodes", f"nnodes={engine.nnodes}: {text}")
-        is_own = self.cluster.ray_address is None  # else files are on other hosts
         for its in self.engines.values():  # as a replica's server does, before Ray starts
-            with contextlib.suppress(*() if is_own else (MissingExtra,)):
+            with contextlib.suppress(*() if has_their_files else (MissingExtra,)):
                 check_options(its)
-        if is_own:
+        if has_their_files:
             checked_template(self.server)
 
     @property
