@@ -90,6 +90,8 @@ def launched(line: str) -> tuple[EngineConfig, ServerConfig]:
             "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4",
             {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4},
         ),
+        ("--speculative-algorithm None", {"speculative_algorithm": None}),
+        ("--speculative-algorithm Auto", {"speculative_algorithm": "auto"}),
         (
             "--speculative-algorithm eagle3 --speculative-draft-model-path /h --speculative-num-steps 3 "
             "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --speculative-ngram-branch-length 18",

@@ -624,11 +624,20 @@ def test_configs_of_published_heads_are_read(
     load_head(config, target(tmp_path / "target"))
 
 
+def test_draft_models_of_other_kinds_are_no_heads(tmp_path: Path) -> None:
+    for changes in ({"architectures": ["PEagleDraftModel"], "draft_vocab_size": 8}, {"draft_vocab_size": None}):
+        config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **changes}
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        assert not is_head(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "window"),
     [
-        ({"sliding_window": 512}, 512),
+        ({"sliding_window": 512}, None),
         ({"sliding_window": 512, "use_sliding_window": False}, None),
+        ({"sliding_window": 512, "use_sliding_window": True}, 512),
+        ({"sliding_window": 512, "layer_types": ["sliding_attention"]}, 512),
         ({"sliding_window": None, "use_sliding_window": True}, None),
         ({"sliding_window": 512, "layer_types": ["full_attention"]}, None),
     ],

@@ -509,7 +509,7 @@ def test_a_stored_response_is_found_beside_a_sessions_name_and_not_waited_for_wh
 def test_deadlines_are_refused_by_the_name_that_they_came_by() -> None:
     async def test() -> None:
         async with gateway_of(echo) as (_, _, client):
-            for text in ("nan", "inf", "-1", "0", "1e400", "1_0", "+1", "1.", "1" * 5000):
+            for text in ("nan", "inf", "-1", "0", "1e400", "1_0", "+1", ".", "1e", "1" * 5000):
                 answer = await client.post("/generate", json={}, headers={"X-Sgl-Deadline-S": text})
                 assert (answer.status, (await answer.json())["error"]["param"]) == (400, "X-Sgl-Deadline-S")
 

@@ -346,7 +346,7 @@ def test_without_llguidance_the_error_names_the_extra(monkeypatch: pytest.Monkey
         grammar.compile(ebnf='start: "a"', vocabulary=fresh)
 
 
-def nested(depth: int) -> dict[str, Any]:
+def nested_objects(depth: int) -> dict[str, Any]:
     """An object in an object in …"""
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):
@@ -363,7 +363,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"regex": "(?=a)b"}, "nothing at all"),
     ({"json_schema": "{not json"}, "not valid JSON"),
     ({"json_schema": {"type": object}}, "not JSON data"),
-    ({"json_schema": nested(800)}, "nested too deeply"),
+    ({"json_schema": nested_objects(800)}, "nested too deeply"),
     ({"json_schema": "[" * 100_000}, "nested too deeply"),
     ({"regex": "a", "whitespace": "any"}, "whitespace"),
     ({"regex": "a", "key_order": "random"}, "key_order"),
@@ -376,7 +376,7 @@ def test_what_is_no_constraint_is_refused(arguments: dict[str, Any], message: st
         compiled(**arguments)
 
 
-def test_depth_that_shows_behind_some_bytes_fails_its_output_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_depth_that_shows_behind_some_bytes_is_refused_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     matcher = compiled(regex="ab*c").matcher()
     assert matcher.accept_bytes(b"a")
 
@@ -386,6 +386,12 @@ def test_depth_that_shows_behind_some_bytes_fails_its_output_only(monkeypatch: p
     monkeypatch.setattr(Subsets, "expand", expand)
     with pytest.raises(GrammarTooLarge, match="nested too deeply"):
         matcher.accept_bytes(b"bc")
+
+
+def test_long_sequences_of_optional_parts_keep_to_their_time() -> None:
+    matcher = compiled(regex="xyz" + "".join(f"(w{i} )?" for i in range(3_000))).matcher()
+    with pytest.raises(OutOfTime), time_limit(0.01):
+        matcher.accept_bytes(b"xyzw")
 
 
 def test_grammars_are_serialised_by_their_source() -> None:

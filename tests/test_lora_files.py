@@ -66,7 +66,7 @@ def test_a_path_that_none_can_be_is_refused(model: Path, path: str) -> None:
         ({"target_modules": "(q_proj"}, "no regular expression"),
         ({"target_modules": 7}, "must be a list of names"),
         ({"r": 0}, "r=0"),
-        ({"r": "4"}, "positive integer"),
+        ({"r": "4"}, "an integer from 1 to"),
         ({"r": 16}, "max_lora_rank is 8"),
         ({"lora_alpha": None, "rank_pattern": []}, "lora_alpha=null"),
         ({"rank_pattern": {"q_proj": -1}}, "rank_pattern"),

@@ -164,6 +164,13 @@ def test_a_part_that_is_text_and_image_loses_neither_silently(server: LiveServer
         reply = server.post("/v1/responses", {"input": [item], "store": False})
         assert reply.status_code == 400
         assert "not both" in reply.json()["error"]["message"]
+        assert reply.json()["error"]["param"].startswith("input")
+    for fields in ({"text": "a", "image_url": {"url": ""}}, {"text": "a", "image_url": ""}):
+        content = [{"type": "text", **fields}, part(A)]
+        assert server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}).ok
+    unknown = {**part(A), "type": "imageurl"}
+    reply = server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [unknown]}]})
+    assert "texts and images, not 'imageurl'" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(("data", "said"), [("", "it is empty"), ("bm9uZQ==", "another format")])

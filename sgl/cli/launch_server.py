@@ -88,7 +88,7 @@ _RENAMED = {
 
 
 def _algorithm(values: list[str]) -> list[str]:
-    """In capitals, as the original reads it."""
+    """In any case, as the original reads it."""
     name = one(_ALGORITHM, values)
     if name.upper() in ("EAGLE", "NEXTN", "DFLASH"):
         message = (
@@ -96,7 +96,7 @@ def _algorithm(values: list[str]) -> list[str]:
             "draft model, and NGRAM needs neither"
         )
         raise ConfigError(message, option=_ALGORITHM)
-    return [f"--{_ALGORITHM}", name if name in ("auto", "off") else name.upper()]
+    return [f"--{_ALGORITHM}", low if (low := name.lower()) in ("auto", "off", "none") else name.upper()]
 
 
 _TRANSLATED: dict[str, Callable[[list[str]], list[str]]] = {

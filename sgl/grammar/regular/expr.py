@@ -89,6 +89,7 @@ class Concat(Compound):
         while rest[-1].head.nullable and isinstance(tail := rest[-1].tail, Concat) and tail.known_arcs is None:
             rest.append(tail)
         for concat in reversed(rest[1:]):
+            check_time()
             concat.arcs()
 
     def __repr__(self) -> str:

@@ -85,9 +85,8 @@ class LoraConfig:
             raise _wrong(folder, f"init_lora_weights={how!r} changed the base's weights: convert it to plain LoRA")
         rank, alpha = given.get("r", 8), given.get("lora_alpha", 8)
         if not _is_rank(rank) or not _is_number(alpha):
-            raise _wrong(
-                folder, f"r={_shown(rank)} and lora_alpha={_shown(alpha)} must be a positive integer and a number"
-            )
+            right = f"must be an integer from 1 to {_MOST_RANK} and a number"
+            raise _wrong(folder, f"r={_shown(rank)} and lora_alpha={_shown(alpha)} {right}")
         ranks, alphas = (given.get(name) or {} for name in ("rank_pattern", "alpha_pattern"))
         if not isinstance(ranks, dict) or not all(map(_is_rank, ranks.values())):
             raise _wrong(folder, "rank_pattern must give positive integers by module")

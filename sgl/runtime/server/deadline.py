@@ -21,7 +21,7 @@ _LEAST = 1e-3  # seconds: the engine reports best what was there in time
 _GRACE = 0.1  # lateness allowed to the engine
 _GRACE_OF_LISTS = 2.0  # lists report results one by one
 
-_NUMBER = re.compile(r"[0-9]{1,20}(\.[0-9]{1,20})?(e[+-]?[0-9]{1,3})?", re.ASCII | re.IGNORECASE).fullmatch
+_NUMBER = re.compile(r"([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?").fullmatch
 
 
 def header_seconds(text: str) -> float:

@@ -12,12 +12,12 @@ _KINDS = ("image_url", "image", "input_image")
 
 def image_of(part: Part) -> str | None:
     """What a part of a message shows; None for texts. Raises InvalidRequest."""
-    is_text, given = part.type not in _KINDS, part.image if part.image_url is None else part.image_url
-    if given if is_text else part.text:
-        raise InvalidRequest(f"a part of type {part.type!r:.80} has a text or an image, not both", param="messages")
-    if is_text:
-        return None
+    given = part.image if part.image_url is None else part.image_url
     url = given if isinstance(given, str) or given is None else given.url
+    if url and part.text:
+        raise InvalidRequest(f"a part of type {part.type!r:.80} has a text or an image, not both", param="messages")
+    if part.type not in _KINDS:
+        return None
     if not url:
         raise InvalidRequest(f"a part of type {part.type} needs image_url: {{url: …}}", param="messages")
     return located(url, "messages")

@@ -107,7 +107,8 @@ def _is_eagle3(data: Mapping[str, Any]) -> bool:
     """Some heads have their target's architecture, and only they have tokens that are drafted."""
     if (wrapped := data.get(_WRAPPED)) is not None:
         return bool(wrapped == "eagle3")
-    return "eagle3" in _architecture(data).lower() or "draft_vocab_size" in data
+    name, drafts = _architecture(data).lower(), data.get("draft_vocab_size") is not None
+    return "eagle3" in name or (drafts and name.endswith(("forcausallm", "forconditionalgeneration")))
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
@@ -168,11 +169,12 @@ def _rope(layer: Fields) -> RopeConfig:
 
 
 def _window(layer: Fields) -> int | None:
+    """Trainers copy the target's sliding_window, and their heads do not slide unless more is said."""
     kinds = layer.listed("layer_types", str) or []
     for kind in kinds[:1]:
         if kind not in ("full_attention", "sliding_attention"):
             raise layer.unsupported(f"a head's layer of {kind!r}")
-    is_sliding = kinds[0] == "sliding_attention" if kinds else layer.flag("use_sliding_window", default=True)
+    is_sliding = kinds[0] == "sliding_attention" if kinds else layer.flag("use_sliding_window")
     if is_sliding and (kinds or layer.data.get("sliding_window") is not None):
         return layer.integer("sliding_window")
     return None

@@ -107,13 +107,16 @@ def _content(content: bodies.Content, param: str) -> str | list[protocol.Part]:
     parts = []
     for part in content:
         text = part.refusal if part.type == "refusal" else part.text
+        if part.image_url and text:
+            message = f"{param}: a part of type {part.type!r:.80} has a text or an image, not both"
+            raise InvalidRequest(message, param=param)
         if part.type == "input_image" and part.image_url:
-            parts.append(protocol.Part(type="image_url", image_url=part.image_url, text=part.text))
+            parts.append(protocol.Part(type="image_url", image_url=part.image_url))
         elif text is None or part.type not in ("input_text", "output_text", "text", "refusal"):
             message = f"{param}: messages have texts and images with an image_url, not {part.type!r:.80}"
             raise InvalidRequest(message, param=param)
         else:
-            parts.append(protocol.Part(type="text", text=text, image_url=part.image_url))
+            parts.append(protocol.Part(type="text", text=text))
     return content_of(parts)
 
 
