@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from sgl import Engine
 from sgl.runtime.speculate import speculator
 from sgl.runtime.speculate.budget import Budget, StepCosts
 
@@ -39,3 +42,20 @@ class _NoCosts(StepCosts):
 
     def plain(self, num_rows: int) -> float:
         return math.inf
+
+
+@contextlib.contextmanager
+def every_draft(engine: Engine) -> Iterator[None]:
+    """Meanwhile, rows have as many drafts as are proposed."""
+    speculator = engine._loop._speculator
+    trials = speculator._trials
+    budget, every = speculator._budget, EveryDraft()
+    engine._loop.call(lambda: (setattr(speculator, "_budget", every), setattr(trials, "_budget", every)))
+    engine._loop.call(lambda: setattr(speculator, "_until_look", 0))
+    engine._loop.call(lambda: setattr(trials, "follows", True))
+    for model in speculator._models:
+        engine._loop.call(functools.partial(model.follow, is_on=True))
+    try:
+        yield
+    finally:
+        engine._loop.call(lambda: (setattr(speculator, "_budget", budget), setattr(trials, "_budget", budget)))

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import logging
 import statistics
@@ -37,7 +36,7 @@ import torch
 from benchmarks.real_prompts import SUITES, Asked, prompts
 from sgl import Engine
 from sgl.runtime.config import EngineConfig, parse_options
-from tests.every_draft import EveryDraft
+from tests.every_draft import every_draft
 
 TOKENS = 32_768
 """Of an engine's KV, where no option says: two lie in the device's memory."""
@@ -167,7 +166,7 @@ def measure(
             plain.keep(engine, suite, ids, outputs)
         before = _counters(engine)
         engine.flush_cache()  # a head attends to no token that was computed while it rested
-        with _unbounded(engine):
+        with every_draft(engine):
             again = [result["output_ids"] for result in _answers(engine, ids, params, arguments.rows)]
         counted = {name: its - before[name] for name, its in _counters(engine).items()}
         steps = max(1, counted["steps"]) * arguments.rows
@@ -183,23 +182,6 @@ def measure(
         )
         found.append(row)
     return found
-
-
-@contextlib.contextmanager
-def _unbounded(engine: Engine) -> Iterator[None]:
-    """Meanwhile, rows have as many drafts as are proposed."""
-    speculator = engine._loop._speculator
-    trials = speculator._trials
-    budget, every = speculator._budget, EveryDraft()
-    engine._loop.call(lambda: (setattr(speculator, "_budget", every), setattr(trials, "_budget", every)))
-    engine._loop.call(lambda: setattr(speculator, "_until_look", 0))
-    engine._loop.call(lambda: setattr(trials, "follows", True))
-    for model in speculator._models:
-        engine._loop.call(functools.partial(model.follow, is_on=True))
-    try:
-        yield
-    finally:
-        engine._loop.call(lambda: (setattr(speculator, "_budget", budget), setattr(trials, "_budget", budget)))
 
 
 def _counters(engine: Engine) -> dict[str, int]:
