@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from sgl.errors import AdapterError
 from sgl.runtime.model.adapter import LoraConfig, read_adapter
+from sgl.runtime.model.adapter_names import Patterns, _ends
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.lora import LoraSlots
-from sgl.runtime.model.lora_products import decoder_modules, decoder_products
+from sgl.runtime.model.lora_products import decoder_modules, decoder_products, lora_modules
 from sgl.runtime.model.shard import WHOLE, Shard
 from tests.tiny_adapters import ALL, tiny_adapter
 from tests.tiny_models import tiny_checkpoint
+from tests.tiny_vision import tiny_vision
 
 CPU = torch.device("cpu")
 
@@ -32,6 +37,17 @@ def slots_for(model: Path, shard: Shard = WHOLE, dtype: torch.dtype = torch.floa
     config = ModelConfig.from_pretrained(model)
     known, layers = decoder_modules(config), decoder_products(config, shard)
     return LoraSlots(known, layers, num_slots=1, rank=8, targets=ALL, dtype=dtype, device=CPU)
+
+
+class Counted:
+    """Counts the ends that are looked up."""
+
+    ends = 0
+
+    def __call__(self, module: str) -> Iterable[str]:
+        for end in _ends(module):
+            self.ends += 1
+            yield end
 
 
 def refused(model: Path, folder: Path, words: str) -> AdapterError:
@@ -63,7 +79,7 @@ def test_a_path_that_none_can_be_is_refused(model: Path, path: str) -> None:
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules has lm_head"),
         ({"target_modules": ".*"}, "target_modules has model.embed_tokens"),
         ({"target_modules": ["c_attn"]}, "in none of the model"),
-        ({"target_modules": "(q_proj"}, "no regular expression"),
+        ({"target_modules": "(q_proj"}, r"'\(q_proj' is malformed"),
         ({"target_modules": 7}, "must be a list of names"),
         ({"r": 0}, "r=0"),
         ({"r": "4"}, "an integer from 1 to"),
@@ -75,12 +91,108 @@ def test_a_path_that_none_can_be_is_refused(model: Path, path: str) -> None:
         ({"lora_alpha": 10**400}, "lora_alpha=1000"),
         ({"r": 10**400}, "r=1000"),
         ({"layers_to_transform": [0], "layers_pattern": "h"}, "layers_pattern"),
+        ({"target_modules": "(a{99}){999}"}, "'.*' is too large"),
+        ({"target_modules": "(" * 9999}, r"'\({80}…' is malformed"),
     ],
 )
 def test_a_config_that_asks_for_more_is_refused_by_name(
     model: Path, tmp_path: Path, fields: dict[str, Any], words: str
 ) -> None:
     refused(model, tiny_adapter(tmp_path, model, **fields), words)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"target_modules": r"(.|\w)*[!?]"}, "'.*' takes too long to match"),
+        ({"exclude_modules": r"(.|\w)*[!?]"}, "takes too long"),
+        ({"rank_pattern": {r"(.|\w)*[!?]": 2}}, "takes too long"),
+        ({"rank_pattern": {f"x.y_{number}": 2 for number in range(10_000)}}, "patterns take more than 0.1 s"),
+        ({"rank_pattern": {f"x.[y]_{number}": 2 for number in range(10_000)}}, "patterns take more than 0.1 s"),
+    ],
+)
+def test_patterns_of_a_config_hold_no_thread(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], words: str
+) -> None:
+    monkeypatch.setattr("sgl.runtime.model.adapter_names.MAX_SECONDS", 0.1)
+    refused(model, tiny_adapter(tmp_path, model, **fields), words)
+
+
+def test_many_names_are_found_by_their_ends(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sgl.runtime.model.adapter_names._ends", counted := Counted())
+    names = [*ALL, *(f"nobody.{number}" for number in range(50_000))]
+    folder = tiny_adapter(tmp_path, model, target_modules=names)
+    assert len(LoraConfig.read(str(folder)).modules(slots_for(model).known)) == 14
+    assert counted.ends < 1000
+
+
+@pytest.mark.parametrize(
+    ("pattern", "module", "is_meant"),
+    [
+        ("q_proj", "layers.0.q_proj", True),
+        ("q_proj", "layers.0.xq_proj", False),
+        ("0.q_proj", "layers.10.q_proj", False),
+        ("0.q_proj", "layers.0.q_proj", True),
+        ("q.proj", "layers.0.q_proj", True),
+        ("layers.0.q_proj", "layers.0.q_proj", True),
+        ("a.layers.0.q_proj", "layers.0.q_proj", False),
+        ("", "layers.0.q_proj", False),
+        (r"layers\..*(q|k)_proj", "layers.0.k_proj", True),
+        ("k_proj|0", "layers.0", True),
+        (r"(?!.*visual).*q_proj", "visual.q_proj", True),
+        (r".*\b(q_proj)\b", "visual.0.q_proj", True),
+        ("q_proj{1}", "q_proj", True),
+        ("q_proj{x}", "q_proj{x}", True),
+    ],
+)
+def test_patterns_mean_what_they_mean_to_peft(pattern: str, module: str, is_meant: bool) -> None:
+    """Whose expression is the one here."""
+    assert bool(re.match(rf"(.*\.)?({pattern})$", module)) == is_meant
+    assert (Patterns().value({pattern: 1}, module, 0) == 1) == is_meant
+    assert Patterns().means(pattern, module) == bool(re.fullmatch(pattern, module) and pattern)
+
+
+@given(st.text("ab._", max_size=5), st.text("ab._", max_size=8))
+def test_plain_patterns_are_compared_as_regular_expressions(pattern: str, module: str) -> None:
+    assert Patterns().value({pattern: 1}, module, 0) == bool(re.fullmatch(rf"(.*\.)?({pattern})", module))
+
+
+@pytest.mark.parametrize("word", ["all-linear", "ALL-LINEAR", "All-Linear"])
+def test_all_products_are_meant_in_any_case(model: Path, tmp_path: Path, word: str) -> None:
+    folder = tiny_adapter(tmp_path, model, target_modules=word)
+    assert len(LoraConfig.read(str(folder)).modules(slots_for(model).known)) == 14
+
+
+@pytest.mark.parametrize("body", ["model", "language_model.model"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"target_modules": r"^(?!.*visual)(language_model\.)?model\.layers\.\d\.(self_attn|mlp)\.\w+_proj"},
+        {"exclude_modules": r"model\.language_model\..*"},
+        {"rank_pattern": {r"^model\.layers\.0\..*": 4, r"language_model\.model\..*": 4, "q_proj": 4}, "r": 4},
+        {"layers_to_transform": [0, 1, 2], "layers_pattern": "layers"},
+    ],
+)
+def test_names_of_an_older_transformers_are_known(body: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    """The same modules had other names before multimodal models were put together anew, and an adapter keeps them."""
+    model = tiny_vision(tmp_path / "model", "Qwen2_5_VLForConditionalGeneration")
+    config = ModelConfig.from_pretrained(model)
+    known, layers = lora_modules(config), decoder_products(config, WHOLE)
+    slots = LoraSlots(known, layers, num_slots=1, rank=8, targets=ALL, dtype=torch.float32, device=CPU)
+    expected = read_adapter(str(tiny_adapter(tmp_path / "new", model)), slots).flat
+    file = tiny_adapter(tmp_path / "old", model, **fields) / "adapter_model.safetensors"
+    assert expected.count_nonzero()
+    new = "base_model.model.model.language_model.layers."
+    assert all(name.startswith(new) for name in load_file(file))
+    old = f"base_model.model.{body}.layers."
+    save_file({name.replace(new, old): tensor for name, tensor in load_file(file).items()}, file)
+    torch.testing.assert_close(read_adapter(str(file.parent), slots).flat, expected, rtol=0, atol=0)
+    tensors = load_file(file)
+    del tensors[f"{old}0.mlp.up_proj.lora_A.weight"]
+    save_file(tensors, file)
+    with pytest.raises(AdapterError, match=re.escape(f"lacks {old}0.mlp.up_proj.lora_A")):
+        read_adapter(str(file.parent), slots)
 
 
 @pytest.mark.parametrize("fields", [{"use_dora": False, "modules_to_save": None, "bias": "none", "unknown": 1}, {}])

@@ -8,21 +8,24 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sgl.errors import AdapterError, ModelError
+from sgl.runtime.bounded_regex import RegexRefused
+from sgl.runtime.lora_options import ALL_LINEAR
+from sgl.runtime.model.adapter_names import Patterns, body_of, spelled
 from sgl.runtime.model.checkpoint import checkpoint_folder, local_path
 from sgl.runtime.model.lora import Adapter, LoraSlots, Modules, Pair, Shape, is_of_expert, parts_of
 from sgl.runtime.model.weight_files import FLOAT_DTYPES, opened, read
 
 CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
-_ALL_LINEAR = "all-linear"
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False,),
     "bias": ("none",),
@@ -58,8 +61,8 @@ class LoraConfig:
     has_rslora: bool
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
-    targets: str | tuple[str, ...]
-    excluded: str | tuple[str, ...]
+    targets: str | frozenset[str]
+    excluded: str | frozenset[str]
     parameters: tuple[str, ...]
     """The ends of those of fused experts."""
     layers: frozenset[int] | None
@@ -67,6 +70,9 @@ class LoraConfig:
     layer_of: re.Pattern[str]
     of_experts: frozenset[str]
     """Modules of single experts that its file has matrices of: where experts are fused, `targets` are no experts."""
+    body: str | None
+    """Where its file has the layers, and its patterns expect them."""
+    patterns: Patterns
 
     @staticmethod
     def read(path: str) -> LoraConfig:
@@ -103,6 +109,7 @@ class LoraConfig:
             raise _wrong(
                 folder, f"layers_pattern is {_shown(given['layers_pattern'])}, and layers are in 'layers' here"
             )
+        there = _modules_there(folder)
         return LoraConfig(
             folder,
             rank,
@@ -115,7 +122,9 @@ class LoraConfig:
             tuple(parameters),
             None if not layers else frozenset(layers),
             _OF_LAYERS if given.get("layers_pattern") else _LAYER,
-            _single_experts(folder),
+            frozenset(filter(is_of_expert, there)),
+            body_of(there),
+            Patterns(),
         )
 
     def modules(self, known: Modules) -> dict[str, int]:
@@ -124,7 +133,7 @@ class LoraConfig:
         wanted = [
             module
             for module in known.shapes
-            if (module in self.of_experts or not is_of_expert(module)) and self._is_target(module)
+            if (self.spelled(module) in self.of_experts or not is_of_expert(module)) and self._is_target(module)
         ]
         fused = {
             module: rank
@@ -132,7 +141,7 @@ class LoraConfig:
             for modules in known.fused[parameter].experts
             for module in modules
         }
-        if self.targets != _ALL_LINEAR:
+        if self.targets != ALL_LINEAR:
             for place, why in known.ends.items():
                 if self._is_target(place):
                     raise _wrong(self.folder, f"target_modules has {place}: {why}")
@@ -140,40 +149,53 @@ class LoraConfig:
             raise _wrong(self.folder, f"target_modules and target_parameters both have {twice}")
         if not (wanted or fused):
             names = ", ".join(known.names)
-            raise _wrong(self.folder, f"{_shown(self.targets)} is in none of the model's layers: they have {names}")
-        return {module: self._of(self.rank_pattern, module, self.rank) for module in wanted} | fused
+            targets = self.targets if isinstance(self.targets, str) else sorted(self.targets)
+            raise _wrong(self.folder, f"{_shown(targets)} is in none of the model's layers: they have {names}")
+        return {module: self._rank(module) for module in wanted} | fused
 
     def fused(self, known: Modules) -> dict[str, int]:
         """The parameters of experts that it changes, with their ranks. Raises AdapterError for others."""
         for target in self.parameters:
-            if not any(_names((target,), its, self.folder) for its in known.fused):
+            if not any(map(partial(self._means, frozenset((target,))), known.fused)):
                 its = ", ".join(dict.fromkeys(f"experts.{its.rpartition('.')[2]}" for its in known.fused)) or "none"
                 why = known.reason(f".{target}.") or f"of the model's parameters, adapters may change {its}"
                 raise _wrong(self.folder, f"target_parameters has {_shown(target)}: {why}")
-        return {
-            its: self._of(self.rank_pattern, its, self.rank)
-            for its in known.fused
-            if _names(self.parameters, its, self.folder)
-        }
+        parameters = frozenset(self.parameters)
+        return {its: self._rank(its) for its in known.fused if self._means(parameters, its)}
 
     def scale(self, module: str, rank: int) -> float:
         """What B A x is multiplied with."""
-        alpha: float = self._of(self.alpha_pattern, module, self.alpha)
+        with self._naming():
+            alpha: float = self.patterns.value(self.alpha_pattern, self.spelled(module), self.alpha)
         return alpha / (math.sqrt(rank) if self.has_rslora else rank)
 
+    def spelled(self, module: str) -> str:
+        """The name of one of the model's modules in this adapter's file, which an older transformers may have given."""
+        return spelled(module, self.body)
+
     def _is_target(self, module: str) -> bool:
-        if _names(self.excluded, module, self.folder):
+        if self._means(self.excluded, module):
             return False
         layer = self.layer_of.match(module)
         if self.layers is not None and (layer is None or int(layer[1]) not in self.layers):
             return False
-        return self.targets == _ALL_LINEAR or _names(self.targets, module, self.folder)
+        return self.targets == ALL_LINEAR or self._means(self.targets, module)
 
-    def _of(self, patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-        for pattern, value in patterns.items():
-            if _fullmatch(rf"(.*\.)?({pattern})", module, self.folder):
-                return value
-        return default
+    def _means(self, modules: str | frozenset[str], module: str) -> bool:
+        with self._naming():
+            return self.patterns.means(modules, self.spelled(module))
+
+    def _rank(self, module: str) -> int:
+        with self._naming():
+            rank: int = self.patterns.value(self.rank_pattern, self.spelled(module), self.rank)
+        return rank
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except RegexRefused as error:
+            raise _wrong(self.folder, str(error)) from error
 
 
 def read_adapter(path: str, slots: LoraSlots) -> Adapter:
@@ -214,7 +236,7 @@ def read_pairs(lora: LoraConfig, known: Modules, wanted: Container[str], dtype: 
         raise AdapterError(f"{missing} is missing, and so is {WEIGHTS[1]}", path=str(missing))
     with _as_adapters(file), opened(file) as tensors:
         holders = {*singles, *(_holder(parameter, fused) for parameter in fused)}
-        names, pairs = _found(tensors, holders, known, file), {}
+        names, pairs = _found(tensors, {lora.spelled(its): its for its in holders}, known, file), {}
         for module, rank in singles.items():
             its = _checked(
                 tensors, (names[module, "A"], names[module, "B"]), known.shapes[module], rank, rank, file
@@ -279,18 +301,18 @@ def _weights_file(folder: Path) -> Path | None:
     return next((file for name in WEIGHTS if (file := folder / name).is_file()), None)
 
 
-def _single_experts(folder: Path) -> frozenset[str]:
-    """The modules of single experts in an adapter's file, if there is one."""
+def _modules_there(folder: Path) -> list[str]:
+    """The modules in an adapter's file, if there is one."""
     file = _weights_file(folder)
     if file is None:
-        return frozenset()
+        return []
     with _as_adapters(file), opened(file) as tensors:
-        found = map(_NAME.fullmatch, tensors.keys())
-        return frozenset(its["module"] for its in found if its is not None and is_of_expert(its["module"]))
+        return [its["module"] for its in map(_NAME.fullmatch, tensors.keys()) if its is not None]
 
 
-def _found(tensors: Any, modules: Collection[str], known: Modules, file: Path) -> dict[tuple[str, str], str]:
-    """The names of the file's tensors by module, and A or B. Raises AdapterError unless these are all."""
+def _found(tensors: Any, modules: Mapping[str, str], known: Modules, file: Path) -> dict[tuple[str, str], str]:
+    """The names of the file's tensors by module, and A or B. modules: by their names there. Raises AdapterError unless
+    these are all."""
     names: dict[tuple[str, str], str] = {}
     for name in tensors.keys():  # noqa: SIM118 - not a mapping
         match = _NAME.fullmatch(name)
@@ -299,11 +321,11 @@ def _found(tensors: Any, modules: Collection[str], known: Modules, file: Path) -
                 continue
             why = why or "it is no matrix of a module that its config targets"
             raise AdapterError(f"{file} has the tensor {name}: {why}", path=str(file), tensor=name)
-        names[match["module"], match["which"]] = name
-    for module in modules:
+        names[modules[match["module"]], match["which"]] = name
+    for there, module in modules.items():
         for which in "AB":
             if (module, which) not in names:
-                name = f"base_model.model.{module}.lora_{which}.weight"
+                name = f"base_model.model.{there}.lora_{which}.weight"
                 raise AdapterError(f"{file} lacks {name}, which its config calls for", path=str(file), tensor=name)
     return names
 
@@ -345,27 +367,13 @@ def _json(path: Path) -> dict[str, Any]:
     return given
 
 
-def _modules(folder: Path, field: str, given: Mapping[str, Any]) -> str | tuple[str, ...]:
+def _modules(folder: Path, field: str, given: Mapping[str, Any]) -> str | frozenset[str]:
     value = given.get(field) or ()
     if isinstance(value, str):
-        return value
+        return ALL_LINEAR if value.lower() == ALL_LINEAR else value  # as peft reads it
     if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
-        raise _wrong(folder, f"{field} must be a list of names, a regular expression or {_ALL_LINEAR!r}")
-    return tuple(sorted(value))
-
-
-def _names(modules: str | Iterable[str], module: str, folder: Path) -> bool:
-    """Whether peft means this module: a text is a regular expression, names in a list are endings."""
-    if isinstance(modules, str):
-        return bool(modules) and _fullmatch(modules, module, folder)
-    return any(module == each or module.endswith(f".{each}") for each in modules)
-
-
-def _fullmatch(pattern: str, module: str, folder: Path) -> bool:
-    try:
-        return re.fullmatch(pattern, module) is not None
-    except (re.error, RecursionError, OverflowError) as error:
-        raise _wrong(folder, f"{pattern!r} is no regular expression: {error}") from error
+        raise _wrong(folder, f"{field} must be a list of names, a regular expression or {ALL_LINEAR!r}")
+    return frozenset(value)
 
 
 def _is_rank(value: Any) -> bool:

@@ -1,8 +1,6 @@
 """Finds stop regexes in growing text, and tracks where a match may have begun.
 
-User patterns may be hostile: their size, the text a match may span, and the search time are bounded. They mean what
-they mean to Python's `re`, whose word boundaries, look-behind, (?m), back-references and Unicode `\\w` the
-derivatives of `grammar.regular` lack. The package `regex` compiles them: it has time limits and partial matches.
+User patterns may be hostile: their size, the text a match may span, and the search time are bounded.
 """
 
 from __future__ import annotations
@@ -11,17 +9,16 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from re import _constants, _parser  # type: ignore[attr-defined]  # not in typeshed: the parser of re itself
+from re import _constants  # type: ignore[attr-defined]  # not in typeshed: the parser of re itself
 from typing import Any
 
 import regex
 
 from sgl.errors import InvalidRequest
+from sgl.runtime.bounded_regex import RegexRefused, as_regex_reads_it, compiled, parts_of, timed, too_slow
 
 MAX_LOOK_BACK = 512
 """Characters that a match may span, with what its lookaheads read; earlier text is sent."""
-MAX_UNROLLED = 10_000
-"""Largest regex in characters and classes, with fixed repeats unrolled."""
 MAX_SEARCH_SECONDS = 0.05
 """CPU time of one search."""
 FREE_SECONDS, SECONDS_PER_CHARACTER = 0.25, 50e-6
@@ -91,7 +88,7 @@ class RegexScanner:
         match = _search(source, compiled, self._text, start, end, partial=partial)
         self._seconds_left -= time.thread_time() - began
         if self._seconds_left < 0:
-            raise _too_slow(source)
+            raise _refused(source, too_slow())
         return match
 
     def _forget(self) -> None:
@@ -103,21 +100,14 @@ class RegexScanner:
 
 def _search(source: str, compiled: Any, *where: Any, **options: Any) -> Any:
     """The match. Raises InvalidRequest if it takes too long."""
-    began = time.thread_time()
-    while True:
-        try:
-            return compiled.search(*where, timeout=MAX_SEARCH_SECONDS, **options)
-        except TimeoutError:  # counts CPU time of all threads; only ours matters
-            if time.thread_time() - began >= MAX_SEARCH_SECONDS:
-                raise _too_slow(source) from None
+    try:
+        return timed(compiled.search, MAX_SEARCH_SECONDS, *where, **options)
+    except RegexRefused as error:
+        raise _refused(source, error) from None
 
 
-def _too_slow(source: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"stop_regex {source!r} takes too long to match: repeats inside of repeats, or several ways to match the same "
-        "text, multiply",
-        param="stop_regex",
-    )
+def _refused(source: str, error: RegexRefused) -> InvalidRequest:
+    return InvalidRequest(f"stop_regex {source!r} {error}", param="stop_regex")
 
 
 class StopRegex:
@@ -127,17 +117,9 @@ class StopRegex:
         """Raises InvalidRequest if the regex is malformed, too large, or matches the empty text."""
         self.source = source
         try:
-            tree = _parser.parse(source)
-            size = _unrolled_size(tree)
-            if size > MAX_UNROLLED:
-                raise InvalidRequest(
-                    f"stop_regex {source!r} is too large: with its repeats written out it has {size} parts, and "
-                    f"{MAX_UNROLLED} are allowed",
-                    param="stop_regex",
-                )
-            self.compiled: Any = regex.compile(_as_regex_reads_it(source), regex.VERSION0)
-        except (re.error, regex.error, OverflowError, RecursionError) as error:
-            raise InvalidRequest(f"stop_regex {source!r} is malformed: {error}", param="stop_regex") from error
+            self.compiled, tree = compiled(source)
+        except RegexRefused as error:
+            raise _refused(source, error) from error
         if _search(source, self.compiled, "") is not None:
             raise InvalidRequest(
                 f"stop_regex {source!r} matches the empty text: it would end every output before it begins",
@@ -152,7 +134,6 @@ class StopRegex:
             self.opening = regex.compile(_opening(source, tree.state.flags), regex.VERSION0)
 
 
-_REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 _AT_BEGINNING = (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING)
 _FICKLE = (
     _constants.ASSERT_NOT,
@@ -169,17 +150,11 @@ def _is_fickle(op: Any, args: Any) -> bool:
 
 def _is_unknowable(op: Any, args: Any) -> bool:
     """Whether a fickle node depends on another: more text may then turn a failure into a match unseen."""
-    inside = (node for part in _parts(args) for node in _nodes(part))
+    inside = (node for part in parts_of(args) for node in _nodes(part))
     return op is _constants.GROUPREF_EXISTS or any(_is_fickle(*node) for node in inside)
 
 
-_BRACES = re.compile(r"\\N\{[^}]*\}|\\.|\{(?!\d+(?:,\d*)?\}|,\d+\})", re.DOTALL)
 _BOUNDARIES = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]|\\.", re.DOTALL)
-
-
-def _as_regex_reads_it(source: str) -> str:
-    """`regex` reads a brace that starts no repeat as fuzzy matching, `re` as a brace."""
-    return _BRACES.sub(lambda found: r"\{" if found[0] == "{" else found[0], source)
 
 
 def _opening(source: str, flags: int) -> str:
@@ -191,28 +166,11 @@ def _opening(source: str, flags: int) -> str:
     """
     relaxed = _BOUNDARIES.sub(lambda found: "(?:)" if found[0] in (r"\b", r"\B") else found[0], source)
     end_of_comment = "\n" if flags & re.VERBOSE else ""
-    return f"(?:{_as_regex_reads_it(relaxed)}{end_of_comment})(?s:.)(?!)"
+    return f"(?:{as_regex_reads_it(relaxed)}{end_of_comment})(?s:.)(?!)"
 
 
 def _nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
     for op, args in tree:
         yield op, args
-        for part in _parts(args):
+        for part in parts_of(args):
             yield from _nodes(part)
-
-
-def _unrolled_size(tree: Any) -> int:
-    size = 0
-    for op, args in tree:
-        times = max(1, args[0]) if op in _REPEATS else 1
-        own = len(args) if op is _constants.IN else 1
-        size += own + times * sum(_unrolled_size(part) for part in _parts(args))
-    return size
-
-
-def _parts(args: Any) -> list[Any]:
-    if isinstance(args, _parser.SubPattern):
-        return [args]
-    if isinstance(args, list | tuple):
-        return [part for arg in args for part in _parts(arg)]
-    return []

@@ -1,0 +1,80 @@
+"""Users' regular expressions with bounds on their size and on the time of a match.
+
+They mean what they mean to Python's `re`, whose word boundaries, look-behind, (?m), back-references and Unicode `\\w`
+the derivatives of `grammar.regular` lack. The package `regex` compiles them: it has time limits and partial matches.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from re import _constants, _parser  # type: ignore[attr-defined]  # not in typeshed: the parser of re itself
+from typing import Any
+
+import regex
+
+MAX_UNROLLED = 10_000
+"""Largest regex in characters and classes, with fixed repeats unrolled."""
+REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
+
+
+class RegexRefused(Exception):
+    """Says what is wrong with a regex, as what follows it in a sentence."""
+
+
+def compiled(source: str) -> tuple[Any, Any]:
+    """A regex of the package `regex`, and its tree of Python's. Raises RegexRefused."""
+    try:
+        tree = _parser.parse(source)
+        size = _unrolled_size(tree)
+        if size > MAX_UNROLLED:
+            raise RegexRefused(
+                f"is too large: with its repeats written out it has {size} parts, and {MAX_UNROLLED} are allowed"
+            )
+        return regex.compile(as_regex_reads_it(source), regex.VERSION0), tree
+    except (re.error, regex.error, OverflowError, RecursionError) as error:
+        raise RegexRefused(f"is malformed: {error}") from error
+
+
+def timed(method: Any, seconds: float, *where: Any, **options: Any) -> Any:
+    """What a method of a compiled regex finds within so much CPU time of this thread. Raises RegexRefused."""
+    began = time.thread_time()
+    while True:
+        try:
+            return method(*where, timeout=seconds, **options)
+        except TimeoutError:  # counts CPU time of all threads; only ours matters
+            if time.thread_time() - began >= seconds:
+                raise too_slow() from None
+
+
+def too_slow() -> RegexRefused:
+    """Of a regex that takes too long."""
+    return RegexRefused(
+        "takes too long to match: repeats inside of repeats, or several ways to match the same text, multiply"
+    )
+
+
+_BRACES = re.compile(r"\\N\{[^}]*\}|\\.|\{(?!\d+(?:,\d*)?\}|,\d+\})", re.DOTALL)
+
+
+def as_regex_reads_it(source: str) -> str:
+    """`regex` reads a brace that starts no repeat as fuzzy matching, `re` as a brace."""
+    return _BRACES.sub(lambda found: r"\{" if found[0] == "{" else found[0], source)
+
+
+def parts_of(args: Any) -> list[Any]:
+    """The trees inside a node's arguments."""
+    if isinstance(args, _parser.SubPattern):
+        return [args]
+    if isinstance(args, list | tuple):
+        return [part for arg in args for part in parts_of(arg)]
+    return []
+
+
+def _unrolled_size(tree: Any) -> int:
+    size = 0
+    for op, args in tree:
+        times = max(1, args[0]) if op in REPEATS else 1
+        own = len(args) if op is _constants.IN else 1
+        size += own + times * sum(_unrolled_size(part) for part in parts_of(args))
+    return size
