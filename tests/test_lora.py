@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -260,6 +261,31 @@ def test_pinned_adapters_leave_a_slot(model: Path, adapters: dict[str, Path]) ->
             ask(engine, PROMPT, name)
     with pytest.raises(ConfigError, match="max_loras_per_batch"):
         Engine(model_path=model, lora_paths=paths, **OPTIONS, max_loras_per_batch=1)
+
+
+def test_pinned_adapters_leave_a_slot_while_several_are_loaded(
+    model: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With every slot pinned, requests with another adapter would wait forever."""
+    read, both = Adapters.read, threading.Barrier(2)
+
+    def read_at_once(self: Adapters, path: str) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(timeout=1.0)
+        return read(self, path)
+
+    monkeypatch.setattr(Adapters, "read", read_at_once)
+    with Engine(model_path=model, **OPTIONS, max_loras_per_batch=2) as engine:
+
+        def load(name: str) -> bool:
+            with suppress(InvalidRequest):
+                return bool(engine.load_lora_adapter(name, str(adapters[name]), pinned=True).success)
+            return False
+
+        with ThreadPoolExecutor(2) as pool:
+            assert sorted(pool.map(load, ("all", "two"))) == [False, True]
+        engine.load_lora_adapter("attention", str(adapters["attention"]))
+        ask(engine, PROMPT, "attention")
 
 
 def test_room_follows_the_adapters(model: Path, adapters: dict[str, Path]) -> None:

@@ -47,7 +47,7 @@ class HoldsAdapters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    number: int
+    number: int  # 0: being loaded
     path: str
     pinned: bool
 
@@ -59,7 +59,7 @@ class Adapters:
         self._is_enabled = bool(config.enable_lora)
         self._num_slots = config.max_loras_per_batch
         self._runner, self._scheduler, self._loop = runner, scheduler, loop
-        self._loaded: dict[str, _Loaded | None] = {}  # None: being loaded
+        self._loaded: dict[str, _Loaded] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -71,18 +71,12 @@ class Adapters:
             raise InvalidRequest(f"lora_path must be the name of an adapter, not {shown(name)}", param="lora_path")
         self._check_enabled("lora_path")
         with self._lock:
-            found = self._loaded.get(name)
-            known = self._names()
-        if found is None:
-            hint = nearest_name(name, known) or f"; there are {', '.join(known) or 'none'}"
-            raise InvalidRequest(f"no LoRA adapter {shown(name)} is loaded{hint}", param="lora_path")
-        return found.number
+            return self._found(name, "lora_path").number
 
     def name_of(self, number: int) -> str | None:
         """Of a loaded adapter's number; None: it is gone."""
         with self._lock:
-            loaded = [(name, its) for name, its in self._loaded.items() if its is not None]
-        return next((name for name, its in loaded if its.number == number), None)
+            return next((name for name, its in self._loaded.items() if its.number == number), None)
 
     def namespace(self, name: Any, extra_key: str | None) -> Namespace:
         """Of the cache, for requests with this adapter and key. Raises InvalidRequest."""
@@ -92,7 +86,7 @@ class Adapters:
     def listed(self) -> list[LoraPath]:
         """Those that requests may name, in order of loading."""
         with self._lock:
-            loaded = [(name, its) for name, its in self._loaded.items() if its is not None]
+            loaded = [(name, its) for name, its in self._loaded.items() if its.number]
         return [LoraPath(name, its.path, its.pinned) for name, its in loaded]
 
     def update(self) -> LoraUpdate:
@@ -115,14 +109,14 @@ class Adapters:
                 raise InvalidRequest(
                     f"there is a LoRA adapter {shown(name)} already: unload it first", param="lora_name"
                 )
-            num_pinned = sum(its.pinned for its in self._loaded.values() if its is not None)
+            num_pinned = sum(its.pinned for its in self._loaded.values())
             if pinned and num_pinned + 1 >= self._num_slots:
                 raise InvalidRequest(
                     f"{num_pinned} of the {self._num_slots} slots (max_loras_per_batch) are pinned, and one must be "
                     "left for other adapters",
                     param="pinned",
                 )
-            self._loaded[name] = None
+            self._loaded[name] = _Loaded(0, path, pinned)
         loaded = None
         try:
             adapter = self._runner.read_adapter(path)
@@ -146,13 +140,9 @@ class Adapters:
         self._check_enabled("lora_name")
         _check_text("lora_name", name)
         with self._lock:
-            found = self._loaded.get(name)
-            if found is None:
-                hint = nearest_name(name, known := self._names()) or f"; there are {', '.join(known) or 'none'}"
-                raise InvalidRequest(f"no LoRA adapter {shown(name)} is loaded{hint}", param="lora_name")
+            number = self._found(name, "lora_name").number
             del self._loaded[name]
         freed: Future[None] = Future()
-        number = found.number
 
         def free() -> None:
             self._scheduler.memory.forget(number)
@@ -162,8 +152,13 @@ class Adapters:
         self._loop.post(lambda: self._scheduler.adapters.remove(number, free))
         self._loop.result_of(freed)
 
-    def _names(self) -> list[str]:
-        return [name for name, its in self._loaded.items() if its is not None]
+    def _found(self, name: str, param: str) -> _Loaded:
+        found = self._loaded.get(name)
+        if found is None or not found.number:
+            known = [name for name, its in self._loaded.items() if its.number]
+            hint = nearest_name(name, known) or f"; there are {', '.join(known) or 'none'}"
+            raise InvalidRequest(f"no LoRA adapter {shown(name)} is loaded{hint}", param=param)
+        return found
 
     def _check_enabled(self, param: str) -> None:
         if not self._is_enabled:
