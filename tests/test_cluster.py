@@ -12,9 +12,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -31,8 +32,10 @@ from sgl.cli.cluster import down, scale, status, update
 from sgl.cli.options import options_of_file
 from sgl.errors import ConfigError, EngineDead
 from sgl.runtime.cluster import spares
+from sgl.runtime.cluster.cluster import Cluster
 from sgl.runtime.cluster.config import ClusterConfig, Options
 from sgl.runtime.cluster.control import Control
+from sgl.runtime.cluster.link import Link
 from sgl.runtime.cluster.member import Member
 from sgl.runtime.cluster.placement import Host, placed
 from sgl.runtime.cluster.registry import Capabilities, Registry, Report
@@ -1245,5 +1248,48 @@ def test_a_token_that_is_no_text_is_a_wrong_one() -> None:
             )
             assert b" 401 " in await reader.readline()
             writer.close()
+
+    asyncio.run(asyncio.wait_for(test(), PATIENCE))
+
+
+@pytest.mark.parametrize("text", ["1_0", " 1", "\uff11", "nan", "inf", "-2", "", "x", "9" * 5000])
+@pytest.mark.parametrize(("path", "name"), [("/options", "generation"), ("/workers", "version")])
+def test_a_query_that_is_no_number_is_told(path: str, name: str, text: str) -> None:
+    async def test() -> None:
+        control = Control("token", Registry())
+        control.offer(10, {})
+        async with TestServer(control.app) as server:
+            link = Link(str(server.make_url("")), "token")
+            with pytest.raises(ConfigError, match=name) as refused:
+                await asyncio.to_thread(link.get, path, **{name: text})
+            assert refused.value.option == name
+            assert await asyncio.to_thread(link.get, "/options", generation=10) == {}
+
+    asyncio.run(asyncio.wait_for(test(), PATIENCE))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *(("/scale", {"replicas": each}) for each in ("2", 1.5, True, None, [], 10**400)),
+        ("/scale", {}),
+        ("/scale", []),
+        ("/scale", {"replicas": 1, "kind": 1}),
+        ("/update", {"options": [], "source": ""}),
+        ("/update", {"options": {}}),
+        ("/beat", {"id": 1}),
+    ],
+)
+def test_a_body_that_is_none_is_told(path: str, body: Any) -> None:
+    async def test() -> None:
+        cluster = cast(Any, SimpleNamespace())
+        more = [
+            web.post("/scale", partial(Cluster._scale, cluster)),
+            web.post("/update", partial(Cluster._update, cluster)),
+        ]
+        async with TestServer(Control("token", Registry(), more).app) as server:
+            link = Link(str(server.make_url("")), "token")
+            with pytest.raises(ConfigError, match=f"the body of {path}"):
+                await asyncio.to_thread(link.post, path, body)
 
     asyncio.run(asyncio.wait_for(test(), PATIENCE))

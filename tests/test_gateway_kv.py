@@ -379,6 +379,10 @@ def test_what_is_kept_of_a_worker_is_bounded_whatever_it_says(monkeypatch: pytes
         ),
         ([{"kv_events": "ipc:///etc/passwd"}], []),
         ([{"kv_events": "tcp://x:99999999999"}, {"kv_events": "tcp://x:0"}], []),
+        (
+            [{"kv_events": "tcp://x:000001" + "0" * 3}, {"kv_events": "tcp://x:1_0"}, {"kv_events": "tcp://x:１"}],
+            [],
+        ),
         ([{"kv_events": 5}, 5, None], []),
         ([{"kv_events": "tcp://x:5"}] * 1000, [("tcp://10.0.0.1:5", None)]),
         ([{}], []),

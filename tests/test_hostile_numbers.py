@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
 import pytest
 import requests
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
 
 import sgl
+from sgl.bench.report import bounds_of
 from sgl.errors import ConfigError, InvalidRequest, RequestTimeout
+from sgl.lang.backends.http import MAX_DELAY, HttpClient, _status_error, retry_delay
 from sgl.lang.ir import nodes as ir
 from sgl.lang.ir.check import Checker, program_from_wire
 from sgl.lang.ir.sampling import MAX_SECONDS
+from sgl.numerals import decimal, port, whole
 from sgl.runtime.config import EngineConfig, ServerConfig
 from sgl.runtime.engine import Engine
 from sgl.runtime.loop.timers import Timers
+from sgl.runtime.server.deadline import header_seconds
 from tests.live_server import LiveServer
 from tests.patience import PATIENCE
 from tests.program_client import SECONDS, Client, assert_idle
@@ -146,3 +155,58 @@ def test_options_are_finite(number: float) -> None:
     for name in ("read_timeout", "write_timeout", "drain_timeout", "watchdog_timeout"):
         with pytest.raises(ConfigError, match=name):
             ServerConfig.from_options({name: number})
+
+
+WHOLE = ["1_0", " 1", "1 ", "\uff11", "\u00b2", "nan", "inf", "-1", "+1", "", "1.0", "0x1", "9" * 1_000_000]
+
+
+@pytest.mark.parametrize("text", WHOLE, ids=range(len(WHOLE)))
+def test_a_text_of_other_signs_than_digits_is_no_number(text: str) -> None:
+    assert whole(text, 10**6) is None
+    assert port(text) is None
+    assert (decimal(text) is None) == (text != "1.0")
+    assert retry_after(text) is None
+    if text != "1.0":
+        with pytest.raises(ConfigError, match="write ttft=200 for 200 ms"):
+            bounds_of([f"ttft={text}"])
+        with pytest.raises(InvalidRequest, match="number of seconds"):
+            header_seconds(text)
+
+
+def retry_after(text: str) -> float | None:
+    error = _status_error("http://x", 503, "{}", text)
+    assert isinstance(error, sgl.errors.BackendError)
+    return getattr(error, "retry_after", None)
+
+
+@given(st.integers(0, 10**13), st.integers(1, 10**13))
+def test_digits_are_the_number_up_to_the_most(number: int, most: int) -> None:
+    assert whole(str(number), most) == (number if number <= most else None)
+    assert port(str(number)) == (number if 0 < number < 65536 else None)
+    assert decimal(str(number)) == number
+    assert bounds_of([f"e2e={number / 8}"]) == {"e2e": pytest.approx(number / 8000)}
+
+
+def test_a_slo_is_finite() -> None:
+    with pytest.raises(ConfigError, match="write tpot=200"):
+        bounds_of(["tpot=1e999"])
+    assert retry_after("3") == 3.0
+    assert retry_delay(0, _status_error("http://x", 503, "", "9" * 12)) == MAX_DELAY  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [b"1_0", b"x7", "\uff11".encode(), b"", b"9" * 5000, b"\xff"])
+def test_events_whose_id_is_no_number_have_none(name: bytes) -> None:
+    """Such as an OpenAI API's, which may call them what it likes."""
+
+    async def test() -> None:
+        async def answer(_: web.Request) -> web.Response:
+            return web.Response(body=b"id: 7\ndata: 1\n\nid: " + name + b"\ndata: 2\n\ndata: [DONE]\n\n")
+
+        app = web.Application()
+        app.router.add_post("/events", answer)
+        async with TestServer(app) as server:
+            http = HttpClient(str(server.make_url("")), max_retries=0)
+            assert [event async for event in http.sse("POST", "/events", {})] == [(7, 1), (0, 2)]
+            await http.close()
+
+    asyncio.run(asyncio.wait_for(test(), PATIENCE))

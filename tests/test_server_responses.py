@@ -220,6 +220,9 @@ def test_conversations_go_on_from_stored_responses(client: Any) -> None:
     assert items[1].id == first.output[0].id
     latest = client.responses.input_items.list(second.id, limit=1)
     assert (latest.data[0].content[0].text, latest.has_more) == ("two", True)
+    for limit in ("0", "1001", "1_0", " 1", "１", "nan", "00000001" + "0" * 5000):
+        with pytest.raises(openai.BadRequestError, match="limit must be from 1"):
+            client.responses.input_items.list(second.id, extra_query={"limit": limit})
     rest = client.responses.input_items.list(second.id, after=latest.data[0].id)
     assert [item.id for item in rest.data] == [items[1].id, items[0].id]
     referred = client.responses.create(

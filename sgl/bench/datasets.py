@@ -122,7 +122,7 @@ def file_jobs(path: Path, count: int, output_len: int, rng: random.Random) -> li
                 jobs.append(job)
             if len(jobs) == count:
                 break
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(f"{path} cannot be read as a dataset: {error!r}", option="dataset_path") from error
     if not jobs:
         raise ConfigError(f"{path} holds no prompts", option="dataset_path")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from sgl.bench.load import Measured
 from sgl.errors import ConfigError
+from sgl.numerals import decimal
 
 PERCENTILES = {"median": 50, "p90": 90, "p95": 95, "p99": 99}
 
@@ -51,11 +53,11 @@ def bounds_of(texts: list[str]) -> dict[str, float]:
     for text in texts:
         name, _, value = text.partition("=")
         if name not in ("ttft", "tpot", "e2e"):
-            raise ConfigError(f"--slo {text!r}: there are ttft, tpot and e2e", option="slo")
-        try:
-            bounds[name] = float(value) / 1000
-        except ValueError:
-            raise ConfigError(f"--slo {text!r}: write {name}=200 for 200 ms", option="slo") from None
+            raise ConfigError(f"--slo {text[:99]!r}: there are ttft, tpot and e2e", option="slo")
+        milliseconds = decimal(value)
+        if milliseconds is None or milliseconds == math.inf:
+            raise ConfigError(f"--slo {text[:99]!r}: write {name}=200 for 200 ms", option="slo")
+        bounds[name] = milliseconds / 1000
     return bounds
 
 

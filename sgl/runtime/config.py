@@ -29,6 +29,7 @@ from pydantic import (
 
 from sgl.errors import ConfigError, nearest_name
 from sgl.lang.ir.sampling import MAX_SECONDS
+from sgl.numerals import port, whole
 from sgl.options import ORIGINALS
 from sgl.runtime.key_options import ApiKey, read_admin_key, read_api_keys
 from sgl.runtime.lora_options import LoraPath, LoraPaths, read_lora_paths, read_lora_targets
@@ -57,9 +58,8 @@ def _path(text: str) -> str:
 
 
 def _endpoint(text: str) -> str:
-    host, _, port = text.removeprefix("tcp://").rpartition(":")
-    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 65536
-    if not (text.startswith("tcp://") and host and is_port) or "\0" in text:
+    host, _, number = text.removeprefix("tcp://").rpartition(":")
+    if not (text.startswith("tcp://") and host and whole(number, 65_535) is not None) or "\0" in text:
         raise ValueError("give tcp://HOST:PORT, with a port up to 65535")
     return text
 
@@ -270,9 +270,8 @@ class EngineConfig:
     def address(self) -> tuple[str, int]:
         """Of host 0. Raises ConfigError if hosts cannot find each other, or have unequal shares."""
         wrong, option = None, "dist_init_addr"
-        host, _, port = (self.dist_init_addr or "").rpartition(":")
-        is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
-        if not host or not is_port:
+        host, _, number = (self.dist_init_addr or "").rpartition(":")
+        if not host or not port(number):
             wrong = f"dist_init_addr={self.dist_init_addr!r}: {self.nnodes} hosts need HOST:PORT of host 0"
         elif self.dist_key_file is None:
             wrong, option = f"{self.nnodes} hosts need a dist_key_file, the same on each", "dist_key_file"
@@ -285,7 +284,7 @@ class EngineConfig:
             wrong, option = f"dp_size={self.dp_size}: several engines run on one host only", "dp_size"
         if wrong:
             raise ConfigError(wrong, option=option)
-        return host.strip("[]"), int(port)
+        return host.strip("[]"), int(number)
 
     @property
     def num_ranks(self) -> int:

@@ -13,12 +13,14 @@ from urllib.parse import urlsplit
 
 from sgl.errors import BackendError, InvalidRequest, RequestTimeout, ServerUnreachable, SglError
 from sgl.lang.aio import io
+from sgl.numerals import whole
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 CONNECT_SECONDS = 10.0  # to connect; beyond, no server is there
 FAREWELL_SECONDS = 1.0  # for pending farewells on close
 DNS_SECONDS = 300  # keep addresses: an exiting process cannot resolve
 MAX_DELAY = 30.0  # seconds between tries
+_MOST = 10**12  # number of an event, or seconds to wait
 
 
 class NotThere(InvalidRequest):
@@ -93,7 +95,7 @@ class HttpClient:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     if line.startswith(b"id:"):
-                        number = int(line[3:])
+                        number = whole(line[3:].strip().decode("latin-1"), _MOST) or 0
                     if not line.startswith(b"data:"):
                         continue
                     data = line[5:].strip()
@@ -266,8 +268,8 @@ def _status_error(url: str, status: int, text: str, retry_after: str | None) -> 
         return kind(f"{url} refused the request ({status}): {message}")
     hint = " (api_key of a backend, --api-key of a command)" if status == 401 else ""
     error = BackendError(f"{url} failed ({status}): {message}{hint}", status=status, retryable=status in RETRIED)
-    if retry_after and retry_after.isdigit():
-        error.retry_after = float(retry_after)  # type: ignore[attr-defined]
+    if retry_after and (seconds := whole(retry_after, _MOST)) is not None:
+        error.retry_after = float(seconds)  # type: ignore[attr-defined]
     return error
 
 

@@ -14,8 +14,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from aiohttp import web
 
 from sgl.errors import BackendError, ConfigError, EngineDead
@@ -45,6 +46,20 @@ class _Before:
     generation: int
     placements: dict[str, Placement]
     failure: str | None  # that Ray Serve told already
+
+
+class _Scale(msgspec.Struct):
+    """The body of /scale."""
+
+    replicas: Annotated[int, msgspec.Meta(le=1 << 20)]
+    kind: str = "worker"
+
+
+class _Update(msgspec.Struct):
+    """The body of /update."""
+
+    options: dict[str, Any]
+    source: str
 
 
 class Cluster:
@@ -127,13 +142,13 @@ class Cluster:
         return web.json_response(await self.status())
 
     async def _scale(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        await self.scale(int(body["replicas"]), body.get("kind", "worker"))
+        asked = msgspec.json.decode(await request.read(), type=_Scale)
+        await self.scale(asked.replicas, asked.kind)
         return web.json_response({})
 
     async def _update(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        return web.json_response({"generation": await self.update(body["options"], body["source"])})
+        asked = msgspec.json.decode(await request.read(), type=_Update)
+        return web.json_response({"generation": await self.update(asked.options, asked.source)})
 
     async def _down(self, request: web.Request) -> web.Response:
         self.stop()

@@ -12,9 +12,13 @@ import msgspec
 from aiohttp import web
 
 from sgl.errors import ConfigError, SglError
+from sgl.numerals import whole
 from sgl.runtime.cluster.link import TOKEN_HEADER
 from sgl.runtime.cluster.registry import Registry, Report
 
+NOTHING_KNOWN = "-1"
+"""The version of who has not heard of any workers yet."""
+_MOST = 1 << 53
 _POLLING_SECONDS = 5.0  # a wait for news of the workers
 
 
@@ -57,11 +61,17 @@ class Control:
             return await handler(request)
         except ConfigError as error:
             return web.json_response({"error": str(error), "option": error.option}, status=400)
+        except msgspec.DecodeError as error:
+            return web.json_response({"error": f"the body of {request.path}: {error}"}, status=400)
         except SglError as error:
             return web.json_response({"error": str(error)}, status=503)
 
     async def _get_options(self, request: web.Request) -> web.Response:
-        return web.json_response(self._options[int(request.query["generation"])])
+        given = request.query.get("generation", "")
+        options = self._options.get(whole(given, _MOST) or 0)
+        if options is None:
+            raise ConfigError(f"there is no generation {given[:99]!r} of replicas", option="generation")
+        return web.json_response(options)
 
     async def _hear(self, request: web.Request) -> web.Response:
         before = self._registry.version
@@ -73,7 +83,12 @@ class Control:
 
     async def _workers(self, request: web.Request) -> web.Response:
         """Those that take requests, once they differ from `version`, or after a while."""
-        version = int(request.query["version"])
+        given = request.query.get("version", "")
+        version = whole(given, _MOST)
+        if version is None and given != NOTHING_KNOWN:
+            raise ConfigError(
+                f"version is a number from 0, or {NOTHING_KNOWN}, not {given[:99]!r}", option="version"
+            )
         try:
             async with asyncio.timeout(_POLLING_SECONDS), self._news:
                 await self._news.wait_for(lambda: self._registry.version != version)

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from sgl.child import command
+from sgl.runtime.cluster.control import NOTHING_KNOWN
 from sgl.runtime.cluster.link import TOKEN_HEADER
 from sgl.runtime.cluster.member import end, tell
 from sgl.runtime.gateway.app import Gateway
@@ -79,7 +80,7 @@ async def route(options: dict[str, Any]) -> None:
 
 async def _follow(gateway: Gateway, control: str, token: str) -> None:
     """Keep the gateway's workers those that take requests."""
-    version, known, draining = -1, dict[str, str](), set[str]()
+    version, known, draining = NOTHING_KNOWN, dict[str, str](), set[str]()
     headers = {TOKEN_HEADER: f"Bearer {token}"}
     async with aiohttp.ClientSession(control, headers=headers) as session:
         while True:

@@ -19,6 +19,7 @@ import msgspec
 import zmq
 from yarl import URL
 
+from sgl.numerals import port
 from sgl.runtime.gateway.index import PrefixIndex, namespace_of
 from sgl.runtime.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from sgl.runtime.server.kv_stream import KvStream, News, Source
@@ -43,9 +44,9 @@ def sources_of(info: Mapping[str, Any], url: str) -> list[Source]:
     host = f"[{host}]" if ":" in host else host
 
     def at(endpoint: Any) -> str | None:
-        start, _, port = str(endpoint).rpartition(":")
-        is_port = start.startswith("tcp://") and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16
-        return f"tcp://{host}:{int(port)}" if is_port else None
+        start, _, its = str(endpoint).rpartition(":")
+        number = port(its) if start.startswith("tcp://") else None
+        return f"tcp://{host}:{number}" if number else None
 
     states = [each for each in info["internal_states"] if isinstance(each, dict)]
     found = [(at(each.get("kv_events")), at(each.get("kv_events_replay"))) for each in states[:MOST_ENGINES]]

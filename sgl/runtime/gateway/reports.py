@@ -3,7 +3,6 @@ read is not known."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +61,6 @@ def mode_of(info: Mapping[str, Any]) -> str | None:
 
 
 def _number(value: Any) -> float:
-    number = float(value)
-    if not 0 <= number < 1e15 or math.isnan(number):
-        raise ValueError(f"{value!r} is no count")
-    return number
+    if type(value) not in (int, float) or not 0 <= value < 1e15:
+        raise ValueError(f"{value!r:.99} is no count")
+    return float(value)

@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 
 from sgl.errors import ConfigError, MissingExtra
+from sgl.numerals import whole
 from sgl.runtime.platform.base import Platform
 from sgl.runtime.platform.cpu import Cpu
 from sgl.runtime.platform.cuda import Cuda
@@ -29,9 +30,10 @@ def parsed(device: str | None) -> tuple[Platform, int | None]:
         return next(its for its in map(platform_of, _OURS) if its.is_available()), None
     name, colon, number = device.partition(":")
     its = _named(name, device)
-    if colon and not (number.isascii() and number.isdecimal() and len(number) < 5):
+    index = whole(number, 9_999) if colon else None
+    if colon and index is None:
         raise ConfigError(f"device must be {name} or {name}:N, not {device!r}", option="device")
-    return its, int(number) if colon else None
+    return its, index
 
 
 def registered() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from sgl.errors import InvalidRequest, RequestTimeout
+from sgl.numerals import decimal
 from sgl.runtime.sampling_params import checked_seconds
 
 DEADLINE_HEADER = "X-Sgl-Deadline-S"
@@ -21,14 +21,12 @@ _LEAST = 1e-3  # seconds: the engine reports best what was there in time
 _GRACE = 0.1  # lateness allowed to the engine
 _GRACE_OF_LISTS = 2.0  # lists report results one by one
 
-_NUMBER = re.compile(r"([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE][+-]?[0-9]{1,3})?").fullmatch
-
 
 def header_seconds(text: str) -> float:
-    """What a DEADLINE_HEADER says. Raises InvalidRequest, also for what float() alone takes: `1_0`, other digits."""
-    if not _NUMBER(text):
+    """What a DEADLINE_HEADER says. Raises InvalidRequest."""
+    if (seconds := decimal(text)) is None:
         raise InvalidRequest(f"{DEADLINE_HEADER} is a number of seconds, not {text[:99]!r}", param=DEADLINE_HEADER)
-    return checked_seconds(DEADLINE_HEADER, float(text))
+    return checked_seconds(DEADLINE_HEADER, seconds)
 
 
 class Deadline:

@@ -11,6 +11,7 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from sgl.errors import InvalidRequest
+from sgl.numerals import whole
 from sgl.runtime.metrics import Histogram, Scrape
 from sgl.runtime.server.identity import current_caller
 from sgl.runtime.server.loads import Loads
@@ -64,11 +65,10 @@ class OperationApi(Api):
         query = request.query
         if (wanted := query.get("format", "json")) != "json":
             raise InvalidRequest(f"format must be json, not {wanted!r}: /metrics is for Prometheus", param="format")
-        rank = query.get("dp_rank")
-        if rank is not None and not (rank.isascii() and rank.isdigit() and len(rank) < 6):
-            raise InvalidRequest(f"dp_rank must be a number from 0, not {rank[:99]!r}", param="dp_rank")
+        if (rank := whole(given := query.get("dp_rank", "0"), 99_999)) is None:
+            raise InvalidRequest(f"dp_rank must be a number from 0, not {given[:99]!r}", param="dp_rank")
         include = [name.strip() for name in query.get("include", "").split(",") if name.strip()]
-        return await self._loads.look(None if rank is None else int(rank), include)
+        return await self._loads.look(rank if "dp_rank" in query else None, include)
 
     @endpoint("GET /v1/history")
     async def history(self, request: web.Request) -> Samples:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from sgl.errors import InvalidRequest, SglError
+from sgl.numerals import whole
 from sgl.runtime.server.encoding import json_bytes
 from sgl.runtime.server.errors import error_body
 
@@ -135,10 +135,11 @@ class EventLog(ABC):
 
     def last_seen(self, request: web.Request) -> int:
         """The number of the event that a client had last. Raises InvalidRequest."""
-        last = request.headers.get("Last-Event-ID", "0")
-        if not re.fullmatch(r"[0-9]{1,12}", last) or int(last) > len(self.log):
-            raise InvalidRequest(f"Last-Event-ID is none of this program's: {last!r}", param="Last-Event-ID")
-        return int(last)
+        given = request.headers.get("Last-Event-ID", "0")
+        last = whole(given, 10**12)
+        if last is None or last > len(self.log):
+            raise InvalidRequest(f"Last-Event-ID is none of this program's: {given[:99]!r}", param="Last-Event-ID")
+        return last
 
     async def stream(self, request: web.Request, last: int, write_timeout: float) -> web.StreamResponse:
         """Stream the events after number `last`."""

@@ -9,6 +9,7 @@ from aiohttp import web
 from pydantic import BeforeValidator, Field
 
 from sgl.errors import InvalidRequest, ModelError
+from sgl.numerals import port
 from sgl.runtime.server.encoding import json_response
 from sgl.runtime.server.errors import error_body
 from sgl.runtime.server.fields import Lenient, OneGroup
@@ -64,8 +65,7 @@ class DistributedBody(_Update):
 
 def _port(given: Any) -> Any:
     """AReaL writes it as a text."""
-    is_text = isinstance(given, str) and given.isascii() and given.isdigit() and len(given) < 6
-    return int(given) if is_text else given
+    return (isinstance(given, str) and port(given)) or given
 
 
 class GroupBody(Lenient):

@@ -13,6 +13,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from sgl.errors import EngineDead, InvalidRequest
+from sgl.numerals import whole
 from sgl.runtime.server.adapters import check_model
 from sgl.runtime.server.answers import Result
 from sgl.runtime.server.conversations import answers_to, num_tokens, rendered, reply
@@ -244,7 +245,8 @@ def _page(items: list[dict[str, Any]], request: web.Request) -> replies.Items:
     """A part of a list, as `limit`, `order` and `after` say."""
     query = request.query
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= _MAX_LISTED:
+    number = whole(limit, _MAX_LISTED)
+    if not number:
         raise InvalidRequest(f"limit must be from 1 to {_MAX_LISTED}", param="limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", param="order")
@@ -255,7 +257,7 @@ def _page(items: list[dict[str, Any]], request: web.Request) -> replies.Items:
         if not places:
             raise InvalidRequest(f"there is no item {after!r:.80}", param="after")
         items = items[places[0] + 1 :]
-    shown = items[: int(limit)]
+    shown = items[:number]
     first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
     has_more = len(items) > len(shown)
     return {"object": "list", "data": shown, "first_id": first, "last_id": last, "has_more": has_more}
