@@ -8,7 +8,6 @@ allows: objects have no undeclared keys, and JSON of any shape is two levels dee
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,6 +16,7 @@ from outlines_core.json_schema import build_regex_from_schema
 
 from sgl.errors import GrammarError, GrammarTooLarge
 from sgl.grammar.backends.plain_regex import plain_regex, refusal, would_be_rounded
+from sgl.grammar.text.pointer import member
 from sgl.time_limit import check_time
 
 _WHITESPACE = {"compact": "", "flexible": r"( |\r?\n[ \t]{0,64})?"}
@@ -33,7 +33,6 @@ _OF_TYPE = {
     "boolean": set(),
     "null": set(),
 }
-_INDEX = re.compile(r"0|[1-9][0-9]{0,8}").fullmatch  # of a list, in a JSON pointer
 _ALONE = ("$ref", "allOf", "anyOf", "oneOf")
 _UNQUOTED = r'(?:[^"\\\x00-\x1F\x7F-\x9F]|\\[\\/bfnrt])'
 """A character of a string of bounded length, without quotes: outlines-core prepares for matches that begin anywhere,
@@ -294,13 +293,10 @@ def _at(root: Any, reference: Any) -> Any:
         raise _refusal(f"the reference {reference!r}: it reads those that begin with #/")
     found = root
     for part in reference.split("/")[1:]:
-        name = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and _INDEX(name) and int(name) < len(found):
-            found = found[int(name)]
-        elif isinstance(found, dict) and name in found:
-            found = found[name]
-        else:
+        name = member(found, unquote(part))
+        if name is None:
             raise GrammarError(f"$ref {reference} leads nowhere")
+        found = found[name]
     return found
 
 

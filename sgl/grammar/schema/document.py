@@ -5,13 +5,13 @@ It knows the keywords of each draft and the places of subschemas, not their mean
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urldefrag, urljoin
 
-_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,8}").fullmatch  # of a list, in a JSON pointer
+from sgl.grammar.text.pointer import member
+
 LATEST: Final = 2020
 _DRAFTS: Final = {
     "http://json-schema.org/draft-04/schema": 4,
@@ -249,15 +249,12 @@ class Document:
 
     def _follow(self, start: Location, pointer: str) -> Location:
         here = start
-        for raw in pointer[1:].split("/"):
-            token = raw.replace("~1", "/").replace("~0", "~")
-            value = here.schema
-            if isinstance(value, dict) and token in value:
-                here = self._at(value[token], here, (token,))
-            elif isinstance(value, list) and _INDEX(token) and int(token) < len(value):
-                here = self._at(value[int(token)], here, (int(token),))
-            else:
+        for part in pointer[1:].split("/"):
+            value: Any = here.schema
+            token = member(value, part)
+            if token is None:
                 raise UnresolvedReference(f"nothing stands at {pointer!r}")
+            here = self._at(value[token], here, (token,))
         return here
 
     def _index(self) -> None:
