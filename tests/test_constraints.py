@@ -136,6 +136,19 @@ def test_stops_length_and_bias_hold_inside_a_constraint(engine: Engine) -> None:
     assert engine.generate(prompt="so", sampling_params=biased)["text"] == "ccccc"
 
 
+@pytest.mark.parametrize("more", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9, "top_k": 3}])
+def test_a_minimum_that_the_constraint_cannot_reach_is_told(engine: Engine, more: dict[str, Any]) -> None:
+    """Where all tokens that it allows are stop tokens."""
+    assert engine.tokenizer is not None
+    stops = engine.tokenizer.encode("BC", add_special_tokens=False).tolist()
+    params = {"temperature": 0.0, "regex": "[XY][BC][x-z]{9}", "stop_token_ids": stops, **more}
+    with pytest.raises(InvalidRequest, match=r"min_new_tokens=3 holds back .* behind 1 tokens") as told:
+        engine.generate("a", {**params, "min_new_tokens": 3})
+    assert told.value.param == "min_new_tokens"
+    assert engine.generate("a", {**params, "min_new_tokens": 1})["text"] in ("X", "Y")
+    assert not engine.check_ledger()
+
+
 @pytest.mark.parametrize("name", ["json_schema", "structural_tag"])
 def test_what_prompts_of_a_call_share_is_worked_out_once(
     name: str, engine: Engine, monkeypatch: pytest.MonkeyPatch

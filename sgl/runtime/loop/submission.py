@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sgl.errors import RequestAborted
+from sgl.errors import GrammarError, InvalidRequest, RequestAborted
 from sgl.runtime.batch import Float32Array, Logprobs
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import FinishReason, Request
@@ -102,7 +102,16 @@ class Submission:
                 self.pieces += text.feed(token)
             return FinishReason("stop", token)
         if matcher is not None:
-            matcher.accept(token)
+            try:
+                matcher.accept(token)
+            except GrammarError as error:
+                if len(request.output_ids) > request.params.min_new_tokens:
+                    raise
+                raise InvalidRequest(
+                    f"min_new_tokens={request.params.min_new_tokens} holds back all that the constraint allows behind "
+                    f"{len(request.output_ids) - 1} tokens: these are stop_token_ids",
+                    param="min_new_tokens",
+                ) from error
         if self.is_incremental and text is not None:
             self.pieces += text.feed(token)
             if text.matched is not None:
