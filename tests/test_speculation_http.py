@@ -148,6 +148,8 @@ def joined(path: str, events: list[Any]) -> Any:
         return {event.get("index", 0): event for event in events}
     if path == "/v1/responses":
         return events[-1]
+    if failed := [event for event in events if "error" in event]:
+        return failed
     texts: dict[Any, Any] = {}
     for choice in (choice for event in events for choice in event["choices"]):
         for place, value in leaves(choice):
