@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from sgl import Engine
 from sgl.runtime.runner.observer import ObservedStep
 from sgl.runtime.speculate.budget import Budget
-from sgl.runtime.speculate.drafter import Draft, DraftRequest
+from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, DraftRequest
 from tests.every_draft import every_draft
 from tests.test_gpu import Driver, error_of, load
 from tests.tiny_heads import tiny_head
@@ -128,7 +130,11 @@ def test_heads_draft_in_float32_what_they_draft_on_a_cpu(head: str, folder: Path
                 return drafts
 
             its._loop.call(lambda: setattr(model, "propose", noting))
-            its.generate(input_ids=prompts, sampling_params=params)
+            for prompt, each in zip(
+                prompts, params, strict=True
+            ):  # together, what is cached differs from run to run
+                its.flush_cache()
+                its.generate(input_ids=prompt, sampling_params=each)
         return found
 
     ours, theirs = drafted("cuda"), drafted("cpu")
@@ -136,6 +142,74 @@ def test_heads_draft_in_float32_what_they_draft_on_a_cpu(head: str, folder: Path
     assert len(common) > 0.9 * len(theirs) > 100
     assert sum(len(ours[text]) for text in common) > 4 * 0.9 * len(common)
     assert sum(ours[text] == theirs[text] for text in common) >= 0.98 * len(common)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("rows", [1, 12])
+def test_chains_draft_in_float32_what_passes_one_by_one_draft(rows: int, head: str, folder: Path) -> None:
+    """Behind prompts, cached prefixes with holes, and steps of which some drafts stood, for rows of any lengths."""
+    prompts, params = asked()
+    options: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 8192, "attention_backend": "triton"}
+    found: list[tuple[list[int], list[int]]] = []
+    replayed: set[tuple[int, int]] = set()
+    with engine(folder, head, max_running_requests=rows, **options) as its, every_draft(its):
+        model: Any = its._loop._speculator._models[0]
+        propose, runner = model.propose, model._head
+        graphs = runner._draft_graphs
+        holes = set[int]()
+        is_asked = itertools.cycle([True, False, True, False, False, True, *[False] * 4, True])
+
+        def noting(bucket: int, queries: int, keys: Any, place: Any = graphs._place) -> None:
+            replayed.add((bucket, queries))
+            place(bucket, queries, keys)
+
+        def twice(wanted: Sequence[DraftRequest]) -> list[Draft]:
+            if not next(is_asked):
+                return [NO_DRAFT] * len(wanted)
+            before = {uid: (row.done, row.holes, row.pages) for uid, row in model._rows.items()}
+            keys, runner._draft_graphs = model._keys.copy(), None
+            expected = propose(wanted)
+            model._keys[:], runner._draft_graphs = keys, graphs
+            nothing = 0, np.empty(0, np.int64), np.empty(0, np.int32)
+            for uid, row in model._rows.items():
+                row.done, row.holes, row.pages = before.get(uid, nothing)
+            drafts = propose(wanted)
+            holes.update(len(row.holes) for row in model._rows.values())
+            found.extend(
+                (list(draft.token_ids), list(other.token_ids))
+                for draft, other in zip(drafts, expected, strict=True)
+            )
+            return drafts
+
+        for owner, name, its_own in ((model, "propose", twice), (graphs, "_place", noting)):
+            its._loop.call(functools.partial(setattr, owner, name, its_own))
+        its.generate(input_ids=prompts, sampling_params=params)
+    assert sum(len(drafts) for drafts, _ in found) > 300
+    assert sum(drafts == expected for drafts, expected in found) >= 0.98 * len(found)
+    assert len(holes) > 1 or rows > 1
+    assert {queries for _, queries in replayed} == {1, 2, 4, 8}
+    assert max(bucket for bucket, _ in replayed) == rows
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_drafts_of_a_step_are_one_replay(head: str, folder: Path) -> None:
+    """Once prompts are computed, no pass is launched; a closed engine keeps no graph."""
+    prompts, params = asked()
+    params = [{**its, "regex": None} for its in params]
+    with engine(folder, head, dtype="bfloat16", max_total_tokens=8192) as its, every_draft(its):
+        model: Any = its._loop._speculator._models[0]
+        runner, launched = model._head, list[int]()
+        graphs, launch = runner._draft_graphs, runner.launch
+
+        def noting(batch: Any) -> Any:
+            launched.append(len(batch))
+            return launch(batch)
+
+        its._loop.call(lambda: setattr(runner, "launch", noting))
+        its.generate(input_ids=prompts, sampling_params=params)
+        assert graphs._graphs
+    assert not launched
+    assert not graphs._graphs
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

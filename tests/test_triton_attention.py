@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 import tests.interpreter  # noqa: F401 - mends it
 from sgl.kernels.attention import decode
 from sgl.kernels.attention.base import MAX_INPUTS, AttentionShape, AttentionStep
-from sgl.kernels.attention.decode import DecodeAttention, SharedOutput, SplitWork
+from sgl.kernels.attention.decode import DecodeAttention, DecodePlan, SharedOutput, SplitWork
 from sgl.kernels.attention.pools import PooledAttention
+from sgl.kernels.attention.ragged import RaggedRows
 from tests.test_attention import Case, PooledCase
 
 if importlib.util.find_spec("triton") is None:
@@ -94,6 +95,38 @@ def test_rows_of_a_few_tokens_each_are_attended_as_one_and_padding_harms_nobody(
     padded[real] = case.query
     found = backend.run(padded, case.key_cache, case.value_cache, window, sinks=case.sinks, overlaps=overlaps)
     near(found[real], case.expected(window))
+
+
+@settings(max_examples=20)
+@given(
+    pasts=st.lists(st.integers(0, 90), min_size=1, max_size=4),
+    options=case_options(0.7),
+    num_programs=st.sampled_from([1, 3]),
+    overlaps=st.booleans(),
+)
+def test_one_token_a_row_sees_no_key_behind_it(
+    pasts: list[int], options: dict[str, Any], num_programs: int, overlaps: bool
+) -> None:
+    """One plan over the keys of three passes serves each of them."""
+    case = Case([(3, 3 + past) for past in pasts], **options, device=DEVICE)
+    [window] = case.shape.windows
+    rows = RaggedRows.of(case.step, slice(None), case.shape.page_size)
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cpu":
+            patch.setattr(decode, "_PER_PROCESSOR", case.shape.num_kv_heads * num_programs)
+            patch.setattr(decode, "_LEAST_SHARE", 32)
+        attention = DecodeAttention(case.shape)
+        begins = np.maximum(np.array(pasts, np.int32) - (window or 1000) + 1, 0)
+        arrays = *attention.cut(begins, rows.kv_lens, rows.page_starts[:-1]), rows.pages
+    programs, segments, pages = (torch.from_numpy(each).to(DEVICE) for each in arrays)
+    caches, shape = (case.key_cache, case.value_cache), (len(pasts), 3, *case.query.shape[1:])
+    for turn in range(3):
+        firsts = torch.tensor(pasts, device=DEVICE) + turn
+        plan = DecodePlan(len(pasts), pages, {window: (programs, segments)}, 1, firsts)
+        query = case.query.view(shape)[:, turn].contiguous()
+        out = torch.empty_like(query)
+        attention.run(plan, query, *caches, window, out, sinks=case.sinks, overlaps=overlaps)
+        near(out, case.expected(window).view(shape)[:, turn])
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -75,7 +75,16 @@ class DraftModel:
         bounds = {"max_rows": rows, "max_pages": -(-context // page_size)}
         if isinstance(model, EagleHead):
             _, attention = _attention(config, model.attention_shape(1), with_graphs=False)
-            head = HeadRunner(model, num_pages * page_size, page_size, attention, kv_dtype=model.dtype, **bounds)
+            head = HeadRunner(
+                model,
+                num_pages * page_size,
+                page_size,
+                attention,
+                kv_dtype=model.dtype,
+                max_graph_rows=min(_MOST_GRAPH_ROWS, config.cuda_graph_max_bs or 0),
+                num_steps=options["num_steps"],
+                **bounds,
+            )
             _prepare(head, model.device, _most_tokens(config, options["num_slots"]))
             return EagleDrafter(head, self.layers, **options)
         kv = KVCache(model.config, num_pages, page_size, model.dtype, model.device)

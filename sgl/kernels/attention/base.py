@@ -54,11 +54,8 @@ class AttentionStep:
     """The step in layers of `AttentionShape.pooled_windows`: the same rows without pages that no query token sees."""
 
 
-class AttentionBackend(Protocol):
-    """Planned once a step, run once a layer."""
-
-    def plan(self, step: AttentionStep) -> None:
-        """Prepare for the step. Never waits for the device."""
+class PlannedAttention(Protocol):
+    """Attention of a step."""
 
     def run(
         self,
@@ -77,6 +74,13 @@ class AttentionBackend(Protocol):
         Returns [T, num_heads, width of the values] in the query's dtype.
         """
         ...
+
+
+class AttentionBackend(PlannedAttention, Protocol):
+    """Planned once a step, run once a layer."""
+
+    def plan(self, step: AttentionStep) -> None:
+        """Prepare for the step. Never waits for the device."""
 
 
 class GraphAttention(AttentionBackend, Protocol):

@@ -126,7 +126,8 @@ class DecodePlan:
     pages: torch.Tensor  # of all rows
     shares: dict[int | None, tuple[torch.Tensor, torch.Tensor]]  # by window
     queries: int = 1  # tokens a row
-    firsts: torch.Tensor | None = None  # [num_rows] position of each row's first of several
+    firsts: torch.Tensor | None = None
+    """[num_rows] position of each row's first of several tokens, or of one, if there may be keys behind it."""
 
 
 class DecodeAttention:
@@ -192,7 +193,7 @@ class DecodeAttention:
         assert len(inputs) <= MAX_INPUTS, "there is room for so many"
         firsts = step.kv_lens - step.q_lens
         arrays: tuple[npt.NDArray[Any], ...]
-        arrays = (*inputs, firsts, *self._host_anew(step, len(step.q_lens), None, more=queries - 1))
+        arrays = (*inputs, firsts, *self._host(step, len(step.q_lens), None, more=queries - 1))
         self._uploader.upload_into(self._graph_inputs, *arrays)
         key = len(step.q_lens), len(inputs), queries
         if key not in self._graph_plans:
@@ -240,11 +241,11 @@ class DecodeAttention:
         )
 
     def _host(
-        self, step: AttentionStep, num_rows: int, skipped: Int32Array | None
+        self, step: AttentionStep, num_rows: int, skipped: Int32Array | None, more: int = 0
     ) -> tuple[npt.NDArray[np.int32], ...]:
-        """Arrays to copy; those of varying size come last."""
+        """Arrays to copy; those of varying size come last. more: query tokens of a row before its last."""
         if num_rows > _FEW_ROWS or self._shape.windows != (None,):
-            return self._host_anew(step, num_rows, skipped)
+            return self._host_anew(step, num_rows, skipped, more)
         page_size = self._shape.page_size
         num_pages = -(-step.kv_lens[:num_rows] // page_size)
         kv_lens = step.kv_lens[:num_rows] - (0 if skipped is None else skipped * page_size)
@@ -258,19 +259,21 @@ class DecodeAttention:
     def _host_anew(
         self, step: AttentionStep, num_rows: int, skipped: Int32Array | None, more: int = 0
     ) -> tuple[npt.NDArray[np.int32], ...]:
-        """more: query tokens of a row before its last."""
         rows = RaggedRows.of(step, slice(0, num_rows), self._shape.page_size, skipped)
-        arrays = []
+        arrays: list[Int32Array] = []
         for window in self._shape.windows:
             begins = np.zeros(num_rows, np.int32)
             if window is not None:
                 begins = np.maximum(rows.kv_lens - window - more, 0)
-            cut = self.num_programs, self._tile, self._least_share
-            shares = SplitWork.of(begins, rows.kv_lens, rows.page_starts, *cut)
-            segments = np.zeros((num_rows + self.num_programs, 6), np.int32)
-            segments[: len(shares.segments)] = shares.segments
-            arrays += [shares.programs, segments]
+            arrays += self.cut(begins, rows.kv_lens, rows.page_starts[:-1])
         return (*arrays, rows.pages)
+
+    def cut(self, begins: Int32Array, ends: Int32Array, first_pages: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """What programs read first, and room for all segments: see `SplitWork.of`."""
+        shares = SplitWork.of(begins, ends, first_pages, self.num_programs, self._tile, self._least_share)
+        segments = np.zeros((len(ends) + self.num_programs, 6), np.int32)
+        segments[: len(shares.segments)] = shares.segments
+        return shares.programs, segments
 
     def _plan(self, num_rows: int, tensors: list[torch.Tensor]) -> DecodePlan:
         *shares, pages = tensors

@@ -3,21 +3,25 @@ their own at the same slots as the model's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep
-from sgl.runtime.batch import Batch, Int32Array, Int64Array
+from sgl.runtime.batch import Batch, Int32Array, Int64Array, RowSetup
 from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.eagle.config import NUM_LAYERS_READ
 from sgl.runtime.model.eagle.head import EagleHead
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
+from sgl.runtime.runner.draft_graphs import MAX_QUERIES, Chain, DraftGraphs
+from sgl.runtime.runner.occupation import Graphs, Occupation
 from sgl.runtime.runner.pack import pack
 from sgl.runtime.runner.runner import ModelRunner
+
+_NO_HOLES: Int64Array = np.empty(0, np.int64)
 
 
 class DraftRunner(ModelRunner):
@@ -36,6 +40,8 @@ class DraftRunner(ModelRunner):
 class HeadRunner(DraftRunner):
     """Runs an EAGLE-3 head, whose entries attend to one less than there are tokens: pages hold one slot each."""
 
+    _draft_graphs: DraftGraphs | None = None
+
     def __init__(
         self,
         head: EagleHead,
@@ -46,8 +52,11 @@ class HeadRunner(DraftRunner):
         kv_dtype: torch.dtype,
         max_rows: int,
         max_pages: int,
+        max_graph_rows: int = 0,
+        num_steps: int = 1,
     ) -> None:
-        """attention: of pages of one slot. page_size, max_pages: of the pages given to `place`."""
+        """attention: of pages of one slot. page_size, max_pages: of the pages given to `place`. max_graph_rows: whose
+        `num_steps` drafts are replayed at once, in place of steps."""
         kv = KVCache(head.config, num_slots, 1, kv_dtype, head.device)
         super().__init__(
             head, kv, attention, max_rows=max_rows, max_pages=max_pages * page_size, device=head.device
@@ -56,6 +65,42 @@ class HeadRunner(DraftRunner):
         self._offsets = np.arange(page_size, dtype=np.int32)
         self._holes: dict[int, tuple[Int64Array, Int32Array]] = {}  # by row, and the slots of its other entries
         self._features = torch.zeros(num_slots, head.config.hidden_size, dtype=head.dtype, device=head.device)
+        if max_graph_rows:
+            self._draft_graphs = DraftGraphs(
+                head,
+                kv,
+                self._features,
+                self._sampler,
+                self._downloader,
+                max_rows=max_graph_rows,
+                max_entries=max_pages * page_size,
+                passes=num_steps,
+            )
+            self.occupation = Occupation(self._model, kv, self._all_graphs())
+
+    @property
+    def chains(self) -> tuple[int, int]:
+        """Rows of a `chain` at most, 0 if there is none, and tokens of one's first pass."""
+        return 0 if self._draft_graphs is None else self._draft_graphs.max_rows, MAX_QUERIES
+
+    @torch.inference_mode()
+    def chain(
+        self, chunks: Sequence[tuple[int, int, Int32Array, int]], setups: list[RowSetup]
+    ) -> Callable[[], Int32Array] | None:
+        """Draft for some rows as steps would, but for cut-offs and biases: see `Sampler.draw`. chunks: of each row its
+        number, the first token without an entry, the tokens from there on, and how many drafts are wanted. Call the
+        result for the drafts [num_steps, rows]. None: too many keys; nothing is done."""
+        assert self._draft_graphs is not None, "there is a chain"
+        with self._current:
+            self._sampler.setup(setups)
+            chains = []
+            for row, start, token_ids, most in chunks:
+                holes, slots = self._holes.get(row, (_NO_HOLES, self._page_table[row, 1:]))
+                chains.append(Chain(row, start, token_ids, most, slots, len(holes)))
+            return self._draft_graphs.run(chains, self._page_table)
+
+    def _all_graphs(self) -> list[Graphs]:
+        return [*super()._all_graphs(), *([] if self._draft_graphs is None else [self._draft_graphs])]
 
     def place(self, row: int, first: int, pages: Int32Array) -> None:
         """Pages of a row from index `first` on."""
@@ -72,6 +117,9 @@ class HeadRunner(DraftRunner):
     def close(self) -> None:
         """See `ModelRunner`."""
         super().close()
+        if self._draft_graphs is not None:
+            self._draft_graphs.close()
+            self._draft_graphs = None
         self._features = self._features.new_empty(0)
 
     @torch.inference_mode()

@@ -290,6 +290,18 @@ class Sampler:
             ids.index_copy_(0, some, chosen)
         return ids, not len(cut)
 
+    def draw(self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Tokens int64 [B] drawn from float32 [B, V] by temperature and seed alone, also into `next_tokens`: of drafts,
+        which need not be what a row's cut-offs would let stand. Can be captured. rows, positions: int64 [B]."""
+        temperature, seeds = self._floats[:, TEMPERATURE], self._ints[:, SEED]
+        if self._takes_one_pass:
+            from sgl.kernels.sampling import triton as sampling_triton
+
+            return sampling_triton.draw(logits, temperature, seeds, rows, positions, self.next_tokens)
+        ids = sampling.sample(logits, temperature.index_select(0, rows), seeds.index_select(0, rows), positions)
+        self.next_tokens.index_copy_(0, rows, ids)
+        return ids
+
     def _edits(self, rows: Int64Array, positions: Int64Array) -> tuple[Int64Array, Int64Array, Float32Array]:
         """`RowSettings.edits` of the own tokens."""
         edits = self._settings.edits(rows, positions)

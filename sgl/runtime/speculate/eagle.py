@@ -3,6 +3,7 @@ features in steps of requests that it follows; it attends to no token without th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,6 +128,9 @@ class EagleDrafter(ModelDrafter):
         """Those whose predecessors have features. Others, which it never saw, are holes."""
         start = max(row.done, self._first)
         has = self._has(row, self._followed[asked.request.uid], np.arange(start, max(start, end)) - 1)
+        if not len(row.holes) and has.all():
+            self._head.skip(row.number, row.holes, 0)
+            return [(start, end)] if start < end else []
         holes = np.concatenate((row.holes[row.holes < start], start + np.flatnonzero(~has)))
         row.holes = holes[~self._are_right(row, holes)]  # others may have seen these
         if len(row.holes) > _MOST_HOLES:
@@ -134,6 +138,30 @@ class EagleDrafter(ModelDrafter):
         self._head.skip(row.number, row.holes, len(row.pages) * self._page_size)
         edges = start + np.flatnonzero(np.diff(has, prepend=False, append=False))
         return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+    def _filled_in(self, guesses: list[Guess]) -> list[Guess]:
+        most_rows, most = self._head.chains
+        for guess in guesses if 0 < len(guesses) <= most_rows else ():
+            if len(guess.first) > most:  # one pass for all but the last token, and a chain behind it
+                guess.shorten()
+        return super()._filled_in(guesses)
+
+    def _chained(self, guesses: list[Guess]) -> tuple[list[Guess], Callable[[], Int32Array]]:
+        most, _ = self._head.chains
+        # A cut-off would cost a graph many more passes over its logits, and forbids few drafts; a bias may forbid most.
+        fitting = [guess for guess in guesses if not len(guess.forced) and not guess.row.is_biased] if most else []
+        if not 0 < len(fitting) <= most:
+            return super()._chained([])
+        chunks = [(its.row.number, its.first.start, its.first.known_ids, its.most) for its in fitting]
+        drafts = self._head.chain(chunks, self._new_setups())
+        if drafts is None:
+            return super()._chained([])
+        for guess in fitting:
+            row, first = guess.row, guess.first
+            slots = self._slots(row.pages, np.arange(first.start, first.end + guess.most - 1))
+            self._keys[slots[: len(first)]] = row.keys[first.start : first.end]
+            self._keys[slots[len(first) :]] = 0
+        return fitting, drafts
 
     def _note(self, guess: Guess) -> None:
         """The model will make other features of what was drafted."""

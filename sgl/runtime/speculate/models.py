@@ -8,7 +8,7 @@ nothing is done in a step, nor when a page changes hands. What is missing is com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -39,6 +39,7 @@ class Row:
     num_keys: int = 0
     done: int = 0  # tokens whose KV is right, or is not to be had
     pages: Int32Array = field(default_factory=lambda: _NO_IDS)  # known to the runner
+    is_biased: bool = False
     holes: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))  # of those done: without KV, ascending
 
 
@@ -55,13 +56,18 @@ class _Chunk:
     def __len__(self) -> int:
         return self.end - self.start
 
+    @property
+    def known_ids(self) -> Int32Array:
+        """Where they are known."""
+        assert self.token_ids is not None, "they are known"
+        return self.token_ids
+
     def part(self, start: int, end: int) -> _Chunk:
         """Known tokens of it."""
-        assert self.token_ids is not None, "they are known"
-        return _Chunk(self.row, start, end, self.token_ids[start - self.start : end - self.start])
+        return _Chunk(self.row, start, end, self.known_ids[start - self.start : end - self.start])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Guess:
     """A request's draft under way."""
 
@@ -144,19 +150,27 @@ class ModelDrafter(DeviceDrafter, Observer):
         """See `Drafter`. A row that lacks many tokens has no drafts until they are filled in, some in each step."""
         guesses = [guess for index, asked in enumerate(wanted) if (guess := self._guess(index, asked)) is not None]
         guesses = self._filled_in(guesses)
+        chained, drafts_of = self._chained(guesses)
+        one_by_one = guesses if not chained else [guess for guess in guesses if guess not in chained]
         passes: list[tuple[list[Guess], PendingStep]] = []
-        while going := [guess for guess in guesses if len(passes) < len(guess.forced) + guess.most]:
+        while going := [guess for guess in one_by_one if len(passes) < len(guess.forced) + guess.most]:
             chunks = [guess.chunk(len(passes)) for guess in going]
             passes.append((going, self._runner.launch(self._batch(chunks, samples=True))))
         for turn, (going, pending) in enumerate(passes):
             for guess, token in zip(going, pending.wait().next_tokens.tolist(), strict=True):
                 if turn >= len(guess.forced):
                     guess.drafted.append(token)
+        for guess, token_ids in zip(chained, drafts_of().T.tolist() if chained else (), strict=True):
+            guess.drafted = token_ids[: guess.most]
         drafts = [NO_DRAFT] * len(wanted)
         for guess in guesses:
             drafts[guess.index] = Draft(guess.drafted, guess.grade)
             self._note(guess)
         return drafts
+
+    def _chained(self, guesses: list[Guess]) -> tuple[list[Guess], Callable[[], Int32Array]]:
+        """Those whose passes were launched at once, and what gives their drafts, [passes, guesses]."""
+        return [], lambda: _NO_IDS
 
     def _filled_in(self, guesses: list[Guess]) -> list[Guess]:
         """Compute what is missing, no more tokens than the device's memory was planned for; returns those of which
@@ -213,6 +227,7 @@ class ModelDrafter(DeviceDrafter, Observer):
             room = min(request.prompt_len + request.max_new_tokens, self._max_positions)
             first_key = self._first_key(request)
             row = Row(request.row, request.num_retractions, np.empty(room, np.uint64), first_key)
+            row.is_biased = bool(request.params.logit_bias)
             self._rows[request.uid] = row
             self._setups[request.row] = RowSetup(
                 request.row, request.params, request.seed, request.prompt_ids, _NO_IDS
@@ -274,7 +289,6 @@ class ModelDrafter(DeviceDrafter, Observer):
         for chunk in chunks:
             slots = self._slots(chunk.row.pages, np.arange(chunk.start, chunk.end))
             self._keys[slots] = chunk.row.keys[chunk.start : chunk.end] if chunk.is_right else 0
-        setups, self._setups = list(self._setups.values()), {}
         drawn = np.array([FROM_DEVICE], np.int32)
         size = len(chunks)
         return Batch(
@@ -286,8 +300,12 @@ class ModelDrafter(DeviceDrafter, Observer):
             samples=np.full(size, samples, np.bool_),
             score_from=np.full(size, -1, np.int32),
             top_logprobs=np.full(size, -1, np.int32),
-            setups=setups,
+            setups=self._new_setups(),
         )
+
+    def _new_setups(self) -> list[RowSetup]:
+        setups, self._setups = list(self._setups.values()), {}
+        return setups
 
 
 def _known_from(request: Request, start: int) -> npt.NDArray[np.int32]:

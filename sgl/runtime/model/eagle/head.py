@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch.nn import functional
 
-from sgl.kernels.attention.base import AttentionBackend, AttentionShape
+from sgl.kernels.attention.base import AttentionShape, PlannedAttention
 from sgl.kernels.layers.activation import silu_and_mul
-from sgl.kernels.layers.linear import Matrix, linear, prepare
+from sgl.kernels.layers.linear import Matrix, linear, linear_add, linear_overlapped, prepare
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows
@@ -105,42 +105,56 @@ class EagleHead:
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Tokens, features: torch.Tensor, kv: KVCache, attention: AttentionBackend
+        self,
+        tokens: Tokens,
+        features: torch.Tensor,
+        kv: KVCache,
+        attention: PlannedAttention,
+        *,
+        captured: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the wanted tokens, which are named, hidden states after the last norm, and features: [N, hidden] each.
-        features: [T, hidden], of the tokens before. attention: planned for this step."""
+        """Of the wanted tokens, hidden states after the last norm, and features: [N, hidden] each. features: [T,
+        hidden], of the tokens before; overwritten where all tokens are wanted. captured: for a CUDA graph."""
         wanted = tokens.wanted
-        assert wanted is not None, "a head's runner names them"
         weights, config, eps = self.weights, self.config, self.config.rms_norm_eps
         embedded = functional.embedding(tokens.ids, weights.embedding).to(self.dtype)
         normed = rms_norm(features, weights.hidden_norm, eps)
         residual = normed if config.norm_before_residual else features
         x = torch.cat((rms_norm(embedded, weights.input_norm, eps), normed), -1)
-        qkv = linear(x, weights.qkv, weights.qkv_bias).view(len(x), -1, config.head_dim)
+        product = linear_overlapped(x, weights.qkv, weights.qkv_bias) if captured else None
+        if product is None:
+            product = linear(x, weights.qkv, weights.qkv_bias)
+        qkv = product.view(len(x), -1, config.head_dim)
         rotary = rotary_rows(self._rotary_table, tokens.positions, self.dtype)
         keys, values = kv.keys[0], kv.values[0]
         query = rotate_and_store(qkv, config.num_heads, rotary, None, eps, keys, values, tokens.slots)
-        if not len(wanted):
+        if wanted is not None and not len(wanted):
             return residual[:0], residual[:0]
-        x = attention.run(query, keys, values, config.window).flatten(1).index_select(0, wanted)
-        residual = residual.index_select(0, wanted)
-        x = add_rms_norm(linear(x, weights.output, weights.output_bias), residual, weights.post_attention_norm, eps)
+        x = attention.run(query, keys, values, config.window).flatten(1)
+        if wanted is not None:
+            x, residual = x.index_select(0, wanted), residual.index_select(0, wanted)
+        rest = _added(x, weights.output, weights.output_bias, residual, captured=captured)
+        x = add_rms_norm(rest, residual, weights.post_attention_norm, eps)
         x = silu_and_mul(linear(x, weights.gate_up, weights.gate_up_bias))
-        x = add_rms_norm(linear(x, weights.down, weights.down_bias), residual, weights.norm, eps)
+        rest = _added(x, weights.down, weights.down_bias, residual, captured=captured)
+        x = add_rms_norm(rest, residual, weights.norm, eps)
         return x, x if config.norm_output else residual
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """float32 [n, vocab] of hidden states [n, hidden], in `out` if given; -inf for tokens that it cannot draft."""
-        weights, scale = self.weights, self.config.logit_scale
-        logits = linear(hidden, weights.lm_head, None).float()
-        if scale != 1.0:
-            logits.mul_(scale)
-        if weights.target_ids is None:
+        logits, target_ids = self.own_logits(hidden), self.weights.target_ids
+        if target_ids is None:
             return logits if out is None else out.copy_(logits)
         if out is None:
             out = torch.empty(len(logits), self.config.vocab_size, dtype=torch.float32, device=logits.device)
-        return out.fill_(-math.inf).index_copy_(1, weights.target_ids, logits)
+        return out.fill_(-math.inf).index_copy_(1, target_ids, logits)
+
+    @torch.inference_mode()
+    def own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [n, draft vocab] of hidden states [n, hidden]."""
+        logits, scale = linear(hidden, self.weights.lm_head, None).float(), self.config.logit_scale
+        return logits if scale == 1.0 else logits.mul_(scale)
 
     whole_logits = logits
 
@@ -158,3 +172,10 @@ class EagleHead:
                 if size <= most_rows or (name != "lm_head" and size <= most_tokens):
                     width = matrix.shape[1] if isinstance(matrix, torch.Tensor) else self.config.hidden_size
                     linear(torch.zeros(size, width, dtype=self.dtype, device=self.device), matrix, None)
+
+
+def _added(
+    x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, residual: torch.Tensor, *, captured: bool
+) -> torch.Tensor | None:
+    """See `linear_add`."""
+    return linear_add(x, matrix, bias, residual, captured=True) if captured else linear(x, matrix, bias)

@@ -1,0 +1,277 @@
+"""CUDA graphs of a head's drafts: all passes of a step and the draws between them in one launch.
+
+All that differs between passes is known before, but for the tokens drawn: it is uploaded at once, and so is one plan of
+attention over the keys of the last pass. Earlier passes do not see the later keys, by their positions.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from sgl.kernels.attention.base import PlannedAttention
+from sgl.kernels.attention.decode import DecodeAttention, DecodePlan
+from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
+from sgl.runtime.batch import Int32Array, Int64Array
+from sgl.runtime.model.eagle.head import EagleHead
+from sgl.runtime.model.kv_cache import KVCache
+from sgl.runtime.model.tokens import Tokens
+from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
+from sgl.runtime.runner.results import Downloader
+from sgl.runtime.runner.sampler import Sampler
+
+MAX_QUERIES = 8
+"""Entries of a row that the first pass computes at most."""
+_QUERIES = 1, 2, 4, MAX_QUERIES
+_ROWS = 1, 2, 4, 8, 16, 32, 64
+_KEYS = 64  # by which a row's keys are padded, so that most steps share them out like the one before
+
+
+class Chain(NamedTuple):
+    """What to draft for a row."""
+
+    row: int
+    start: int  # its first pass computes the entries of tokens [start, end), whose features are there
+    token_ids: Int32Array  # theirs
+    most: int  # drafts
+    slots: Int32Array  # of all entries from 1 on that are attended to, in order
+    num_holes: int  # entries before `start` that are not
+
+
+class _Inputs(NamedTuple):
+    """int64, of R rows, Q entries of each in the first pass, and k passes; NumPy's or torch's."""
+
+    token_ids: Any  # [R * Q] of the first pass, as are
+    positions: Any
+    slots: Any
+    previous: Any  # slots of the tokens before
+    last: Any  # [R] indices of each row's last entry
+    rows: Any  # [R]
+    seen: Any  # [k, R] the place among a row's keys of the first entry of a pass
+    places: Any  # [k, R] positions of the tokens drawn
+    later_positions: Any  # [k - 1, R] of the passes behind the first
+    later_slots: Any
+
+    @staticmethod
+    def size(num_rows: int, queries: int, passes: int) -> int:
+        """Numbers in all. Kernels like addresses that 16 divides."""
+        return 4 * _even(num_rows * queries) + 4 * passes * _even(num_rows)
+
+    @staticmethod
+    def of(flat: Any, num_rows: int, queries: int, passes: int) -> _Inputs:
+        """Views of so many numbers."""
+        wide, narrow = _even(num_rows * queries), _even(num_rows)
+        firsts = flat[: 4 * wide].reshape(4, wide)[:, : num_rows * queries]
+        each = flat[4 * wide :].reshape(4 * passes, narrow)[:, :num_rows]
+        seen, places, positions = 2 + passes, 2 + 2 * passes, 1 + 3 * passes
+        parts = each[2:seen], each[seen:places], each[places:positions], each[positions:]
+        return _Inputs(*[*firsts, *each[:2], *parts])
+
+
+class _Keys(NamedTuple):
+    """Those of all rows that the last pass attends to, each row's padded with the dummy page."""
+
+    begins: list[int]  # before which no pass sees any of a row's
+    lengths: list[int]
+    pages: Int32Array
+
+    @staticmethod
+    def of(chains: Sequence[Chain], window: int | None) -> _Keys:
+        """Those of some rows."""
+        ends = [its.start + len(its.token_ids) + its.most - 2 - its.num_holes for its in chains]
+        begins, lengths = [0] * len(chains), [_padded(end) for end in ends]
+        if window is not None:
+            begins = [max(its.start - its.num_holes - window, 0) // _KEYS * _KEYS for its in chains]
+        pages, at = np.zeros(sum(lengths), np.int32), 0
+        for chain, end, length in zip(chains, ends, lengths, strict=True):
+            pages[at : at + end] = chain.slots[:end]
+            at += length
+        return _Keys(begins, lengths, pages)
+
+
+class DraftGraphs:
+    """Drafts of a head for at most 64 rows. Capture before the first step."""
+
+    def __init__(
+        self,
+        head: EagleHead,
+        kv: KVCache,
+        features: torch.Tensor,
+        sampler: Sampler,
+        downloader: Downloader,
+        *,
+        max_rows: int,
+        max_entries: int,
+        passes: int,
+    ) -> None:
+        """features: by slot, of the model's tokens. max_entries: of a row. passes: drafts of a row."""
+        self._head = head
+        self._kv = kv
+        self._features = features
+        self._sampler = sampler
+        self._downloader = downloader
+        self._passes = passes
+        self._rows = [rows for rows in _ROWS if rows < max_rows] + [max_rows] * (max_rows <= _ROWS[-1])
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and entries of the first pass
+        self._hosts: dict[tuple[int, int], tuple[Int64Array, _Inputs]] = {}  # likewise
+        self._placed: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._attention = _Attention(DecodeAttention(head.attention_shape(1), max_queries=MAX_QUERIES))
+        self._shares: tuple[Any, tuple[Int32Array, Int32Array]] | None = None  # of the latest keys
+        self._count = np.arange(max_entries + passes + 1)
+        most = self._rows[-1]
+        # Rows share prefixes; more keys than twice all that there are would be rare.
+        self._max_keys = min(most * _padded(max_entries), 2 * len(features)) + most * _KEYS
+        num_bytes = 8 * _Inputs.size(most, MAX_QUERIES, passes) + 4 * self._max_keys
+        num_bytes += 4 * (6 * most + 14 * self._attention.decode.num_programs) + 4 * ALIGNMENT
+        device = head.device
+        self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._uploader = Uploader(device, num_buffers=4)
+        self._drafts = torch.zeros(passes * most, dtype=torch.int64, device=device)
+        self._logits: torch.Tensor | None = None
+        if head.weights.target_ids is not None:  # -inf stays where it is
+            shape = most, head.config.vocab_size
+            self._logits = torch.full(shape, float("-inf"), dtype=torch.float32, device=device)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the largest graph; 0: none is recorded."""
+        return self._rows[-1] if self._graphs else 0
+
+    def run(self, chains: Sequence[Chain], table: Int32Array) -> Callable[[], Int32Array] | None:
+        """Replay the passes; call the result for the drafts [passes, rows], of which a row's later ones than it wants
+        mean nothing. None: there are more keys than fit. Never waits for the device. table: slots by row and token."""
+        keys = _Keys.of(chains, self._head.config.window)
+        if len(keys.pages) + self._rows[-1] * _KEYS > self._max_keys:
+            return None
+        num_rows, passes = len(chains), self._passes
+        bucket = self._rows[bisect_left(self._rows, num_rows)]
+        queries = _QUERIES[bisect_left(_QUERIES, max(len(its.token_ids) for its in chains))]
+        flat, its = self._host(bucket, queries)
+        flat[:] = 0  # passes that a row does not want use the dummy page
+        its.rows[num_rows:] = len(self._sampler.next_tokens) - 1
+        count = self._count
+        for b, (row, start, token_ids, most, _, num_holes) in enumerate(chains):
+            own, end, at = table[row], start + len(token_ids), b * queries
+            first, later, seen = slice(at, at + len(token_ids)), slice(most - 1), end - 1 - num_holes
+            its.token_ids[first] = token_ids
+            its.positions[first] = count[start - 1 : end - 1]
+            its.slots[first] = own[start:end]
+            its.previous[first] = own[start - 1 : end - 1]
+            its.last[b], its.rows[b], its.seen[0, b] = first.stop - 1, row, start - 1 - num_holes
+            its.seen[1:, b] = count[seen : seen + passes - 1]
+            its.places[:, b] = count[end : end + passes]
+            its.later_positions[later, b] = count[end - 1 : end + most - 2]
+            its.later_slots[later, b] = own[end : end + most - 1]
+        self._place(bucket, queries, keys)
+        self._graphs[bucket, queries].replay()
+        wait = self._downloader.start([self._drafts[: passes * bucket]])
+        return lambda: wait()[0].reshape(passes, bucket)[:, :num_rows]
+
+    def drop(self) -> None:
+        """Let go of what was recorded, until the next `capture`."""
+        self._graphs.clear()
+
+    def close(self) -> None:
+        """Let go of everything, after `drop`."""
+        self._features = self._inputs = self._drafts = self._features.new_empty(0)
+        self._logits = None
+        self._placed.clear()
+        self._attention.close()
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Record every bucket, the largest first, whose memory others reuse."""
+        with capturing(f"{self._passes} drafts of a head for up to {self._rows[-1]} rows") as (pool, stream):
+            for queries in reversed(_QUERIES):
+                for bucket in reversed(self._rows):
+                    self._host(bucket, queries)[0][:] = 0
+                    self._place(bucket, queries, _Keys.of([], None))
+                    self._compute(bucket, queries)  # compiles and loads what a capture may not
+                    graph = torch.cuda.CUDAGraph()
+                    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_MODE):
+                        self._compute(bucket, queries)
+                    self._graphs[bucket, queries] = graph
+
+    def _host(self, bucket: int, queries: int) -> tuple[Int64Array, _Inputs]:
+        """Where inputs are made, all of them and by name."""
+        if (bucket, queries) not in self._hosts:
+            flat = np.zeros(_Inputs.size(bucket, queries, self._passes), np.int64)
+            self._hosts[bucket, queries] = flat, _Inputs.of(flat, bucket, queries, self._passes)
+        return self._hosts[bucket, queries]
+
+    def _place(self, bucket: int, queries: int, keys: _Keys) -> None:
+        """Upload what was made in `_host`."""
+        num_padding = bucket - len(keys.lengths)
+        spans = (*keys.begins, *[0] * num_padding), (*keys.lengths, *[_KEYS] * num_padding)
+        if self._shares is None or self._shares[0] != spans:
+            begins, lengths = np.array(spans, np.int32)
+            first_pages = lengths.cumsum(dtype=np.int32) - lengths
+            self._shares = spans, self._attention.decode.cut(begins, lengths, first_pages)
+        pages = np.concatenate((keys.pages, np.zeros(num_padding * _KEYS, np.int32))) if num_padding else keys.pages
+        arrays = self._host(bucket, queries)[0], *self._shares[1], pages
+        self._uploader.upload_into(self._inputs, *arrays)
+        if (bucket, queries) not in self._placed:  # pages come last, so all arrays keep their addresses
+            self._placed[bucket, queries] = views_into(self._inputs, arrays)
+
+    def _compute(self, bucket: int, queries: int) -> None:
+        """All passes, from `_inputs` into `_drafts`."""
+        flat, programs, segments, pages = self._placed[bucket, queries]
+        its = _Inputs.of(flat, bucket, queries, self._passes)
+        shares = {self._head.config.window: (programs, segments)}
+        self._attention.plan_of = DecodePlan(bucket, pages, shares, queries, its.seen[0])
+        first = Tokens(its.token_ids, its.positions, its.slots, its.last)
+        features = self._features.index_select(0, its.previous)
+        hidden, features = self._head.forward(first, features, self._kv, self._attention, captured=True)
+        drafts = [self._draw(hidden, its.rows, its.places[0])]
+        passes = zip(its.later_positions, its.later_slots, its.seen[1:], its.places[1:], strict=True)
+        for positions, slots, seen, places in passes:
+            self._attention.plan_of = DecodePlan(bucket, pages, shares, 1, seen)
+            tokens = Tokens(drafts[-1], positions, slots)
+            hidden, features = self._head.forward(tokens, features, self._kv, self._attention, captured=True)
+            drafts.append(self._draw(hidden, its.rows, places))
+        torch.cat(drafts, out=self._drafts[: self._passes * bucket])
+
+    def _draw(self, hidden: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        logits = self._head.own_logits(hidden)
+        target_ids = self._head.weights.target_ids
+        if self._logits is not None and target_ids is not None:
+            logits = self._logits[: len(hidden)].index_copy_(1, target_ids, logits)
+        return self._sampler.draw(logits, rows, positions)
+
+
+class _Attention(PlannedAttention):
+    """Attention of the pass that is computed or captured."""
+
+    def __init__(self, decode: DecodeAttention) -> None:
+        self.decode = decode
+        self.plan_of: DecodePlan | None = None
+
+    def run(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        window: int | None = None,
+        *,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert self.plan_of is not None, "planned before it is run"
+        out = torch.empty_like(query)
+        self.decode.run(self.plan_of, query, key_cache, value_cache, window, out, sinks=sinks)
+        return out
+
+    def close(self) -> None:
+        """Let go of the plan."""
+        self.plan_of = None
+
+
+def _even(number: int) -> int:
+    return number + number % 2
+
+
+def _padded(length: int) -> int:
+    return -(-length // _KEYS) * _KEYS
