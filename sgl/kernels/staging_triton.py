@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sgl.kernels.launch_triton import Launcher
 from sgl.kernels.layers.fused_triton import overlap
 
 _BLOCK = 1024
@@ -21,10 +22,10 @@ _BLOCK = 1024
 def copy_(target: torch.Tensor, source: torch.Tensor) -> None:
     """`target.copy_(source, non_blocking=True)` for contiguous integer tensors of equal size: one on the device,
     the other there or pinned. Values that do not fit target's dtype are truncated."""
-    device = target.device if target.is_cuda else source.device
-    grid = (triton.cdiv(source.numel(), _BLOCK),)
-    is_host = not source.is_cuda
-    _copy[grid](source, target, source.numel(), is_host=is_host, block=_BLOCK, num_warps=4, **overlap(device))
+    device, size = target.device if target.is_cuda else source.device, source.numel()
+    options = overlap(device)
+    arguments = source, target, size, not source.is_cuda, _BLOCK, options.pop("overlaps")
+    _launch((triton.cdiv(size, _BLOCK), 1, 1), *arguments, any_value=2, num_warps=4, **options)
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -40,3 +41,6 @@ def _copy(source, target, size, is_host: tl.constexpr, block: tl.constexpr, over
     if overlaps and is_host:
         gdc_wait()
     tl.store(target + at, values.to(target.dtype.element_ty), mask=inside)
+
+
+_launch = Launcher(_copy)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from sgl.kernels.launch_triton import Launcher
 from sgl.kernels.layers.fused_triton import overlap
 from sgl.kernels.sampling import ops as sampling
 
@@ -44,7 +45,7 @@ def draw(
     where nothing is allowed. Does not wait for the device.
     """
     parts = _best_of_parts(logits, temperature, seeds, rows, positions, 0, masks, mask_rows)
-    return _best(_best_of_row, parts, temperature, rows, latest)
+    return _best(_launch_best_of_row, parts, temperature, rows, latest)
 
 
 def draw_keys(
@@ -60,15 +61,17 @@ def draw_keys(
     """`draw` among the part of the vocabulary that starts at token `first`, of which masks are, too: the keys of
     `sampling.draw_keys`, int64 [B]."""
     parts = _best_of_parts(logits, temperature, seeds, rows, positions, first, masks, mask_rows)
-    return _best(_key_of_row, parts, temperature, rows, first)
+    return _best(_launch_key_of_row, parts, temperature, rows, first)
 
 
-def _best(kernel, parts, temperature, rows, last) -> torch.Tensor:
-    """What a kernel makes of each row's parts, int64 [B]. last: of its own."""
+def _best(launch, parts, temperature, rows, last) -> torch.Tensor:
+    """What `launch`'s kernel makes of each row's parts, int64 [B]. last: of its own."""
     values, tops, indices = parts
     num_rows, num_parts = values.shape
     best = torch.empty(num_rows, dtype=torch.int64, device=values.device)
-    kernel[(num_rows,)](
+    options = overlap(values.device)
+    launch(
+        (num_rows, 1, 1),
         values,
         tops,
         indices,
@@ -78,9 +81,10 @@ def _best(kernel, parts, temperature, rows, last) -> torch.Tensor:
         last,
         num_parts,
         temperature.stride(0),
-        block=triton.next_power_of_2(num_parts),
+        triton.next_power_of_2(num_parts),
+        options.pop("overlaps"),
         num_warps=1,
-        **overlap(values.device),
+        **options,
     )
     return best
 
@@ -101,7 +105,9 @@ def _best_of_parts(
     num_parts = triton.cdiv(vocab_size, _BLOCK * _TILES)
     values, tops = torch.empty(2, num_rows, num_parts, device=logits.device)
     indices = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
-    _best_of_part[(num_parts, num_rows)](
+    options = overlap(logits.device)
+    _launch_best_of_part(
+        (num_parts, num_rows, 1),
         logits,
         temperature,
         seeds,
@@ -118,11 +124,12 @@ def _best_of_parts(
         temperature.stride(0),
         seeds.stride(0),
         masks.stride(0) if masks is not None else 0,
-        has_masks=masks is not None,
-        block=_BLOCK,
-        tiles=_TILES,
+        masks is not None,
+        _BLOCK,
+        _TILES,
+        options.pop("overlaps"),
         num_warps=_WARPS,
-        **overlap(logits.device),
+        **options,
     )
     return values, tops, indices
 
@@ -294,3 +301,7 @@ def _mix(bits, key):
     bits = bits ^ ((bits >> 15) & 0x1FFFF)
     bits = (bits + key) * MULTIPLIER_2
     return bits ^ ((bits >> 15) & 0x1FFFF)
+
+
+_launch_best_of_part, _launch_best_of_row = Launcher(_best_of_part), Launcher(_best_of_row)
+_launch_key_of_row = Launcher(_key_of_row)
