@@ -61,7 +61,7 @@ class Launched(VerifyGraphs):
 
         class Graphs(dict[Any, Any]):
             def __missing__(self, key: Any) -> Any:
-                return self
+                return [self]
 
             def replay(self) -> None:
                 graphs.num_replayed += 1

@@ -174,7 +174,9 @@ class PendingJaxStep:
         arrays = [ids, *map(np.asarray, self._arrays)]
         if self._pools:
             arrays[-1] = arrays[-1][: len(self._batch.pool_from)]
-        return step_result(self._batch, iter(arrays), self._output, self._inputs, pools=self._pools)
+        return step_result(
+            self._batch, self._batch.sampling, iter(arrays), self._output, self._inputs, pools=self._pools
+        )
 
 
 def _pooled(hidden: jax.Array, spans: jax.Array) -> jax.Array:

@@ -209,15 +209,17 @@ class PendingStep:
         self._pools = pooled is not None
         parts = [part.columns.values() for part in (output, inputs) if part is not None]
         self._wait = downloader.start([ids, *itertools.chain(*parts), *([] if pooled is None else [pooled])])
+        self._sampling = batch.sampling  # while the device computes
 
     def wait(self) -> StepResult:
         """Block until the results are on the host. Call it once."""
         arrays = iter(self._wait())
-        return step_result(self._batch, arrays, self._output, self._inputs, pools=self._pools)
+        return step_result(self._batch, self._sampling, arrays, self._output, self._inputs, pools=self._pools)
 
 
 def step_result(
     batch: Batch,
+    sampling: tuple[Int64Array, Int64Array],
     arrays: Iterator[npt.NDArray[Any]],
     output: DeviceLogprobs | None,
     inputs: DeviceLogprobs | None,
@@ -228,7 +230,7 @@ def step_result(
     `pools` the sums of hidden states."""
     next_tokens: Int32Array = np.full(len(batch), -1, np.int32)
     sampled = next(arrays)
-    rows, behind = batch.sampling
+    rows, behind = sampling
     is_last = behind == 0
     next_tokens[rows[is_last]] = sampled[is_last]
     result = StepResult(next_tokens)

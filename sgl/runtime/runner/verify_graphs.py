@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from sgl.runtime.model.aux_hidden_states import keeping
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
-from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
+from sgl.runtime.runner.capture import capturing, recorded
 from sgl.runtime.runner.pack import padded, slots_of
 
 MAX_QUERIES = 8
@@ -48,7 +49,7 @@ class VerifyGraphs:
         self._attention = attention
         self._next_tokens = next_tokens
         self._rows = [rows for rows in _ROWS if rows < max_rows] + [max_rows] * (max_rows <= _ROWS[-1])
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int], list[torch.cuda.CUDAGraph]] = {}
         self._uploader = Uploader(model.device)
         most = self._rows[-1] * MAX_QUERIES
         self._ids = torch.zeros(most, dtype=torch.int64, device=model.device)
@@ -82,10 +83,11 @@ class VerifyGraphs:
         slots[..., places] = slots_of(step, of_row, positions, self._kv.page_size)[..., : len(places)]
         positions_there[places] = positions if batch.offsets is None else positions + batch.offsets[of_row]
         slots_on = self._attention.plan_verify(step, queries, inputs)[3]
-        sampling, after = batch.sampling
+        for graph in self._graphs[bucket, queries]:
+            graph.replay()
+        sampling, after = batch.sampling  # the device is busy by now
         last = sampling * queries + batch.q_lens[sampling] - 1 - after
         last_on, places_on = self._uploader.upload(last.astype(np.int64), places.astype(np.int64))
-        self._graphs[bucket, queries].replay()
         return Verified(self._hidden.index_select(0, last_on), places_on, slots_on)
 
     def drop(self) -> None:
@@ -105,10 +107,8 @@ class VerifyGraphs:
                         step = replace(step, windowed=step)
                     inputs = self._attention.plan_verify(step, queries, self._nothing(bucket * queries))
                     self._forward(inputs)  # compiles and loads what a capture may not
-                    graph = torch.cuda.CUDAGraph()
-                    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_MODE):
-                        self._forward(inputs)
-                    self._graphs[bucket, queries] = graph
+                    forward, is_cut = partial(self._forward, inputs), self._model.collectives is not None
+                    self._graphs[bucket, queries] = recorded(forward, self._kv, pool, stream, is_whole=is_cut)
 
     def _nothing(self, num_tokens: int) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
         """Rows, token ids, positions and slots, zeros."""
