@@ -463,6 +463,27 @@ def test_looks_that_find_nothing_are_as_rare_as_waiting_costs() -> None:
     assert speculator._until_look == 0
 
 
+@pytest.mark.parametrize(("gain", "every", "most"), [(1.5, 3, 1.0), (0.5, 10, 0.25), (0.0, 1, 0.1)])
+def test_looks_go_on_while_they_gain_more_than_waiting_costs(gain: float, every: int, most: float) -> None:
+    """One of so many looks gains so many steps, and each of the others 0.4 steps of waiting."""
+    speculator = Speculator(cast(Any, None), budget=Budget())
+    costs = speculator._budget.costs
+    costs.saw(1, 0, 1, 0.010)
+    for _ in range(50):
+        costs.saw(1, 0, 1, 0.014, waited=True)
+    looks, total = 0, 0.0
+    for step in range(5000):
+        if speculator._until_look <= 0:
+            looks += 1
+            found = 0.0 if step % every else gain
+            total += found or -costs.waiting(1)
+            speculator._looked(1, found, 0.0, has_guesses=False)
+        speculator._until_look -= 1
+    assert (looks > 4900) == (most == 1.0)
+    assert looks <= most * 5000
+    assert total > -0.025 * 5000
+
+
 def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
     class Scheduled:
         def __init__(self) -> None:

@@ -171,6 +171,13 @@ class Budget:
         found: list[int] = (survival[:, :best] > 0).sum(1).tolist()
         return found
 
+    def gain(self, num_rows: int, drafts: Sequence[tuple[float, int]], numbers: Sequence[int]) -> float:
+        """Plain steps that a row is expected to be spared by a step with so many of these drafts, less those that it
+        takes longer."""
+        pairs = zip(drafts, numbers, strict=True)
+        accepted = sum(share**place for (share, _), number in pairs for place in range(1, number + 1))
+        return accepted / num_rows + 1 - self.costs.ratio(num_rows, sum(numbers), 1 + max(numbers))
+
 
 def _moved(before: float, seconds: float) -> float:
     """A mean that is new if it was 0."""

@@ -21,6 +21,7 @@ _FIRST_PAUSE = 4  # steps without a look, after looks that found no gain; up to 
 _LOOKING = 0.01  # of a step's time, for looks that find no gain, where a look costs nothing else
 _WAITING = 0.02  # of the time, for looks that find nothing, before which no step is begun
 _PLAIN_STEPS = 3  # without drafts, to be measured
+_NEW = 0.1  # weight of what the latest look yields
 _TRIED = 4  # tokens of a trial, whatever the budget says, of all rows
 
 
@@ -60,6 +61,7 @@ class Speculator:
         self._clock = thread_time if is_on_host else perf_counter
         self._guesses: dict[int, _Guess] = {}  # the latest, by uid
         self._pause = _FIRST_PAUSE
+        self._yield = 0.0  # of a look, in plain steps, on average
         self._until_look = 0  # steps
         self._since_drafts = 0  # steps
         self._waited = False  # whether the step under way began only when the one before was handled
@@ -144,13 +146,11 @@ class Speculator:
         ]
         guesses = self._propose(wanted, len(running))
         self._guesses |= {guess.request.uid: guess for guess in guesses}
-        pays, is_trial = self._divide(guesses, len(running)), self._trials.is_on and self._asks_models
+        gain, is_trial = self._divide(guesses, len(running)), self._trials.is_on and self._asks_models
         if is_trial:
             self._trials.looked(is_drafted=any(guess.drafter in self._models for guess in guesses))
-        if pays:
-            self._pause = _FIRST_PAUSE
-        elif not is_trial:
-            self._rest_from_looks(len(running), self._clock() - began, has_guesses=bool(guesses))
+        if gain or not is_trial:
+            self._looked(len(running), gain, self._clock() - began, has_guesses=bool(guesses))
         return True
 
     def _choose(self, num_rows: int, requests: Collection[Request] = ()) -> None:
@@ -215,18 +215,27 @@ class Speculator:
                 if before is None or _worth(share, draft) > _worth(before.share, before.draft):
                     best[request.uid] = _Guess(request, drafter, draft, share, len(request.output_ids))
 
-    def _divide(self, guesses: list[_Guess], num_rows: int) -> bool:
-        """Give the guesses out, as many as pay, or some to try whether they do by now. False: none does."""
+    def _divide(self, guesses: list[_Guess], num_rows: int) -> float:
+        """Give the guesses out, as many as pay, or some to try whether they do by now. Returns what the former gain, in
+        plain steps; 0: none does."""
         drafts = [(guess.share, len(guess.draft.token_ids)) for guess in guesses]
         numbers = self._budget.divide(num_rows, drafts)
-        pays = any(numbers)
+        gain = self._budget.gain(num_rows, drafts, numbers) if any(numbers) else 0.0
         is_due = self._since_drafts >= LONGEST_PAUSE  # to see what they take, and how many stand, by now
-        if guesses and not pays and (is_due or self._trials.is_on):
+        if guesses and not gain and (is_due or self._trials.is_on):
             numbers = self._budget.trial(num_rows, drafts)
         for guess, number in zip(guesses, numbers, strict=True):
             if number and self._give(guess.request, guess.draft, number):
                 self._since_drafts = 0
-        return pays
+        return gain
+
+    def _looked(self, num_rows: int, gain: float, seconds: float, *, has_guesses: bool) -> None:
+        """A look gained so many plain steps, 0 if it found no gain, and took so long itself."""
+        self._yield += _NEW * ((gain or -self._budget.costs.waiting(num_rows)) - self._yield)
+        if gain:
+            self._pause = _FIRST_PAUSE
+        elif self._is_on_host or self._yield <= 0:  # else looks pay, though not each does
+            self._rest_from_looks(num_rows, seconds, has_guesses=has_guesses)
 
     def _rest_from_looks(self, num_rows: int, seconds: float, *, has_guesses: bool) -> None:
         """A look found no gain, and took so long."""
