@@ -1,6 +1,7 @@
-"""Speculation on a CPU: tokens a step and tokens a second of drafters without a model, beside jump-forward alone.
+"""Speculation of small models: tokens a step and a second of drafters without a model, beside jump-forward alone.
 
     python benchmarks/speculate.py [MODEL] [--data WORKLOADS] [--count 30] [--only replay,records,tools,plain]
+                                   [--rounds 1]
 
     replay   without a model: recorded outputs of ReAct traces are what a model would say. Tokens a step of look-ups in
              the trace so far and in outputs of other traces, never in the one replayed beyond its present position.
@@ -8,12 +9,15 @@
     tools    tool calls by the same, likewise
     plain    text without constraints, 1 to 64 requests at a time: CPU seconds with drafts of those without
 
-WORKLOADS is the folder that has sglang_bench/react. Outputs with and without drafts are compared.
+WORKLOADS is the folder that has sglang_bench/react. Outputs with and without drafts are compared. Both engines of
+records and tools answer a few other requests first, then all of these in turns, --rounds times from empty caches and
+pools: tokens a second are medians, on a CPU of its own time.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import statistics
@@ -24,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))  # the cases are no part of the package
@@ -40,6 +45,7 @@ from tools.train_embedded.records import record_example  # noqa: E402
 from tools.train_embedded.values import Values  # noqa: E402
 
 _MOST = 7  # drafts of a row
+_OTHERS = 8  # requests that warm an engine up
 _BEGINNINGS = "Once upon a time", "The capital of France is", "def main():\n    ", "Q: What is 2 + 2? A:"
 
 
@@ -50,6 +56,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--only", default="replay,records,tools,plain")
+    parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
     only = arguments.only.split(",")
     if "replay" in only:
@@ -62,11 +69,11 @@ def main() -> None:
         with Engine(arguments.model) as engine:
             chat = Chat(engine)
             cases = {
-                "records": generated_cases(chat, record_example, values, arguments.count),
-                "tools": tool_cases(chat, values, arguments.count),
+                "records": generated_cases(chat, record_example, values, _OTHERS + arguments.count),
+                "tools": tool_cases(chat, values, _OTHERS + arguments.count),
             }
         for name in cases.keys() & set(only):
-            _measure(name, arguments.model, cases[name])
+            _measure(name, arguments.model, cases[name], arguments.rounds)
     if "plain" in only:
         _plain(arguments.model)
 
@@ -152,14 +159,25 @@ def _plain(model: str) -> None:
         engine.shutdown()
 
 
-def _measure(name: str, model: str, cases: list[Case]) -> None:
+def _measure(name: str, model: str, cases: list[Case], rounds: int) -> None:
     """At batch 1, one request after another."""
+    cases, others = cases[_OTHERS:], cases[:_OTHERS]
     for temperature in (0.0, 0.7):
-        found: dict[str, tuple[list[list[int]], float, float]] = {}
-        for algorithm in ("off", "auto"):
-            with Engine(model, speculative_algorithm=algorithm, random_seed=0) as engine:
-                found[algorithm] = _run(engine, cases, temperature)
-        (plain, before, rate_before), (drafted, after, rate) = found["off"], found["auto"]
+        algorithms = "off", "auto"
+        found: dict[str, list[tuple[list[list[int]], float, float]]] = {algorithm: [] for algorithm in algorithms}
+        with contextlib.ExitStack() as stack:
+            engines = {
+                algorithm: stack.enter_context(Engine(model, speculative_algorithm=algorithm, random_seed=0))
+                for algorithm in algorithms
+            }
+            for engine in engines.values():
+                _run(engine, others, temperature)
+            for _ in range(rounds):
+                for algorithm, engine in engines.items():
+                    engine.flush_cache()
+                    found[algorithm].append(_run(engine, cases, temperature))
+        (plain, before, _), (drafted, after, _) = found["off"][0], found["auto"][0]
+        rate_before, rate = (statistics.median(each[2] for each in found[algorithm]) for algorithm in algorithms)
         text = f"{name}, temperature {temperature}: {before:5.2f} -> {after:5.2f} tokens a step ({after / before:.2f}x)"
         same = sum(a == b for a, b in zip(plain, drafted, strict=True))
         print(
@@ -175,12 +193,13 @@ def _run(engine: Engine, cases: list[Case], temperature: float) -> tuple[list[li
     steps = tokens = 0
     seconds = 0.0
     counters = engine._scheduler.counters
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     for number, case in enumerate(cases):
         params: dict[str, Any] = {"temperature": temperature, "seed": number, "json_schema": case.schema}
         engine.generate(prompt=case.prompt, sampling_params={**params, "max_new_tokens": 1})
-        before, began = counters.steps, time.perf_counter()
+        before, began = counters.steps, clock()
         result = engine.generate(prompt=case.prompt, sampling_params={**params, "max_new_tokens": 200})
-        seconds += time.perf_counter() - began
+        seconds += clock() - began
         steps += counters.steps - before
         tokens += len(result["output_ids"])
         outputs.append(result["output_ids"])

@@ -4,15 +4,17 @@
                                               [--algorithm off eagle3 ngram] [--drafts 4] [--stand 3] [--table]
 
 CONFIG is a folder with a config.json; weights are random, those of the EAGLE-3 head, too, which is one of the target's
-sizes with 32,000 draft tokens. Each step verifies --drafts drafts, whatever they are, and --stand of them stand. A row
-of ROWS.jsonl has the tokens a second of one engine and algorithm, of one request with a cached prompt, from its first
-token to its last, and tokens a step where there were drafts. --table prints what ROWS.jsonl has, and the ratios.
+sizes with 32,000 draft tokens. Each step verifies --drafts drafts, whatever they are, and --stand of them stand; what
+look-ups find is filled up with other tokens, as SGLang does. A row of ROWS.jsonl has the tokens a second of one engine
+and algorithm, of one request with a cached prompt, from its first token to its last, and tokens a step where there were
+drafts. --table prints what ROWS.jsonl has, and the ratios.
 KIT and PARTS: see benchmarks.gpu.peers.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -20,6 +22,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,9 @@ from benchmarks.gpu.peers import PEERS
 from benchmarks.gpu.speculate_peers import REPS, prompt
 from sgl import Engine
 from sgl.runtime.scheduler import verification
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.speculate.drafter import Draft, Drafter, DraftRequest
+from sgl.runtime.speculate.speculator import Speculator
 from tests.every_draft import every_draft
 
 ALGORITHMS = "off", "eagle3", "ngram"
@@ -85,6 +91,8 @@ def own(model: Path, algorithm: str, drafts: int, stand: int, head: Path, device
     rates, steps = [], []
     try:
         with Engine(str(model), **options) as engine, every_draft(engine):
+            if algorithm == "ngram":
+                engine._loop.call(functools.partial(fill_up, engine._loop._speculator))
             for rep in range(REPS + 1):
                 seconds, counted = [], []
                 for number in (1, 1, OUTPUT):  # the first one caches the prompt
@@ -101,6 +109,28 @@ def own(model: Path, algorithm: str, drafts: int, stand: int, head: Path, device
     row: dict[str, Any] = {"engine": "sgl", "algorithm": algorithm, "rates": rates}
     row |= {"tokens_a_second": statistics.median(rates)}
     return row | {"tokens_a_step": (OUTPUT - 1) / statistics.median(steps)}
+
+
+class Filled:
+    """Look-ups, whose drafts are filled up."""
+
+    def __init__(self, lookup: Drafter) -> None:
+        self._lookup, self.name = lookup, lookup.name
+
+    def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
+        """See `Drafter`."""
+        found = zip(self._lookup.propose(wanted), wanted, strict=True)
+        return [Draft([*draft.token_ids, *range(1000, 1000 + asked.most)][: asked.most]) for draft, asked in found]
+
+    def ended(self, request: Request) -> None:
+        """See `Drafter`."""
+        self._lookup.ended(request)
+
+
+def fill_up(speculator: Speculator) -> None:
+    """Have every row drafted for in every step."""
+    speculator._hosts = [Filled(each) for each in speculator._hosts]
+    speculator._drafters = [*speculator._hosts, *speculator._models]
 
 
 def of_peer(peer: str, kit: Path, parts: Path, model: Path, options: dict[str, Any]) -> dict[str, Any]:

@@ -24,10 +24,11 @@ def verified(
     sampled: [drafts + 1]. logprobs: likewise, or none.
     """
     drafts, row = request.drafts, request.row
-    if simulated_acceptance is not None:
-        num = simulated_acceptance(len(drafts))
-        sampled[:num] = drafts[:num]
-    num_accepted = next((i for i, draft in enumerate(drafts) if sampled[i] != draft), len(drafts))
+    if simulated_acceptance is None:
+        num_accepted = next((i for i, draft in enumerate(drafts) if sampled[i] != draft), len(drafts))
+    else:
+        num_accepted = simulated_acceptance(len(drafts))
+        sampled[:num_accepted] = drafts[:num_accepted]
     del sampled[num_accepted + 1 :]
     table.kv_len[row] -= len(drafts) - num_accepted  # the others' KV will be overwritten
     request.drafts, request.phase = (), Phase.DECODE
