@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,10 @@ class _Kernel:
     def launch_metadata(self, *_: Any) -> None: ...
 
     def run(self, *_: Any) -> None: ...
+
+    def __getitem__(self, _: Any) -> Callable[..., None]:
+        """A launch of what was compiled before."""
+        return self.run
 
 
 class _Nothing:
