@@ -6,13 +6,15 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from sgl.bench.datasets import Job
 from sgl.errors import ConfigError
+from sgl.runtime.config import PositiveFloat
 
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 URL = "http://127.0.0.1:30000"
 Api = Literal["native", "openai", "openai-chat"]
 PATHS: dict[Api, str] = {"native": "/generate", "openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
