@@ -145,6 +145,8 @@ def test_a_minimum_that_the_constraint_cannot_reach_is_told(engine: Engine, more
     with pytest.raises(InvalidRequest, match=r"min_new_tokens=3 holds back .* behind 1 tokens") as told:
         engine.generate("a", {**params, "min_new_tokens": 3})
     assert told.value.param == "min_new_tokens"
+    with pytest.raises(InvalidRequest, match=r"min_new_tokens=3 holds back"):  # where token 0 is one of them
+        engine.generate("a", {**params, "stop_token_ids": [0, *stops], "min_new_tokens": 3})
     assert engine.generate("a", {**params, "min_new_tokens": 1})["text"] in ("X", "Y")
     assert not engine.check_ledger()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sgl.errors import GrammarError, InvalidRequest, RequestAborted
+from sgl.errors import GrammarError, GrammarTooLarge, InvalidRequest, RequestAborted
 from sgl.runtime.batch import Float32Array, Logprobs
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import FinishReason, Request
@@ -87,7 +87,10 @@ class Submission:
         self.first_token = self.first_token or time.monotonic()
         if not request.max_new_tokens:
             return FinishReason("length")
-        reason = self.read(request.output_ids[-1])
+        token = request.output_ids[-1]
+        if self.matcher is not None and token in request.stop_ids and self._holds_stops_back:
+            raise self._too_high_a_minimum()  # it stands for nothing that is allowed
+        reason = self.read(token)
         if reason is None and self.matcher is not None and self.matcher.is_complete():
             reason = FinishReason("stop")
         return reason or (FinishReason("length") if len(request.output_ids) >= request.max_new_tokens else None)
@@ -104,19 +107,30 @@ class Submission:
         if matcher is not None:
             try:
                 matcher.accept(token)
+            except GrammarTooLarge:
+                raise
             except GrammarError as error:
-                if len(request.output_ids) > request.params.min_new_tokens:
+                if not self._holds_stops_back:
                     raise
-                raise InvalidRequest(
-                    f"min_new_tokens={request.params.min_new_tokens} holds back all that the constraint allows behind "
-                    f"{len(request.output_ids) - 1} tokens: these are stop_token_ids",
-                    param="min_new_tokens",
-                ) from error
+                raise self._too_high_a_minimum() from error
         if self.is_incremental and text is not None:
             self.pieces += text.feed(token)
             if text.matched is not None:
                 return FinishReason("stop", text.matched, stop=text.stop)
         return None
+
+    @property
+    def _holds_stops_back(self) -> bool:
+        """Whether the latest token could be no stop token."""
+        return len(self.request.output_ids) <= self.request.params.min_new_tokens
+
+    def _too_high_a_minimum(self) -> InvalidRequest:
+        request = self.request
+        return InvalidRequest(
+            f"min_new_tokens={request.params.min_new_tokens} holds back all that the constraint allows behind "
+            f"{len(request.output_ids) - 1} tokens: these are stop tokens",
+            param="min_new_tokens",
+        )
 
     def take(self, reason: FinishReason | None, weight_version: str) -> Output:
         """What came since the last output; with a reason, the last one."""
