@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from sgl.errors import AdapterError
 from sgl.runtime.model.adapter import LoraConfig, read_adapter
-from sgl.runtime.model.adapter_names import Patterns, _ends
+from sgl.runtime.model.adapter_names import Patterns, ends_of
 from sgl.runtime.model.config import ModelConfig
-from sgl.runtime.model.lora import LoraSlots
+from sgl.runtime.model.lora import Fused, LoraSlots, Modules
 from sgl.runtime.model.lora_products import decoder_modules, decoder_products, lora_modules
 from sgl.runtime.model.shard import WHOLE, Shard
 from tests.tiny_adapters import ALL, tiny_adapter
@@ -45,7 +45,7 @@ class Counted:
     ends = 0
 
     def __call__(self, module: str) -> Iterable[str]:
-        for end in _ends(module):
+        for end in ends_of(module):
             self.ends += 1
             yield end
 
@@ -119,11 +119,24 @@ def test_patterns_of_a_config_hold_no_thread(
 
 
 def test_many_names_are_found_by_their_ends(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sgl.runtime.model.adapter_names._ends", counted := Counted())
+    monkeypatch.setattr("sgl.runtime.model.adapter_names.ends_of", counted := Counted())
     names = [*ALL, *(f"nobody.{number}" for number in range(50_000))]
     folder = tiny_adapter(tmp_path, model, target_modules=names)
     assert len(LoraConfig.read(str(folder)).modules(slots_for(model).known)) == 14
     assert counted.ends < 1000
+
+
+def test_many_parameters_are_found_by_their_ends(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fused = {f"model.layers.{number}.mlp.experts.down_proj": Fused([("x",)]) for number in range(94)}
+    folder = tiny_adapter(tmp_path, model, targets=(), target_parameters=["93.mlp.experts.down_proj"] * 2_000)
+    counted = Counted()
+    for where in ("adapter", "adapter_names"):
+        monkeypatch.setattr(f"sgl.runtime.model.{where}.ends_of", counted)
+    found = LoraConfig.read(str(folder)).fused(Modules({}, {}, {}, fused))
+    assert list(found) == ["model.layers.93.mlp.experts.down_proj"]
+    assert counted.ends < 2_000
 
 
 @pytest.mark.parametrize(

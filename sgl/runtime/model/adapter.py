@@ -11,7 +11,6 @@ import re
 from collections.abc import Collection, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from sgl.errors import AdapterError, ModelError
 from sgl.runtime.bounded_regex import RegexRefused
 from sgl.runtime.lora_options import ALL_LINEAR
-from sgl.runtime.model.adapter_names import Patterns, body_of, spelled
+from sgl.runtime.model.adapter_names import Patterns, body_of, ends_of, spelled
 from sgl.runtime.model.checkpoint import checkpoint_folder, local_path
 from sgl.runtime.model.lora import Adapter, LoraSlots, Modules, Pair, Shape, is_of_expert, parts_of
 from sgl.runtime.model.weight_files import FLOAT_DTYPES, opened, read
@@ -155,8 +154,9 @@ class LoraConfig:
 
     def fused(self, known: Modules) -> dict[str, int]:
         """The parameters of experts that it changes, with their ranks. Raises AdapterError for others."""
+        ends = {end for its in known.fused for end in ends_of(self.spelled(its))}
         for target in self.parameters:
-            if not any(map(partial(self._means, frozenset((target,))), known.fused)):
+            if target not in ends:
                 its = ", ".join(dict.fromkeys(f"experts.{its.rpartition('.')[2]}" for its in known.fused)) or "none"
                 why = known.reason(f".{target}.") or f"of the model's parameters, adapters may change {its}"
                 raise _wrong(self.folder, f"target_parameters has {_shown(target)}: {why}")

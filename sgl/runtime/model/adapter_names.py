@@ -29,7 +29,7 @@ class Patterns:
         """Whether a regular expression means a module, or one of several names is its end."""
         if isinstance(modules, str):
             return bool(modules) and self._matches(modules, module)
-        return any(end in modules for end in _ends(module))
+        return any(end in modules for end in ends_of(module))
 
     def value(self, values: Mapping[str, Any], module: str, default: Any) -> Any:
         """Of the first expression that means a module, or an end of it."""
@@ -70,7 +70,8 @@ def spelled(module: str, body: str | None) -> str:
     return module if body is None or found is None else f"{body}.{module[found.end() :]}"
 
 
-def _ends(module: str) -> Iterable[str]:
+def ends_of(module: str) -> Iterable[str]:
+    """By which a list may mean a module."""
     parts = module.split(".")
     return (".".join(parts[first:]) for first in range(len(parts)))
 
