@@ -217,6 +217,24 @@ def test_more_rows_than_graphs_have_are_drafted_for_by_steps(tmp_path: Path) -> 
     assert replayed == [(2, 1)]
 
 
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_more_rows_than_graphs_have_behind_long_texts(is_biased: bool, tmp_path: Path) -> None:
+    """Of which one has no chain: others' first passes are longer than any graph's."""
+    its, oracle, _ = served(tmp_path, rows=2)
+    drafter: Any = its.drafter
+    if not is_biased:
+        drafter._most_tokens = 30  # one is filled in later
+    for row in range(3):
+        bias = {"logit_bias": {3: 50.0}} if is_biased and row == 2 else {}
+        its.enter(row, drawn(random.Random(row), 12 + row), range(1 + 16 * row, 17 + 16 * row), **bias)
+    its.step({row: 12 + row for row in range(3)})
+    if is_biased:
+        assert its.propose({0: 3, 1: 4, 2: 5}).keys() == {0, 1, 2}
+    else:
+        assert len(its.propose({0: 3, 1: 4, 2: 5})) == 3
+    check(its, oracle, {0: 3, 1: 4})
+
+
 def test_passes_that_a_row_does_not_want_write_nowhere(
     headed: tuple[Served, EagleOracle, list[tuple[int, int]]],
 ) -> None:

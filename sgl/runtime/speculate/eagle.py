@@ -147,9 +147,14 @@ class EagleDrafter(ModelDrafter):
         return super()._filled_in(guesses)
 
     def _chained(self, guesses: list[Guess]) -> tuple[list[Guess], Callable[[], Int32Array]]:
-        most, _ = self._head.chains
-        # A cut-off would cost a graph many more passes over its logits, and forbids few drafts; a bias may forbid most.
-        fitting = [guess for guess in guesses if not len(guess.forced) and not guess.row.is_biased] if most else []
+        most, most_entries = self._head.chains
+        # A cut-off would cost a graph many more passes over its logits, and forbids few drafts, as a minimum of tokens
+        # does; a bias may forbid most.
+        fitting = [
+            guess
+            for guess in guesses
+            if not len(guess.forced) and not guess.row.is_biased and len(guess.first) <= most_entries
+        ]
         if not 0 < len(fitting) <= most:
             return super()._chained([])
         chunks = [(its.row.number, its.first.start, its.first.known_ids, its.most) for its in fitting]
