@@ -484,6 +484,30 @@ def test_looks_go_on_while_they_gain_more_than_waiting_costs(gain: float, every:
     assert total > -0.025 * 5000
 
 
+def test_looks_rest_though_nobody_knows_what_waiting_costs() -> None:
+    """Steps with prompts are not measured."""
+    speculator = Speculator(cast(Any, None), budget=Budget())
+    speculator._budget.costs.saw(1, 0, 1, 0.010)
+    speculator._looked(1, 5.0, 0.0, has_guesses=True)
+    looks = 0
+    for _ in range(1000):
+        if speculator._until_look <= 0:
+            looks += 1
+            speculator._looked(1, 0.0, 0.0, has_guesses=True)
+        speculator._until_look -= 1
+    assert looks < 60
+
+
+def test_drafts_without_room_gain_nothing() -> None:
+    scheduler = SimpleNamespace(
+        may_draft=lambda request: True, memory=SimpleNamespace(reach=lambda request, end: 1)
+    )
+    speculator = Speculator(cast(Any, scheduler), budget=Budget(is_padded=True))
+    speculator._budget.costs.saw(1, 0, 1, 0.010)
+    request = SimpleNamespace(max_new_tokens=100, output_ids=[], num_known=1, owner=SimpleNamespace(matcher=None))
+    assert speculator._divide([_Guess(cast(Any, request), cast(Any, None), Draft([1] * 7), 0.9, 0)], 1) == 0.0
+
+
 def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
     class Scheduled:
         def __init__(self) -> None:

@@ -22,6 +22,7 @@ _LOOKING = 0.01  # of a step's time, for looks that find no gain, where a look c
 _WAITING = 0.02  # of the time, for looks that find nothing, before which no step is begun
 _PLAIN_STEPS = 3  # without drafts, to be measured
 _NEW = 0.1  # weight of what the latest look yields
+_LEAST_YIELD = 0.02  # plain steps, for looks to go on
 _TRIED = 4  # tokens of a trial, whatever the budget says, of all rows
 
 
@@ -217,25 +218,31 @@ class Speculator:
 
     def _divide(self, guesses: list[_Guess], num_rows: int) -> float:
         """Give the guesses out, as many as pay, or some to try whether they do by now. Returns what the former gain, in
-        plain steps; 0: none does."""
+        plain steps; 0: none does, or there was no room."""
         drafts = [(guess.share, len(guess.draft.token_ids)) for guess in guesses]
         numbers = self._budget.divide(num_rows, drafts)
-        gain = self._budget.gain(num_rows, drafts, numbers) if any(numbers) else 0.0
+        pays = any(numbers)
         is_due = self._since_drafts >= LONGEST_PAUSE  # to see what they take, and how many stand, by now
-        if guesses and not gain and (is_due or self._trials.is_on):
+        if guesses and not pays and (is_due or self._trials.is_on):
             numbers = self._budget.trial(num_rows, drafts)
-        for guess, number in zip(guesses, numbers, strict=True):
-            if number and self._give(guess.request, guess.draft, number):
-                self._since_drafts = 0
-        return gain
+        for i, guess in enumerate(guesses):
+            if numbers[i] and not self._give(guess.request, guess.draft, numbers[i]):
+                numbers[i] = 0
+        if not any(numbers):
+            return 0.0
+        self._since_drafts = 0
+        return self._budget.gain(num_rows, drafts, numbers) if pays else 0.0
 
     def _looked(self, num_rows: int, gain: float, seconds: float, *, has_guesses: bool) -> None:
         """A look gained so many plain steps, 0 if it found no gain, and took so long itself."""
-        self._yield += _NEW * ((gain or -self._budget.costs.waiting(num_rows)) - self._yield)
         if gain:
             self._pause = _FIRST_PAUSE
-        elif self._is_on_host or self._yield <= 0:  # else looks pay, though not each does
-            self._rest_from_looks(num_rows, seconds, has_guesses=has_guesses)
+        else:
+            plain = self._budget.costs.plain(num_rows)
+            gain = -max(self._budget.costs.waiting(num_rows), seconds / plain if plain else 0.0)
+            if self._is_on_host or self._yield <= _LEAST_YIELD:  # else looks pay, though not each does
+                self._rest_from_looks(num_rows, seconds, has_guesses=has_guesses)
+        self._yield += _NEW * (gain - self._yield)
 
     def _rest_from_looks(self, num_rows: int, seconds: float, *, has_guesses: bool) -> None:
         """A look found no gain, and took so long."""
