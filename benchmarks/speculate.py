@@ -46,6 +46,8 @@ from tools.train_embedded.values import Values  # noqa: E402
 
 _MOST = 7  # drafts of a row
 _OTHERS = 8  # requests that warm an engine up
+_OPTIONS: dict[str, Any] = {"random_seed": 0, "max_total_tokens": 32_768}
+"""Two engines lie in the device's memory."""
 _BEGINNINGS = "Once upon a time", "The capital of France is", "def main():\n    ", "Q: What is 2 + 2? A:"
 
 
@@ -167,7 +169,7 @@ def _measure(name: str, model: str, cases: list[Case], rounds: int) -> None:
         found: dict[str, list[tuple[list[list[int]], float, float]]] = {algorithm: [] for algorithm in algorithms}
         with contextlib.ExitStack() as stack:
             engines = {
-                algorithm: stack.enter_context(Engine(model, speculative_algorithm=algorithm, random_seed=0))
+                algorithm: stack.enter_context(Engine(model, speculative_algorithm=algorithm, **_OPTIONS))
                 for algorithm in algorithms
             }
             for engine in engines.values():

@@ -208,6 +208,7 @@ def test_drafts_of_a_step_are_one_replay(head: str, folder: Path) -> None:
         its._loop.call(lambda: setattr(runner, "launch", noting))
         its.generate(input_ids=prompts, sampling_params=params)
         assert graphs._graphs
+        assert its._loop.scheduler.counters.drafted_tokens > 100
     assert not launched
     assert not graphs._graphs
 

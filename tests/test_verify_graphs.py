@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from sgl.runtime.batch import FROM_DEVICE, Batch, RowSetup
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.runner.capture import recorded
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.runner.verify_graphs import VerifyGraphs
 from sgl.runtime.sampling_params import SamplingParams
@@ -123,3 +126,44 @@ def test_padded_rows_and_tokens_change_nothing(tmp_path: Path) -> None:
     assert {b: len(its) for b, its in checks.items()} == {0: 2, 2: 6}
     for one, other in zip(caches, replayed_caches, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "is_whole", "pieces"), [(3, False, [3]), (9, False, [4, 5]), (9, True, [9])]
+)
+def test_the_first_piece_of_a_forward_pass_is_short(
+    num_layers: int, is_whole: bool, pieces: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure ends the capture."""
+    config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, num_hidden_layers=num_layers))
+    kv = KVCache(config, 4, PAGE, torch.float32, torch.device("cpu"))
+    layers: list[int] = []
+    open_graphs = 0
+
+    class Graph:
+        def capture_begin(self, **_: Any) -> None:
+            nonlocal open_graphs
+            open_graphs += 1
+            layers.append(0)
+
+        def capture_end(self) -> None:
+            nonlocal open_graphs
+            open_graphs -= 1
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+
+    def forward(most: int = num_layers) -> None:
+        for index in range(num_layers):
+            assert index < most, "as told"
+            kv.reach(index)
+            assert open_graphs == 1
+            layers[-1] += 1
+
+    assert len(recorded(forward, kv, None, cast(Any, None), is_whole=is_whole)) == len(pieces)
+    assert layers == pieces
+    for most in range(num_layers):
+        with pytest.raises(AssertionError, match="as told"):
+            recorded(partial(forward, most), kv, None, cast(Any, None), is_whole=is_whole)
+        assert open_graphs == 0

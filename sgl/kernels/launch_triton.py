@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 _ALIGNMENT = 16  # bytes, of which kernels make use
+_IS_AMD = torch.version.hip is not None
+_NEAR = 1 << 31  # bytes of memory that AMD's kernels reach by shorter offsets
 
 
 class Launcher:
@@ -37,3 +39,8 @@ class Launcher:
         compiled = self._kernel[grid](*args, **options)
         if compiled is not None:  # the interpreter compiles nothing
             self._compiled[key] = compiled
+
+
+def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    is_near = _IS_AMD and tensor.untyped_storage().nbytes() < _NEAR
+    return tensor.dtype, tensor.get_device(), tensor.data_ptr() % _ALIGNMENT == 0, is_near

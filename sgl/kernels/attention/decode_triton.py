@@ -17,7 +17,7 @@ from sgl.kernels import limits
 from sgl.kernels.layers.fused_triton import overlap
 
 _WARPS = 2
-_FEW_ROWS, _MORE_WARPS = 2, 4
+_SHARED_ROWS, _MORE_WARPS = 2, 4
 """Of several queries each: programs share few rows' keys, and wait for what they have to merge. One row of 4,000 keys
 and 8 queries takes 31 µs on an H200, with two warps 52."""
 _STAGES = 5  # page numbers, and two tiles of keys and values in flight
@@ -98,7 +98,7 @@ def attend(
         tile=tile,
         stages=limits.of(query.device).stages(_STAGES, 2 * tile * head_dim * key_cache.element_size()),
         brings=overlaps and shared is None and not is_masked,
-        num_warps=_MORE_WARPS if queries > 1 and len(query) <= _FEW_ROWS * queries else _WARPS,
+        num_warps=_MORE_WARPS if queries > 1 and len(query) <= _SHARED_ROWS * queries else _WARPS,
         **options,
     )
 

@@ -89,7 +89,7 @@ class HeadRunner(DraftRunner):
     ) -> Callable[[], Int32Array] | None:
         """Draft for some rows as steps would, but for cut-offs and biases: see `Sampler.draw`. chunks: of each row its
         number, the first token without an entry, the tokens from there on, and how many drafts are wanted. Call the
-        result for the drafts [num_steps, rows]. None: too many keys; nothing is done."""
+        result for the drafts [num_steps, rows]. None: too many keys; nothing is launched."""
         assert self._draft_graphs is not None, "there is a chain"
         with self._current:
             self._sampler.setup(setups)

@@ -107,8 +107,9 @@ class VerifyGraphs:
                         step = replace(step, windowed=step)
                     inputs = self._attention.plan_verify(step, queries, self._nothing(bucket * queries))
                     self._forward(inputs)  # compiles and loads what a capture may not
-                    forward, is_cut = partial(self._forward, inputs), self._model.collectives is not None
-                    self._graphs[bucket, queries] = recorded(forward, self._kv, pool, stream, is_whole=is_cut)
+                    # Collectives in pieces are not measured.
+                    is_whole, forward = self._model.collectives is not None, partial(self._forward, inputs)
+                    self._graphs[bucket, queries] = recorded(forward, self._kv, pool, stream, is_whole=is_whole)
 
     def _nothing(self, num_tokens: int) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
         """Rows, token ids, positions and slots, zeros."""
