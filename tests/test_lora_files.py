@@ -92,6 +92,8 @@ def test_a_path_that_none_can_be_is_refused(model: Path, path: str) -> None:
         ({"r": 10**400}, "r=1000"),
         ({"layers_to_transform": [0], "layers_pattern": "h"}, "layers_pattern"),
         ({"target_modules": "(a{99}){999}"}, "'.*' is too large"),
+        ({"target_modules": "a|" * 50_000 + "a"}, "is too large: it has 100001 characters, and 65536 are allowed"),
+        ({"target_modules": "()" * 5_000}, "is too large: it has 5000 groups, and 2000 are allowed"),
         ({"target_modules": "(" * 9999}, r"'\({80}…' is malformed"),
     ],
 )
@@ -168,6 +170,17 @@ def test_patterns_mean_what_they_mean_to_peft(pattern: str, module: str, is_mean
 @given(st.text("ab._", max_size=5), st.text("ab._", max_size=8))
 def test_plain_patterns_are_compared_as_regular_expressions(pattern: str, module: str) -> None:
     assert Patterns().value({pattern: 1}, module, 0) == bool(re.fullmatch(rf"(.*\.)?({pattern})", module))
+
+
+def test_a_regular_expression_may_list_every_module() -> None:
+    modules = [
+        *(f"model.layers.{layer}.{part}.{name}" for layer in range(94) for part in ("x", "y") for name in ALL),
+        *(f"model.layers.{layer}.mlp.experts.{its}.up_proj" for layer in range(6) for its in range(64)),
+    ]
+    pattern = "|".join(map(re.escape, modules))
+    patterns = Patterns()
+    assert all(patterns.means(pattern, module) for module in modules)
+    assert not patterns.means(pattern, "model.layers.94.x.q_proj")
 
 
 @pytest.mark.parametrize("word", ["all-linear", "ALL-LINEAR", "All-Linear"])

@@ -13,8 +13,11 @@ from typing import Any
 
 import regex
 
-MAX_UNROLLED = 10_000
-"""Largest regex in characters and classes, with fixed repeats unrolled."""
+MAX_PARTS = 10_000
+"""Largest regex by default: in characters, and in characters and classes with fixed repeats unrolled. Ten times as much
+compiles for a second."""
+MAX_GROUPS = 2_000
+"""Capturing ones, whose compilation is quadratic."""
 REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT)
 
 
@@ -22,15 +25,13 @@ class RegexRefused(Exception):
     """Says what is wrong with a regex, as what follows it in a sentence."""
 
 
-def compiled(source: str) -> tuple[Any, Any]:
-    """A regex of the package `regex`, and its tree of Python's. Raises RegexRefused."""
+def compiled(source: str, most: int = MAX_PARTS) -> tuple[Any, Any]:
+    """A regex of the package `regex` of so many parts at most, and its tree of Python's. Raises RegexRefused."""
     try:
+        _check(len(source), most, "characters")
         tree = _parser.parse(source)
-        size = _unrolled_size(tree)
-        if size > MAX_UNROLLED:
-            raise RegexRefused(
-                f"is too large: with its repeats written out it has {size} parts, and {MAX_UNROLLED} are allowed"
-            )
+        _check(_unrolled_size(tree), most, "parts with its repeats written out")
+        _check(tree.state.groups - 1, MAX_GROUPS, "groups")
         return regex.compile(as_regex_reads_it(source), regex.VERSION0), tree
     except (re.error, regex.error, OverflowError, RecursionError) as error:
         raise RegexRefused(f"is malformed: {error}") from error
@@ -69,6 +70,11 @@ def parts_of(args: Any) -> list[Any]:
     if isinstance(args, list | tuple):
         return [part for arg in args for part in parts_of(arg)]
     return []
+
+
+def _check(size: int, most: int, what: str) -> None:
+    if size > most:
+        raise RegexRefused(f"is too large: it has {size} {what}, and {most} are allowed")
 
 
 def _unrolled_size(tree: Any) -> int:

@@ -11,7 +11,9 @@ from typing import Any
 from sgl.runtime.bounded_regex import RegexRefused, compiled, timed
 
 MAX_SECONDS = 10.0
-"""CPU time of all matches of a config's regular expressions."""
+"""CPU time in which a config's regular expressions are compiled and matched, but for the last one's compilation."""
+MAX_PARTS = 65_536
+"""Of a regular expression, which may list every module of a model. It compiles for half a second."""
 _PLAIN = re.compile(r"[\w.]+", re.ASCII)
 _BODY = re.compile(r"(model\.language_model|language_model\.model|model)\.")
 """Where one model has its layers by different versions of transformers."""
@@ -23,7 +25,7 @@ class Patterns:
 
     def __init__(self) -> None:
         self._seconds_left = MAX_SECONDS
-        self._compiled = lru_cache(maxsize=1024)(lambda pattern: compiled(pattern)[0])
+        self._compiled = lru_cache(maxsize=1024)(lambda pattern: compiled(pattern, MAX_PARTS)[0])
 
     def means(self, modules: str | frozenset[str], module: str) -> bool:
         """Whether a regular expression means a module, or one of several names is its end."""
