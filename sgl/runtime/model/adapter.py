@@ -19,7 +19,7 @@ import torch
 from sgl.errors import AdapterError, ModelError
 from sgl.runtime.bounded_regex import RegexRefused
 from sgl.runtime.lora_options import ALL_LINEAR
-from sgl.runtime.model.adapter_names import Patterns, body_of, ends_of, spelled
+from sgl.runtime.model.adapter_names import Patterns, Values, body_of, ends_of, spelled
 from sgl.runtime.model.checkpoint import checkpoint_folder, local_path
 from sgl.runtime.model.lora import Adapter, LoraSlots, Modules, Pair, Shape, is_of_expert, parts_of
 from sgl.runtime.model.weight_files import FLOAT_DTYPES, opened, read
@@ -58,8 +58,8 @@ class LoraConfig:
     rank: int
     alpha: float
     has_rslora: bool
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
+    ranks: Values
+    alphas: Values
     targets: str | frozenset[str]
     excluded: str | frozenset[str]
     parameters: tuple[str, ...]
@@ -108,14 +108,14 @@ class LoraConfig:
             raise _wrong(
                 folder, f"layers_pattern is {_shown(given['layers_pattern'])}, and layers are in 'layers' here"
             )
-        there = _modules_there(folder)
+        there, patterns = _modules_there(folder), Patterns()
         return LoraConfig(
             folder,
             rank,
             float(alpha),
             bool(given.get("use_rslora")),
-            ranks,
-            alphas,
+            Values(ranks, patterns),
+            Values(alphas, patterns),
             _modules(folder, "target_modules", given),
             _modules(folder, "exclude_modules", given),
             tuple(parameters),
@@ -123,7 +123,7 @@ class LoraConfig:
             _OF_LAYERS if given.get("layers_pattern") else _LAYER,
             frozenset(filter(is_of_expert, there)),
             body_of(there),
-            Patterns(),
+            patterns,
         )
 
     def modules(self, known: Modules) -> dict[str, int]:
@@ -166,7 +166,7 @@ class LoraConfig:
     def scale(self, module: str, rank: int) -> float:
         """What B A x is multiplied with."""
         with self._naming():
-            alpha: float = self.patterns.value(self.alpha_pattern, self.spelled(module), self.alpha)
+            alpha: float = self.alphas.value(self.spelled(module), self.alpha)
         return alpha / (math.sqrt(rank) if self.has_rslora else rank)
 
     def spelled(self, module: str) -> str:
@@ -187,7 +187,7 @@ class LoraConfig:
 
     def _rank(self, module: str) -> int:
         with self._naming():
-            rank: int = self.patterns.value(self.rank_pattern, self.spelled(module), self.rank)
+            rank: int = self.ranks.value(self.spelled(module), self.rank)
         return rank
 
     @contextmanager

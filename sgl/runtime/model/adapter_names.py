@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -30,34 +30,65 @@ class Patterns:
     def means(self, modules: str | frozenset[str], module: str) -> bool:
         """Whether a regular expression means a module, or one of several names is its end."""
         if isinstance(modules, str):
-            return bool(modules) and self._matches(modules, module)
+            return bool(modules) and self.matches(modules, module)
         return any(end in modules for end in ends_of(module))
 
-    def value(self, values: Mapping[str, Any], module: str, default: Any) -> Any:
-        """Of the first expression that means a module, or an end of it."""
-        for pattern, value in values.items():
-            if _PLAIN.fullmatch(pattern):
-                is_its = _is_end(pattern, module)
-                self._spend(1e-6)  # about what it took
-            else:
-                is_its = self._matches(rf"(.*\.)?({pattern})", module)
-            if is_its:
-                return value
-        return default
-
-    def _matches(self, pattern: str, module: str) -> bool:
+    def matches(self, pattern: str, module: str) -> bool:
+        """Whether a regular expression means a module."""
         began = time.thread_time()
         try:
             found = timed(self._compiled(pattern).fullmatch, self._seconds_left, module)
         except RegexRefused as error:
             raise RegexRefused(f"{_shown(pattern)} {error}") from error
-        self._spend(time.thread_time() - began)
+        self.spend(time.thread_time() - began)
         return found is not None
 
-    def _spend(self, seconds: float) -> None:
+    def spend(self, seconds: float) -> None:
+        """CPU time of all."""
         self._seconds_left -= seconds
         if self._seconds_left <= 0:
             raise RegexRefused(f"its patterns take more than {MAX_SECONDS:g} s to match: there are too many")
+
+
+class Values:
+    """What a field of the config gives to modules, by patterns of which the first counts that means a module, or an end
+    of it. Of those of names and dots alone, which may be as many as modules, none is tried: they are looked up."""
+
+    def __init__(self, values: Mapping[str, Any], patterns: Patterns) -> None:
+        self._patterns = patterns
+        self._values = list(values.values())
+        self._others: list[tuple[int, str]] = []
+        self._plain: dict[str, int] = {}  # their places, by the pattern
+        self._dots: dict[int, set[tuple[int, ...]]] = {}  # where they have some, by their length
+        for place, pattern in enumerate(values):
+            if _PLAIN.fullmatch(pattern):
+                self._plain[pattern] = place
+                dots = tuple(at for at, its in enumerate(pattern) if its == ".")
+                self._dots.setdefault(len(pattern), set()).add(dots)
+            else:
+                self._others.append((place, pattern))
+
+    def value(self, module: str, default: Any) -> Any:
+        """The module's. Raises RegexRefused."""
+        first = min(self._plain_places(module), default=len(self._values))
+        for place, pattern in self._others:
+            if place > first:
+                break
+            if self._patterns.matches(rf"(.*\.)?({pattern})", module):
+                first = place
+                break
+        return default if first == len(self._values) else self._values[first]
+
+    def _plain_places(self, module: str) -> Iterator[int]:
+        for end in ends_of(module):
+            every = self._dots.get(len(end), ())
+            self._patterns.spend(2e-6 * len(every))  # about what they take
+            for dots in every:
+                letters = list(end)
+                for at in dots:
+                    letters[at] = "."  # means any character
+                if (place := self._plain.get("".join(letters))) is not None:
+                    yield place
 
 
 def body_of(modules: Iterable[str]) -> str | None:
@@ -76,14 +107,6 @@ def ends_of(module: str) -> Iterable[str]:
     """By which a list may mean a module."""
     parts = module.split(".")
     return (".".join(parts[first:]) for first in range(len(parts)))
-
-
-def _is_end(pattern: str, module: str) -> bool:
-    """For a pattern of names and dots alone, which mean any character."""
-    start = len(module) - len(pattern)
-    if start < 0 or (start and module[start - 1] != "."):
-        return False
-    return all(its in (".", there) for its, there in zip(pattern, module[start:], strict=True))
 
 
 def _shown(pattern: str) -> str:
