@@ -79,7 +79,14 @@ def test_a_path_that_none_can_be_is_refused(model: Path, path: str) -> None:
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules has lm_head"),
         ({"target_modules": ".*"}, "target_modules has model.embed_tokens"),
         ({"target_modules": ["c_attn"]}, "in none of the model"),
-        ({"target_modules": "(q_proj"}, r"'\(q_proj' is malformed"),
+        ({"target_modules": "(q_proj"}, r"target_modules has '\(q_proj', which is malformed: .* at position 0$"),
+        ({"exclude_modules": "(q_proj"}, r"exclude_modules has '\(q_proj', which is malformed: .* at position 0$"),
+        ({"rank_pattern": {"(q_proj": 2}}, r"rank_pattern has '\(q_proj', which is malformed: .* at position 0$"),
+        ({"alpha_pattern": {"q(?i)": 2}}, r"alpha_pattern has 'q\(\?i\)', which is malformed: .* at position 1$"),
+        (
+            {"rank_pattern": {"(?i)q": 2}},
+            r"has '\(\?i\)q', which .* position 8, behind the \(\.\*\\\.\)\?\( that peft",
+        ),
         ({"target_modules": 7}, "must be a list of names"),
         ({"r": 0}, "r=0"),
         ({"r": "4"}, "an integer from 1 to"),
@@ -91,10 +98,10 @@ def test_a_path_that_none_can_be_is_refused(model: Path, path: str) -> None:
         ({"lora_alpha": 10**400}, "lora_alpha=1000"),
         ({"r": 10**400}, "r=1000"),
         ({"layers_to_transform": [0], "layers_pattern": "h"}, "layers_pattern"),
-        ({"target_modules": "(a{99}){999}"}, "'.*' is too large"),
+        ({"target_modules": "(a{99}){999}"}, "'.*', which is too large"),
         ({"target_modules": "a|" * 50_000 + "a"}, "is too large: it has 100001 characters, and 65536 are allowed"),
         ({"target_modules": "()" * 5_000}, "is too large: it has 5000 groups, and 2000 are allowed"),
-        ({"target_modules": "(" * 9999}, r"'\({80}…' is malformed"),
+        ({"target_modules": "(" * 9999}, r"'\({80}…', which is malformed"),
     ],
 )
 def test_a_config_that_asks_for_more_is_refused_by_name(
@@ -106,10 +113,13 @@ def test_a_config_that_asks_for_more_is_refused_by_name(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"target_modules": r"(.|\w)*[!?]"}, "'.*' takes too long to match"),
-        ({"exclude_modules": r"(.|\w)*[!?]"}, "takes too long"),
-        ({"rank_pattern": {r"(.|\w)*[!?]": 2}}, "takes too long"),
-        ({"rank_pattern": {f"{its:016b}".replace("1", "."): 2 for its in range(30_000)}}, "patterns take more than 0.1 s"),
+        ({"target_modules": r"(.|\w)*[!?]"}, "target_modules has '.*', which takes too long to match"),
+        ({"exclude_modules": r"(.|\w)*[!?]"}, "exclude_modules has '.*', which takes too long"),
+        ({"rank_pattern": {r"(.|\w)*[!?]": 2}}, r"rank_pattern has '\(\.\|.*', which takes too long"),
+        (
+            {"rank_pattern": {f"{its:016b}".replace("1", "."): 2 for its in range(30_000)}},
+            "patterns take more than 0.1 s",
+        ),
         ({"rank_pattern": {f"x.[y]_{number}": 2 for number in range(10_000)}}, "patterns take more than 0.1 s"),
     ],
 )
@@ -163,8 +173,8 @@ def test_many_parameters_are_found_by_their_ends(
 def test_patterns_mean_what_they_mean_to_peft(pattern: str, module: str, is_meant: bool) -> None:
     """Whose expression is the one here."""
     assert bool(re.match(rf"(.*\.)?({pattern})$", module)) == is_meant
-    assert (Values({pattern: 1}, Patterns()).value(module, 0) == 1) == is_meant
-    assert Patterns().means(pattern, module) == bool(re.fullmatch(pattern, module) and pattern)
+    assert (Values("rank_pattern", {pattern: 1}, Patterns()).value(module, 0) == 1) == is_meant
+    assert Patterns().means("target_modules", pattern, module) == bool(re.fullmatch(pattern, module) and pattern)
 
 
 PATTERNS = st.text("ab._", max_size=5) | st.sampled_from(["a|b", "[ab].*", r"a\.b"])
@@ -174,7 +184,7 @@ PATTERNS = st.text("ab._", max_size=5) | st.sampled_from(["a|b", "[ab].*", r"a\.
 def test_the_first_pattern_counts(patterns: list[str], module: str) -> None:
     """Also where those of names and dots are looked up, whose dots mean any character."""
     first = next((its for its in patterns if re.fullmatch(rf"(.*\.)?({its})", module)), None)
-    assert Values({its: its for its in patterns}, Patterns()).value(module, None) == first
+    assert Values("rank_pattern", {its: its for its in patterns}, Patterns()).value(module, None) == first
 
 
 def test_a_pattern_for_each_module_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +198,7 @@ def test_a_pattern_for_each_module_is_looked_up(monkeypatch: pytest.MonkeyPatch)
     patterns = Patterns()
     monkeypatch.setattr(patterns, "spend", lambda seconds: spent.append(seconds))
     spent: list[float] = []
-    values = Values({module: rank for rank, module in enumerate(modules)}, patterns)
+    values = Values("rank_pattern", {module: rank for rank, module in enumerate(modules)}, patterns)
     assert [values.value(module, None) for module in modules] == [*range(len(modules))]
     assert sum(spent) < 0.5
 
@@ -200,8 +210,8 @@ def test_a_regular_expression_may_list_every_module() -> None:
     ]
     pattern = "|".join(map(re.escape, modules))
     patterns = Patterns()
-    assert all(patterns.means(pattern, module) for module in modules)
-    assert not patterns.means(pattern, "model.layers.94.x.q_proj")
+    assert all(patterns.means("target_modules", pattern, module) for module in modules)
+    assert not patterns.means("target_modules", pattern, "model.layers.94.x.q_proj")
 
 
 @pytest.mark.parametrize("word", ["all-linear", "ALL-LINEAR", "All-Linear"])

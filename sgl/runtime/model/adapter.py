@@ -114,8 +114,8 @@ class LoraConfig:
             rank,
             float(alpha),
             bool(given.get("use_rslora")),
-            Values(ranks, patterns),
-            Values(alphas, patterns),
+            Values("rank_pattern", ranks, patterns),
+            Values("alpha_pattern", alphas, patterns),
             _modules(folder, "target_modules", given),
             _modules(folder, "exclude_modules", given),
             tuple(parameters),
@@ -161,7 +161,7 @@ class LoraConfig:
                 why = known.reason(f".{target}.") or f"of the model's parameters, adapters may change {its}"
                 raise _wrong(self.folder, f"target_parameters has {_shown(target)}: {why}")
         parameters = frozenset(self.parameters)
-        return {its: self._rank(its) for its in known.fused if self._means(parameters, its)}
+        return {its: self._rank(its) for its in known.fused if self._means("target_parameters", parameters, its)}
 
     def scale(self, module: str, rank: int) -> float:
         """What B A x is multiplied with."""
@@ -174,16 +174,16 @@ class LoraConfig:
         return spelled(module, self.body)
 
     def _is_target(self, module: str) -> bool:
-        if self._means(self.excluded, module):
+        if self._means("exclude_modules", self.excluded, module):
             return False
         layer = self.layer_of.match(module)
         if self.layers is not None and (layer is None or int(layer[1]) not in self.layers):
             return False
-        return self.targets == ALL_LINEAR or self._means(self.targets, module)
+        return self.targets == ALL_LINEAR or self._means("target_modules", self.targets, module)
 
-    def _means(self, modules: str | frozenset[str], module: str) -> bool:
+    def _means(self, field: str, modules: str | frozenset[str], module: str) -> bool:
         with self._naming():
-            return self.patterns.means(modules, self.spelled(module))
+            return self.patterns.means(field, modules, self.spelled(module))
 
     def _rank(self, module: str) -> int:
         with self._naming():

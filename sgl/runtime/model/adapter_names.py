@@ -14,6 +14,8 @@ MAX_SECONDS = 10.0
 """CPU time in which a config's regular expressions are compiled and matched, but for the last one's compilation."""
 MAX_PARTS = 65_536
 """Of a regular expression, which may list every module of a model. It compiles for half a second."""
+_AROUND = r"(.*\.)?(", ")"
+"""What peft puts around a pattern with a value."""
 _PLAIN = re.compile(r"[\w.]+", re.ASCII)
 _BODY = re.compile(r"(model\.language_model|language_model\.model|model)\.")
 """Where one model has its layers by different versions of transformers."""
@@ -25,21 +27,21 @@ class Patterns:
 
     def __init__(self) -> None:
         self._seconds_left = MAX_SECONDS
-        self._compiled = lru_cache(maxsize=1024)(lambda pattern: compiled(pattern, MAX_PARTS)[0])
+        self._compiled = lru_cache(maxsize=1024)(_compiled)
 
-    def means(self, modules: str | frozenset[str], module: str) -> bool:
-        """Whether a regular expression means a module, or one of several names is its end."""
+    def means(self, field: str, modules: str | frozenset[str], module: str) -> bool:
+        """Whether a field's regular expression means a module, or one of its several names is its end."""
         if isinstance(modules, str):
-            return bool(modules) and self.matches(modules, module)
+            return bool(modules) and self.matches(field, modules, module)
         return any(end in modules for end in ends_of(module))
 
-    def matches(self, pattern: str, module: str) -> bool:
-        """Whether a regular expression means a module."""
+    def matches(self, field: str, pattern: str, module: str, before: str = "", after: str = "") -> bool:
+        """Whether a field's regular expression between others means a module."""
         began = time.thread_time()
         try:
-            found = timed(self._compiled(pattern).fullmatch, self._seconds_left, module)
+            found = timed(self._compiled(pattern, before, after).fullmatch, self._seconds_left, module)
         except RegexRefused as error:
-            raise RegexRefused(f"{_shown(pattern)} {error}") from error
+            raise RegexRefused(f"{field} has {_shown(pattern)}, which {error}") from error
         self.spend(time.thread_time() - began)
         return found is not None
 
@@ -54,8 +56,8 @@ class Values:
     """What a field of the config gives to modules, by patterns of which the first counts that means a module, or an end
     of it. Of those of names and dots alone, which may be as many as modules, none is tried: they are looked up."""
 
-    def __init__(self, values: Mapping[str, Any], patterns: Patterns) -> None:
-        self._patterns = patterns
+    def __init__(self, field: str, values: Mapping[str, Any], patterns: Patterns) -> None:
+        self._field, self._patterns = field, patterns
         self._values = list(values.values())
         self._others: list[tuple[int, str]] = []
         self._plain: dict[str, int] = {}  # their places, by the pattern
@@ -74,7 +76,7 @@ class Values:
         for place, pattern in self._others:
             if place > first:
                 break
-            if self._patterns.matches(rf"(.*\.)?({pattern})", module):
+            if self._patterns.matches(self._field, pattern, module, *_AROUND):
                 first = place
                 break
         return default if first == len(self._values) else self._values[first]
@@ -107,6 +109,14 @@ def ends_of(module: str) -> Iterable[str]:
     """By which a list may mean a module."""
     parts = module.split(".")
     return (".".join(parts[first:]) for first in range(len(parts)))
+
+
+def _compiled(pattern: str, before: str, after: str) -> Any:
+    try:
+        return compiled(f"{before}{pattern}{after}", MAX_PARTS)[0]
+    except RegexRefused as error:
+        compiled(pattern, MAX_PARTS)  # whose error has its own positions
+        raise RegexRefused(f"{error}, behind the {before} that peft puts before it") from error
 
 
 def _shown(pattern: str) -> str:
