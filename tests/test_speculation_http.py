@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import random
+import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+from urllib3.exceptions import ReadTimeoutError
 
 from sgl import Engine
 from tests.every_draft import every_draft
@@ -207,6 +209,29 @@ def with_stops_of(body: Body, answer: Any, rng: random.Random) -> Body:
     return path, asked | ({"sampling_params": asked["sampling_params"] | stop} if path == "/generate" else stop)
 
 
+class Watched(threading.Thread):
+    """What fails in it is raised where it is joined."""
+
+    failure: BaseException | None = None
+
+    def __init__(self, do: Callable[..., Any], *arguments: Any) -> None:
+        super().__init__()
+        self._do = do, arguments
+        self.start()
+
+    def run(self) -> None:
+        do, arguments = self._do
+        try:
+            do(*arguments)
+        except BaseException as error:
+            self.failure = error
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(timeout)
+        if self.failure is not None:
+            raise self.failure
+
+
 def disturb(server: LiveServer, rng: random.Random, is_over: threading.Event) -> None:
     """Leave streams, abort requests and let others run out of time."""
     while not is_over.is_set():
@@ -219,14 +244,70 @@ def disturb(server: LiveServer, rng: random.Random, is_over: threading.Event) ->
         elif path == "/generate":
             body["rid"] = uuid.uuid4().hex
             body["sampling_params"].pop("n", None)
-            asking = threading.Thread(target=ask, args=(server, (path, body)))
-            asking.start()
+            asking = Watched(ask, server, (path, body))
             is_over.wait(rng.uniform(0, 0.05))
             server.post("/abort_request", {"rid": body["rid"]})
             asking.join()
         else:
-            with suppress(requests.Timeout):
-                requests.post(server.url + path, json={**body, "stream": False}, timeout=(PATIENCE, 0.03))
+            give_up(server.url + path, {**body, "stream": False}, 0.03)
+
+
+def give_up(url: str, body: dict[str, Any], seconds: float) -> None:
+    """Ask, and leave after so long a silence; within the body, requests tells of one as of a lost connection."""
+    try:
+        requests.post(url, json=body, timeout=(PATIENCE, seconds))
+    except requests.Timeout:
+        pass
+    except requests.ConnectionError as error:
+        if not any(isinstance(its, ReadTimeoutError) for its in error.args):
+            raise
+
+
+def test_who_gives_up_sees_no_other_error() -> None:
+    """A silence within the headers or the body is the client's own; a connection that is cut is told."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        is_left = threading.Event()
+
+        def answer(said: bytes, is_silent: bool) -> None:
+            with listening.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(said)
+                if is_silent:
+                    assert is_left.wait(PATIENCE)
+
+        begun = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx"
+        for said, is_silent in ((b"", True), (begun, True), (b"", False), (begun, False)):
+            is_left.clear()
+            answering = Watched(answer, said, is_silent)
+            with nullcontext() if is_silent else pytest.raises(requests.RequestException):
+                give_up(url, {}, 0.03 if is_silent else PATIENCE)
+            is_left.set()
+            answering.join()
+
+
+def test_what_fails_in_a_thread_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Watched(lambda: 1 // 0).join()
+
+
+def is_error(answer: Any) -> bool:
+    """Whether an answer, or anything that its stream said, is one, or tells of an end that nobody asked for."""
+    status, said = answer
+    found = leaves([*said] if isinstance(said, tuple) else said)
+    return status != 200 or any("error" in place or its in ("abort", "cancelled", "failed") for place, its in found)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_errors_of_streams_are_seen(path: str) -> None:
+    good = {"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}], "text": "x"}
+    assert not is_error((200, joined(path, [good])))
+    assert is_error((200, joined(path, [good, {"error": {"message": "x"}}])))
+    assert is_error((500, good))
+
+
+def test_an_aborted_stream_is_an_error() -> None:
+    assert is_error((200, joined("/v1/completions", [{"choices": [{"index": 0, "finish_reason": "abort"}]}])))
 
 
 @pytest.fixture(scope="module")
@@ -251,30 +332,19 @@ def compare(folder: Path, drafters: list[str], options: dict[str, Any], seed: in
     with Engine(**base, speculative_algorithm="off") as plain, served(plain) as server:
         bodies = [with_stops_of(*pair, rng) for pair in zip(bodies, every(server), strict=True)]
         expected = every(server)
-    assert [status for status, _ in expected] == [200] * count
+    assert not any(map(is_error, expected))
     for name in drafters:
         chosen = dict(DRAFTERS[name])
         if path := chosen.get("speculative_draft_model_path"):
             chosen["speculative_draft_model_path"] = str(folder / path)
         with Engine(**{**base, **options, **chosen}) as its, served(its) as server, every_draft(its):
-            is_over, failures = threading.Event(), list[BaseException]()
-
-            def watched(
-                disturbing: Callable[..., None], *arguments: Any, failures: list[BaseException] = failures
-            ) -> None:
-                try:
-                    disturbing(*arguments)
-                except BaseException as error:
-                    failures.append(error)
-
-            careless = threading.Thread(target=watched, args=(disturb, server, random.Random(seed), is_over))
-            careless.start()
+            is_over = threading.Event()
+            careless = Watched(disturb, server, random.Random(seed), is_over)
             try:
                 found = every(server)
             finally:
                 is_over.set()
                 careless.join()
-            assert not failures
             for body, one, other in zip(bodies, found, expected, strict=True):
                 assert is_same(one, other), f"{name}: {body} gave {one}, not {other}"
             assert its._loop.scheduler.counters.verified_tokens
