@@ -1257,7 +1257,8 @@ def test_a_token_that_is_no_text_is_a_wrong_one() -> None:
 def test_a_query_that_is_no_number_is_told(path: str, name: str, text: str) -> None:
     async def test() -> None:
         control = Control("token", Registry())
-        control.offer(10, {})
+        for generation in (0, 10):
+            control.offer(generation, {})
         async with TestServer(control.app) as server:
             link = Link(str(server.make_url("")), "token")
             with pytest.raises(ConfigError, match=name) as refused:

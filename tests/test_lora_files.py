@@ -168,6 +168,11 @@ def test_many_parameters_are_found_by_their_ends(
         (r".*\b(q_proj)\b", "visual.0.q_proj", True),
         ("q_proj{1}", "q_proj", True),
         ("q_proj{x}", "q_proj{x}", True),
+        ("q_proj{,}", "q_projjj", True),
+        ("q_proj{,}", "q_proj{,}", False),
+        ("q_proj{,2}", "q_projj", True),
+        ("q_proj{\u0661}", "q_proj{\u0661}", True),
+        ("q_proj{\u0661}", "q_proj", False),
     ],
 )
 def test_patterns_mean_what_they_mean_to_peft(pattern: str, module: str, is_meant: bool) -> None:

@@ -52,7 +52,7 @@ REGEXES = st.recursive(
     lambda inner: st.one_of(
         st.tuples(inner, inner).map("".join),
         st.tuples(inner, inner).map(lambda two: f"(?:{two[0]}|{two[1]})"),
-        st.tuples(inner, st.sampled_from(["+", "*?", "?", "{2}", "{1,3}", "{,2}", "*", "++"])).map(
+        st.tuples(inner, st.sampled_from(["+", "*?", "?", "{2}", "{1,3}", "{,2}", "{,}", "*", "++"])).map(
             lambda two: f"(?:{two[0]}){two[1]}"
         ),
         st.tuples(inner, inner).map(lambda two: rf"({two[0]}){two[1]}"),

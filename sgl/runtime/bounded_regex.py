@@ -55,7 +55,7 @@ def too_slow() -> RegexRefused:
     )
 
 
-_BRACES = re.compile(r"\\N\{[^}]*\}|\\.|\{(?!\d+(?:,\d*)?\}|,\d+\})", re.DOTALL)
+_BRACES = re.compile(r"\\N\{[^}]*\}|\\.|\{(?![0-9]+\}|[0-9]*,[0-9]*\})", re.DOTALL)
 
 
 def as_regex_reads_it(source: str) -> str:
@@ -63,12 +63,12 @@ def as_regex_reads_it(source: str) -> str:
     return _BRACES.sub(lambda found: r"\{" if found[0] == "{" else found[0], source)
 
 
-def parts_of(args: Any) -> list[Any]:
+def inner_trees(args: Any) -> list[Any]:
     """The trees inside a node's arguments."""
     if isinstance(args, _parser.SubPattern):
         return [args]
     if isinstance(args, list | tuple):
-        return [part for arg in args for part in parts_of(arg)]
+        return [part for arg in args for part in inner_trees(arg)]
     return []
 
 
@@ -82,5 +82,5 @@ def _unrolled_size(tree: Any) -> int:
     for op, args in tree:
         times = max(1, args[0]) if op in REPEATS else 1
         own = len(args) if op is _constants.IN else 1
-        size += own + times * sum(_unrolled_size(part) for part in parts_of(args))
+        size += own + times * sum(_unrolled_size(part) for part in inner_trees(args))
     return size

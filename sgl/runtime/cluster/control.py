@@ -68,7 +68,8 @@ class Control:
 
     async def _get_options(self, request: web.Request) -> web.Response:
         given = request.query.get("generation", "")
-        options = self._options.get(whole(given, _MOST) or 0)
+        generation = whole(given, _MOST)
+        options = None if generation is None else self._options.get(generation)
         if options is None:
             raise ConfigError(f"there is no generation {given[:99]!r} of replicas", option="generation")
         return web.json_response(options)

@@ -15,7 +15,7 @@ from typing import Any
 import regex
 
 from sgl.errors import InvalidRequest
-from sgl.runtime.bounded_regex import RegexRefused, as_regex_reads_it, compiled, parts_of, timed, too_slow
+from sgl.runtime.bounded_regex import RegexRefused, as_regex_reads_it, compiled, inner_trees, timed, too_slow
 
 MAX_LOOK_BACK = 512
 """Characters that a match may span, with what its lookaheads read; earlier text is sent."""
@@ -80,12 +80,12 @@ class RegexScanner:
         self._starts[index] = max(start, end - MAX_LOOK_BACK)
         return None
 
-    def _search(self, index: int, compiled: Any, end: int, *, partial: bool) -> Any:
+    def _search(self, index: int, expression: Any, end: int, *, partial: bool) -> Any:
         """The first match up to `end`; with `partial`, else the first that more text may complete."""
         start = max(self._starts[index], end - MAX_LOOK_BACK)
         began = time.thread_time()
         source = self._regexes[index].source
-        match = _search(source, compiled, self._text, start, end, partial=partial)
+        match = _search(source, expression, self._text, start, end, partial=partial)
         self._seconds_left -= time.thread_time() - began
         if self._seconds_left < 0:
             raise _refused(source, too_slow())
@@ -98,10 +98,10 @@ class RegexScanner:
             self._starts = [start - unread for start in self._starts]
 
 
-def _search(source: str, compiled: Any, *where: Any, **options: Any) -> Any:
+def _search(source: str, expression: Any, *where: Any, **options: Any) -> Any:
     """The match. Raises InvalidRequest if it takes too long."""
     try:
-        return timed(compiled.search, MAX_SEARCH_SECONDS, *where, **options)
+        return timed(expression.search, MAX_SEARCH_SECONDS, *where, **options)
     except RegexRefused as error:
         raise _refused(source, error) from None
 
@@ -150,7 +150,7 @@ def _is_fickle(op: Any, args: Any) -> bool:
 
 def _is_unknowable(op: Any, args: Any) -> bool:
     """Whether a fickle node depends on another: more text may then turn a failure into a match unseen."""
-    inside = (node for part in parts_of(args) for node in _nodes(part))
+    inside = (node for part in inner_trees(args) for node in _nodes(part))
     return op is _constants.GROUPREF_EXISTS or any(_is_fickle(*node) for node in inside)
 
 
@@ -172,5 +172,5 @@ def _opening(source: str, flags: int) -> str:
 def _nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
     for op, args in tree:
         yield op, args
-        for part in parts_of(args):
+        for part in inner_trees(args):
             yield from _nodes(part)
