@@ -123,7 +123,7 @@ def test_replayed_steps_write_where_launched_ones_would(has_pools: bool) -> None
             batch.is_observed = True
             assert decodes.run(batch, step) is None, "they keep no hidden states"
             checks = VerifyGraphs(model, kv, attention, tokens, 4)
-            checks._graphs[4, 2] = SimpleNamespace(replay=lambda: None)  # type: ignore[assignment]
+            checks._graphs[4, 2] = [SimpleNamespace(replay=lambda: None)]  # type: ignore[list-item]
             observed = checks.run(batch, step)
             assert observed is not None
             assert observed.places.tolist() == [0, 2, 4]
@@ -132,7 +132,7 @@ def test_replayed_steps_write_where_launched_ones_would(has_pools: bool) -> None
             assert checks.run(batch, step) is None
         else:
             checks = VerifyGraphs(model, kv, attention, tokens, 4)
-            checks._graphs[4, 4] = SimpleNamespace(replay=lambda: None)  # type: ignore[assignment]
+            checks._graphs[4, 4] = [SimpleNamespace(replay=lambda: None)]  # type: ignore[list-item]
             verified = checks.run(batch, step)
             assert verified is not None
             found, places = verified.slots, verified.places.numpy()
