@@ -498,14 +498,22 @@ def test_looks_rest_though_nobody_knows_what_waiting_costs() -> None:
     assert looks < 60
 
 
-def test_drafts_without_room_gain_nothing() -> None:
+@pytest.mark.parametrize("is_on_host", [False, True])
+def test_drafts_without_room_gain_nothing(is_on_host: bool) -> None:
+    """Nor do those that a constraint cuts off, behind which there is more to guess: on a CPU looks go on."""
     scheduler = SimpleNamespace(
         may_draft=lambda request: True, memory=SimpleNamespace(reach=lambda request, end: 1)
     )
-    speculator = Speculator(cast(Any, scheduler), budget=Budget(is_padded=True))
+    budget = Budget(is_padded=True)
+    speculator = Speculator(cast(Any, scheduler), budget=budget, is_on_host=is_on_host)
     speculator._budget.costs.saw(1, 0, 1, 0.010)
     request = SimpleNamespace(max_new_tokens=100, output_ids=[], num_known=1, owner=SimpleNamespace(matcher=None))
-    assert speculator._divide([_Guess(cast(Any, request), cast(Any, None), Draft([1] * 7), 0.9, 0)], 1) == 0.0
+    guesses = [_Guess(cast(Any, request), cast(Any, None), Draft([1] * 7), 0.9, 0)]
+    assert speculator._divide(guesses, 1) == 0.0
+    speculator._looked(1, 0.0, 0.001, has_guesses=True)
+    assert (speculator._until_look > 0) == (not is_on_host)
+    speculator._looked(1, None, 0.001, has_guesses=True)
+    assert speculator._until_look > 0
 
 
 def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:

@@ -150,7 +150,7 @@ class Speculator:
         gain, is_trial = self._divide(guesses, len(running)), self._trials.is_on and self._asks_models
         if is_trial:
             self._trials.looked(is_drafted=any(guess.drafter in self._models for guess in guesses))
-        if gain or not is_trial:
+        if gain is not None or not is_trial:
             self._looked(len(running), gain, self._clock() - began, has_guesses=bool(guesses))
         return True
 
@@ -216,9 +216,9 @@ class Speculator:
                 if before is None or _worth(share, draft) > _worth(before.share, before.draft):
                     best[request.uid] = _Guess(request, drafter, draft, share, len(request.output_ids))
 
-    def _divide(self, guesses: list[_Guess], num_rows: int) -> float:
+    def _divide(self, guesses: list[_Guess], num_rows: int) -> float | None:
         """Give the guesses out, as many as pay, or some to try whether they do by now. Returns what the former gain, in
-        plain steps; 0: none does, or there was no room."""
+        plain steps, 0 if there was no room or their constraints cut them off; None: none pays."""
         drafts = [(guess.share, len(guess.draft.token_ids)) for guess in guesses]
         numbers = self._budget.divide(num_rows, drafts)
         pays = any(numbers)
@@ -228,21 +228,23 @@ class Speculator:
         for i, guess in enumerate(guesses):
             if numbers[i] and not self._give(guess.request, guess.draft, numbers[i]):
                 numbers[i] = 0
-        if not any(numbers):
-            return 0.0
-        self._since_drafts = 0
-        return self._budget.gain(num_rows, drafts, numbers) if pays else 0.0
+        if any(numbers):
+            self._since_drafts = 0
+        if not pays:
+            return None
+        return self._budget.gain(num_rows, drafts, numbers) if any(numbers) else 0.0
 
-    def _looked(self, num_rows: int, gain: float, seconds: float, *, has_guesses: bool) -> None:
-        """A look gained so many plain steps, 0 if it found no gain, and took so long itself."""
+    def _looked(self, num_rows: int, gain: float | None, seconds: float, *, has_guesses: bool) -> None:
+        """A look took so long itself. gain: of `_divide`."""
         if gain:
             self._pause = _FIRST_PAUSE
-        else:
-            plain = self._budget.costs.plain(num_rows)
-            gain = -max(self._budget.costs.waiting(num_rows), seconds / plain if plain else 0.0)
-            if self._is_on_host or self._yield <= _LEAST_YIELD:  # else looks pay, though not each does
-                self._rest_from_looks(num_rows, seconds, has_guesses=has_guesses)
-        self._yield += _NEW * (gain - self._yield)
+        elif (
+            gain is None if self._is_on_host else self._yield <= _LEAST_YIELD
+        ):  # else looks pay, though not each does
+            self._rest_from_looks(num_rows, seconds, has_guesses=has_guesses)
+        plain = self._budget.costs.plain(num_rows)
+        cost = max(self._budget.costs.waiting(num_rows), seconds / plain if plain else 0.0)
+        self._yield += _NEW * ((gain or -cost) - self._yield)
 
     def _rest_from_looks(self, num_rows: int, seconds: float, *, has_guesses: bool) -> None:
         """A look found no gain, and took so long."""
