@@ -89,10 +89,10 @@ class _Placing:
         return 0
 
     def plan_decode(self, step: AttentionStep, variant: int, inputs: Any) -> list[torch.Tensor]:
-        assert max(each.ndim for each in inputs) == (1 if step.windowed is None else 2)
-        assert sum(each.ndim for each in inputs) <= MAX_INPUTS
-        self.placed = [torch.from_numpy(each) for each in inputs]
-        return self.placed
+        (rows,) = inputs
+        assert len(rows) <= MAX_INPUTS
+        self.placed = torch.from_numpy(rows)
+        return [self.placed]
 
     def plan_verify(self, step: AttentionStep, queries: int, inputs: Any) -> list[torch.Tensor]:
         return self.plan_decode(step, 0, inputs)
@@ -119,7 +119,7 @@ def test_replayed_steps_write_where_launched_ones_would(has_pools: bool) -> None
             decodes = DecodeGraphs(model, kv, attention, tokens, 4)
             decodes._graphs[4, 0, False] = SimpleNamespace(replay=lambda: None)  # type: ignore[assignment]
             assert decodes.run(batch, step) is not None
-            found, places = attention.placed[2], np.arange(3)
+            found, places = attention.placed[3:].squeeze(0), np.arange(3)
             batch.is_observed = True
             assert decodes.run(batch, step) is None, "they keep no hidden states"
             checks = VerifyGraphs(model, kv, attention, tokens, 4)

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-MAX_INPUTS = 5
-"""Most extra arrays that `GraphAttention.plan_decode` copies; one of two rows counts as two."""
+MAX_INPUTS = 7
+"""Most extra arrays that `GraphAttention.plan_decode` copies; one of several rows counts as so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class GraphAttention(AttentionBackend, Protocol):
         with as many rows and the same variant. Padding rows, unknown to `variant`, may be appended. Never waits for
         the device.
 
-        inputs: up to MAX_INPUTS arrays int64 [B], or [n, B], to copy along. Returns their device tensors; addresses
-        depend only on the number of rows and of inputs.
+        inputs: up to MAX_INPUTS arrays int64 [B], or [n, B] with one more column at most, to copy along. Returns their
+        device tensors; addresses depend only on the number of rows and of inputs.
         """
         ...
 
@@ -127,5 +127,5 @@ class GraphAttention(AttentionBackend, Protocol):
         self, step: AttentionStep, queries: int, inputs: Sequence[npt.NDArray[np.int64]]
     ) -> list[torch.Tensor]:
         """`plan_decode` for rows of `queries` tokens each, 2 to max_queries. Where a row's q_len is less, what follows
-        its last token is padding, whose results mean nothing. inputs: int64 [B * queries]."""
+        its last token is padding, whose results mean nothing. inputs: int64 [B * queries], or [n, B * queries]."""
         raise AssertionError("max_queries is 1")

@@ -8,6 +8,7 @@ a cut row merges its parts. The kernel is in decode_triton.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -88,7 +89,9 @@ class SplitWork:
 class _Arrays:
     """The uploaded arrays of a step; reusable for these rows until one needs another page or tile."""
 
-    key: tuple[int, bytes]  # number of rows; their pages and numbers of tiles
+    key: tuple[
+        bytes, bytes, bytes
+    ]  # the rows' lengths in whole pages and tiles, their pages, and which are skipped
     ends: Int64Array  # [B] each row's last segment, whose end advances
     firsts: Int32Array  # [num_programs] each program's first segment
     programs: Int32Array
@@ -96,9 +99,15 @@ class _Arrays:
     pages: Int32Array
 
     @staticmethod
-    def of(key: tuple[int, bytes], programs: Int32Array, segments: Int32Array, pages: Int32Array) -> _Arrays:
+    def of(
+        key: tuple[bytes, bytes, bytes],
+        num_rows: int,
+        programs: Int32Array,
+        segments: Int32Array,
+        pages: Int32Array,
+    ) -> _Arrays:
         used = segments[: programs[-1, 7]]
-        ends = used[:, 0].searchsorted(np.arange(key[0]), side="right") - 1
+        ends = used[:, 0].searchsorted(np.arange(num_rows), side="right") - 1
         return _Arrays(key, ends, np.minimum(programs[:, 6], len(used) - 1), programs, segments, pages)
 
     def at(self, kv_lens: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
@@ -151,6 +160,7 @@ class DecodeAttention:
         if shape.device.type == "cuda":
             processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
         self._tile = _TILE if shape.head_dim <= _WIDE else _WIDE_TILE
+        self._unit = math.gcd(self._tile, shape.page_size)
         self._least_share = least_share
         self.num_programs = max(1, processors * per_processor // shape.num_kv_heads)
         group = shape.num_heads // shape.num_kv_heads
@@ -246,14 +256,14 @@ class DecodeAttention:
         """Arrays to copy; those of varying size come last. more: query tokens of a row before its last."""
         if num_rows > _FEW_ROWS or self._shape.windows != (None,):
             return self._host_anew(step, num_rows, skipped, more)
-        page_size = self._shape.page_size
-        num_pages = -(-step.kv_lens[:num_rows] // page_size)
-        kv_lens = step.kv_lens[:num_rows] - (0 if skipped is None else skipped * page_size)
-        table = step.page_table[:num_rows, : num_pages.max()]
-        own = -(-kv_lens // page_size), -(-kv_lens // self._tile)
-        key = num_rows, np.concatenate((num_pages, *own, table.reshape(-1))).tobytes()
+        kv_lens, page_size = step.kv_lens[:num_rows], self._shape.page_size
+        units = (kv_lens - 1) // self._unit
+        table = step.page_table[:num_rows, : int(units.max()) * self._unit // page_size + 1]
+        key = units.tobytes(), table.tobytes(), b""
+        if skipped is not None:
+            kv_lens, key = kv_lens - skipped * page_size, (*key[:2], skipped.tobytes())
         if self._latest is None or self._latest.key != key:
-            self._latest = _Arrays.of(key, *self._host_anew(step, num_rows, skipped))
+            self._latest = _Arrays.of(key, num_rows, *self._host_anew(step, num_rows, skipped))
         return self._latest.at(kv_lens)
 
     def _host_anew(

@@ -235,8 +235,10 @@ class FlashInferAttention(GraphAttention):
         num_pages = _num_shared(step.page_table[rows, :past])
         return num_pages if num_pages * page_size * int(q_lens.sum()) >= self._least_work else 0
 
-    def _skipped(self, num_rows: int, groups: list[SharedPrefix]) -> Int32Array:
-        """Leading pages of each row that its group attends to."""
+    def _skipped(self, num_rows: int, groups: list[SharedPrefix]) -> Int32Array | None:
+        """Leading pages of each row that its group attends to; None: there are no groups."""
+        if not groups:
+            return None
         skipped = np.zeros(num_rows, np.int32)
         for group in groups:
             skipped[group.rows] = len(group.pages)

@@ -16,7 +16,7 @@ import torch
 from sgl.kernels.attention.base import AttentionStep, GraphAttention
 from sgl.kernels.lora.rows import NO_ADAPTER, AdapterRows, block_of, most_tiles, tiled
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
-from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array
+from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array
 from sgl.runtime.model.aux_hidden_states import keeping
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
@@ -69,6 +69,7 @@ class DecodeGraphs:
         self._buckets = buckets(max_rows)
         # by rows, attention variant, and whether there are adapters
         self._graphs: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
+        self._replayed: dict[int, Replayed] = {}  # by rows
         self._uploader = Uploader(model.device)
         self._lora = lora
         self._aside: torch.cuda.Stream | None = None
@@ -99,17 +100,21 @@ class DecodeGraphs:
                 *(each[given].astype(np.int64) for each in (batch.rows, batch.token_ids))
             )
             self._next_tokens.index_copy_(0, index, ids)
-        rows, after = np.full(bucket, len(self._next_tokens) - 1, np.int64), step.kv_lens.astype(np.int64)
-        rows[:num_rows] = batch.rows
-        positions = after - 1
+        inputs = self._nothing(bucket)
+        inputs[0, :num_rows] = batch.rows
+        inputs[1, :bucket] = positions = step.kv_lens.astype(np.int64) - 1
         if batch.offsets is not None:
-            positions[:num_rows] += batch.offsets
-        inputs = rows, positions, slots_of(step, np.arange(bucket), after - 1, self._kv.page_size), after
-        placed = self._attention.plan_decode(step, variant, inputs)
+            inputs[1, :num_rows] += batch.offsets
+        inputs[2, :bucket] = step.kv_lens
+        inputs[3:, :bucket] = slots_of(step, np.arange(bucket), positions, self._kv.page_size)
+        (placed,) = self._attention.plan_decode(step, variant, (inputs,))
         if batch.adapters is not None:
             self._place_adapters(np.concatenate((batch.adapters, np.full(padding, NO_ADAPTER, np.int32))))
         self._graphs[bucket, variant, batch.adapters is not None].replay()
-        return Replayed(self._logits[:num_rows], placed[0][:num_rows], placed[3][:num_rows])
+        if num_rows not in self._replayed:  # the inputs' address depends only on the bucket
+            its = placed[:, :num_rows]
+            self._replayed[num_rows] = Replayed(self._logits[:num_rows], its[0], its[2])
+        return self._replayed[num_rows]
 
     def drop(self) -> None:
         """Let go of what was recorded, until the next `capture`."""
@@ -125,10 +130,9 @@ class DecodeGraphs:
                 step = AttentionStep(ones, ones, np.zeros((bucket, 1), np.int32))
                 if self._kv.windowed is not None:
                     step = replace(step, windowed=step)
-                none = np.zeros(bucket, np.int64)
-                nothing = none, none, slots_of(step, none, none, self._kv.page_size), none
                 for variant in self._attention.variants(bucket):
-                    inputs = self._attention.plan_decode(step, variant, nothing)
+                    (placed,) = self._attention.plan_decode(step, variant, (self._nothing(bucket),))
+                    inputs = placed[:, :bucket]
                     for with_adapters in (False, True)[: 1 + (self._lora is not None)]:
                         lora = self._place_adapters(np.zeros(bucket, np.int32)) if with_adapters else None
                         self._forward(inputs, lora)  # compiles and loads what a capture may not
@@ -137,9 +141,15 @@ class DecodeGraphs:
                             self._forward(inputs, lora)
                         self._graphs[bucket, variant, with_adapters] = graph
 
-    def _forward(self, inputs: list[torch.Tensor], lora: LoraStep | None) -> None:
-        rows, positions, slots, _ = inputs
-        slots = slots[..., : len(rows)]
+    def _nothing(self, bucket: int) -> Int64Array:
+        """Inputs of rows of padding: request rows, positions, tokens after them, and slots, of one or two pools. They
+        are an even number, since kernels like addresses that 16 divides."""
+        inputs = np.zeros((4 + (self._kv.windowed is not None), bucket + bucket % 2), np.int64)
+        inputs[0] = len(self._next_tokens) - 1
+        return inputs
+
+    def _forward(self, inputs: torch.Tensor, lora: LoraStep | None) -> None:
+        rows, positions, slots = inputs[0], inputs[1], inputs[3:].squeeze(0)
         token_ids = self._next_tokens.index_select(0, rows)
         states = None if self._states is None else self._states.decodes(rows)
         tokens = Tokens(token_ids, positions, slots, lora=lora, states=states)

@@ -55,19 +55,18 @@ def padded(step: AttentionStep, num_rows: int) -> AttentionStep:
 
 
 def slots_of(step: AttentionStep, of_row: Int64Array, places: Int64Array, page_size: int) -> Int64Array:
-    """Where keys and values go of tokens at these places in rows of a step: see `PackedStep.slots`."""
+    """Where keys and values go of tokens at these places in rows of a step: page * page_size + offset; behind a first
+    dimension of full and windowed pages, if there are those."""
     slots = _slots(step.page_table, of_row, places, page_size)
     if step.windowed is None:
         return slots
-    both = np.zeros((2, len(slots) + len(slots) % 2), np.int64)  # kernels like addresses that 16 divides
-    both[0, : len(slots)] = slots
     places = places - (step.kv_lens - step.windowed.kv_lens)[of_row]
-    both[1, : len(slots)] = _slots(step.windowed.page_table, of_row, places, page_size)
-    return both
+    return np.stack((slots, _slots(step.windowed.page_table, of_row, places, page_size)))
 
 
 def _slots(pages: Int32Array, of_row: Int64Array, places: Int64Array, page_size: int) -> Int64Array:
-    return pages[of_row, places // page_size].astype(np.int64) * page_size + places % page_size
+    index = places // page_size
+    return (pages[of_row, index] - index) * page_size + places
 
 
 def pack(batch: Batch, step: AttentionStep, page_size: int) -> PackedStep:
@@ -77,6 +76,8 @@ def pack(batch: Batch, step: AttentionStep, page_size: int) -> PackedStep:
     of_row = np.repeat(np.arange(len(batch)), q_lens)
     positions = np.arange(ends[-1]) + np.repeat(batch.kv_lens - ends, q_lens)
     slots = slots_of(step, of_row, positions, page_size)
+    if slots.ndim > 1 and len(positions) % 2:  # kernels like addresses that 16 divides
+        slots = np.pad(slots, ((0, 0), (0, 1)))
     if batch.offsets is not None:
         positions += batch.offsets[of_row]
     token_ids = batch.token_ids.astype(np.int64)

@@ -393,7 +393,8 @@ class ModelRunner:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
         of sampled ones, [S, hidden_size]."""
         if self._verify_graphs is not None and (verified := self._verify_graphs.run(batch, step)) is not None:
-            self._show(batch, step.page_table, verified.slots, verified.places)
+            if batch.is_observed:
+                self._show(batch, step.page_table, verified.slots, verified.places)
             return verified.sampling, verified.sampling
         graphs, num_tokens = self._prompt_graphs, int(batch.q_lens.sum())
         is_plain = not batch.places and batch.adapters is None

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from sgl.kernels.attention.base import AttentionStep, GraphAttention
-from sgl.kernels.staging import Uploader
 from sgl.runtime.batch import Batch, Int64Array
 from sgl.runtime.model.aux_hidden_states import keeping
 from sgl.runtime.model.base import Model
@@ -33,8 +32,18 @@ class Verified(NamedTuple):
     """A replayed step; valid until the next run."""
 
     sampling: torch.Tensor  # [S, hidden_size] behind the last norm, of the tokens to sample after
-    places: torch.Tensor  # int64 [T] where the step's tokens lie among the padded ones
-    slots: torch.Tensor  # int64, of padded tokens
+    inputs: torch.Tensor  # see `VerifyGraphs._placed`
+    num_tokens: int
+
+    @property
+    def places(self) -> torch.Tensor:
+        """int64 [T] where the step's tokens lie among the padded ones."""
+        return self.inputs[4, : self.num_tokens]
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """See `PackedStep.slots`; of padded tokens."""
+        return self.inputs[5:].squeeze(0)
 
 
 class VerifyGraphs:
@@ -50,7 +59,6 @@ class VerifyGraphs:
         self._next_tokens = next_tokens
         self._rows = [rows for rows in _ROWS if rows < max_rows] + [max_rows] * (max_rows <= _ROWS[-1])
         self._graphs: dict[tuple[int, int], list[torch.cuda.CUDAGraph]] = {}
-        self._uploader = Uploader(model.device)
         most = self._rows[-1] * MAX_QUERIES
         self._ids = torch.zeros(most, dtype=torch.int64, device=model.device)
         self._hidden = torch.zeros(most, model.config.hidden_size, dtype=model.dtype, device=model.device)
@@ -70,25 +78,37 @@ class VerifyGraphs:
         queries = _QUERIES[bisect_left(_QUERIES, longest)]
         bucket = self._rows[bisect_left(self._rows, num_rows)]
         padding = bucket - num_rows
-        q_lens, kv_lens = batch.q_lens, batch.kv_lens
+        placed, num_sampled = self._placed(batch, step, queries, bucket)
         if padding:
             step = padded(step, padding)
-        of_row = np.repeat(np.arange(num_rows), q_lens)
-        behind = np.repeat(np.cumsum(q_lens, dtype=np.int64), q_lens) - np.arange(len(of_row))
-        positions = kv_lens[of_row].astype(np.int64) - behind
-        places = of_row * queries + q_lens[of_row] - behind
-        inputs = rows, token_ids, positions_there, slots = self._nothing(bucket * queries)
-        rows[:] = len(self._next_tokens) - 1
-        rows[places], token_ids[places] = batch.rows[of_row], batch.token_ids
-        slots[..., places] = slots_of(step, of_row, positions, self._kv.page_size)[..., : len(places)]
-        positions_there[places] = positions if batch.offsets is None else positions + batch.offsets[of_row]
-        slots_on = self._attention.plan_verify(step, queries, inputs)[3]
+        (inputs,) = self._attention.plan_verify(step, queries, (placed,))
         for graph in self._graphs[bucket, queries]:
             graph.replay()
-        sampling, after = batch.sampling  # the device is busy by now
-        last = sampling * queries + batch.q_lens[sampling] - 1 - after
-        last_on, places_on = self._uploader.upload(last.astype(np.int64), places.astype(np.int64))
-        return Verified(self._hidden.index_select(0, last_on), places_on, slots_on)
+        return Verified(self._hidden[:num_sampled], inputs, len(batch.token_ids))
+
+    def _placed(self, batch: Batch, step: AttentionStep, queries: int, bucket: int) -> tuple[Int64Array, int]:
+        """What graphs read of padded tokens, in rows of one array: request rows, token ids, positions; of which are
+        sampled after; which are the step's; and slots. Padding writes to the dummy page. Also how many are sampled
+        after."""
+        q_lens, kv_lens = batch.q_lens[:, None], batch.kv_lens[:, None]
+        sampled_from = batch.q_lens - 1
+        for b, ids in batch.drafts.items():
+            sampled_from[b] -= len(ids)
+        index = np.arange(queries)
+        is_token = index < q_lens
+        positions = np.minimum(kv_lens - q_lens + index, kv_lens - 1)
+        inputs = self._nothing(bucket * queries)
+        of_rows = inputs[:, : is_token.size].reshape(len(inputs), *is_token.shape)
+        of_rows[0] = batch.rows[:, None]
+        of_rows[1][is_token] = batch.token_ids
+        of_rows[5:] = slots_of(step, np.arange(len(batch))[:, None], positions, self._kv.page_size) * is_token
+        of_rows[2] = positions if batch.offsets is None else positions + batch.offsets[:, None]
+        last, places = (
+            (is_token & (index >= sampled_from[:, None])).ravel().nonzero()[0],
+            is_token.ravel().nonzero()[0],
+        )
+        inputs[3, : len(last)], inputs[4, : len(places)] = last, places
+        return inputs, len(last)
 
     def drop(self) -> None:
         """Let go of what was recorded, until the next `capture`."""
@@ -105,20 +125,19 @@ class VerifyGraphs:
                     step = AttentionStep(lens, lens, np.zeros((bucket, queries), np.int32))
                     if self._kv.windowed is not None:
                         step = replace(step, windowed=step)
-                    inputs = self._attention.plan_verify(step, queries, self._nothing(bucket * queries))
+                    (inputs,) = self._attention.plan_verify(step, queries, (self._nothing(bucket * queries),))
                     self._forward(inputs)  # compiles and loads what a capture may not
                     # Collectives in pieces are not measured.
                     is_whole, forward = self._model.collectives is not None, partial(self._forward, inputs)
                     self._graphs[bucket, queries] = recorded(forward, self._kv, pool, stream, is_whole=is_whole)
 
-    def _nothing(self, num_tokens: int) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-        """Rows, token ids, positions and slots, zeros."""
-        rows, token_ids, positions, *slots = np.zeros((4 + (self._kv.windowed is not None), num_tokens), np.int64)
-        return rows, token_ids, positions, slots[0] if len(slots) == 1 else np.stack(slots)
+    def _nothing(self, num_tokens: int) -> Int64Array:
+        return np.zeros((6 + (self._kv.windowed is not None), num_tokens), np.int64)
 
-    def _forward(self, inputs: list[torch.Tensor]) -> None:
-        rows, token_ids, positions, slots = inputs
+    def _forward(self, inputs: torch.Tensor) -> None:
+        rows, token_ids, positions, last = inputs[:4]
         ids = self._ids[: len(rows)]
         torch.where(token_ids < 0, self._next_tokens.index_select(0, rows), token_ids, out=ids)
-        hidden = self._model.forward(Tokens(ids, positions, slots), self._kv, self._attention, captured=True)
-        self._hidden[: len(rows)].copy_(hidden)
+        tokens = Tokens(ids, positions, inputs[5:].squeeze(0))
+        hidden = self._model.forward(tokens, self._kv, self._attention, captured=True)
+        torch.index_select(hidden, 0, last, out=self._hidden[: len(rows)])
