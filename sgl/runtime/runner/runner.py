@@ -256,7 +256,7 @@ class ModelRunner:
     def _step(self, batch: Batch) -> AttentionStep:
         """The batch's rows and their pages, after its writes to the page table."""
         for writes, table in ((batch.page_writes, self._page_table), (batch.window_writes, self._window_table)):
-            if writes is not None:
+            if writes is not None and len(writes):
                 table[writes[:, 0], writes[:, 1]] = writes[:, 2]
         kv, windowed = self._kv, None
         if kv.windowed is not None:

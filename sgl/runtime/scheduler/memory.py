@@ -102,7 +102,7 @@ class RowMemory:
     def pop_page_writes(self) -> Int32Array:
         """The page table's changes since the last batch, [n, 3] of (row, index, page), without repeats."""
         writes, self._page_writes = self._page_writes, []
-        return np.concatenate(writes) if writes else np.empty((0, 3), np.int32)
+        return writes[0] if len(writes) == 1 else np.concatenate([np.empty((0, 3), np.int32), *writes])
 
     def current_match(self, request: Request) -> Match:
         """A waiting request's longest usable cached prefix, looked up again only after a change."""
@@ -189,6 +189,7 @@ class RowMemory:
         self.running[request.row] = request
         self.rows.kv_len[request.row] = match.length
         self.rows.offset[request.row] = 0 if request.layout is None else request.layout.offset
+        self.rows.has_images |= request.layout is not None
         request.node, request.tree_len, request.match = match.node, match.length, None
         request.is_outdated = False
         request.above = above

@@ -50,42 +50,60 @@ def assemble(
     chunks: list[Chunk],
     setups: list[RowSetup],
     page_writes: Int32Array,
+    before: Batch | None,
 ) -> Batch:
-    """The batch of these decodes, then chunks. Advances kv_len and scored_len."""
-    chunk_rows = np.array([chunk.request.row for chunk in chunks], np.int32)
-    starts = np.array([chunk.start for chunk in chunks], np.int32)
-    ends = np.array([chunk.end for chunk in chunks], np.int32)
-    table.kv_len[decode_rows] += 1
-    table.kv_len[chunk_rows] = ends
-    rows = np.concatenate((decode_rows, chunk_rows))
-    token_ids = [np.full(len(decodes), FROM_DEVICE, np.int32)]
-    token_ids += [chunk.token_ids for chunk in chunks]
+    """The batch of these decodes, then chunks. Advances kv_len and scored_len. before: the last batch, if it was of
+    decodes alone; of the same ones, most is the same."""
+    if before is not None and before.rows is decode_rows and not chunks:
+        kv_lens = table.kv_len[decode_rows] + 1
+        table.kv_len[decode_rows] = kv_lens
+        return Batch(
+            *(decode_rows, before.q_lens, kv_lens, before.token_ids, page_writes),
+            *(before.samples, before.score_from, before.top_logprobs, setups),
+            token_ids_logprob=before.token_ids_logprob,
+            offsets=before.offsets,
+        )
+    num_decodes, num_rows = len(decodes), len(decodes) + len(chunks)
+    integers = np.full((5, num_rows), -1, np.int32)
+    rows, q_lens, kv_lens, score_from, top_logprobs = integers
+    token_ids = [chunk.token_ids for chunk in chunks]
+    if decodes:
+        rows[:num_decodes], q_lens[:num_decodes] = decode_rows, 1
+        kv_lens[:num_decodes] = table.kv_len[decode_rows] + 1
+        token_ids.insert(0, np.full(num_decodes, FROM_DEVICE, np.int32))
+    if chunks:
+        lens = [(chunk.request.row, chunk.end - chunk.start, chunk.end) for chunk in chunks]
+        integers[:3, num_decodes:] = np.array(lens, np.int32).T
+    else:
+        rows = decode_rows
+    table.kv_len[rows] = kv_lens
     batch = Batch(
         rows=rows,
-        q_lens=np.concatenate((np.ones(len(decodes), np.int32), ends - starts)),
-        kv_lens=table.kv_len[rows],
-        token_ids=np.concatenate(token_ids),
+        q_lens=q_lens,
+        kv_lens=kv_lens,
+        token_ids=token_ids[0] if len(token_ids) == 1 else np.concatenate(token_ids),
         page_writes=page_writes,
-        samples=np.ones(len(rows), np.bool_),
-        score_from=np.full(len(rows), -1, np.int32),
-        top_logprobs=np.full(len(rows), -1, np.int32),
+        samples=np.ones(num_rows, np.bool_),
+        score_from=score_from,
+        top_logprobs=top_logprobs,
         setups=setups,
     )
-    _place(table, batch, chunks, len(decodes))
-    for b, chunk in enumerate(chunks, len(decodes)):
+    _place(table, batch, chunks, num_decodes)
+    for b, chunk in enumerate(chunks, num_decodes):
         request = chunk.request
-        wants_next = request.max_new_tokens > 0 or request.top_logprobs >= 0
-        batch.samples[b] = chunk.is_last and wants_next
+        if not (chunk.is_last and (request.max_new_tokens > 0 or request.top_logprobs >= 0)):
+            batch.samples[b] = False
         if chunk.is_last and request.drafts:
             batch.drafts[b] = np.array(request.drafts, np.int32)
-        _score(batch, b, chunk)
+        if request.logprob_start is not None:
+            _score(batch, b, chunk)
         if request.pooling == "mean":
             batch.pool_from[b] = 0
         elif request.pooling == "last" and chunk.is_last:
             batch.pool_from[b] = chunk.end - chunk.start - 1
     for b, request in enumerate(decodes + [chunk.request for chunk in chunks]):
         if request.top_logprobs >= 0:
-            batch.top_logprobs[b] = request.top_logprobs
+            top_logprobs[b] = request.top_logprobs
             if request.token_ids_logprob is not None:
                 batch.token_ids_logprob[b] = request.token_ids_logprob
     return batch
@@ -93,6 +111,8 @@ def assemble(
 
 def _place(table: RowTable, batch: Batch, chunks: list[Chunk], num_decodes: int) -> None:
     """Images in these chunks, and positions behind images."""
+    if not table.has_images:
+        return
     offsets = table.offset[batch.rows]
     if not offsets.any() and not any(chunk.request.layout is not None for chunk in chunks):
         return
@@ -109,7 +129,7 @@ def _place(table: RowTable, batch: Batch, chunks: list[Chunk], num_decodes: int)
 def _score(batch: Batch, b: int, chunk: Chunk) -> None:
     request = chunk.request
     first, last = max(chunk.start, request.scored_len), min(chunk.end, request.prompt_len - 1)
-    if request.logprob_start is not None and first < last:
+    if first < last:
         batch.score_from[b] = first - chunk.start
         batch.score_targets[b] = request.prompt_ids[first + 1 : last + 1]
         request.scored_len = last

@@ -17,6 +17,7 @@ class RowTable:
         self.given_back: Int32Array = np.zeros(num_rows, np.int32)  # first pages that it holds no more
         self.samples_left: Int32Array = np.zeros(num_rows, np.int32)  # tokens still to be launched
         self.offset: Int32Array = np.zeros(num_rows, np.int32)  # of positions behind images
+        self.has_images = False  # any row, at any time
         self.adapter: Int32Array = np.full(num_rows, -1, np.int32)  # slot of a LoRA adapter; -1: none
         self.pages: Int32Array = np.zeros((num_rows, max_pages), np.int32)
         self._free = list(range(num_rows - 1, -1, -1))

@@ -13,7 +13,7 @@ from operator import neg, sub
 import numpy as np
 
 from sgl.errors import QueueFull
-from sgl.runtime.batch import Int32Array, Logprobs, RowSetup, StepResult
+from sgl.runtime.batch import Batch, Int32Array, Logprobs, RowSetup, StepResult
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.scheduler.adapters import AdapterSlots
 from sgl.runtime.scheduler.admission import Admission, OutputLengths, ReleaseSimulation
@@ -69,6 +69,7 @@ class Scheduler:
         self._clock = clock
         self._decodes: list[Request] | None = None  # running requests in DECODE; None: stale
         self._decode_rows: Int32Array = np.empty(0, np.int32)
+        self._batch: Batch | None = None  # the last one, if it was of decodes alone
         self._in_flight: list[Step] = []  # scheduled, not yet handled
         self._lengths = OutputLengths(limits.conservativeness)
         self._admission = Admission(self.memory, self._lengths, limits.step_tokens)
@@ -266,6 +267,8 @@ class Scheduler:
                 self._decodes = [r for r in self._running.values() if r.phase is Phase.DECODE]
                 self._decode_rows = np.array([request.row for request in self._decodes], np.int32)
             decodes, rows = self._decodes, self._decode_rows
+            if not decodes:
+                return decodes, rows
             if self._depth > 1:
                 ready = share_of(rows, [step.batch for step in self._in_flight], self._depth)
                 decodes, rows = [decodes[i] for i in ready.tolist()], rows[ready]
@@ -385,7 +388,8 @@ class Scheduler:
     ) -> Step:
         """Build the batch and advance its requests' phases."""
         page_writes = self.memory.pop_page_writes()
-        batch = assemble(self._rows, decodes, decode_rows, chunks, setups, page_writes)
+        batch = assemble(self._rows, decodes, decode_rows, chunks, setups, page_writes, self._batch)
+        self._batch = None if chunks else batch
         batch.moved = 0 if self.memory.tiers is None else self.memory.tiers.loads.moved
         if self.memory.states is not None:
             batch.state_loads, batch.state_saves = self.memory.states.copies(decode_rows, chunks)
@@ -398,9 +402,9 @@ class Scheduler:
                 wants_more = Phase.VERIFY if chunk.request.drafts else Phase.DECODE
                 chunk.request.phase = wants_more if chunk.request.max_new_tokens else Phase.DRAINING
                 self._decodes = None
-        sampling = batch.rows[batch.samples]
-        self._rows.samples_left[sampling] -= 1
-        if (self._rows.samples_left[sampling] <= 0).any():
+        left = self._rows.samples_left[batch.rows] - batch.samples
+        self._rows.samples_left[batch.rows] = left
+        if left.min() <= 0:
             self._decodes = None
             for request in requests:
                 if request.phase is Phase.DECODE and self._rows.samples_left[request.row] <= 0:
