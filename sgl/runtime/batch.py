@@ -96,13 +96,20 @@ class Batch:
     """Whether a client reads tokens as they come and so needs a core, too."""
     is_observed: bool = False
     """Whether a runner's observer sees it: then it is no replayed decode step, on any rank."""
+    _sampling: tuple[Int64Array, Int64Array] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def sampling(self) -> tuple[Int64Array, Int64Array]:
-        """The S positions to sample from: their b, ascending, and how many more of them follow in the same row."""
+        """The S positions to sample from: their b, ascending, and how many more of them follow in the same row. Of a
+        finished batch, and never written to."""
+        if self._sampling is None:
+            self._sampling = self._positions_to_sample()
+        return self._sampling
+
+    def _positions_to_sample(self) -> tuple[Int64Array, Int64Array]:
         rows = np.flatnonzero(self.samples)
         if not self.drafts:
             return rows, np.zeros(len(rows), np.int64)

@@ -207,6 +207,7 @@ def unpacked(data: bytes) -> Frame:
 
 
 def _batch(values: dict[str, Any]) -> Batch:
+    del values["_sampling"]  # found anew
     values["setups"] = [
         RowSetup(**{**setup, "params": SamplingParams(**setup["params"])}) for setup in values["setups"]
     ]
