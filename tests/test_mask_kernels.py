@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from sgl.kernels.sampling import ops as sampling
 from sgl.runtime.batch import Batch, RowSetup
 from sgl.runtime.runner.device_grammars import places_arrays, vocabulary_tensors
 from sgl.runtime.runner.mask_table import MaskTable
+from sgl.runtime.runner.results import Downloader, Landing, PendingStep
 from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.sampling_params import SamplingParams
 from tests import mask_reference
@@ -264,10 +266,14 @@ def test_a_batch_without_constraints_is_left_alone(kernels: ModuleType) -> None:
 
 @pytest.mark.costly
 @needs_triton
-@pytest.mark.parametrize("vocab_size", [5, 4096, 9001])
-def test_one_pass_draws_what_masking_and_sampling_draw(vocab_size: int) -> None:
+@pytest.mark.parametrize(("vocab_size", "block"), [(700, 32), (5, 2048), (4096, 2048), (9001, 1024)])
+def test_one_pass_draws_what_masking_and_sampling_draw(
+    vocab_size: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one part or several."""
     from sgl.kernels.sampling import triton as sampling_triton
 
+    monkeypatch.setattr(sampling_triton, "_BLOCK", block)
     generator = np.random.default_rng(vocab_size)
     logits = torch.from_numpy(generator.normal(0, 4, (6, vocab_size)).astype(np.float32))
     packed = torch.from_numpy(random_masks(generator, 4, vocab_size)[1])
@@ -287,6 +293,19 @@ def test_one_pass_draws_what_masking_and_sampling_draw(vocab_size: int) -> None:
     assert latest[2] == 5
     free = sampling_triton.draw(*arguments).cpu()
     assert torch.equal(free, sampling.sample(logits, temperature, seeds, positions))
+    # Few rows' inputs and tokens in the host's memory; of one row the token is known.
+    some_known = mask_rows.clone()
+    some_known[3] = -2 - 3
+    with_known = drawn.clone()
+    with_known[3] = 3
+    latest.fill_(5)
+    landing = torch.cat((torch.full((6,), -1), some_known, rows, positions)).int()
+    landing = landing.pin_memory() if ON_GPU.type == "cuda" else landing
+    nowhere = None, None
+    assert sampling_triton.draw(*arguments[:3], *nowhere, latest, packed.to(ON_GPU), landing=landing) is landing
+    assert latest.tolist()[2] == 5  # waits
+    assert torch.equal(landing[:6].long(), with_known)
+    assert torch.equal(latest.cpu()[rows], with_known)
     half = -(-vocab_size // 64) * 32
     keys = []
     for start, end in ((0, half), (half, vocab_size))[: 1 + (half < vocab_size)]:
@@ -389,6 +408,69 @@ def test_the_sampler_draws_the_same_in_one_pass() -> None:
     for ids in drawn[1]:
         assert all(allowed[mask_row, i] for mask_row, i in zip(mask_rows, ids, strict=True) if mask_row >= 0)
     assert drawn[0] == drawn[1]
+
+
+class Landings(Downloader):
+    """Of a GPU that is here, or where there is none, memory that a kernel writes at once."""
+
+    def landing(self, size: int) -> Landing:
+        if ON_GPU.type == "cuda":
+            return super().landing(size)
+        event = cast(torch.cuda.Event, SimpleNamespace(record=lambda: None, synchronize=lambda: None))
+        memory = torch.full((size,), -1, dtype=torch.int32)
+        return Landing(memory, memory.numpy(), event)
+
+
+@needs_triton
+@pytest.mark.parametrize("is_placed", [False, True])
+def test_tokens_that_land_on_the_host_are_those_that_others_draw(
+    is_placed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With drafts, single tokens, masks and rows without; and nothing is uploaded but what is added to logits."""
+    ways: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 1.3}, {"min_new_tokens": 3}]
+    prompt, nothing = np.arange(1, 4, dtype=np.int32), np.empty(0, np.int32)
+    setups = [RowSetup(row, SamplingParams(**way), 7 * row, prompt, nothing) for row, way in enumerate(ways)]
+    drafts = {} if is_placed else {1: np.array([4, 5], np.int32)}
+    q_lens = np.array([1, 1 if is_placed else 3, 1], np.int32)
+    batch = Batch(
+        rows=np.array([2, 0, 1], np.int32),
+        q_lens=q_lens,
+        kv_lens=np.array([4, 5, 6], np.int32) + q_lens,
+        token_ids=np.zeros(q_lens.sum(), np.int32),
+        page_writes=np.empty((0, 3), np.int32),
+        samples=np.ones(3, np.bool_),
+        score_from=np.full(3, -1, np.int32),
+        top_logprobs=np.full(3, -1, np.int32),
+        drafts=drafts,
+    )
+    size = int(q_lens.sum())
+    generator = np.random.default_rng(1)
+    packed = random_masks(generator, 3, 40)[1]
+    masks = [packed[0], 7, packed[1], None, packed[0]][-size:]
+    logits = torch.from_numpy(generator.normal(0, 2, (size, 40)).astype(np.float32))
+    placed = [
+        torch.from_numpy(its).to(ON_GPU) for its in (batch.rows.astype(np.int64), batch.kv_lens.astype(np.int64))
+    ]
+    results = []
+    for one_pass, lands in ((False, None), (True, None), (True, Landings(ON_GPU))):
+        sampler = Sampler(max_rows=8, vocab_size=40, device=ON_GPU, eos_ids=(0, 1, 2))
+        sampler._takes_one_pass = one_pass  # as it is on a GPU
+        sampler.setup(setups)
+        given = batch, masks, placed if is_placed else None
+        sampler.sample(logits.to(ON_GPU, copy=True), *given, lands)  # uploads masks
+        uploads = []
+        upload = sampler._uploader.upload
+        monkeypatch.setattr(sampler._uploader, "upload", lambda *its: uploads.append(its) or upload(*its))  # noqa: B023
+        output = sampler.sample(logits.to(ON_GPU, copy=True), *given, lands)
+        assert isinstance(output.ids, Landing) == (lands is not None)
+        assert lands is None or len(uploads) == 1
+        result = PendingStep(batch, output.ids, output.logprobs, None, lands or Downloader(ON_GPU)).wait()
+        results.append(({b: its.tolist() for b, its in result.checks.items()}, result.next_tokens.tolist()))
+        ends = sampler.next_tokens[torch.from_numpy(batch.rows).long().to(ON_GPU)].tolist()
+        assert [ends[b] for b in range(3) if b not in drafts] == [
+            result.next_tokens[b] for b in range(3) if b not in drafts
+        ]
+    assert results[0] == results[1] == results[2]
 
 
 def test_the_mask_table_holds_what_was_asked_for_last() -> None:

@@ -32,20 +32,32 @@ def draw(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     seeds: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
+    rows: torch.Tensor | None,
+    positions: torch.Tensor | None,
     latest: torch.Tensor,
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
+    landing: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`mask.apply_token_mask_`, then `sampling.sample`, up to the last bits of the noise.
 
     logits: float32 [B, V], rows contiguous, unchanged. temperature, seeds, latest: of R request rows; `rows`, int64
-    [B]: those to sample; the others as for those functions. Returns int64 [B], also written to latest[rows]; 0
-    where nothing is allowed. Does not wait for the device.
+    [B]: those to sample; the others as for those functions, and in mask_rows -2 - t for token t, whatever its logit.
+    Returns int64 [B], also written to latest[rows]; 0 where nothing is allowed. Does not wait for the device.
+
+    landing: int32 [>= 4 B], pinned memory for few rows, in place of other inputs: B numbers each for the tokens that
+    are drawn, and of mask_rows, rows and positions. It is returned then.
     """
-    parts = _best_of_parts(logits, temperature, seeds, rows, positions, 0, masks, mask_rows)
-    return _best(_launch_best_of_row, parts, temperature, rows, latest)
+    num_rows, vocab_size = logits.shape
+    num_parts, lands = _num_parts(vocab_size), landing is not None
+    chosen = torch.empty(num_rows, dtype=torch.int64, device=logits.device) if landing is None else landing
+    parts = torch.empty(3, num_rows, num_parts, device=logits.device) if num_parts > 1 else None
+    inputs = logits, temperature, seeds, rows, positions, masks, mask_rows
+    _choose_parts(num_parts, inputs, (parts, chosen, latest), 0, lands)
+    if parts is not None:
+        arguments = parts, temperature, rows, mask_rows, chosen, latest, num_parts
+        _combine(_launch_best_of_row, arguments, masks is not None, lands)
+    return chosen
 
 
 def draw_keys(
@@ -60,78 +72,44 @@ def draw_keys(
 ) -> torch.Tensor:
     """`draw` among the part of the vocabulary that starts at token `first`, of which masks are, too: the keys of
     `sampling.draw_keys`, int64 [B]."""
-    parts = _best_of_parts(logits, temperature, seeds, rows, positions, first, masks, mask_rows)
-    return _best(_launch_key_of_row, parts, temperature, rows, first)
-
-
-def _best(launch, parts, temperature, rows, last) -> torch.Tensor:
-    """What `launch`'s kernel makes of each row's parts, int64 [B]. last: of its own."""
-    values, tops, indices = parts
-    num_rows, num_parts = values.shape
-    best = torch.empty(num_rows, dtype=torch.int64, device=values.device)
-    options = overlap(values.device)
-    launch(
-        (num_rows, 1, 1),
-        values,
-        tops,
-        indices,
-        temperature,
-        rows,
-        best,
-        last,
-        num_parts,
-        temperature.stride(0),
-        triton.next_power_of_2(num_parts),
-        options.pop("overlaps"),
-        num_warps=1,
-        **options,
-    )
-    return best
-
-
-def _best_of_parts(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    seeds: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    first: int,
-    masks: torch.Tensor | None,
-    mask_rows: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The best token of each part that a program reads, [B, parts] each: its score above the part's largest logit over
-    the temperature, float32; that logit, float32; and its place in the logits, int32."""
     num_rows, vocab_size = logits.shape
-    num_parts = triton.cdiv(vocab_size, _BLOCK * _TILES)
-    values, tops = torch.empty(2, num_rows, num_parts, device=logits.device)
-    indices = torch.empty(num_rows, num_parts, dtype=torch.int32, device=logits.device)
-    options = overlap(logits.device)
-    _launch_best_of_part(
-        (num_parts, num_rows, 1),
-        logits,
-        temperature,
-        seeds,
-        rows,
-        positions,
-        masks,
-        mask_rows,
-        values,
-        tops,
-        indices,
-        vocab_size,
-        first,
-        logits.stride(0),
-        temperature.stride(0),
-        seeds.stride(0),
-        masks.stride(0) if masks is not None else 0,
-        masks is not None,
-        _BLOCK,
-        _TILES,
-        options.pop("overlaps"),
-        num_warps=_WARPS,
-        **options,
-    )
-    return values, tops, indices
+    num_parts = _num_parts(vocab_size)
+    parts = torch.empty(3, num_rows, num_parts, device=logits.device)
+    keys = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    inputs = logits, temperature, seeds, rows, positions, masks, mask_rows
+    _choose_parts(num_parts, inputs, (parts, None, None), first, False)
+    _combine(_launch_key_of_row, (parts, temperature, rows, keys, first, num_parts))
+    return keys
+
+
+def num_programs(num_rows: int, vocab_size: int) -> int:
+    """Those that read what a row of `draw` is given."""
+    return num_rows * _num_parts(vocab_size)
+
+
+def _num_parts(vocab_size: int) -> int:
+    """Parts of a row, each of which a program reads."""
+    return -(-vocab_size // (_BLOCK * _TILES))
+
+
+def _choose_parts(num_parts, inputs, outputs, first, lands) -> None:
+    """The best token of each part. inputs: of `draw`. outputs: parts, float32 [3, B, parts] for its score above the
+    part's largest logit over the temperature, that logit, and its place in the logits (int32 in place of a float's
+    bits); or if there is one part, None, and where tokens are noted. lands: there are the other inputs, too."""
+    logits, temperature, seeds, *_, masks, _ = inputs
+    strides = logits.stride(0), temperature.stride(0), seeds.stride(0), 0 if masks is None else masks.stride(0)
+    options, (num_rows, vocab_size) = overlap(logits.device), logits.shape
+    constants = masks is not None, lands, _BLOCK, _TILES, options.pop("overlaps")
+    arguments = *inputs, *outputs, vocab_size, first, *strides, *constants
+    _launch_best_of_part((num_parts, num_rows, 1), *arguments, num_warps=_WARPS, **options)
+
+
+def _combine(launch, arguments, *constants) -> None:
+    """Launch a kernel that goes on with parts. arguments: parts, temperature, …, the number of a row's parts."""
+    parts, temperature, *_, num_parts = arguments
+    options = overlap(parts.device)
+    constants = temperature.stride(0), triton.next_power_of_2(num_parts), *constants, options.pop("overlaps")
+    launch((parts.shape[1], 1, 1), *arguments, *constants, num_warps=1, **options)
 
 
 @triton.jit
@@ -143,9 +121,9 @@ def _best_of_part(
     positions,
     masks,
     mask_rows,
-    values,
-    tops,
-    indices,
+    parts,
+    chosen,
+    latest,
     vocab_size,
     first_token,
     logits_stride,
@@ -153,6 +131,7 @@ def _best_of_part(
     seeds_stride,
     masks_stride,
     has_masks: tl.constexpr,
+    lands: tl.constexpr,
     block: tl.constexpr,
     tiles: tl.constexpr,
     overlaps: tl.constexpr,
@@ -161,14 +140,18 @@ def _best_of_part(
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(1)
-    request = tl.load(rows + row)
+    num_rows = tl.num_programs(1)
+    if lands:
+        mask_rows, rows, positions = chosen + num_rows, chosen + 2 * num_rows, chosen + 3 * num_rows
+    request = tl.load(rows + row, cache_modifier=".cv")
     warmth = tl.load(temperature + request * temperature_stride)
     at = logits + row.to(tl.int64) * logits_stride
     mask_row = -1
     at_mask = masks
     if has_masks:
-        mask_row = tl.load(mask_rows + row)
+        mask_row = tl.load(mask_rows + row, cache_modifier=".cv")
         at_mask = masks + mask_row.to(tl.int64) * masks_stride
+        vocab_size = tl.where(mask_row < -1, 0, vocab_size)  # of a token that is known, nothing is read
     lanes = tl.arange(0, block)
     first = tl.program_id(0) * (block * tiles)
     best = tl.full([block], float("-inf"), tl.float32)
@@ -182,7 +165,7 @@ def _best_of_part(
     value = 0.0
     if (warmth > 0) & (top > float("-inf")):
         seed = tl.load(seeds + request * seeds_stride)
-        position = tl.load(positions + row).to(tl.int32)
+        position = tl.load(positions + row, cache_modifier=".cv").to(tl.int32)
         best = tl.full([block], float("-inf"), tl.float32)
         for again in range(tiles):
             tokens = first + again * block + lanes
@@ -194,10 +177,22 @@ def _best_of_part(
         index = tl.min(tl.where(best == value, which, block * tiles), 0)
     else:
         index = tl.min(tl.where(best == top, which, block * tiles), 0)
-    to = row * tl.num_programs(0) + tl.program_id(0)
-    tl.store(values + to, value)
-    tl.store(tops + to, top)
-    tl.store(indices + to, first + index)
+    if parts is None:
+        _note(tl.where(top > float("-inf"), index, 0), mask_row, chosen + row, latest + request)
+    else:
+        to = parts + row * tl.num_programs(0) + tl.program_id(0)
+        size = num_rows * tl.num_programs(0)
+        tl.store(to, value)
+        tl.store(to + size, top)
+        tl.store(to + 2 * size, (first + index).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _note(token, mask_row, chosen, latest):
+    """Store the token of a row, or the only one that its mask's row names."""
+    token = tl.where(mask_row < -1, -2 - mask_row, token).to(tl.int64)
+    tl.store(chosen, token)
+    tl.store(latest, token)
 
 
 @triton.jit
@@ -214,16 +209,17 @@ def _allowed(at, tokens, vocab_size, at_mask, mask_row, has_mask: tl.constexpr):
 
 @triton.jit
 def _best_of_row(
-    values,
-    tops,
-    indices,
+    parts,
     temperature,
     rows,
+    mask_rows,
     chosen,
     latest,
     num_parts,
     temperature_stride,
     block: tl.constexpr,
+    has_masks: tl.constexpr,
+    lands: tl.constexpr,
     overlaps: tl.constexpr,
 ):
     """Combine parts, whose values are relative to their own largest logit to keep precision."""
@@ -231,27 +227,30 @@ def _best_of_row(
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0)
-    request = tl.load(rows + row)
-    at = row * num_parts + tl.arange(0, block)
-    is_part = tl.arange(0, block) < num_parts
-    top = tl.load(tops + at, mask=is_part, other=float("-inf"))
+    num_rows = tl.num_programs(0)
+    if lands:
+        mask_rows, rows = chosen + num_rows, chosen + 2 * num_rows
+    request = tl.load(rows + row, cache_modifier=".cv")
+    mask_row = -1
+    if has_masks:
+        mask_row = tl.load(mask_rows + row, cache_modifier=".cv")
+    at = parts + row * num_parts
+    size = num_rows * num_parts
+    lanes = tl.arange(0, block)
+    top = tl.load(at + size + lanes, mask=lanes < num_parts, other=float("-inf"))
     best_top = tl.max(top, 0)
     warmth = tl.load(temperature + request * temperature_stride)
-    value = tl.load(values + at, mask=is_part, other=float("-inf")).to(tl.float64)
+    value = tl.load(at + lanes, mask=lanes < num_parts, other=float("-inf")).to(tl.float64)
     if best_top > float("-inf"):
         value += ((top - best_top) / tl.where(warmth > 0, warmth, 1.0)).to(tl.float64)
     best = tl.argmax(value, 0)
-    found = tl.load(indices + row * num_parts + best)
-    token = tl.where(best_top > float("-inf"), found, 0).to(tl.int64)
-    tl.store(chosen + row, token)
-    tl.store(latest + request, token)
+    found = tl.load(at + 2 * size + best).to(tl.int32, bitcast=True)
+    _note(tl.where(best_top > float("-inf"), found, 0), mask_row, chosen + row, latest + request)
 
 
 @triton.jit
 def _key_of_row(
-    values,
-    tops,
-    indices,
+    parts,
     temperature,
     rows,
     keys,
@@ -266,15 +265,16 @@ def _key_of_row(
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0)
-    at = row * num_parts + tl.arange(0, block)
+    size = tl.num_programs(0) * num_parts
+    at = parts + row * num_parts + tl.arange(0, block)
     is_part = tl.arange(0, block) < num_parts
     warmth = tl.load(temperature + tl.load(rows + row) * temperature_stride)
-    top = tl.load(tops + at, mask=is_part, other=float("-inf")).to(tl.float64)
-    score = tl.load(values + at, mask=is_part, other=0.0).to(tl.float64)
+    top = tl.load(at + size, mask=is_part, other=float("-inf")).to(tl.float64)
+    score = tl.load(at, mask=is_part, other=0.0).to(tl.float64)
     score += top * (1 / tl.where(warmth > 0, warmth, 1.0)).to(tl.float64)
     bits = score.to(tl.int64, bitcast=True)
     ranked = (bits ^ ((bits >> 63) & LARGEST_KEY)) & -(LAST_ID + 1)
-    token = tl.load(indices + at, mask=is_part, other=0) + first_token
+    token = tl.load(at + 2 * size, mask=is_part, other=0.0).to(tl.int32, bitcast=True) + first_token
     key = ranked + LAST_ID - token.to(tl.int64)
     tl.store(keys + row, tl.max(tl.where(is_part, key, -LARGEST_KEY), 0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -139,12 +139,20 @@ def pool(batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
     return torch.stack([hidden[start:stop].sum(0, dtype=torch.float32) for start, stop in spans])
 
 
+class Landing(NamedTuple):
+    """Pinned memory that results are copied to, or that kernels write them to."""
+
+    memory: torch.Tensor  # int32
+    array: Int32Array  # the same
+    event: torch.cuda.Event  # when they are there
+
+
 class Downloader:
     """Copies results to the host in stream order, through reused pinned buffers."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+        self._free: list[Landing] = []
 
     def start(self, tensors: Sequence[torch.Tensor]) -> Callable[[], list[npt.NDArray[Any]]]:
         """Start copying 32-bit tensors, or int64 ones whose values fit, without waiting. Call the result once: it
@@ -156,21 +164,18 @@ class Downloader:
         # imported only where a Triton kernel runs
         from sgl.kernels import staging_triton
 
-        staging, event = self._buffer(sum(tensor.numel() for tensor in tensors))
+        landing = self.landing(sum(tensor.numel() for tensor in tensors))
         start = 0
         for tensor in tensors:
             flat = tensor.view(-1) if tensor.dtype == torch.int64 else tensor.view(-1).view(torch.int32)
             if len(flat):
-                staging_triton.copy_(staging[start : start + len(flat)], flat)
+                staging_triton.copy_(landing.memory[start : start + len(flat)], flat)
             start += len(flat)
-        event.record()
-        size = start
+        wait = self.landed(landing, start)
         layout = [(tensor.shape, numpy_dtype(_landing(tensor))) for tensor in tensors]
 
-        def wait() -> list[npt.NDArray[Any]]:
-            event.synchronize()
-            landed = staging[:size].numpy().copy()
-            self._free.append((staging, event))
+        def wait_for_all() -> list[npt.NDArray[Any]]:
+            (landed,) = wait()
             arrays, start = [], 0
             for shape, dtype in layout:
                 stop = start + shape.numel()
@@ -178,15 +183,30 @@ class Downloader:
                 start = stop
             return arrays
 
-        return wait
+        return wait_for_all
 
-    def _buffer(self, size: int) -> tuple[torch.Tensor, torch.cuda.Event]:
+    def landing(self, size: int) -> Landing:
+        """Of at least so many numbers. Kernels may read there what the host has written, until they are all launched
+        and it has `landed`."""
         if self._free:
-            staging, event = self._free.pop()
-            if len(staging) >= size:
-                return staging, event
-        staging = torch.empty(max(2 * size, 1 << 14), dtype=torch.int32, pin_memory=True)
-        return staging, torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it so
+            landing = self._free.pop()
+            if len(landing.array) >= size:
+                return landing
+        memory = torch.empty(max(2 * size, 1 << 14), dtype=torch.int32, pin_memory=True)
+        return Landing(memory, memory.numpy(), torch.cuda.Event())  # type: ignore[no-untyped-call]  # torch leaves it so
+
+    def landed(self, landing: Landing, size: int) -> Callable[[], list[npt.NDArray[Any]]]:
+        """Behind the kernels that write a landing's first `size` numbers. Call the result once: it waits and returns
+        them."""
+        landing.event.record()
+
+        def wait() -> list[npt.NDArray[Any]]:
+            landing.event.synchronize()
+            landed = landing.array[:size].copy()
+            self._free.append(landing)
+            return [landed]
+
+        return wait
 
 
 class PendingStep:
@@ -195,26 +215,28 @@ class PendingStep:
     def __init__(
         self,
         batch: Batch,
-        ids: torch.Tensor,
+        ids: torch.Tensor | Landing,
         output: DeviceLogprobs | None,
         inputs: DeviceLogprobs | None,
         downloader: Downloader,
         pooled: torch.Tensor | None = None,
     ) -> None:
-        """Starts the copy, also of the ids of the batch's `sampling`, int64 [S]; later work on the stream is not
-        waited for."""
+        """Starts the copy, also of the ids of the batch's `sampling`, int64 [S], or of those alone where they land;
+        later work on the stream is not waited for."""
         self._batch = batch
         self._output = output
         self._inputs = inputs
         self._pools = pooled is not None
+        if isinstance(ids, Landing):
+            self._wait = downloader.landed(ids, len(batch.sampling[0]))
+            return
         parts = [part.columns.values() for part in (output, inputs) if part is not None]
         self._wait = downloader.start([ids, *itertools.chain(*parts), *([] if pooled is None else [pooled])])
-        self._sampling = batch.sampling  # while the device computes
 
     def wait(self) -> StepResult:
         """Block until the results are on the host. Call it once."""
         arrays = iter(self._wait())
-        return step_result(self._batch, self._sampling, arrays, self._output, self._inputs, pools=self._pools)
+        return step_result(self._batch, self._batch.sampling, arrays, self._output, self._inputs, pools=self._pools)
 
 
 def step_result(
@@ -230,13 +252,12 @@ def step_result(
     `pools` the sums of hidden states."""
     next_tokens: Int32Array = np.full(len(batch), -1, np.int32)
     sampled = next(arrays)
-    rows, behind = sampling
-    is_last = behind == 0
-    next_tokens[rows[is_last]] = sampled[is_last]
+    rows, _ = sampling
+    next_tokens[rows] = sampled  # of a row's tokens, the last one stays
     result = StepResult(next_tokens)
     for b in batch.drafts:
-        start, stop = np.searchsorted(rows, (b, b + 1))
-        result.checks[b] = sampled[start : stop - 1].copy()
+        start = int(rows.searchsorted(b))
+        result.checks[b] = sampled[start : start + len(batch.drafts[b])].copy()
     if output is not None:
         result.output_logprobs = output.split(arrays)
     if inputs is not None:

@@ -36,6 +36,9 @@ class RowSettings:
         self.has_top_p = np.zeros(max_rows, np.bool_)
         self.has_min_p = np.zeros(max_rows, np.bool_)
         self.has_penalties = np.zeros(max_rows, np.bool_)
+        self.has_any_cuts = False
+        """Whether any row may have top-k, top-p or min-p."""
+        self.has_any_penalties = False  # likewise
         self._has_bias = np.zeros(max_rows, np.bool_)
         self._biases: dict[int, tuple[Int64Array, Float32Array]] = {}  # row → ids, values
         self._may_end = np.zeros(max_rows, np.int64)  # the first position at which the row may end
@@ -69,6 +72,8 @@ class RowSettings:
             self.has_min_p[row] = min_p > 0.0
             self.has_penalties[row] = params.has_penalties
             self._set_edits(row, params, len(setup.prompt_ids))
+        self.has_any_cuts = bool(self.top_k.any() or self.has_top_p.any() or self.has_min_p.any())
+        self.has_any_penalties = bool(self.has_penalties.any())
         return np.array([setup.row for setup in setups], np.int64)
 
     def cuts(self, rows: Int64Array) -> npt.NDArray[np.bool_]:

@@ -187,7 +187,8 @@ class ModelRunner:
                 nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
                 return PendingStep(batch, nothing, None, launched.inputs, self._downloader, launched.pooled)
             placed = None if replayed is None else (replayed.rows, replayed.positions)
-            sampled = self._sampler.sample(logits, batch, masks, placed)
+            lands = None if launched.inputs or launched.pooled is not None else self._downloader
+            sampled = self._sampler.sample(logits, batch, masks, placed, lands)
             return PendingStep(
                 batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader, launched.pooled
             )
@@ -373,6 +374,7 @@ class ModelRunner:
         for q_lens in ([1] * min(64, num_rows), prompts, [1]):
             for temperature in (0.0, 1.0):
                 launch(idle_batch(q_lens, temperature)).wait()
+            launch(idle_batch(q_lens, 0.0, top_logprobs=0)).wait()  # is drawn otherwise
             if self._adapters is not None:
                 launch(idle_batch(q_lens, 0.0, adapter=0)).wait()
         for q_len in _SHORT_PROMPTS:
@@ -385,9 +387,10 @@ class ModelRunner:
         """Accept places in finished automata as token masks, and warm that up. launch: of all ranks."""
         self._sampler.enable_device_masks(vocabulary)
         num_rows = min(2, len(self._page_table))
-        for temperature in (0.0, 1.0):
-            masks: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
-            (launch or self.launch)(idle_batch([1] * num_rows, temperature), masks[:num_rows]).wait()
+        masks: list[TokenMask | None] = [example, np.zeros(vocabulary.words, np.int32)]
+        for temperature, top_logprobs in ((0.0, -1), (1.0, -1), (0.0, 0)):
+            batch = idle_batch([1] * num_rows, temperature, top_logprobs=top_logprobs)
+            (launch or self.launch)(batch, masks[:num_rows]).wait()
 
     def _forward(self, batch: Batch, step: AttentionStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those

@@ -17,11 +17,11 @@ from sgl.grammar.vocabulary.tokens import Vocabulary
 from sgl.kernels.mask.ops import apply_token_mask_
 from sgl.kernels.sampling import ops as sampling
 from sgl.kernels.staging import Uploader
-from sgl.runtime.batch import BROADCAST, Batch, Float32Array, Int32Array, Int64Array, RowSetup, TokenMasks
+from sgl.runtime.batch import BROADCAST, Batch, Int32Array, Int64Array, RowSetup, TokenMasks
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
-from sgl.runtime.runner.results import DeviceLogprobs, position_logprobs, spans_of
+from sgl.runtime.runner.results import DeviceLogprobs, Downloader, Landing, position_logprobs, spans_of
 from sgl.runtime.runner.row_settings import (
     FREQUENCY,
     MIN_P,
@@ -36,16 +36,20 @@ from sgl.runtime.runner.row_settings import (
 
 _NUM_MASKS = 2048
 _MASKS_A_ROW = 16
+_NEAR = 128  # programs that read inputs in the host's memory, at most: they wait for it together
 _GROUP = 16  # rows that a GPU draws from at once, where their number may not matter
 """Cached token masks, at least, and for each request row; 16 KB each for 128,000 tokens. Real schemas have about
 twenty."""
 
 
+_NONE: Int64Array = np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class SampleOutput:
-    """One token for each of the S sampled positions, on the device."""
+    """One token for each of the S sampled positions."""
 
-    ids: torch.Tensor  # int64 [S]
+    ids: torch.Tensor | Landing  # int64 [S] on the device
     logprobs: DeviceLogprobs | None  # of the rows that want them
 
 
@@ -81,6 +85,7 @@ class Sampler:
         self._takes_one_pass = device.type == "cuda"
         self._floats = torch.zeros(max_rows + 1, 6, dtype=torch.float32, device=device)
         self._ints = torch.zeros(max_rows + 1, 2, dtype=torch.int64, device=device)
+        self._temperature, self._seeds = self._floats[:, TEMPERATURE], self._ints[:, SEED]
         self._masks: MaskTable | None = None  # once a request has a constraint
         self._occurrences: torch.Tensor | None = None  # int32 [max_rows + 1, V] once a request has penalties
         self._settings = RowSettings(max_rows, vocab_size, eos_ids)
@@ -106,19 +111,27 @@ class Sampler:
         batch: Batch,
         token_masks: TokenMasks | None = None,
         placed: Sequence[torch.Tensor] | None = None,
+        lands: Downloader | None = None,
     ) -> SampleOutput:
         """Sample at the batch's S positions, in order, into `next_tokens`; entries of rows with drafts are
         unspecified. Never waits for the device.
 
         logits: float32 [S, V], or of the own part, contiguous, modified in place. placed: int64 [S] each, request
-        rows and positions of the tokens to sample, if on the device already.
+        rows and positions of the tokens to sample, if on the device already. lands: gives the memory for tokens that
+        a kernel can write to the host itself.
         """
         sampling_rows, behind = batch.sampling
         assert logits.shape == (len(sampling_rows), len(self._own)), "a row of logits for each position"
         rows = batch.rows[sampling_rows].astype(np.int64)
-        positions = batch.kv_lens[sampling_rows].astype(np.int64) - behind  # of the tokens being sampled
+        positions = batch.kv_lens[sampling_rows] - behind  # of the tokens being sampled
         wants_logprobs = np.flatnonzero(batch.top_logprobs[sampling_rows] >= 0)
-        penalised = np.flatnonzero(self._settings.has_penalties[rows])
+        penalised = (
+            np.flatnonzero(self._settings.has_penalties[rows]) if self._settings.has_any_penalties else _NONE
+        )
+        if lands is not None and not len(wants_logprobs) and not len(penalised) and self._lands(rows):
+            if self._settings.has_edits:
+                self._edit(logits, rows, positions)
+            return SampleOutput(self._choose_and_land(logits, rows, positions, token_masks, lands), None)
         index, places = placed or self._uploader.upload(rows, positions)
         spans, given_ids = spans_of(batch, Counter(sampling_rows[wants_logprobs].tolist()).items())
         if spans:
@@ -128,13 +141,9 @@ class Sampler:
             penalised_index, penalised_rows = self._uploader.upload(penalised, rows[penalised])
             self._penalize(logits, penalised_index, penalised_rows)
         if self._settings.has_edits:
-            edits = self._edits(rows, positions)
-            if len(edits[0]):
-                sampling.add_edits_(logits, *self._uploader.upload(*edits))
+            self._edit(logits, rows, positions)
         masks = None if token_masks is None else self._placed_masks(token_masks)
-        known: list[tuple[int, int]] = []
-        if token_masks is not None:
-            known = [(i, mask) for i, mask in enumerate(token_masks) if isinstance(mask, int) and mask != BROADCAST]
+        known = [] if token_masks is None else _known(token_masks)
         is_noted = self._takes_one_pass and self._cut is None and not known
         if self._cut is not None:
             ids = self._choose_among_parts(self._cut, logits, rows, index, places, masks)
@@ -156,20 +165,60 @@ class Sampler:
             return SampleOutput(ids, None)
         return SampleOutput(ids, position_logprobs(spans, raw, ids.index_select(0, logprob_index), given))
 
+    def _lands(self, rows: Int64Array) -> bool:
+        """Whether all of these rows are drawn from in one pass, which reads its inputs in the host's memory."""
+        if not self._takes_one_pass or self._cut is not None:
+            return False
+        if self._settings.has_any_cuts and self._settings.cuts(rows).any():
+            return False
+        from sgl.kernels.sampling import triton as sampling_triton
+
+        return sampling_triton.num_programs(len(rows), self._vocab_size) <= _NEAR
+
+    def _choose_and_land(
+        self,
+        logits: torch.Tensor,
+        rows: Int64Array,
+        positions: Int64Array,
+        token_masks: TokenMasks | None,
+        lands: Downloader,
+    ) -> Landing:
+        """Draw without an upload before and a download after: launching them takes a host far longer than a GPU takes
+        to read and write its memory."""
+        from sgl.kernels.sampling import triton as sampling_triton
+
+        size = len(rows)
+        landing = lands.landing(4 * size)
+        inputs = landing.array[size : 4 * size].reshape(3, size)
+        masks = None
+        if token_masks is not None:
+            table = self._table()
+            masks, inputs[0] = table.rows, table.ensure_rows(token_masks)
+            for i, token in _known(token_masks):
+                inputs[0, i] = -2 - token
+        inputs[1], inputs[2] = rows, positions
+        of_rows = self._temperature, self._seeds, None, None, self.next_tokens
+        sampling_triton.draw(logits, *of_rows, masks, None, landing.memory)
+        return landing
+
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
         return logits if self._cut is None else self._cut.whole(logits)
 
     def _placed_masks(self, token_masks: TokenMasks) -> tuple[torch.Tensor, torch.Tensor]:
         """Packed masks of the own tokens, and the row of them that each position has, -1 for none."""
-        if self._masks is None and (self._cut is None or self._cut.decides):
-            self._masks = self._mask_table()
-        if self._cut is not None:
-            packed, found = self._cut.masks(token_masks, self._masks, self._device)
+        if self._cut is None:
+            table = self._table()
+            packed, found = table.rows, table.ensure_rows(token_masks)
         else:
-            assert self._masks is not None
-            packed, found = self._masks.rows, self._masks.ensure_rows(token_masks)
+            table_of_first = self._table() if self._cut.decides else None
+            packed, found = self._cut.masks(token_masks, table_of_first, self._device)
         (mask_rows,) = self._uploader.upload(found)
         return packed, mask_rows
+
+    def _table(self) -> MaskTable:
+        if self._masks is None:
+            self._masks = self._mask_table()
+        return self._masks
 
     def _mask_table(self, walker: DeviceMasks | None = None) -> MaskTable:
         num_masks = max(_NUM_MASKS, _MASKS_A_ROW * len(self.next_tokens))
@@ -188,17 +237,15 @@ class Sampler:
         if self._takes_one_pass:
             from sgl.kernels.sampling import triton as sampling_triton
 
-            parameters = self._floats[:, TEMPERATURE], self._ints[:, SEED], index
-            keys = sampling_triton.draw_keys(
-                logits, *parameters, positions, cut.own.start, *(masks or (None, None))
-            )
+            parameters = self._temperature, self._seeds, index, positions, cut.own.start
+            keys = sampling_triton.draw_keys(logits, *parameters, *(masks or (None, None)))
         else:
             if masks is not None:
                 apply_token_mask_(logits, *masks)
                 masks = None
-            temperature, seeds = self._floats[:, TEMPERATURE].index_select(0, index), None
+            temperature, seeds = self._temperature.index_select(0, index), None
             if self._settings.is_drawn[rows].any():
-                seeds = self._ints[:, SEED].index_select(0, index)
+                seeds = self._seeds.index_select(0, index)
             keys = self._keys(logits, temperature, seeds, positions, cut.own.start)
         whole = np.flatnonzero(self._settings.cuts(rows))
         some = ids = None
@@ -276,8 +323,8 @@ class Sampler:
         them each of the S has."""
         from sgl.kernels.sampling import triton as sampling_triton
 
-        cut = np.flatnonzero(self._settings.cuts(rows))
-        parameters = self._floats[:, TEMPERATURE], self._ints[:, SEED], index
+        cut = np.flatnonzero(self._settings.cuts(rows)) if self._settings.has_any_cuts else _NONE
+        parameters = self._temperature, self._seeds, index
         ids = sampling_triton.draw(logits, *parameters, positions, self.next_tokens, *(masks or (None, None)))
         if len(cut):
             (some,) = self._uploader.upload(cut)
@@ -293,7 +340,7 @@ class Sampler:
     def draw(self, logits: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Tokens int64 [B] drawn from float32 [B, V] by temperature and seed alone, also into `next_tokens`: of drafts,
         which need not be what a row's cut-offs would let stand. Can be captured. rows, positions: int64 [B]."""
-        temperature, seeds = self._floats[:, TEMPERATURE], self._ints[:, SEED]
+        temperature, seeds = self._temperature, self._seeds
         if self._takes_one_pass:
             from sgl.kernels.sampling import triton as sampling_triton
 
@@ -302,13 +349,14 @@ class Sampler:
         self.next_tokens.index_copy_(0, rows, ids)
         return ids
 
-    def _edits(self, rows: Int64Array, positions: Int64Array) -> tuple[Int64Array, Int64Array, Float32Array]:
-        """`RowSettings.edits` of the own tokens."""
-        edits = self._settings.edits(rows, positions)
-        if self._cut is None:
-            return edits
-        own = (edits[1] >= self._own.start) & (edits[1] < self._own.stop)
-        return edits[0][own], edits[1][own] - self._own.start, edits[2][own]
+    def _edit(self, logits: torch.Tensor, rows: Int64Array, positions: Int64Array) -> None:
+        """Add `RowSettings.edits` of the own tokens."""
+        index, ids, values = self._settings.edits(rows, positions)
+        if self._cut is not None:
+            own = (ids >= self._own.start) & (ids < self._own.stop)
+            index, ids, values = index[own], ids[own] - self._own.start, values[own]
+        if len(index):
+            sampling.add_edits_(logits, *self._uploader.upload(index, ids, values))
 
     def _set_occurrences(self, setups: list[RowSetup]) -> None:
         """Count tokens for penalties: 2 for each output token, plus 1 if in the prompt."""
@@ -361,3 +409,8 @@ class Sampler:
             twice.mul_((ids >= 0) & (ids < len(self._own)))
             ids.clamp_(0, len(self._own) - 1)
         flat.index_add_(0, rows * len(self._own) + ids, twice)
+
+
+def _known(masks: TokenMasks) -> list[tuple[int, int]]:
+    """The positions with a single token possible, and the token."""
+    return [(i, mask) for i, mask in enumerate(masks) if isinstance(mask, int) and mask != BROADCAST]
