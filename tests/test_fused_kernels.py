@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +14,9 @@ from sgl.kernels.layers import activation, embedding, linear, norm, qkv, rope
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-from sgl.kernels import staging_triton
+from sgl.kernels import staging, staging_triton
 from sgl.kernels.layers import fused_triton, parts_triton, single_triton
+from sgl.kernels.staging import Uploader, views_into
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,6 +101,32 @@ def test_pinned_memory_is_copied_from_and_to(size: int, given: torch.dtype, want
         torch.cuda.synchronize()
     assert target.tolist() == source.tolist()
     assert between[-1] == 0
+
+
+def test_uploads_have_the_arrays_values_types_and_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By buffers that are used again, larger ones where they do not suffice."""
+    uploader = Uploader(torch.device(DEVICE), num_buffers=2)
+    if DEVICE == "cpu":  # as on a GPU, but for the memory
+        monkeypatch.setattr(uploader, "_is_host", False)
+        event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+        monkeypatch.setattr(staging, "pinned_buffer", lambda size: (torch.empty(size, dtype=torch.uint8), event))
+    random = np.random.default_rng(0)
+    target = torch.zeros(1 << 18, dtype=torch.uint8, device=DEVICE)
+    for size in (3, 1, 0, 70, 3000):
+        arrays = (
+            random.integers(-(2**40), 2**40, size),
+            random.integers(0, 9, (2, size), np.int32),
+            random.normal(0, 1, (size, 3)).astype(np.float32),
+            random.integers(-(2**40), 2**40, (3, size)).T,
+            random.integers(0, 255, size, np.uint8),
+        )
+        uploader.upload_into(target, *arrays)
+        for found in (uploader.upload(*arrays), views_into(target, arrays)):
+            for its, array in zip(found, arrays, strict=True):
+                assert its.cpu().numpy().dtype == array.dtype
+                assert its.shape == array.shape
+                assert np.array_equal(its.cpu().numpy(), array)
+    assert not target[-100:].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -16,6 +16,9 @@ _BUFFERS = 16  # a step makes up to 9 uploads, so a buffer is long read when its
 ALIGNMENT = 16  # bytes, of every array in a copy
 _KERNEL_BYTES = 1 << 18  # below, a kernel copies faster than a copy engine
 
+_Staging = tuple[torch.Tensor, npt.NDArray[np.uint8], torch.cuda.Event]
+"""A `pinned_buffer`, as int64 and as an array."""
+
 
 class Uploader:
     """Copies the arrays of a call to the device at once. Buffers for copies of up to `most` bytes are made now:
@@ -23,31 +26,34 @@ class Uploader:
 
     def __init__(self, device: torch.device, most: int = 0, num_buffers: int = _BUFFERS) -> None:
         self._device = device
-        self._buffers: list[tuple[torch.Tensor, torch.cuda.Event] | None] = [None] * num_buffers
+        self._is_host = device.type == "cpu"
+        self._buffers: list[_Staging | None] = [None] * num_buffers
         if most and device.type == "cuda":
-            self._buffers = [pinned_buffer(most) for _ in range(num_buffers)]
+            self._buffers = [_staging(most) for _ in range(num_buffers)]
         self._next = 0
 
     def upload(self, *arrays: npt.NDArray[Any]) -> list[torch.Tensor]:
         """The arrays as device tensors of the same dtypes and shapes. On a CPU they share memory."""
-        arrays = tuple(np.ascontiguousarray(array) for array in arrays)
-        if self._device.type == "cpu":
+        arrays = tuple([np.ascontiguousarray(array) for array in arrays])
+        if self._is_host:
             return [torch.from_numpy(array) for array in arrays]
-        size = sum(_aligned(array.nbytes) for array in arrays)
-        on_device = torch.empty(size, dtype=torch.uint8, device=self._device)
-        self._copy(on_device, arrays)
+        size = sum([_aligned(array.nbytes) for array in arrays])
+        on_device = torch.empty(size // 8, dtype=torch.int64, device=self._device)
+        self._copy(on_device, size, arrays)
         return views_into(on_device, arrays)
 
     def upload_into(self, target: torch.Tensor, *arrays: npt.NDArray[Any]) -> None:
         """Overwrite the beginning of target, uint8 [n] on the device, in the layout of `views_into`."""
-        if self._device.type == "cpu":
+        if self._is_host:
             for part, array in zip(views_into(target, arrays), arrays, strict=True):
                 part.copy_(torch.from_numpy(array))
             return
-        self._copy(target, tuple(np.ascontiguousarray(array) for array in arrays))
+        arrays = tuple([np.ascontiguousarray(array) for array in arrays])
+        size = sum([_aligned(array.nbytes) for array in arrays])
+        self._copy(target[:size].view(torch.int64), size, arrays)
 
-    def _copy(self, target: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> None:
-        size = sum(_aligned(array.nbytes) for array in arrays)
+    def _copy(self, target: torch.Tensor, size: int, arrays: tuple[npt.NDArray[Any], ...]) -> None:
+        """To int64 [size / 8]; size is in bytes."""
         if not size:
             return
         staging, view, event = self._buffer(size)
@@ -56,23 +62,28 @@ class Uploader:
             view[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
             offset += _aligned(array.nbytes)
         if size > _KERNEL_BYTES:
-            target[:size].copy_(staging[:size], non_blocking=True)
+            target.copy_(staging[: size // 8], non_blocking=True)
         else:
             # imported only where a Triton kernel runs
             from sgl.kernels import staging_triton
 
-            staging_triton.copy_(target[:size].view(torch.int64), staging[:size].view(torch.int64))
+            staging_triton.copy_(target, staging)
         event.record()
 
-    def _buffer(self, size: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8], torch.cuda.Event]:
+    def _buffer(self, size: int) -> _Staging:
         index = self._next
         self._next = (index + 1) % len(self._buffers)
         held = self._buffers[index]
         if held is not None:
-            held[1].synchronize()  # waits until its copy was read: long past in steady state
-        if held is None or len(held[0]) < size:
-            self._buffers[index] = held = pinned_buffer(max(2 * size, 1 << 16))
-        return held[0], held[0].numpy(), held[1]
+            held[2].synchronize()  # waits until its copy was read: long past in steady state
+        if held is None or len(held[1]) < size:
+            self._buffers[index] = held = _staging(max(2 * size, 1 << 16))
+        return held
+
+
+def _staging(num_bytes: int) -> _Staging:
+    memory, event = pinned_buffer(_aligned(num_bytes))
+    return memory.view(torch.int64), memory.numpy(), event
 
 
 def pinned_buffer(num_bytes: int) -> tuple[torch.Tensor, torch.cuda.Event]:
@@ -82,10 +93,18 @@ def pinned_buffer(num_bytes: int) -> tuple[torch.Tensor, torch.cuda.Event]:
 
 
 def views_into(buffer: torch.Tensor, arrays: tuple[npt.NDArray[Any], ...]) -> list[torch.Tensor]:
-    """Views of buffer, uint8 [n], where an upload of the arrays puts them, with their dtypes and shapes."""
+    """Views of buffer, uint8 or int64 [n], where an upload of the arrays puts them, with their dtypes and shapes."""
     parts, offset = [], 0
+    wholes = {buffer.dtype: buffer} if buffer.dtype is torch.int64 else None
     for array in arrays:
-        part = buffer[offset : offset + array.nbytes].view(_torch_dtype(array.dtype))
+        dtype = _torch_dtype(array.dtype)
+        if wholes is None:
+            part = buffer[offset : offset + array.nbytes].view(dtype)
+        else:  # one view for all of a dtype
+            if dtype not in wholes:
+                wholes[dtype] = buffer.view(dtype)
+            start = offset // array.itemsize
+            part = wholes[dtype][start : start + array.size]
         parts.append(part if array.ndim == 1 else part.view(array.shape))
         offset += _aligned(array.nbytes)
     return parts

@@ -20,9 +20,9 @@ _BLOCK = 1024
 
 
 def copy_(target: torch.Tensor, source: torch.Tensor) -> None:
-    """`target.copy_(source, non_blocking=True)` for contiguous integer tensors of equal size: one on the device,
-    the other there or pinned. Values that do not fit target's dtype are truncated."""
-    device, size = target.device if target.is_cuda else source.device, source.numel()
+    """`target.copy_(source, non_blocking=True)` for contiguous integer tensors, one on the device, the other there or
+    pinned, which may be longer. Values that do not fit target's dtype are truncated."""
+    device, size = target.device if target.is_cuda else source.device, min(target.numel(), source.numel())
     options = overlap(device)
     arguments = source, target, size, not source.is_cuda, _BLOCK, options.pop("overlaps")
     _launch((triton.cdiv(size, _BLOCK), 1, 1), *arguments, any_value=2, num_warps=4, **options)
