@@ -6,12 +6,10 @@ step with drafts yields more tokens and takes longer; where that is no gain, the
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
-
-import numpy as np
+from itertools import accumulate, cycle
 
 _FADE = 0.97  # of what was seen of a kind of guess, with each that comes where rows are few,
 _FEW = 8  # as so many; with more, so many steps count as with these
@@ -106,6 +104,8 @@ class StepCosts:
 
     def _extra(self, cost: _Cost, num_rows: int, computed: int, key: int) -> float:
         """`_Cost.extra`, or a guess. Of what the next shorter length takes much may be for any drafts at all."""
+        if (extra := cost.extra.get(key)) is not None:
+            return extra
         least = _EXTRA[self._is_padded or self._compiles] / num_rows
         seen = [length for length in cost.extra if length <= key]
         nearest = max(seen, default=min(cost.extra, default=key))
@@ -147,36 +147,53 @@ class Budget:
         """As `divide`, to see what drafts take, though it may not pay. Where steps compute all rows as long as the
         longest, 1, 3 and 7 of each in turn, since what one length takes tells little of another; else few."""
         most = next(self._lengths) if self._is_padded else _TRIED // max(1, num_rows) or 1
-        places = np.arange(1, most + 1)
-        return [min(number, max(1, int((share**places >= _LEAST_SURVIVAL).sum()))) for share, number in drafts]
+        return [min(number, max(1, len(_survival(share, most)))) for share, number in drafts]
 
     def divide(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
         """How many of its drafts each row gets, for a step of num_rows rows in all. drafts: of rows that have any, the
         share that stands, and their number."""
         if not drafts:
             return []
-        most = max(number for _, number in drafts)
-        shares = np.array([share for share, _ in drafts])[:, None]
-        places = np.arange(1, most + 1)
-        survival = np.where(places <= np.array([number for _, number in drafts])[:, None], shares**places, 0.0)
-        survival[survival < _LEAST_SURVIVAL] = 0.0
-        gained = survival.sum(0).cumsum()
-        computed = (survival > 0).sum(0).cumsum()
+        kinds = Counter(drafts)  # many rows have the same
+        most = max(number for _, number in kinds)
+        survival: dict[float, list[float]] = {}
+        gained, computed = [0.0] * most, [0] * most  # by place
+        worth: dict[tuple[float, int], int] = {}
+        for kind, count in kinds.items():
+            share, number = kind
+            if share not in survival:
+                survival[share] = _survival(share, most)
+            its = survival[share][:number]
+            worth[kind] = len(its)
+            for place, survives in enumerate(its):
+                gained[place] += count * survives
+                computed[place] += count
         best, best_rate = 0, _LEAST_GAIN
-        for length in range(1, 1 + int((survival > 0).any(0).sum())):
-            ratio = self.costs.ratio(num_rows, int(computed[length - 1]), length + 1)
-            rate = (1 + float(gained[length - 1]) / num_rows) / ratio
+        for length, (tokens, number) in enumerate(zip(accumulate(gained), accumulate(computed), strict=True), 1):
+            if not computed[length - 1]:
+                break
+            rate = (1 + tokens / num_rows) / self.costs.ratio(num_rows, number, length + 1)
             if rate > best_rate:
                 best, best_rate = length, rate
-        found: list[int] = (survival[:, :best] > 0).sum(1).tolist()
-        return found
+        return [min(best, worth[kind]) for kind in drafts]
 
     def gain(self, num_rows: int, drafts: Sequence[tuple[float, int]], numbers: Sequence[int]) -> float:
         """Plain steps that a row is expected to be spared by a step with so many of these drafts, less those that it
         takes longer."""
-        pairs = zip(drafts, numbers, strict=True)
-        accepted = sum(share**place for (share, _), number in pairs for place in range(1, number + 1))
+        kinds = Counter((share, number) for (share, _), number in zip(drafts, numbers, strict=True))
+        accepted = sum(count * share**at for (share, most), count in kinds.items() for at in range(1, most + 1))
         return accepted / num_rows + 1 - self.costs.ratio(num_rows, sum(numbers), 1 + max(numbers))
+
+
+def _survival(share: float, number: int) -> list[float]:
+    """Of each of so many drafts how likely it stands, those left out that hardly do."""
+    its = []
+    for place in range(1, number + 1):
+        survives = share**place
+        if survives < _LEAST_SURVIVAL:
+            break
+        its.append(survives)
+    return its
 
 
 def _moved(before: float, seconds: float) -> float:
