@@ -20,6 +20,7 @@ MOST_PLACES = 1 << 14
 SCANNED_TOKENS = 1 << 20
 """Of all requests, before one step: a fraction of a millisecond. Of longer prompts the ends are searched."""
 
+_FEW = 8  # places
 _AHEAD = 128  # tokens kept of what was found
 
 # Grades by tokens in common, 0 to MAX_CONTEXT.
@@ -86,11 +87,11 @@ class _Reading:
     def _search(self, pools: Pools | None, most_scanned: int) -> int:
         """Find the longest match; among equals the output's, the pool's, then the prompt's."""
         request, scanned = self._request, 0
-        output = np.array(self._output[-max(most_scanned, MAX_CONTEXT) :], np.int32)
+        output = np.frombuffer(self._output[-max(most_scanned, MAX_CONTEXT) :], np.int32)
         prompt = request.prompt_ids
         pool = prompt[:0] if pools is None or request.origin is None else pools.ids(request.origin)
         tail = output[-MAX_CONTEXT:]
-        context = np.concatenate((prompt[-MAX_CONTEXT:], tail))[-MAX_CONTEXT:]
+        context = tail if len(tail) == MAX_CONTEXT else np.concatenate((prompt[-MAX_CONTEXT:], tail))[-MAX_CONTEXT:]
         from_start = np.append(np.int32(START), tail)[-MAX_CONTEXT:]
         best = 0
         for text, sought, grades in (
@@ -120,12 +121,22 @@ def search(text: Int32Array, context: Int32Array) -> tuple[int, int]:
     if not len(found):
         return 0, 0
     length, most = 1, min(len(context), MAX_CONTEXT)
-    while length < most:
+    while length < most and len(found) > _FEW:
         # Within one token of the text's beginning, index -1 would wrap around.
         before = found[found >= length]
         before = before[text[before - length] == context[-1 - length]]
         if not len(before):
+            most = length
             break
         found = before
         length += 1
-    return int(found[-1]) + 1, length
+    if length == most:
+        return int(found[-1]) + 1, length
+    places, sought = found.tolist(), context[::-1][length:most].tolist()
+    best, in_common = places[-1], length
+    for at in reversed(places):  # few are compared faster one by one
+        its = text[max(0, at - most + 1) : at - length + 1][::-1].tolist()
+        number = length + next((i for i, (a, b) in enumerate(zip(its, sought, strict=False)) if a != b), len(its))
+        if number > in_common:
+            best, in_common = at, number
+    return best + 1, in_common
