@@ -7,7 +7,6 @@ Going back and copying cost nothing, since places are values.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -156,6 +155,7 @@ class Matcher:
 
     def copy(self) -> Matcher:
         """A cursor at the same place that goes its own way."""
-        other = copy(self)
+        other = object.__new__(type(self))  # `copy.copy` takes thrice as long
+        other.__dict__.update(self.__dict__)
         other._history = self._history.copy()
         return other

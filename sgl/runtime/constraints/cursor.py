@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from time import thread_time
 from typing import Final
 
@@ -116,7 +115,8 @@ class MatcherCursor:
         """A cursor behind a draft; None if the draft is not allowed, or time is short. Both use the same seconds."""
         if self._left.seconds <= _KEPT:
             return None
-        other = copy(self)
+        other = object.__new__(type(self))  # `copy.copy` takes thrice as long
+        other.__dict__.update(self.__dict__)
         other._matcher = self._matcher.copy()
         with self._on_time(_KEPT):
             return other if other._matcher.accept(draft) else None
@@ -247,7 +247,8 @@ class FinishedCursor:
         host = None if self._host is None else self._host.behind(draft)
         if self._host is not None and host is None:
             return None
-        other = copy(self)
+        other = object.__new__(type(self))  # `copy.copy` takes thrice as long
+        other.__dict__.update(self.__dict__)
         other._host, other._text = None, self._text.copy()
         is_allowed = other.accept(draft)
         other._host = host

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from copy import copy
 from functools import lru_cache, partial
 
 import numpy as np
@@ -160,7 +159,8 @@ class RequestMatcher:
             cursor = None
         if cursor is None:
             return None
-        behind = copy(self)
+        behind = object.__new__(type(self))  # `copy.copy` takes thrice as long
+        behind.__dict__.update(self.__dict__)
         behind._cursor, behind._was_pinned, behind._pinned = cursor, bool(self._pinned), self._pinned[:-1]
         behind._behind = behind.likely = None
         return behind
