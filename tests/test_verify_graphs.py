@@ -17,6 +17,7 @@ from sgl.runtime.batch import FROM_DEVICE, Batch, RowSetup
 from sgl.runtime.model.config import ModelConfig
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.loader import load_decoder
+from sgl.runtime.runner import verify_graphs
 from sgl.runtime.runner.capture import recorded
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.runner.verify_graphs import VerifyGraphs
@@ -93,8 +94,13 @@ def batch(rows: list[int], starts: list[int], ids: list[list[int]], writes: Any,
     )
 
 
-def test_padded_rows_and_tokens_change_nothing(tmp_path: Path) -> None:
-    """Rows of 1 to 7 tokens, one of them from the device, in buckets of 4 rows of 8."""
+@pytest.mark.parametrize("has_logits", [True, False])
+def test_padded_rows_and_tokens_change_nothing(
+    has_logits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of 1 to 7 tokens, one of them from the device, in buckets of 4 rows of 8, whose logits are replayed, too,
+    or are too many."""
+    monkeypatch.setattr(verify_graphs, "_LOGITS", 32 if has_logits else 31)
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path))
     device = torch.device("cpu")
     model = load_decoder(config, device=device, dtype="float32", max_positions=64)
@@ -114,8 +120,12 @@ def test_padded_rows_and_tokens_change_nothing(tmp_path: Path) -> None:
             runner._verify_graphs = Launched(model, kv, attention, runner._sampler.next_tokens, 8)
         ids = [rng.integers(1, config.vocab_size, n).tolist() for n in (3, 1, 7)]
         ids[1] = [FROM_DEVICE]
-        found = runner.launch(batch(rows, [9, 4, 13], ids, writes[:0], [2, 0, 6])).wait()
+        launched = runner.forward(batch(rows, [9, 4, 13], ids, writes[:0], [2, 0, 6]))
+        found = runner.sample(launched).wait()
         if is_replayed:
+            replayed = runner._verify_graphs._logits
+            assert launched.logits is not None
+            assert (launched.logits.data_ptr() == replayed.data_ptr()) == has_logits
             assert runner._verify_graphs.num_replayed == 1
         checks = {b: its.tolist() for b, its in found.checks.items()}
         caches = [kv.keys[layer][1:].clone() for layer in range(config.num_layers)]

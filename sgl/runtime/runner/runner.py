@@ -164,18 +164,18 @@ class ModelRunner:
             if self._aux is not None:
                 self._aux.is_on = batch.is_observed
             replayed = None if self._graphs is None else self._graphs.run(batch, step)
-            if replayed is None:
+            if replayed is not None:
+                launched = Launched(batch, replayed.logits, replayed=replayed)
+            else:
                 self._launching_since = monotonic()
                 try:
                     with self._kv.arriving(arrivals):
-                        hidden, sampling = self._forward(batch, step)
+                        launched = self._verified(batch, step) or self._computed(batch, *self._forward(batch, step))
                 finally:
                     self._launching_since = None
             if states is not None:
                 states.save(batch)
-            if replayed is not None:
-                return Launched(batch, replayed.logits, replayed=replayed)
-            return self._computed(batch, hidden, sampling)
+            return launched
 
     @torch.inference_mode()
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep:
@@ -392,13 +392,19 @@ class ModelRunner:
             batch = idle_batch([1] * num_rows, temperature, top_logprobs=top_logprobs)
             (launch or self.launch)(batch, masks[:num_rows]).wait()
 
+    def _verified(self, batch: Batch, step: AttentionStep) -> Launched | None:
+        """A step that is replayed but for the logits of many drafts."""
+        verified = None if self._verify_graphs is None else self._verify_graphs.run(batch, step)
+        if verified is None:
+            return None
+        if batch.is_observed:
+            self._show(batch, step.page_table, verified.slots, verified.places)
+        logits = self._model.logits(verified.sampling) if verified.logits is None else verified.logits
+        return Launched(batch, logits)
+
     def _forward(self, batch: Batch, step: AttentionStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
         of sampled ones, [S, hidden_size]."""
-        if self._verify_graphs is not None and (verified := self._verify_graphs.run(batch, step)) is not None:
-            if batch.is_observed:
-                self._show(batch, step.page_table, verified.slots, verified.places)
-            return verified.sampling, verified.sampling
         graphs, num_tokens = self._prompt_graphs, int(batch.q_lens.sum())
         is_plain = not batch.places and batch.adapters is None
         if graphs is not None and not (is_plain and graphs.holds(num_tokens)):

@@ -1,4 +1,4 @@
-"""CUDA graphs of steps that verify drafts: a few tokens in each row, in one launch but for the logits.
+"""CUDA graphs of steps that verify drafts: a few tokens in each row, in one launch, but for the logits of many.
 
 Rows are padded to 2, 4 or 8 tokens each: where reading weights takes the time, a few more cost next to nothing.
 """
@@ -26,12 +26,14 @@ MAX_QUERIES = 8
 """Tokens of a row that such a step computes at most."""
 _QUERIES = 2, 4, MAX_QUERIES
 _ROWS = 1, 2, 4, 8, 16, 32, 64
+_LOGITS = 32  # tokens, padded, of which all logits take about as long as of some
 
 
 class Verified(NamedTuple):
     """A replayed step; valid until the next run."""
 
     sampling: torch.Tensor  # [S, hidden_size] behind the last norm, of the tokens to sample after
+    logits: torch.Tensor | None  # float32 [S, len(vocabulary)] of them; None: of too many to replay
     inputs: torch.Tensor  # see `VerifyGraphs._placed`
     num_tokens: int
 
@@ -62,6 +64,8 @@ class VerifyGraphs:
         most = self._rows[-1] * MAX_QUERIES
         self._ids = torch.zeros(most, dtype=torch.int64, device=model.device)
         self._hidden = torch.zeros(most, model.config.hidden_size, dtype=model.dtype, device=model.device)
+        shape = min(most, _LOGITS), len(model.vocabulary)
+        self._logits = torch.zeros(shape, dtype=torch.float32, device=model.device)
 
     def run(self, batch: Batch, step: AttentionStep) -> Verified | None:
         """Replay the step. None if a row is longer, does not sample or has an adapter, images or scored positions, or
@@ -84,7 +88,8 @@ class VerifyGraphs:
         (inputs,) = self._attention.plan_verify(step, queries, (placed,))
         for graph in self._graphs[bucket, queries]:
             graph.replay()
-        return Verified(self._hidden[:num_sampled], inputs, len(batch.token_ids))
+        logits = self._logits[:num_sampled] if bucket * queries <= _LOGITS else None
+        return Verified(self._hidden[:num_sampled], logits, inputs, len(batch.token_ids))
 
     def _placed(self, batch: Batch, step: AttentionStep, queries: int, bucket: int) -> tuple[Int64Array, int]:
         """What graphs read of padded tokens, in rows of one array: request rows, token ids, positions; of which are
@@ -140,4 +145,6 @@ class VerifyGraphs:
         torch.where(token_ids < 0, self._next_tokens.index_select(0, rows), token_ids, out=ids)
         tokens = Tokens(ids, positions, inputs[5:].squeeze(0))
         hidden = self._model.forward(tokens, self._kv, self._attention, captured=True)
-        torch.index_select(hidden, 0, last, out=self._hidden[: len(rows)])
+        sampling = torch.index_select(hidden, 0, last, out=self._hidden[: len(rows)])
+        if len(rows) <= _LOGITS:
+            self._model.logits(sampling, out=self._logits[: len(rows)])
