@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sgl.errors import QueueFull
 from sgl.runtime.cache.windows import pages_in_window
+from sgl.runtime.scheduler import admission
 from sgl.runtime.scheduler.admission import OutputLengths
 from sgl.runtime.scheduler.leases import Lease
 from sgl.runtime.scheduler.request import Phase, Request
@@ -351,7 +352,7 @@ def test_lengths_that_are_expected_follow_the_latest_and_are_worked_out_when_ask
         lengths.finished(length, 1000)
     assert lengths.remaining(0, 1000, exact=False) == 700  # too few to learn from
     expected = np.quantile(np.arange(372, 500), 0.9)
-    with mock.patch("numpy.quantile", wraps=np.quantile) as quantile:
+    with mock.patch.object(admission, "_quantile", wraps=admission._quantile) as quantile:
         for length in range(500):
             lengths.finished(length, 1000)
         assert not quantile.called
@@ -359,6 +360,9 @@ def test_lengths_that_are_expected_follow_the_latest_and_are_worked_out_when_ask
             assert lengths.remaining(0, 1000, exact=False) == pytest.approx(expected, abs=1)
             assert lengths.remaining(100, 1000, exact=True) == 900
         quantile.assert_called_once()
+    for number in range(8, 40):
+        ratios = np.random.default_rng(number).random(number).tolist()
+        assert admission._quantile(ratios) == np.quantile(ratios, 0.9)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

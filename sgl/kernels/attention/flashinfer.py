@@ -217,7 +217,7 @@ class FlashInferAttention(GraphAttention):
         """Groups of decodes whose shared prefix is worth attending to once."""
         page_size = self._shape.page_size
         kv_lens, page_table = step.kv_lens[:num_rows], step.page_table[:num_rows]
-        if self._shape.windows != (None,) or len(np.unique(page_table[:, 0])) == num_rows:
+        if self._shape.windows != (None,) or len(set(page_table[:, 0].tolist())) == num_rows:
             return []
         num_shared = _num_shared(page_table[:, : (int(kv_lens.min()) - 1) // page_size])
         if (num_rows - 1) * num_shared * page_size >= self._least_saved:

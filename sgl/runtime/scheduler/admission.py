@@ -50,8 +50,16 @@ class OutputLengths:
     @property
     def _ratio(self) -> float:
         if self._known_ratio is None:
-            self._known_ratio = float(np.quantile(self._ratios, _QUANTILE))
+            self._known_ratio = _quantile(self._ratios)
         return self._known_ratio
+
+
+def _quantile(ratios: Iterable[float]) -> float:
+    """What np.quantile finds, which takes 0.2 ms."""
+    ratios = sorted(ratios)
+    at, part = divmod(_QUANTILE * (len(ratios) - 1), 1)
+    below, above = ratios[int(at)], ratios[math.ceil(at + part)]
+    return above - (above - below) * (1 - part) if part >= 0.5 else below + (above - below) * part
 
 
 class ReleaseSimulation:
