@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from sgl.kernels.layers import activation, embedding, linear, norm, qkv, rope
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-from sgl.kernels import staging, staging_triton
+from sgl.kernels import launch_triton, staging, staging_triton
+from sgl.kernels.launch_triton import Launcher
 from sgl.kernels.layers import fused_triton, parts_triton, single_triton
+from sgl.kernels.mask.layout import Places
 from sgl.kernels.staging import Uploader, views_into
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
@@ -328,3 +331,44 @@ def check_sum(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert actual.dtype == expected.dtype
     error = (actual.cpu().double() - expected.double()).norm() / expected.double().norm()
     assert error < (1e-5 if expected.dtype == torch.float32 else 2e-2)
+
+
+def test_kernels_are_compiled_again_for_what_their_code_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types, alignment, values of numbers, options, also within tuples; and on AMD memory that is far apart."""
+    compiled: list[Any] = []
+    launched: list[tuple[Any, ...]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*arguments: Any, **options: Any) -> Any:
+                compiled.append((arguments, options))
+                return {grid: lambda *its: launched.append(its)}
+
+            return launch
+
+    launch, grid = Launcher(Kernel()), (1, 1, 1)
+    numbers = torch.zeros(64, dtype=torch.int32)
+    one = Places(*[numbers[i : i + 8] for i in (0, 4, 8, 12, 16, 20)])
+    for arguments in (
+        (numbers, 3, None, one),
+        (numbers[1:], 3, None, one),
+        (numbers.long(), 3, None, one),
+        (numbers, 4, None, one),
+        (numbers, 3, numbers, one),
+        (numbers, 3, None, one._replace(depths=numbers[1:])),
+    ):
+        before = len(compiled), len(launched)
+        for value in (5, 6):
+            launch(grid, *arguments, value, any_values=(4,), num_warps=2)
+        assert (len(compiled), len(launched)) == (before[0] + 1, before[1] + 1)
+        assert launched[-1] == (*arguments, 6)
+    count = len(compiled)
+    launch(grid, numbers[4:], 3, None, one, 7, any_values=(4,), num_warps=2)
+    assert len(compiled) == count
+    launch(grid, numbers, 3, None, one, 7, any_values=(4,), num_warps=4)
+    assert len(compiled) == count + 1
+    monkeypatch.setattr(launch_triton, "_IS_AMD", True)
+    for size in (256, 257):  # bytes from which on memory is far
+        monkeypatch.setattr(launch_triton, "_NEAR", size)
+        launch(grid, numbers, 3, None, one, 7, any_values=(4,), num_warps=4)
+    assert len(compiled) == count + 2

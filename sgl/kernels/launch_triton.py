@@ -11,6 +11,7 @@ import torch
 
 _ALIGNMENT = 16  # bytes, of which kernels make use
 _IS_AMD = torch.version.hip is not None
+_PLAIN = frozenset((int, bool, type(None)))
 _NEAR = 1 << 31  # bytes of memory that AMD's kernels reach by shorter offsets
 
 
@@ -21,26 +22,29 @@ class Launcher:
         self._kernel = kernel
         self._compiled: dict[tuple[Any, ...], Any] = {}  # by all that Triton compiles for
 
-    def __call__(self, grid: tuple[int, int, int], *args: Any, any_value: int = -1, **options: Any) -> None:
-        """args: of all of the kernel's parameters, in order. any_value: index of an integer for whose value nothing is
-        compiled (`do_not_specialize`). options: those of the launch, always the same."""
-        key = tuple(
-            (arg.dtype, arg.get_device(), arg.data_ptr() % _ALIGNMENT == 0)
-            if isinstance(arg, torch.Tensor)
-            else arg
-            for arg in args
-        )
-        if any_value >= 0:
-            key = key[:any_value] + key[any_value + 1 :]
-        compiled = self._compiled.get(key)
+    def __call__(
+        self, grid: tuple[int, int, int], *args: Any, any_values: tuple[int, ...] = (), **options: Any
+    ) -> None:
+        """args: of all of the kernel's parameters, in order. any_values: indices of integers for whose values nothing
+        is compiled (`do_not_specialize`). options: of the launch, always of the same names."""
+        key = [arg if type(arg) in _PLAIN else _key(arg) for arg in args]
+        for index in any_values:
+            key[index] = None
+        found = *key, *options.values()
+        compiled = self._compiled.get(found)
         if compiled is not None:
             compiled[grid](*args)
             return
         compiled = self._kernel[grid](*args, **options)
         if compiled is not None:  # the interpreter compiles nothing
-            self._compiled[key] = compiled
+            self._compiled[found] = compiled
 
 
-def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
-    is_near = _IS_AMD and tensor.untyped_storage().nbytes() < _NEAR
-    return tensor.dtype, tensor.get_device(), tensor.data_ptr() % _ALIGNMENT == 0, is_near
+def _key(argument: Any) -> Any:
+    """What is compiled for."""
+    if isinstance(argument, tuple):
+        return tuple([_key(its) for its in argument])
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    is_near = _IS_AMD and argument.untyped_storage().nbytes() < _NEAR
+    return argument.dtype, argument.get_device(), argument.data_ptr() % _ALIGNMENT == 0, is_near

@@ -25,7 +25,7 @@ def copy_(target: torch.Tensor, source: torch.Tensor) -> None:
     device, size = target.device if target.is_cuda else source.device, min(target.numel(), source.numel())
     options = overlap(device)
     arguments = source, target, size, not source.is_cuda, _BLOCK, options.pop("overlaps")
-    _launch((triton.cdiv(size, _BLOCK), 1, 1), *arguments, any_value=2, num_warps=4, **options)
+    _launch((triton.cdiv(size, _BLOCK), 1, 1), *arguments, any_values=(2,), num_warps=4, **options)
 
 
 @triton.jit(do_not_specialize=["size"])

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sgl.kernels.launch_triton import Launcher
 from sgl.kernels.mask import layout
 from sgl.kernels.mask.layout import GrammarTensors, Places, VocabularyTensors
 
@@ -54,32 +55,14 @@ def compute_masks_(
     num_blocks = len(vocabulary.block_bytes)
     share = max(1, min(_MAX_SHARE, num_places * num_blocks // _RESIDENT))
     num_groups = triton.cdiv(num_blocks, share)
-    _begin[(triton.cdiv(num_words, _BASE_BLOCK), num_places)](
-        masks,
-        rows,
-        places,
-        grammars.addresses,
-        vocabulary,
-        num_words,
-        len(vocabulary.plain_masks) - 1,
-        block=_BASE_BLOCK,
-    )
-    _walk[(min(_RESIDENT, num_groups * num_places),)](
-        masks,
-        rows,
-        places,
-        grammars.addresses,
-        vocabulary,
-        len(vocabulary.lengths),
-        num_words,
-        num_blocks,
-        num_groups,
-        num_groups * num_places,
-        places.stacks.shape[1],
-        block=vocabulary.block,
-        has_stacks=grammars.has_stacks,
-        has_counters=grammars.has_counters,
-        num_warps=num_warps,
+    given = masks, rows, places, grammars.addresses, vocabulary
+    grid = triton.cdiv(num_words, _BASE_BLOCK), num_places, 1
+    _launch_begin(grid, *given, num_words, len(vocabulary.plain_masks) - 1, _BASE_BLOCK)
+    num_items = num_groups * num_places
+    sizes = len(vocabulary.lengths), num_words, num_blocks, num_groups, num_items, places.stacks.shape[1]
+    constants = vocabulary.block, grammars.has_stacks, grammars.has_counters
+    _launch_walk(
+        (min(_RESIDENT, num_items), 1, 1), *given, *sizes, *constants, any_values=(8, 9), num_warps=num_warps
     )
 
 
@@ -311,3 +294,6 @@ def _follow(
             is_guard = is_guard & (following >= 0) & ((following & GUARD_BIT) != 0)
     state = tl.where(is_active, following, state)
     return (state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed), room
+
+
+_launch_begin, _launch_walk = Launcher(_begin), Launcher(_walk)
