@@ -691,3 +691,22 @@ def test_sampling_never_waits_for_the_device() -> None:
             torch.cuda.set_sync_debug_mode("default")
     assert pending is not None
     assert (pending.wait().next_tokens >= 0).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7])
+def test_positions_to_sample_from_are_each_rows_last_and_those_before_its_drafts(num_rows: int) -> None:
+    random = np.random.default_rng(num_rows)
+    for _ in range(30):
+        samples = random.random(num_rows) < 0.7
+        drafts = {
+            int(b): np.zeros(random.integers(1, 5), np.int32)
+            for b in np.flatnonzero(samples)
+            if random.random() < 0.6
+        }
+        batch = decode_batch(range(num_rows), [9] * num_rows, samples=samples, drafts=drafts)
+        rows, behind = batch.sampling
+        assert rows.dtype == behind.dtype == np.int64
+        assert list(zip(rows.tolist(), behind.tolist(), strict=True)) == [
+            (b, i) for b in np.flatnonzero(samples).tolist() for i in reversed(range(1 + len(drafts.get(b, ()))))
+        ]
+        assert batch.sampling[0] is rows

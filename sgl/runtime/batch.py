@@ -110,9 +110,12 @@ class Batch:
         return self._sampling
 
     def _positions_to_sample(self) -> tuple[Int64Array, Int64Array]:
-        rows = np.flatnonzero(self.samples)
+        rows = self.samples.nonzero()[0]
         if not self.drafts:
             return rows, np.zeros(len(rows), np.int64)
+        if len(self) == 1:
+            count = 1 + len(self.drafts[0])
+            return np.zeros(count, np.int64), np.arange(count - 1, -1, -1)
         counts = np.ones(len(self), np.int64)
         counts[list(self.drafts)] += [len(ids) for ids in self.drafts.values()]
         counts = counts[rows]

@@ -5,8 +5,8 @@ On a GPU `forward` and `sample` only enqueue and never wait for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, cast
@@ -305,16 +305,9 @@ class ModelRunner:
         """Both phases of a step at once."""
         return self.sample(self.forward(batch), masks)
 
-    @contextmanager
-    def _on_threads(self, *, is_last: bool = False) -> Iterator[None]:
-        """One phase of a step. Torch's threads are released after the last phase or a failure."""
-        worked = False
-        try:
-            yield
-            worked = True
-        finally:
-            if self._threads is not None and (is_last or not worked):
-                self._threads.done(worked=worked)
+    def _on_threads(self, *, is_last: bool = False) -> AbstractContextManager[None]:
+        """One phase of a step."""
+        return nullcontext() if self._threads is None else self._threads.phase(is_last=is_last)
 
     def read_adapter(self, path: str) -> Adapter:
         """A LoRA adapter's folder. Raises AdapterError. Safe from any thread."""

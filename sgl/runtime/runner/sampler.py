@@ -124,7 +124,7 @@ class Sampler:
         assert logits.shape == (len(sampling_rows), len(self._own)), "a row of logits for each position"
         rows = batch.rows[sampling_rows].astype(np.int64)
         positions = batch.kv_lens[sampling_rows] - behind  # of the tokens being sampled
-        wants_logprobs = np.flatnonzero(batch.top_logprobs[sampling_rows] >= 0)
+        wants_logprobs = (batch.top_logprobs[sampling_rows] >= 0).nonzero()[0]
         penalised = (
             np.flatnonzero(self._settings.has_penalties[rows]) if self._settings.has_any_penalties else _NONE
         )

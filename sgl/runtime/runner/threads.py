@@ -13,7 +13,8 @@ takes a tenth longer if steps use both cores.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -61,6 +62,17 @@ class StepThreads:
             self._most = self._all
         self._num_threads = wanted if self._is_fixed else min(wanted, self._most)
         torch.set_num_threads(self._num_threads)
+
+    @contextmanager
+    def phase(self, *, is_last: bool) -> Iterator[None]:
+        """A part of a step. Torch's threads are released after the last one or a failure."""
+        worked = False
+        try:
+            yield
+            worked = True
+        finally:
+            if is_last or not worked:
+                self.done(worked=worked)
 
     def done(self, *, worked: bool) -> None:
         """The step has ended; `worked`: it did not fail."""
