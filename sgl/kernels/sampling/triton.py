@@ -138,19 +138,23 @@ def _best_of_part(
 ):
     if overlaps:
         gdc_launch_dependents()
-        gdc_wait()
+        if not lands:
+            gdc_wait()
     row = tl.program_id(1)
     num_rows = tl.num_programs(1)
     if lands:
         mask_rows, rows, positions = chosen + num_rows, chosen + 2 * num_rows, chosen + 3 * num_rows
-    request = tl.load(rows + row, cache_modifier=".cv")
-    warmth = tl.load(temperature + request * temperature_stride)
-    at = logits + row.to(tl.int64) * logits_stride
-    mask_row = -1
-    at_mask = masks
+    request, mask_row = tl.load(rows + row, cache_modifier=".cv"), -1
+    position = tl.load(positions + row, cache_modifier=".cv").to(tl.int32)
     if has_masks:
         mask_row = tl.load(mask_rows + row, cache_modifier=".cv")
-        at_mask = masks + mask_row.to(tl.int64) * masks_stride
+    if overlaps and lands:  # the host's memory was written before the launch
+        gdc_wait()
+    warmth = tl.load(temperature + request * temperature_stride)
+    at = logits + row.to(tl.int64) * logits_stride
+    at_mask = masks
+    if has_masks:
+        at_mask = masks + tl.cast(mask_row, tl.int64) * masks_stride
         vocab_size = tl.where(mask_row < -1, 0, vocab_size)  # of a token that is known, nothing is read
     lanes = tl.arange(0, block)
     first = tl.program_id(0) * (block * tiles)
@@ -165,7 +169,6 @@ def _best_of_part(
     value = 0.0
     if (warmth > 0) & (top > float("-inf")):
         seed = tl.load(seeds + request * seeds_stride)
-        position = tl.load(positions + row, cache_modifier=".cv").to(tl.int32)
         best = tl.full([block], float("-inf"), tl.float32)
         for again in range(tiles):
             tokens = first + again * block + lanes
@@ -225,15 +228,17 @@ def _best_of_row(
     """Combine parts, whose values are relative to their own largest logit to keep precision."""
     if overlaps:
         gdc_launch_dependents()
-        gdc_wait()
+        if not lands:
+            gdc_wait()
     row = tl.program_id(0)
     num_rows = tl.num_programs(0)
     if lands:
         mask_rows, rows = chosen + num_rows, chosen + 2 * num_rows
-    request = tl.load(rows + row, cache_modifier=".cv")
-    mask_row = -1
+    request, mask_row = tl.load(rows + row, cache_modifier=".cv"), -1
     if has_masks:
         mask_row = tl.load(mask_rows + row, cache_modifier=".cv")
+    if overlaps and lands:
+        gdc_wait()
     at = parts + row * num_parts
     size = num_rows * num_parts
     lanes = tl.arange(0, block)

@@ -34,7 +34,7 @@ from sgl.runtime.model.update.ranks import hashed
 from sgl.runtime.runner.adapters import Adapters
 from sgl.runtime.runner.current import current
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
-from sgl.runtime.runner.graphs import DecodeGraphs, Replayed
+from sgl.runtime.runner.graphs import DecodeGraphs
 from sgl.runtime.runner.host_pages import HostPages
 from sgl.runtime.runner.hybrid_host_memory import HybridHostMemory
 from sgl.runtime.runner.idle import idle_batch
@@ -61,7 +61,7 @@ class Launched:
     batch: Batch
     logits: torch.Tensor | None  # float32 [S, V], or of a part of the vocabulary; None if nothing is sampled
     inputs: DeviceLogprobs | None = None  # of scored input tokens
-    replayed: Replayed | None = None  # of a decode graph
+    placed: tuple[torch.Tensor, torch.Tensor] | None = None  # rows and positions to sample from, int64 [S]
     pooled: torch.Tensor | None = None  # float32 [P, H]
     awaited: tuple[int, torch.Tensor] | None = (
         None  # hidden states under way: how many, and which sample, int64 [S]
@@ -165,7 +165,7 @@ class ModelRunner:
                 self._aux.is_on = batch.is_observed
             replayed = None if self._graphs is None else self._graphs.run(batch, step)
             if replayed is not None:
-                launched = Launched(batch, replayed.logits, replayed=replayed)
+                launched = Launched(batch, replayed.logits, placed=replayed[1:])
             else:
                 self._launching_since = monotonic()
                 try:
@@ -181,14 +181,13 @@ class ModelRunner:
     def sample(self, launched: Launched, masks: TokenMasks | None = None) -> PendingStep:
         """Sample after a forward pass; see `batch.Runner`."""
         launched = self._arrived(launched)
-        batch, logits, replayed = launched.batch, launched.logits, launched.replayed
+        batch, logits = launched.batch, launched.logits
         with self._current, self._on_threads(is_last=True):
             if logits is None:
                 nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
                 return PendingStep(batch, nothing, None, launched.inputs, self._downloader, launched.pooled)
-            placed = None if replayed is None else (replayed.rows, replayed.positions)
             lands = None if launched.inputs or launched.pooled is not None else self._downloader
-            sampled = self._sampler.sample(logits, batch, masks, placed, lands)
+            sampled = self._sampler.sample(logits, batch, masks, launched.placed, lands)
             return PendingStep(
                 batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader, launched.pooled
             )
@@ -199,7 +198,7 @@ class ModelRunner:
         launched = self._arrived(launched)
         with self._current, self._on_threads(is_last=True):
             if launched.logits is not None:
-                self._sampler.sample(launched.logits, launched.batch, masks)
+                self._sampler.sample(launched.logits, launched.batch, masks, launched.placed)
 
     @torch.inference_mode()
     def enter(self, batch: Batch) -> Launched:
