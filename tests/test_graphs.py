@@ -105,7 +105,7 @@ def test_replayed_steps_write_where_launched_ones_would(has_pools: bool) -> None
     layers = WindowedLayers([True], window=9, num_pages=50) if has_pools else None
     model: Any = SimpleNamespace(device=torch.device("cpu"), vocabulary=range(4), dtype=torch.float32)
     model.config = SimpleNamespace(hidden_size=2)
-    kv: Any = SimpleNamespace(page_size=4, windowed=layers)
+    kv: Any = SimpleNamespace(page_size=4, windowed=layers, keys=[torch.zeros(50, 4, 1, 2)])
     attention: Any = _Placing()
     tokens = torch.zeros(4, dtype=torch.int64)
     table, window_table = rng.permutation(48).reshape(3, 16) + 1, rng.permutation(48).reshape(3, 16) + 1

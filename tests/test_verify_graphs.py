@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -94,12 +95,25 @@ def batch(rows: list[int], starts: list[int], ids: list[list[int]], writes: Any,
     )
 
 
-@pytest.mark.parametrize("has_logits", [True, False])
+@pytest.mark.parametrize(
+    ("q_lens", "num_drafts", "has_logits"),
+    [
+        ((3, 1, 7), [2, 0, 6], True),
+        ((3, 1, 7), [2, 0, 6], False),
+        ((20, 1, 13), [0, 0, 10], False),
+        ((9, 1, 16), [3, 0, 0], False),
+        ((12, 1, 1), [11, 0, 0], True),
+    ],
+)
 def test_padded_rows_and_tokens_change_nothing(
-    has_logits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    q_lens: tuple[int, ...],
+    num_drafts: list[int],
+    has_logits: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rows of 1 to 7 tokens, one of them from the device, in buckets of 4 rows of 8, whose logits are replayed, too,
-    or are too many."""
+    """Rows of 1 to 20 tokens, one of them from the device, in buckets of 4 or 8 rows of 8, whose logits are replayed,
+    too, or are too many."""
     monkeypatch.setattr(verify_graphs, "_LOGITS", 32 if has_logits else 31)
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path))
     device = torch.device("cpu")
@@ -118,9 +132,9 @@ def test_padded_rows_and_tokens_change_nothing(
         runner.launch(batch(rows, [0, 0, 0], prompts, writes, [0, 0, 0])).wait()
         if is_replayed:
             runner._verify_graphs = Launched(model, kv, attention, runner._sampler.next_tokens, 8)
-        ids = [rng.integers(1, config.vocab_size, n).tolist() for n in (3, 1, 7)]
+        ids = [rng.integers(1, config.vocab_size, n).tolist() for n in q_lens]
         ids[1] = [FROM_DEVICE]
-        launched = runner.forward(batch(rows, [9, 4, 13], ids, writes[:0], [2, 0, 6]))
+        launched = runner.forward(batch(rows, [9, 4, 13], ids, writes[:0], num_drafts))
         found = runner.sample(launched).wait()
         if is_replayed:
             replayed = runner._verify_graphs._logits
@@ -133,9 +147,38 @@ def test_padded_rows_and_tokens_change_nothing(
     (tokens, checks, caches), (replayed_tokens, replayed_checks, replayed_caches) = results
     assert tokens == replayed_tokens
     assert checks == replayed_checks
-    assert {b: len(its) for b, its in checks.items()} == {0: 2, 2: 6}
+    assert {b: len(its) for b, its in checks.items()} == {b: n for b, n in enumerate(num_drafts) if n}
     for one, other in zip(caches, replayed_caches, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_long_rows_are_replayed_if_they_read_little_again(tmp_path: Path) -> None:
+    config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path))
+    device = torch.device("cpu")
+    model = load_decoder(config, device=device, dtype="float32", max_positions=64)
+    kv = KVCache(config, 40, PAGE, torch.float32, device)
+    attention = TritonAttention(model.attention_shape(PAGE, None), max_graph_rows=16, max_pages=16, max_queries=8)
+    graphs = VerifyGraphs(model, kv, attention, torch.zeros(17, dtype=torch.int64), 16)
+
+    def holds(q_lens: list[int], past: int = 0, **options: Any) -> bool:
+        its = batch(
+            list(range(len(q_lens))), [past] * len(q_lens), [[1] * n for n in q_lens], None, [0] * len(q_lens)
+        )
+        return graphs.holds(replace(its, **options))
+
+    assert holds([64])
+    assert holds([17, 8, 1, 24])
+    assert holds([2] * 16)
+    assert not holds([65])
+    assert not holds([17, 8, 1, 25])
+    assert not holds([2] * 17)
+    assert not holds([9], is_observed=True)
+    assert not holds([9], samples=np.zeros(1, np.bool_))
+    of_token = 2 * config.num_kv_heads * config.head_dim * 4
+    most = (8 << 20) // of_token
+    assert holds([16], most - 16)
+    assert not holds([16], most - 15)
+    assert holds([8], most)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,26 @@ def padded(step: AttentionStep, num_rows: int) -> AttentionStep:
     )
 
 
+def in_parts(step: AttentionStep, most: int) -> tuple[AttentionStep, Int64Array, Int64Array]:
+    """A step whose rows have at most so many tokens: each longer one is several, which see what stands before them.
+    Also each one's former row, and how many more of its tokens follow."""
+    counts = -(-step.q_lens // most)
+    of_row = np.arange(len(counts)).repeat(counts)
+    if len(of_row) == len(counts):
+        return step, of_row, np.zeros_like(of_row)
+    until = (np.arange(len(of_row)) - (counts.cumsum() - counts)[of_row] + 1) * most
+    behind = np.maximum(step.q_lens[of_row] - until, 0)
+    q_lens = np.minimum(step.q_lens[of_row] - until + most, most).astype(np.int32)
+    return _cut(step, q_lens, of_row, behind), of_row, behind
+
+
+def _cut(step: AttentionStep, q_lens: Int32Array, of_row: Int64Array, behind: Int64Array) -> AttentionStep:
+    windowed = None if step.windowed is None else _cut(step.windowed, q_lens, of_row, behind)
+    return AttentionStep(
+        q_lens, (step.kv_lens[of_row] - behind).astype(np.int32), step.page_table[of_row], windowed
+    )
+
+
 def slots_of(step: AttentionStep, of_row: Int64Array, places: Int64Array, page_size: int) -> Int64Array:
     """Where keys and values go of tokens at these places in rows of a step: page * page_size + offset; behind a first
     dimension of full and windowed pages, if there are those."""

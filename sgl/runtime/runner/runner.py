@@ -50,7 +50,7 @@ from sgl.runtime.runner.states import RowStates
 from sgl.runtime.runner.threads import StepThreads
 from sgl.runtime.runner.verify_graphs import MAX_QUERIES, VerifyGraphs
 
-_SHORT_PROMPTS = 2, 8, 64  # tokens: attention picks a kernel by prompt length
+_SHORT_PROMPTS = 2, 8, 64, 96  # tokens: attention picks a kernel by prompt length
 _LONGEST_LAUNCH = 0.06  # seconds to launch a step's kernels on a slow host
 
 
@@ -269,7 +269,9 @@ class ModelRunner:
         if self.host is None:
             return None
         self.hybrid_host.wait(batch.moved)
-        return self.host.arrivals(batch.moved, by_layer=int(batch.q_lens.max()) > MAX_QUERIES)
+        graphs = self._verify_graphs
+        is_whole = int(batch.q_lens.max()) <= MAX_QUERIES or (graphs is not None and graphs.holds(batch))
+        return self.host.arrivals(batch.moved, by_layer=not is_whole)
 
     def _write_adapters(self, batch: Batch) -> None:
         if self._adapters is not None:

@@ -20,12 +20,14 @@ from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.capture import capturing, recorded
-from sgl.runtime.runner.pack import padded, slots_of
+from sgl.runtime.runner.pack import in_parts, padded, slots_of
 
 MAX_QUERIES = 8
 """Tokens of a row that such a step computes at most."""
 _QUERIES = 2, 4, MAX_QUERIES
 _ROWS = 1, 2, 4, 8, 16, 32, 64
+_PARTS = 8  # of steps with longer rows, in all
+_MOST_READ = 8 << 20  # bytes of a layer, 2 µs on an H200, that they read again
 _LOGITS = 32  # tokens, padded, of which all logits take about as long as of some
 
 
@@ -49,8 +51,8 @@ class Verified(NamedTuple):
 
 
 class VerifyGraphs:
-    """Steps of at most 64 rows with at most MAX_QUERIES tokens each. Capture before the first step. next_tokens: as of
-    `DecodeGraphs`."""
+    """Steps of at most 64 rows with at most MAX_QUERIES tokens each, and of few rows with more. Capture before the
+    first step. next_tokens: as of `DecodeGraphs`."""
 
     def __init__(
         self, model: Model, kv: KVCache, attention: GraphAttention, next_tokens: torch.Tensor, max_rows: int
@@ -60,6 +62,7 @@ class VerifyGraphs:
         self._attention = attention
         self._next_tokens = next_tokens
         self._rows = [rows for rows in _ROWS if rows < max_rows] + [max_rows] * (max_rows <= _ROWS[-1])
+        self._key_bytes = 0 if not kv.keys else 2 * kv.keys[0][0].nbytes // kv.page_size  # of a token in a layer
         self._graphs: dict[tuple[int, int], list[torch.cuda.CUDAGraph]] = {}
         most = self._rows[-1] * MAX_QUERIES
         self._ids = torch.zeros(most, dtype=torch.int64, device=model.device)
@@ -68,21 +71,15 @@ class VerifyGraphs:
         self._logits = torch.zeros(shape, dtype=torch.float32, device=model.device)
 
     def run(self, batch: Batch, step: AttentionStep) -> Verified | None:
-        """Replay the step. None if a row is longer, does not sample or has an adapter, images or scored positions, or
-        there are too many rows, or one token in each and nobody observes it. Never waits for the device."""
-        num_rows, longest = len(batch), int(batch.q_lens.max())
-        is_plain = bool(batch.samples.all()) and not (batch.score_targets or batch.places or batch.pool_from)
-        if (
-            not (1 if batch.is_observed else 2) <= longest <= MAX_QUERIES
-            or num_rows > self._rows[-1]
-            or not is_plain
-            or batch.adapters is not None
-        ):
+        """Replay the step, if it `holds` it, else None. Never waits for the device."""
+        if not self.holds(batch):
             return None
-        queries = _QUERIES[bisect_left(_QUERIES, longest)]
+        step, of_row, behind = in_parts(step, MAX_QUERIES)
+        num_rows = len(of_row)
+        queries = _QUERIES[bisect_left(_QUERIES, int(step.q_lens.max()))]
         bucket = self._rows[bisect_left(self._rows, num_rows)]
         padding = bucket - num_rows
-        placed, num_sampled = self._placed(batch, step, queries, bucket)
+        placed, num_sampled = self._placed(batch, step, of_row, behind, self._nothing(bucket * queries), queries)
         if padding:
             step = padded(step, padding)
         (inputs,) = self._attention.plan_verify(step, queries, (placed,))
@@ -91,25 +88,48 @@ class VerifyGraphs:
         logits = self._logits[:num_sampled] if bucket * queries <= _LOGITS else None
         return Verified(self._hidden[:num_sampled], logits, inputs, len(batch.token_ids))
 
-    def _placed(self, batch: Batch, step: AttentionStep, queries: int, bucket: int) -> tuple[Int64Array, int]:
+    def holds(self, batch: Batch) -> bool:
+        """Whether the step is replayed: not if a row does not sample or has an adapter, images or scored positions, or
+        there are too many rows, or one token in each and nobody observes it. Rows of more than MAX_QUERIES tokens are
+        computed as several, if few: each reads the same keys, which takes the device longer than the host saves where
+        they are many."""
+        num_rows, longest = len(batch), int(batch.q_lens.max())
+        if longest > MAX_QUERIES:
+            num_rows = int((-(-batch.q_lens // MAX_QUERIES)).sum())
+            num_bytes = (num_rows - len(batch)) * int(batch.kv_lens.max()) * self._key_bytes
+            if batch.is_observed or num_rows > _PARTS or num_bytes > _MOST_READ:
+                return False
+        is_plain = batch.adapters is None and not (batch.score_targets or batch.places or batch.pool_from)
+        least = 1 if batch.is_observed else 2
+        return is_plain and least <= longest and num_rows <= self._rows[-1] and bool(batch.samples.all())
+
+    def _placed(
+        self,
+        batch: Batch,
+        step: AttentionStep,
+        of_row: Int64Array,
+        behind: Int64Array,
+        inputs: Int64Array,
+        queries: int,
+    ) -> tuple[Int64Array, int]:
         """What graphs read of padded tokens, in rows of one array: request rows, token ids, positions; of which are
         sampled after; which are the step's; and slots. Padding writes to the dummy page. Also how many are sampled
-        after."""
-        q_lens, kv_lens = batch.q_lens[:, None], batch.kv_lens[:, None]
-        sampled_from = batch.q_lens - 1
+        after. step, of_row, behind: of `in_parts`. inputs: zeros."""
+        num_drafts = np.zeros(len(batch), np.int64)
         for b, ids in batch.drafts.items():
-            sampled_from[b] -= len(ids)
+            num_drafts[b] = len(ids)
+        q_lens, kv_lens = step.q_lens[:, None], step.kv_lens[:, None]
+        sampled_from = q_lens - 1 + (behind - num_drafts[of_row])[:, None]
         index = np.arange(queries)
         is_token = index < q_lens
         positions = np.minimum(kv_lens - q_lens + index, kv_lens - 1)
-        inputs = self._nothing(bucket * queries)
         of_rows = inputs[:, : is_token.size].reshape(len(inputs), *is_token.shape)
-        of_rows[0] = batch.rows[:, None]
+        of_rows[0] = batch.rows[of_row][:, None]
         of_rows[1][is_token] = batch.token_ids
-        of_rows[5:] = slots_of(step, np.arange(len(batch))[:, None], positions, self._kv.page_size) * is_token
-        of_rows[2] = positions if batch.offsets is None else positions + batch.offsets[:, None]
+        of_rows[5:] = slots_of(step, np.arange(len(of_row))[:, None], positions, self._kv.page_size) * is_token
+        of_rows[2] = positions if batch.offsets is None else positions + batch.offsets[of_row][:, None]
         last, places = (
-            (is_token & (index >= sampled_from[:, None])).ravel().nonzero()[0],
+            (is_token & (index >= sampled_from)).ravel().nonzero()[0],
             is_token.ravel().nonzero()[0],
         )
         inputs[3, : len(last)], inputs[4, : len(places)] = last, places
