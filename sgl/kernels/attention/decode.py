@@ -8,7 +8,6 @@ a cut row merges its parts. The kernel is in decode_triton.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +25,7 @@ _WIDE, _WIDE_TILE = 128, 16  # and of wider heads, as many bytes
 _LEAST_SHARE = 128  # keys; smaller shares cost more to merge than they save
 _ROW_COST = 64  # keys that take as long as starting a row
 _PER_PROCESSOR = 4  # concurrent programs of a multiprocessor, limited by registers
-_FEW_ROWS = 16  # whose consecutive steps often need no new page, and so no new shares
+_FEW_ROWS = 16  # whose consecutive steps often need no new tile, and so no new shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,35 +86,27 @@ class SplitWork:
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """The uploaded arrays of a step; reusable for these rows until one needs another page or tile."""
+    """The shares of a step's programs; reusable for these rows until one needs another tile, or the longest of several
+    another page."""
 
-    key: tuple[
-        bytes, bytes, bytes
-    ]  # the rows' lengths in whole pages and tiles, their pages, and which are skipped
+    key: tuple[bytes, bytes]  # the rows' numbers of tiles, and where their pages begin
     ends: Int64Array  # [B] each row's last segment, whose end advances
     firsts: Int32Array  # [num_programs] each program's first segment
     programs: Int32Array
     segments: Int32Array
-    pages: Int32Array
 
     @staticmethod
-    def of(
-        key: tuple[bytes, bytes, bytes],
-        num_rows: int,
-        programs: Int32Array,
-        segments: Int32Array,
-        pages: Int32Array,
-    ) -> _Arrays:
+    def of(key: tuple[bytes, bytes], num_rows: int, programs: Int32Array, segments: Int32Array) -> _Arrays:
         used = segments[: programs[-1, 7]]
         ends = used[:, 0].searchsorted(np.arange(num_rows), side="right") - 1
-        return _Arrays(key, ends, np.minimum(programs[:, 6], len(used) - 1), programs, segments, pages)
+        return _Arrays(key, ends, np.minimum(programs[:, 6], len(used) - 1), programs, segments)
 
-    def at(self, kv_lens: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Programs, segments and pages for the rows' present lengths."""
+    def at(self, kv_lens: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Programs and segments for the rows' present lengths."""
         programs, segments = self.programs.copy(), self.segments.copy()
         segments[self.ends, 2] = kv_lens
         programs[:, :6] = segments[self.firsts]
-        return programs, segments, self.pages
+        return programs, segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +151,6 @@ class DecodeAttention:
         if shape.device.type == "cuda":
             processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
         self._tile = _TILE if shape.head_dim <= _WIDE else _WIDE_TILE
-        self._unit = math.gcd(self._tile, shape.page_size)
         self._least_share = least_share
         self.num_programs = max(1, processors * per_processor // shape.num_kv_heads)
         group = shape.num_heads // shape.num_kv_heads
@@ -257,14 +247,14 @@ class DecodeAttention:
         if num_rows > _FEW_ROWS or self._shape.windows != (None,):
             return self._host_anew(step, num_rows, skipped, more)
         kv_lens, page_size = step.kv_lens[:num_rows], self._shape.page_size
-        units = (kv_lens - 1) // self._unit
-        table = step.page_table[:num_rows, : int(units.max()) * self._unit // page_size + 1]
-        key = units.tobytes(), table.tobytes(), b""
+        width = -(-int(kv_lens.max()) // page_size)
+        first_pages = np.arange(0, num_rows * width, width, dtype=np.int32)
         if skipped is not None:
-            kv_lens, key = kv_lens - skipped * page_size, (*key[:2], skipped.tobytes())
+            kv_lens, first_pages = kv_lens - skipped * page_size, first_pages + skipped
+        key = ((kv_lens - 1) // self._tile).tobytes(), first_pages.tobytes()
         if self._latest is None or self._latest.key != key:
-            self._latest = _Arrays.of(key, num_rows, *self._host_anew(step, num_rows, skipped))
-        return self._latest.at(kv_lens)
+            self._latest = _Arrays.of(key, num_rows, *self.cut(np.zeros_like(kv_lens), kv_lens, first_pages))
+        return *self._latest.at(kv_lens), step.page_table[:num_rows, :width].reshape(-1)
 
     def _host_anew(
         self, step: AttentionStep, num_rows: int, skipped: Int32Array | None, more: int = 0
