@@ -371,7 +371,9 @@ def test_where_nothing_is_allowed_the_first_token_is_drawn_and_nothing_is_read_b
 
 
 @needs_triton
-def test_the_sampler_draws_the_same_in_one_pass() -> None:
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_the_sampler_draws_the_same_in_one_pass(is_cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """is_cut: all rows take several passes, so none is drawn from before."""
     params = [
         {"temperature": 0},
         {"temperature": 1.3},
@@ -380,6 +382,8 @@ def test_the_sampler_draws_the_same_in_one_pass() -> None:
         {"top_p": 0.6, "frequency_penalty": 1.0},
         {"logit_bias": {3: 4.0}},
     ]
+    if is_cut:
+        params = [{"temperature": 0.8 + i / 4, "top_p": 0.9, "min_p": 0.1} for i in range(6)]
     prompt, nothing = np.arange(1, 4, dtype=np.int32), np.empty(0, np.int32)
     setups = [RowSetup(row, SamplingParams(**one), 7 * row, prompt, nothing) for row, one in enumerate(params)]
     generator = np.random.default_rng(0)
@@ -404,7 +408,12 @@ def test_the_sampler_draws_the_same_in_one_pass() -> None:
         sampler = Sampler(max_rows=8, vocab_size=40, device=ON_GPU)
         sampler.setup(setups)
         sampler._takes_one_pass = in_one_pass  # as it is on a GPU
-        drawn.append([sampler.sample(one.clone().to(ON_GPU), batch, masks).ids.tolist() for one in logits])
+        if is_cut and in_one_pass:
+            monkeypatch.setattr("sgl.kernels.sampling.triton.draw", None)
+        drawn.append([])
+        for one in logits:
+            drawn[-1].append(sampler.sample(one.clone().to(ON_GPU), batch, masks).ids.tolist())
+            assert sampler.next_tokens[:size].tolist() == drawn[-1][-1]
     for ids in drawn[1]:
         assert all(allowed[mask_row, i] for mask_row, i in zip(mask_rows, ids, strict=True) if mask_row >= 0)
     assert drawn[0] == drawn[1]

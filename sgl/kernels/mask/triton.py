@@ -37,8 +37,8 @@ INFOS = tl.constexpr(8)
 def apply_token_mask_(logits: torch.Tensor, masks: torch.Tensor, mask_rows: torch.Tensor) -> None:
     """See `mask.apply_token_mask_`."""
     num_rows, vocab_size = logits.shape
-    grid = (triton.cdiv(vocab_size, _APPLY_BLOCK), num_rows)
-    _apply[grid](logits, masks, mask_rows, vocab_size, logits.stride(0), masks.stride(0), block=_APPLY_BLOCK)
+    grid = triton.cdiv(vocab_size, _APPLY_BLOCK), num_rows, 1
+    _launch_apply(grid, logits, masks, mask_rows, vocab_size, logits.stride(0), masks.stride(0), _APPLY_BLOCK)
 
 
 def compute_masks_(
@@ -296,4 +296,4 @@ def _follow(
     return (state, chars, items, open_symbols, open_items, outer_items, num_open, num_closed), room
 
 
-_launch_begin, _launch_walk = Launcher(_begin), Launcher(_walk)
+_launch_apply, _launch_begin, _launch_walk = Launcher(_apply), Launcher(_begin), Launcher(_walk)

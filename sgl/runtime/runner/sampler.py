@@ -324,6 +324,10 @@ class Sampler:
         from sgl.kernels.sampling import triton as sampling_triton
 
         cut = np.flatnonzero(self._settings.cuts(rows)) if self._settings.has_any_cuts else _NONE
+        if len(cut) == len(rows):
+            if masks is not None:
+                apply_token_mask_(logits, *masks)
+            return self._choose(logits, rows, index, positions), False
         parameters = self._temperature, self._seeds, index
         ids = sampling_triton.draw(logits, *parameters, positions, self.next_tokens, *(masks or (None, None)))
         if len(cut):
