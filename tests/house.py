@@ -209,13 +209,13 @@ DOES_MORE_THAN_HAND_ON = ("sgl",)  # the lazy public API
 MAX_LINES = 450
 MOST_LINES = {
     "grammar": 15_750,  # with values of calls that are not quite JSON, and ends that take time by their members
-    "kernels": 7_620,  # with memory that other processes open, gates of what adapters add, and keys behind a token
+    "kernels": 7_950,  # with memory that other processes open, keys behind a token, and inputs that move on the device
     "kernels.gdn": 790,
     "kernels.latent": 990,
     "kernels.lora": 580,  # of experts, too
     "kernels.moe": 1_850,
     "lang": 10_090,  # with Jinja as transformers has it, and programs that outlive their server or fail
-    "runtime": 29_300,  # without the server and what follows; with a head's drafts as one graph, and steps of one row
+    "runtime": 29_550,  # without the server and what follows; with drafts as one graph, steps ahead, checks of configs
     "runtime.cluster": 2_250,  # with a placement for each kind, who is starting, starts, ends, and calls of any length
     "runtime.gateway": 3_690,  # with who has failed a program, or has the adapters that it names now or later
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie
@@ -228,7 +228,7 @@ MOST_LINES = {
     "runtime.model.update": 1_350,  # with groups that are left at once
     "runtime.parallel": 1_580,  # with what ranks share beside pages, and who removes it
     "runtime.server": 12_725,  # with what trainers ask of SGLang, the reader of KV events, and checks of options
-    "runtime.speculate": 1_460,  # with what was made by weights that are gone, and drafts of passes and places at once
+    "runtime.speculate": 1_640,  # with what was made by weights that are gone, drafts at once, and ahead of the host
     "runtime.transfer": 1_270,  # from GPU to GPU, too, where the time of a read goes, and who does not answer
     "cli": 2_945,  # with clusters that end at any signal with its code, and the place of what is no value of YAML
     "bench": 860,

@@ -18,6 +18,7 @@ from sgl.runtime.runner.observer import ObservedStep
 from sgl.runtime.speculate.budget import Budget
 from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, DraftRequest
 from tests.every_draft import every_draft
+from tests.guided_drafts import Guide, noted
 from tests.test_gpu import Driver, error_of, load
 from tests.tiny_heads import tiny_head
 from tests.tiny_models import tiny_checkpoint
@@ -240,6 +241,50 @@ def test_outputs_in_float32_are_those_of_plain_decoding(
         )  # a trial is due
         for _ in range(8):
             assert answers(its) == expected
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_steps_ahead_sample_and_draft_what_steps_that_wait_do(head: str, rows: int, folder: Path) -> None:
+    """Where most drafts stand."""
+    rng = random.Random(1)
+    prompts = [[rng.randrange(3, 250) for _ in range(5 + 9 * number)] for number in range(5)]
+    params: list[dict[str, Any]] = [
+        {"temperature": 0.7 * (number % 2), "seed": number, "max_new_tokens": 90, "ignore_eos": True}
+        for number in range(5)
+    ]
+    options: dict[str, Any] = {"dtype": "float32", "attention_backend": "triton", "max_total_tokens": 8192}
+    options["max_running_requests"] = rows
+    with engine(folder, None, **options) as plain:
+        expected = [result["output_ids"] for result in plain.generate(input_ids=prompts, sampling_params=params)]
+    texts = {np.array(ids, np.int32).tobytes(): text for ids, text in zip(prompts, expected, strict=True)}
+    drawn: list[dict[tuple[int, ...], list[int]]] = []
+    for is_on in (False, True):
+        with engine(folder, head, **options) as its, every_draft(its):
+            model: Any = its._loop._speculator._models[0]
+            graphs = model._head._draft_graphs
+            guide, ahead = Guide(its._scheduler.memory.running, texts), noted(its, is_on)
+
+            class Guided:
+                def __init__(self, key: tuple[int, int], graph: Any, graphs: Any = graphs, guide: Any = guide):
+                    self.key, self.graph, self.graphs, self.guide = key, graph, graphs, guide
+
+                def replay(self) -> None:
+                    self.graph.replay()
+                    self.guide.change(self.graphs, *self.key)
+
+            guided = {key: Guided(key, graph) for key, graph in graphs._graphs.items()}
+            its._loop.call(functools.partial(setattr, graphs, "_graphs", guided))
+            found = its.generate(input_ids=prompts, sampling_params=params)
+            assert [result["output_ids"] for result in found] == expected
+            assert (len(ahead) > 10) is is_on
+            counters = its._loop.scheduler.counters
+            assert counters.verified_tokens > 0.5 * counters.drafted_tokens > 100
+            drawn.append(guide.drawn)
+    waiting, others = drawn
+    common = waiting.keys() & others.keys()
+    assert len(common) > 60
+    assert sum(waiting[text] == others[text] for text in common) >= 0.98 * len(common)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -95,7 +95,7 @@ class _Placing:
         return [self.placed]
 
     def plan_verify(self, step: AttentionStep, queries: int, inputs: Any) -> list[torch.Tensor]:
-        return self.plan_decode(step, 0, inputs)
+        return [*self.plan_decode(step, 0, inputs), torch.from_numpy(step.kv_lens - step.q_lens)]
 
 
 @pytest.mark.parametrize("has_pools", [False, True])
@@ -105,6 +105,7 @@ def test_replayed_steps_write_where_launched_ones_would(has_pools: bool) -> None
     layers = WindowedLayers([True], window=9, num_pages=50) if has_pools else None
     model: Any = SimpleNamespace(device=torch.device("cpu"), vocabulary=range(4), dtype=torch.float32)
     model.config = SimpleNamespace(hidden_size=2)
+    model.collectives, model.windows = None, (None,)
     kv: Any = SimpleNamespace(page_size=4, windowed=layers, keys=[torch.zeros(50, 4, 1, 2)])
     attention: Any = _Placing()
     tokens = torch.zeros(4, dtype=torch.int64)

@@ -70,7 +70,7 @@ class Launched(VerifyGraphs):
 
             def replay(self) -> None:
                 graphs.num_replayed += 1
-                graphs._forward(*graphs._planned)
+                graphs._forward(graphs._planned[0])
 
         self._graphs = Graphs()
 

@@ -96,6 +96,9 @@ class Batch:
     """Whether a client reads tokens as they come and so needs a core, too."""
     is_observed: bool = False
     """Whether a runner's observer sees it: then it is no replayed decode step, on any rank."""
+    is_ahead: bool = False
+    """Whether it begins as if all drafts of the step before stood, in the same rows; the device knows how many did, and
+    its drafts, all as many in each row."""
     _sampling: tuple[Int64Array, Int64Array] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -201,6 +204,7 @@ class StepResult:
 
     next_tokens: Int32Array  # [B]; -1 in rows that do not sample
     checks: dict[int, Int32Array] = field(default_factory=dict)  # by b: tokens sampled in drafts' places
+    drafts: dict[int, Int32Array] = field(default_factory=dict)  # by b, of a batch that is ahead
     output_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = 1 + its drafts
     input_logprobs: dict[int, Logprobs] = field(default_factory=dict)  # by b, n = len(score_targets[b])
     pooled: dict[int, Float32Array] = field(default_factory=dict)  # by b of pool_from: the sum, [hidden_size]

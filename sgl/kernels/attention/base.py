@@ -127,5 +127,7 @@ class GraphAttention(AttentionBackend, Protocol):
         self, step: AttentionStep, queries: int, inputs: Sequence[npt.NDArray[np.int64]]
     ) -> list[torch.Tensor]:
         """`plan_decode` for rows of `queries` tokens each, 2 to max_queries. Where a row's q_len is less, what follows
-        its last token is padding, whose results mean nothing. inputs: int64 [B * queries], or [n, B * queries]."""
+        its last token is padding, whose results mean nothing. inputs: int64 [B * queries], or [n, B * queries]. Returns
+        also int32 [B] the position of each row's first token, by which it sees keys: it may be made less before a
+        run."""
         raise AssertionError("max_queries is 1")

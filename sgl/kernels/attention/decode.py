@@ -200,7 +200,7 @@ class DecodeAttention:
             views = views_into(self._graph_inputs, arrays)
             plan = self._plan(len(step.q_lens), views[len(inputs) + 1 :])
             plan = replace(plan, queries=queries, firsts=views[len(inputs)])
-            self._graph_plans[key] = plan, views[: len(inputs)]
+            self._graph_plans[key] = plan, views[: len(inputs) + 1]
         return self._graph_plans[key]
 
     def run(

@@ -31,11 +31,12 @@ class Copies:
         self._mover = mover
         self._last = 0.0  # monotonic seconds of the last result
 
-    def schedule(self, scheduler: Scheduler) -> Step | None:
-        """The next step, if any can run, and the copies before it: after all steps that were launched, before it is."""
+    def schedule(self, make: Callable[[], Step | None]) -> Step | None:
+        """The next step, if there is one, and the copies before it: after all steps that were launched, before it
+        is."""
         for each in self._movers:
             each.poll()
-        step = scheduler.schedule() if scheduler.has_work and not scheduler.is_paused else None
+        step = make()
         for each in self._movers:
             each.launch(self._mover)
         if step is not None:

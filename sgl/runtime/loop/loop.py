@@ -230,12 +230,17 @@ class EngineLoop:
     def step(self) -> None:
         """A round: launch a step, and handle an earlier one's results."""
         if self._speculator.wants_results and (latest := self._in_flight) is not None:
+            if self._go_ahead(*latest):
+                return
             self._in_flight = None
             self._handle(*latest)
         if self._in_flight is None and not self.scheduler.is_paused:
             self._speculator.draft(self.jumps.hinted)
         self.jumps.hinted.clear()
-        step = self.copies.schedule(self.scheduler)
+        scheduler = self.scheduler
+        step = self.copies.schedule(
+            lambda: scheduler.schedule() if scheduler.has_work and not scheduler.is_paused else None
+        )
         if step is not None:
             self._note_first_step(step)
             step.batch.is_streamed = self._num_streamed > 0
@@ -262,6 +267,23 @@ class EngineLoop:
                 raise RuntimeError("the scheduler has work and schedules nothing")
         if unhandled is not None:
             self._handle(*unhandled)
+        self._check()
+
+    def _go_ahead(self, latest: Step, pending: PendingStep) -> bool:
+        """Launch the step behind the latest one before that is handled, if it can be."""
+        step = self.copies.schedule(partial(self._speculator.go_ahead, latest))
+        if step is None:
+            return False
+        step.batch.is_streamed = self._num_streamed > 0
+        launched = self._runner.forward(step.batch)
+        self.scheduler.after_launch(step)
+        self._in_flight = step, self._runner.sample(launched)
+        self._handle(latest, pending)
+        self._speculator.settle(step)
+        self._check()
+        return True
+
+    def _check(self) -> None:
         if self._check_ledger and (problems := self.scheduler.memory.check()):
             raise RuntimeError("the page ledger does not add up: " + "; ".join(problems))
 
@@ -272,7 +294,9 @@ class EngineLoop:
                 request.owner.begin(now, self._spending)
 
     def _handle(self, step: Step, pending: PendingStep) -> None:
-        for requests in self.scheduler.handle(step, self.copies.result(step, pending)):
+        result = self.copies.result(step, pending)
+        self._speculator.computed(step, result)
+        for requests in self.scheduler.handle(step, result):
             self._advance(requests)
         self._speculator.measure(step.batch)
 

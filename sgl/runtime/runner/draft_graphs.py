@@ -20,6 +20,7 @@ from sgl.runtime.batch import Int32Array, Int64Array
 from sgl.runtime.model.eagle.head import EagleHead
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
+from sgl.runtime.runner.ahead import Ahead, PassInputs, Shift, Verifying, VerifyInputs
 from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
 from sgl.runtime.runner.results import Downloader
 from sgl.runtime.runner.sampler import Sampler
@@ -129,8 +130,10 @@ class DraftGraphs:
         num_bytes += 4 * (6 * most + 14 * self._attention.decode.num_programs) + 4 * ALIGNMENT
         device = head.device
         self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._uploader = Uploader(device, num_buffers=4)
+        self._uploader = Uploader(device, num_buffers=8)
         self._drafts = torch.zeros(passes * most, dtype=torch.int64, device=device)
+        self._shift = Shift(most, MAX_QUERIES, device)
+        self._latest_bucket = 0
         self._logits: torch.Tensor | None = None
         if head.weights.target_ids is not None:  # -inf stays where it is
             shape = most, head.config.vocab_size
@@ -141,9 +144,44 @@ class DraftGraphs:
         """Rows of the largest graph; 0: none is recorded."""
         return self._rows[-1] if self._graphs else 0
 
+    def holds(self, ends: Sequence[int], num_tokens: int) -> bool:
+        """Whether there is a graph of these rows: of keys before each end, and tokens of a first pass."""
+        num_keys = sum(map(_padded, ends)) + self._rows[-1] * _KEYS
+        return len(ends) <= self.max_rows and num_tokens <= MAX_QUERIES and num_keys <= self._max_keys
+
     def run(self, chains: Sequence[Chain], table: Int32Array) -> Callable[[], Int32Array] | None:
         """Replay the passes; call the result for the drafts [passes, rows], of which a row's later ones than it wants
         mean nothing. None: there are more keys than fit. Never waits for the device. table: slots by row and token."""
+        if (placed := self._placed_for(chains, table)) is None:
+            return None
+        num_rows, (bucket, queries) = len(chains), placed
+        self._graphs[bucket, queries].replay()
+        wait = self._downloader.start([self._drafts[: self._passes * bucket]])
+        return lambda: wait()[0].reshape(self._passes, bucket)[:, :num_rows]
+
+    def run_ahead(self, chains: Sequence[Chain], table: Int32Array, behind: Verifying, simulated: int) -> None:
+        """`run` behind a step whose drafts are being verified, without a result: each chain begins at its first draft,
+        with token ids of no meaning. There is room. simulated: see `Shift.accept`."""
+        placed = self._placed_for(chains, table)
+        assert placed is not None, "there is room"
+        bucket, queries = placed
+        num_tokens, passes = behind.sampled.shape[1], self._passes
+        window = np.stack([table[its.row, its.start : its.start + 2 * num_tokens] for its in chains])
+        (slots,) = self._uploader.upload(window.astype(np.int64))
+        its = _Inputs.of(self._placed[placed][0], bucket, queries, passes)
+        first = its.token_ids, queries, its.last
+        inputs = PassInputs(first, (its.seen, its.places, its.later_positions, its.later_slots))
+        self._shift.accept(behind, slots, simulated, inputs)
+        self._graphs[placed].replay()
+        self._latest_bucket = bucket
+
+    def place(self, inputs: VerifyInputs) -> Ahead:
+        """Put the drafts of the latest `run_ahead` into the step that verifies them: see `Shift.place`."""
+        bucket = self._latest_bucket
+        return self._shift.place(self._drafts[: self._passes * bucket].view(self._passes, bucket), inputs)
+
+    def _placed_for(self, chains: Sequence[Chain], table: Int32Array) -> tuple[int, int] | None:
+        """Upload the inputs of a graph, and return which it is; None: there are more keys than fit."""
         keys = _Keys.of(chains, self._head.config.window)
         if len(keys.pages) + self._rows[-1] * _KEYS > self._max_keys:
             return None
@@ -167,9 +205,7 @@ class DraftGraphs:
             its.later_positions[later, b] = count[end - 1 : end + most - 2]
             its.later_slots[later, b] = own[end : end + most - 1]
         self._place(bucket, queries, keys)
-        self._graphs[bucket, queries].replay()
-        wait = self._downloader.start([self._drafts[: passes * bucket]])
-        return lambda: wait()[0].reshape(passes, bucket)[:, :num_rows]
+        return bucket, queries
 
     def drop(self) -> None:
         """Let go of what was recorded, until the next `capture`."""

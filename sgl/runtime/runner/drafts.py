@@ -16,6 +16,7 @@ from sgl.runtime.model.eagle.config import NUM_LAYERS_READ
 from sgl.runtime.model.eagle.head import EagleHead
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
+from sgl.runtime.runner.ahead import Ahead, Verifying, VerifyInputs
 from sgl.runtime.runner.draft_graphs import MAX_QUERIES, Chain, DraftGraphs
 from sgl.runtime.runner.occupation import Graphs, Occupation
 from sgl.runtime.runner.pack import pack
@@ -83,6 +84,10 @@ class HeadRunner(DraftRunner):
         """Rows of a `chain` at most, 0 if there is none, and tokens of one's first pass."""
         return 0 if self._draft_graphs is None else self._draft_graphs.max_rows, MAX_QUERIES
 
+    def holds(self, ends: Sequence[int], num_tokens: int) -> bool:
+        """Whether there is a `chain` of these rows: of keys before each end, and tokens of a first pass."""
+        return self._draft_graphs is not None and self._draft_graphs.holds(ends, num_tokens)
+
     @torch.inference_mode()
     def chain(
         self, chunks: Sequence[tuple[int, int, Int32Array, int]], setups: list[RowSetup]
@@ -93,11 +98,28 @@ class HeadRunner(DraftRunner):
         assert self._draft_graphs is not None, "there is a chain"
         with self._current:
             self._sampler.setup(setups)
-            chains = []
-            for row, start, token_ids, most in chunks:
-                holes, slots = self._holes.get(row, (_NO_HOLES, self._page_table[row, 1:]))
-                chains.append(Chain(row, start, token_ids, most, slots, len(holes)))
-            return self._draft_graphs.run(chains, self._page_table)
+            return self._draft_graphs.run(self._chains_of(chunks), self._page_table)
+
+    @torch.inference_mode()
+    def chain_ahead(
+        self, chunks: Sequence[tuple[int, int, Int32Array, int]], behind: Verifying, simulated: int
+    ) -> None:
+        """`chain` behind a step whose drafts are being verified: see `DraftGraphs.run_ahead`."""
+        assert self._draft_graphs is not None, "there is a chain"
+        with self._current:
+            self._draft_graphs.run_ahead(self._chains_of(chunks), self._page_table, behind, simulated)
+
+    def place_drafts(self, inputs: VerifyInputs) -> Ahead:
+        """Put the drafts of the latest `chain_ahead` into the step that verifies them."""
+        assert self._draft_graphs is not None, "there is a chain"
+        return self._draft_graphs.place(inputs)
+
+    def _chains_of(self, chunks: Sequence[tuple[int, int, Int32Array, int]]) -> list[Chain]:
+        chains = []
+        for row, start, token_ids, most in chunks:
+            holes, slots = self._holes.get(row, (_NO_HOLES, self._page_table[row, 1:]))
+            chains.append(Chain(row, start, token_ids, most, slots, len(holes)))
+        return chains
 
     def _all_graphs(self) -> list[Graphs]:
         return [*super()._all_graphs(), *([] if self._draft_graphs is None else [self._draft_graphs])]

@@ -10,6 +10,8 @@ import torch
 
 from sgl.runtime.batch import Batch, Int32Array
 from sgl.runtime.model.aux_hidden_states import AuxHiddenStates
+from sgl.runtime.runner.ahead import Ahead, VerifyInputs
+from sgl.runtime.runner.verify_graphs import Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class ObservedStep:
     pages: Int32Array  # [B, n] the batch's rows of the page table, on the host
     slots: torch.Tensor  # int64 [T] page * page_size + offset, where each token's keys and values went
     hidden: tuple[torch.Tensor, ...]  # by `layers`: [T, hidden_size] in the model's dtype
+    inputs: VerifyInputs | None = None  # of a replayed step that verifies drafts
 
 
 class Observer(Protocol):
@@ -35,17 +38,25 @@ class Observer(Protocol):
         """A step was launched. Must not wait for the device."""
         return
 
+    def sampled(self, ids: torch.Tensor) -> None:
+        """The latest step that was seen has sampled these, int64 [S]; they stay as they are."""
+        return
+
+    def place(self, inputs: VerifyInputs) -> Ahead:
+        """Before a batch is replayed that `is_ahead`: put what it computes where the drafts before end."""
+        raise AssertionError("nobody asked for such a batch")
+
     def close(self) -> None:
         """Give the device's memory back after the last step. Idempotent."""
 
 
 def observed(
-    batch: Batch, pages: Int32Array, slots: torch.Tensor, aux: AuxHiddenStates, places: torch.Tensor | None
+    batch: Batch, pages: Int32Array, slots: torch.Tensor, aux: AuxHiddenStates, verified: Verified | None = None
 ) -> ObservedStep:
-    """A step as observers see it. slots: perhaps padded behind the step's, or with its tokens at `places`, int64 [T].
-    aux: what kept its hidden states."""
-    num_tokens = int(batch.q_lens.sum())
-    if places is None:
+    """A step as observers see it. slots: perhaps padded behind the step's. aux: what kept its hidden states."""
+    if verified is None:
+        num_tokens = int(batch.q_lens.sum())
         return ObservedStep(batch, pages, slots[:num_tokens], aux.hidden(num_tokens))
+    places = verified.places
     hidden = tuple(each.index_select(0, places) for each in aux.hidden(len(slots)))
-    return ObservedStep(batch, pages, slots.index_select(0, places), hidden)
+    return ObservedStep(batch, pages, slots.index_select(0, places), hidden, verified.moved)

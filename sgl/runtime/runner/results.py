@@ -220,9 +220,10 @@ class PendingStep:
         inputs: DeviceLogprobs | None,
         downloader: Downloader,
         pooled: torch.Tensor | None = None,
+        computed: torch.Tensor | None = None,
     ) -> None:
         """Starts the copy, also of the ids of the batch's `sampling`, int64 [S], or of those alone where they land;
-        later work on the stream is not waited for."""
+        later work on the stream is not waited for. computed: of a batch that is ahead, `Ahead.tokens`."""
         self._batch = batch
         self._output = output
         self._inputs = inputs
@@ -231,12 +232,17 @@ class PendingStep:
             self._wait = downloader.landed(ids, len(batch.sampling[0]))
             return
         parts = [part.columns.values() for part in (output, inputs) if part is not None]
-        self._wait = downloader.start([ids, *itertools.chain(*parts), *([] if pooled is None else [pooled])])
+        beside = [its for its in (pooled, computed) if its is not None]
+        self._wait = downloader.start([ids, *itertools.chain(*parts), *beside])
 
     def wait(self) -> StepResult:
         """Block until the results are on the host. Call it once."""
         arrays = iter(self._wait())
-        return step_result(self._batch, self._batch.sampling, arrays, self._output, self._inputs, pools=self._pools)
+        batch = self._batch
+        result = step_result(batch, batch.sampling, arrays, self._output, self._inputs, pools=self._pools)
+        if batch.is_ahead:
+            result.drafts = dict(enumerate(next(arrays)[:, 1:]))
+        return result
 
 
 def step_result(

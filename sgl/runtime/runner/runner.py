@@ -48,7 +48,7 @@ from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.shared_rows import SharedHost
 from sgl.runtime.runner.states import RowStates
 from sgl.runtime.runner.threads import StepThreads
-from sgl.runtime.runner.verify_graphs import MAX_QUERIES, VerifyGraphs
+from sgl.runtime.runner.verify_graphs import MAX_QUERIES, Verified, VerifyGraphs
 
 _SHORT_PROMPTS = 2, 8, 64, 96  # tokens: attention picks a kernel by prompt length
 _LONGEST_LAUNCH = 0.06  # seconds to launch a step's kernels on a slow host
@@ -63,9 +63,8 @@ class Launched:
     inputs: DeviceLogprobs | None = None  # of scored input tokens
     placed: tuple[torch.Tensor, torch.Tensor] | None = None  # rows and positions to sample from, int64 [S]
     pooled: torch.Tensor | None = None  # float32 [P, H]
-    awaited: tuple[int, torch.Tensor] | None = (
-        None  # hidden states under way: how many, and which sample, int64 [S]
-    )
+    awaited: tuple[int, torch.Tensor] | None = None  # hidden states under way: number, and which sample, int64 [S]
+    computed: torch.Tensor | None = None  # of a batch that is ahead, `Ahead.tokens`
 
 
 class ModelRunner:
@@ -186,11 +185,13 @@ class ModelRunner:
             if logits is None:
                 nothing = torch.empty(0, dtype=torch.int64, device=self._model.device)
                 return PendingStep(batch, nothing, None, launched.inputs, self._downloader, launched.pooled)
-            lands = None if launched.inputs or launched.pooled is not None else self._downloader
+            observer = self._observer if batch.is_observed else None
+            lands = None if observer or launched.inputs or launched.pooled is not None else self._downloader
             sampled = self._sampler.sample(logits, batch, masks, launched.placed, lands)
-            return PendingStep(
-                batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader, launched.pooled
-            )
+            if observer is not None and isinstance(sampled.ids, torch.Tensor):
+                observer.sampled(sampled.ids)
+            beside = launched.pooled, launched.computed
+            return PendingStep(batch, sampled.ids, sampled.logprobs, launched.inputs, self._downloader, *beside)
 
     @torch.inference_mode()
     def follow(self, launched: Launched, masks: TokenMasks | None) -> None:
@@ -388,13 +389,16 @@ class ModelRunner:
 
     def _verified(self, batch: Batch, step: AttentionStep) -> Launched | None:
         """A step that is replayed but for the logits of many drafts."""
-        verified = None if self._verify_graphs is None else self._verify_graphs.run(batch, step)
+        place = None if self._observer is None else self._observer.place
+        verified = None if self._verify_graphs is None else self._verify_graphs.run(batch, step, place)
         if verified is None:
             return None
         if batch.is_observed:
-            self._show(batch, step.page_table, verified.slots, verified.places)
+            self._show(batch, step.page_table, verified.slots, verified)
         logits = self._model.logits(verified.sampling) if verified.logits is None else verified.logits
-        return Launched(batch, logits)
+        if (ahead := verified.ahead) is None:
+            return Launched(batch, logits)
+        return Launched(batch, logits, placed=(ahead.rows, ahead.positions), computed=ahead.tokens)
 
     def _forward(self, batch: Batch, step: AttentionStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
@@ -413,14 +417,11 @@ class ModelRunner:
             return hidden, hidden
         return hidden, hidden.index_select(0, inputs.last)
 
-    def _show(
-        self, batch: Batch, pages: Int32Array, slots: torch.Tensor, places: torch.Tensor | None = None
-    ) -> None:
-        """Let the observer see a step, if it does. slots: perhaps padded behind the step's, or with its tokens at
-        `places`."""
+    def _show(self, batch: Batch, pages: Int32Array, slots: torch.Tensor, verified: Verified | None = None) -> None:
+        """Let the observer see a step, if it does. slots: perhaps padded behind the step's."""
         if batch.is_observed and self._observer is not None and self._aux is not None:
             slots = slots if self._kv.windowed is None else slots[0]
-            self._observer.observe(observed(batch, pages, slots, self._aux, places))
+            self._observer.observe(observed(batch, pages, slots, self._aux, verified))
 
     def _inputs(self, batch: Batch, step: AttentionStep, upload: Callable[..., Any] | None = None) -> Inputs:
         """Upload a step and plan its attention."""

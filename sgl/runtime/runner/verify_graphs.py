@@ -6,6 +6,7 @@ Rows are padded to 2, 4 or 8 tokens each: where reading weights takes the time, 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from sgl.runtime.model.aux_hidden_states import keeping
 from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
+from sgl.runtime.runner.ahead import Ahead, VerifyInputs
 from sgl.runtime.runner.capture import capturing, recorded
 from sgl.runtime.runner.pack import in_parts, padded, slots_of
 
@@ -38,6 +40,8 @@ class Verified(NamedTuple):
     logits: torch.Tensor | None  # float32 [S, len(vocabulary)] of them; None: of too many to replay
     inputs: torch.Tensor  # see `VerifyGraphs._placed`
     num_tokens: int
+    moved: VerifyInputs | None = None  # the same, where a batch may be ahead of this one
+    ahead: Ahead | None = None  # of a batch that is ahead
 
     @property
     def places(self) -> torch.Tensor:
@@ -61,6 +65,8 @@ class VerifyGraphs:
         self._kv = kv
         self._attention = attention
         self._next_tokens = next_tokens
+        # Where a window ends, or which rank knows what, is not known on the device.
+        self._goes_ahead = model.collectives is None and all(its is None for its in model.windows)
         self._rows = [rows for rows in _ROWS if rows < max_rows] + [max_rows] * (max_rows <= _ROWS[-1])
         self._key_bytes = 0 if not kv.keys else 2 * kv.keys[0][0].nbytes // kv.page_size  # of a token in a layer
         self._graphs: dict[tuple[int, int], list[torch.cuda.CUDAGraph]] = {}
@@ -70,9 +76,13 @@ class VerifyGraphs:
         shape = min(most, _LOGITS), len(model.vocabulary)
         self._logits = torch.zeros(shape, dtype=torch.float32, device=model.device)
 
-    def run(self, batch: Batch, step: AttentionStep) -> Verified | None:
-        """Replay the step, if it `holds` it, else None. Never waits for the device."""
+    def run(
+        self, batch: Batch, step: AttentionStep, place: Callable[[VerifyInputs], Ahead] | None = None
+    ) -> Verified | None:
+        """Replay the step, if it `holds` it, else None. Never waits for the device. place: of an observer, for batches
+        that are ahead."""
         if not self.holds(batch):
+            assert not batch.is_ahead, "it is like the step before"
             return None
         step, of_row, behind = in_parts(step, MAX_QUERIES)
         num_rows = len(of_row)
@@ -82,11 +92,17 @@ class VerifyGraphs:
         placed, num_sampled = self._placed(batch, step, of_row, behind, self._nothing(bucket * queries), queries)
         if padding:
             step = padded(step, padding)
-        (inputs,) = self._attention.plan_verify(step, queries, (placed,))
+        inputs, firsts = self._attention.plan_verify(step, queries, (placed,))
+        moved = ahead = None
+        if batch.is_observed and self._goes_ahead:
+            moved = VerifyInputs(inputs[0], inputs[1], inputs[2], inputs[5], firsts, queries)
+        if batch.is_ahead:
+            assert place is not None and moved is not None, "somebody knows its drafts"  # noqa: PT018
+            ahead = place(moved)
         for graph in self._graphs[bucket, queries]:
             graph.replay()
         logits = self._logits[:num_sampled] if bucket * queries <= _LOGITS else None
-        return Verified(self._hidden[:num_sampled], logits, inputs, len(batch.token_ids))
+        return Verified(self._hidden[:num_sampled], logits, inputs, len(batch.token_ids), moved, ahead)
 
     def holds(self, batch: Batch) -> bool:
         """Whether the step is replayed: not if a row does not sample or has an adapter, images or scored positions, or
@@ -150,7 +166,7 @@ class VerifyGraphs:
                     step = AttentionStep(lens, lens, np.zeros((bucket, queries), np.int32))
                     if self._kv.windowed is not None:
                         step = replace(step, windowed=step)
-                    (inputs,) = self._attention.plan_verify(step, queries, (self._nothing(bucket * queries),))
+                    inputs, _ = self._attention.plan_verify(step, queries, (self._nothing(bucket * queries),))
                     self._forward(inputs)  # compiles and loads what a capture may not
                     # Collectives in pieces are not measured.
                     is_whole, forward = self._model.collectives is not None, partial(self._forward, inputs)

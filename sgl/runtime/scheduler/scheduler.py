@@ -20,14 +20,14 @@ from sgl.runtime.scheduler.admission import Admission, OutputLengths, ReleaseSim
 from sgl.runtime.scheduler.counters import Counters
 from sgl.runtime.scheduler.deadlines import MAX_EXPIRED, Deadlines
 from sgl.runtime.scheduler.memory import RowMemory
-from sgl.runtime.scheduler.packing import Chunk, assemble, share_of
+from sgl.runtime.scheduler.packing import Chunk, assemble, assemble_ahead, share_of
 from sgl.runtime.scheduler.programs import Programs
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.retraction import in_the_way, youngest
 from sgl.runtime.scheduler.step import Limits, Step
 from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.scheduler.transfers import Transfers
-from sgl.runtime.scheduler.verification import groups, verified
+from sgl.runtime.scheduler.verification import groups, has_room_ahead, take_scores, verified
 from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
 _MAX_BYPASSED = 16  # requests found not to fit before a round ends
@@ -205,6 +205,19 @@ class Scheduler:
                 return None
             self.retract(other)
 
+    def schedule_ahead(self, latest: Step, num_drafts: int) -> Step | None:
+        """The step behind one under way that verifies so many drafts in each row: as if all stood, with as many more,
+        which the device will know. None: others wait or run, or there is no room."""
+        requests, memory = latest.requests, self.memory
+        is_alone = len(self._running) == len(requests) and not len(self.queue) and not self.is_paused
+        if not is_alone or not all(has_room_ahead(request, num_drafts, memory) for request in requests):
+            return None
+        self._tick += 1
+        self.counters.steps += 1
+        step = Step(assemble_ahead(self._rows, latest.batch, num_drafts, memory.pop_page_writes()), requests, 0)
+        self._in_flight.append(step)
+        return step
+
     def after_launch(self, step: Step) -> None:
         """From the next step on, this batch's prompt pages may be shared."""
         for request in step.requests[step.num_decodes :]:
@@ -218,15 +231,7 @@ class Scheduler:
         Yields the requests that went on, for the caller to read their latest token: first all of them (also those
         that want none and are computed now), then again those whose first draft was accepted, with the token behind
         it, and so on, unless the caller ended them or appended other tokens in between."""
-        for b, logprobs in result.input_logprobs.items():
-            step.requests[b].input_logprobs.append(logprobs)
-        for b, logprobs in result.output_logprobs.items():
-            if b not in result.checks:
-                step.requests[b].output_logprobs.append(logprobs)
-        for b, pooled in result.pooled.items():
-            request = step.requests[b]
-            if request.phase is not Phase.WAITING:  # a retracted one begins anew
-                request.pooled = pooled if request.pooled is None else request.pooled + pooled
+        take_scores(step, result)
         self._in_flight.remove(step)
         advanced: list[Request] = []
         verified: list[Iterator[Request]] = []
@@ -242,6 +247,8 @@ class Scheduler:
             if request.phase is not Phase.DONE and step.batch.kv_lens[b] == request.target_len:
                 request.match = None
                 if b in result.checks:
+                    if b in result.drafts:
+                        request.drafts = result.drafts[b].tolist()
                     sampled = [*result.checks[b].tolist(), tokens[b]]
                     parts = result.output_logprobs[b].split() if b in result.output_logprobs else []
                     verified.append(self._verified(request, sampled, parts))
@@ -254,7 +261,13 @@ class Scheduler:
 
     def _verified(self, request: Request, sampled: list[int], logprobs: list[Logprobs]) -> Iterator[Request]:
         yield from verified(request, sampled, logprobs, self._rows, self.counters)
-        if request.phase is Phase.DECODE:
+        if request.phase is not Phase.DECODE:
+            return
+        if self._in_flight and (ahead := self._in_flight[0]).batch.is_ahead:  # it computes what follows already
+            b = ahead.requests.index(request)
+            ahead.batch.kv_lens[b] = request.target_len = int(self._rows.kv_len[request.row])
+            request.phase = Phase.VERIFY
+        else:
             self._extend(request)
 
     # ── what goes into a batch ──────────────────────────────────────────────────────────────────────────────────

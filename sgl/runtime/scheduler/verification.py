@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from sgl.runtime.batch import Logprobs
+from sgl.runtime.batch import Logprobs, StepResult
 from sgl.runtime.scheduler.counters import Counters
+from sgl.runtime.scheduler.memory import RowMemory
 from sgl.runtime.scheduler.request import Phase, Request
 from sgl.runtime.scheduler.rows import RowTable
+from sgl.runtime.scheduler.step import Step
 
 simulated_acceptance: Callable[[int], int] | None = None
 """How many of so many drafts stand, whatever was sampled: for measurements with random weights alone."""
+
+
+def simulated(num_drafts: int) -> int:
+    """How many of so many drafts stand, whatever is sampled; -1: those that equal it."""
+    return -1 if simulated_acceptance is None else simulated_acceptance(num_drafts)
 
 
 def verified(
@@ -24,11 +31,10 @@ def verified(
     sampled: [drafts + 1]. logprobs: likewise, or none.
     """
     drafts, row = request.drafts, request.row
-    if simulated_acceptance is None:
+    num_accepted = simulated(len(drafts))
+    if num_accepted < 0:
         num_accepted = next((i for i, draft in enumerate(drafts) if sampled[i] != draft), len(drafts))
-    else:
-        num_accepted = simulated_acceptance(len(drafts))
-        sampled[:num_accepted] = drafts[:num_accepted]
+    sampled[:num_accepted] = drafts[:num_accepted]
     del sampled[num_accepted + 1 :]
     table.kv_len[row] -= len(drafts) - num_accepted  # the others' KV will be overwritten
     request.drafts, request.phase = (), Phase.DECODE
@@ -56,6 +62,27 @@ def verified(
             break
     request.num_ahead = 0
     counters.verified_tokens += request.num_accepted - before
+
+
+def take_scores(step: Step, result: StepResult) -> None:
+    """Give requests their log-probabilities and pooled states; those of drafts come with what stands."""
+    for b, logprobs in result.input_logprobs.items():
+        step.requests[b].input_logprobs.append(logprobs)
+    for b, logprobs in result.output_logprobs.items():
+        if b not in result.checks:
+            step.requests[b].output_logprobs.append(logprobs)
+    for b, pooled in result.pooled.items():
+        request = step.requests[b]
+        if request.phase is not Phase.WAITING:  # a retracted one begins anew
+            request.pooled = pooled if request.pooled is None else request.pooled + pooled
+
+
+def has_room_ahead(request: Request, num_drafts: int, memory: RowMemory) -> bool:
+    """Whether it has pages and tokens left for so many drafts more, behind as many that are being verified."""
+    assert memory.windows is None, "a row that computes nothing gives no pages back"
+    end = int(memory.rows.kv_len[request.row]) + num_drafts + 1
+    left = request.max_new_tokens - len(request.output_ids)
+    return request.phase is Phase.VERIFY and left >= 2 * (num_drafts + 1) and memory.reach(request, end) == end
 
 
 def groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:

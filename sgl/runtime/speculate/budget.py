@@ -143,6 +143,13 @@ class Budget:
         self._since_plain = 0
         return True
 
+    def passes_look(self, num_rows: int) -> bool:
+        """Whether a step may have drafts without a look, as far as `is_plain_due` goes; it counts as one."""
+        if self._since_plain + 1 >= _PLAIN or not self.costs.plain(num_rows):
+            return False
+        self._since_plain += 1
+        return True
+
     def trial(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
         """As `divide`, to see what drafts take, though it may not pay. Where steps compute all rows as long as the
         longest, 1, 3 and 7 of each in turn, since what one length takes tells little of another; else few."""

@@ -79,6 +79,20 @@ class DeviceDrafter(Drafter, Protocol):
         """Whether there may be a request to draft for."""
         return True
 
+    def may_go_ahead(self, latest: Step, table: Int32Array) -> bool:
+        """Whether it can draft behind a step that verifies its drafts and is under way, for all its rows and so many
+        drafts. table: pages by row."""
+        return False
+
+    def go_ahead(self, step: Step, table: Int32Array, simulated: int) -> None:
+        """Draft for a step that is ahead of the one of which it may. simulated: so many drafts stand; -1: those that
+        equal what is sampled."""
+        raise AssertionError("it may not")
+
+    def settle(self) -> None:
+        """What the latest step that is ahead began behind is known now."""
+        return
+
     def grade(self, request: Request) -> int | None:
         """Of the next draft for a request, as far as is known before; None: there is none."""
         ...

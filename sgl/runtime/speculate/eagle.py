@@ -8,14 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sgl.runtime.batch import Int32Array, Int64Array
+from sgl.runtime.runner.ahead import Ahead, Verifying, VerifyInputs
 from sgl.runtime.runner.drafts import HeadRunner
 from sgl.runtime.runner.observer import ObservedStep
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.step import Step
 from sgl.runtime.speculate.drafter import DraftRequest
-from sgl.runtime.speculate.models import Guess, ModelDrafter, Row, Span
+from sgl.runtime.speculate.models import Guess, ModelDrafter, Row, Span, known_from
 
 _LONGEST_HOLE = 64  # tokens without features, behind which a head follows a request no more
 _MOST_HOLES = 1 << 12  # tokens without KV in all, likewise
@@ -53,6 +55,9 @@ class EagleDrafter(ModelDrafter):
         self._followed: dict[int, _Followed] = {}  # by uid
         self._seen: list[_Followed | None] = []  # of the latest step, by b
         self._step = 0  # its number
+        self._verifying: Verifying | None = None  # of the latest step
+        self._latest: ObservedStep | None = None
+        self._ahead: Step | None = None  # the latest step, while not all is known of it
 
     def follow(self, *, is_on: bool) -> None:
         """See `DeviceDrafter`."""
@@ -61,6 +66,7 @@ class EagleDrafter(ModelDrafter):
     def wants(self, step: Step) -> bool:
         """See `DeviceDrafter`."""
         self._step += 1
+        self._verifying = None
         batch, followed = step.batch, self._followed
         begun = {setup.row for setup in batch.setups}
         for request in step.requests if begun else ():
@@ -91,6 +97,11 @@ class EagleDrafter(ModelDrafter):
     def observe(self, step: ObservedStep) -> None:
         """See `Observer`."""
         self._head.read(step.hidden, step.slots)
+        self._verifying, self._latest = None, step
+        if not step.batch.is_ahead:
+            self._note_features(step)
+
+    def _note_features(self, step: ObservedStep) -> None:
         batch = step.batch
         each = zip(self._seen, batch.q_lens.tolist(), batch.kv_lens.tolist(), strict=True)
         for b, (followed, q_len, end) in enumerate(each):
@@ -99,6 +110,73 @@ class EagleDrafter(ModelDrafter):
                 followed.settle(end - q_len, self._step - 1)
                 followed.slots[tokens] = self._slots(step.pages[b], tokens)
                 followed.sure, followed.end, followed.step = end - len(batch.drafts.get(b, ())), end, self._step
+
+    def sampled(self, ids: torch.Tensor) -> None:
+        """See `Observer`."""
+        step = self._latest
+        if step is None or step.inputs is None:
+            return
+        q_lens = step.batch.q_lens
+        if len(step.batch.drafts) == len(q_lens) and (q_lens == len(ids) // len(q_lens)).all():
+            sampled = ids.view(len(q_lens), -1)
+            self._verifying = Verifying(sampled, step.inputs.token_ids, step.inputs.queries)
+
+    def place(self, inputs: VerifyInputs) -> Ahead:
+        """See `Observer`."""
+        return self._head.place_drafts(inputs)
+
+    def may_go_ahead(self, latest: Step, table: Int32Array) -> bool:
+        """See `DeviceDrafter`."""
+        num_rows, num_tokens = len(latest.batch), len(latest.batch.token_ids)
+        num_drafts = num_tokens // num_rows - 1
+        if self._verifying is None or not self._follows or self.is_resting:
+            return False
+        ends = [request.num_known + 2 * num_drafts + 1 for request in latest.requests]
+        if max(ends) > self._max_positions or not self._head.holds(ends, num_drafts + 1):
+            return False
+        return all(self._goes_on(request, table[request.row]) for request in latest.requests)
+
+    def _goes_on(self, request: Request, pages: Int32Array) -> bool:
+        """Whether nothing but what is being verified stands between its features and its next drafts."""
+        row, params = self._rows.get(request.uid), request.params
+        if row is None or request.uid not in self._followed or row.num_retractions != request.num_retractions:
+            return False
+        if row.is_biased or params.min_new_tokens > len(request.output_ids) or request.top_logprobs >= 0:
+            return False
+        return row.done == request.num_known and np.array_equal(row.pages, pages[: len(row.pages)])
+
+    def go_ahead(self, step: Step, table: Int32Array, simulated: int) -> None:
+        """See `DeviceDrafter`."""
+        verifying = self._verifying
+        assert verifying is not None, "it may go ahead"
+        num_drafts, chunks = len(step.batch.drafts[0]), []
+        for request in step.requests:
+            row, start = self._rows[request.uid], request.num_known
+            self._place(row, table[request.row, : -(-(start + 2 * num_drafts + 1) // self._page_size)])
+            if len(row.holes):
+                self._head.skip(row.number, row.holes, len(row.pages) * self._page_size)
+            self._keys[self._slots(row.pages, np.arange(start, start + 2 * num_drafts))] = 0
+            chunks.append((row.number, start, np.zeros(num_drafts + 1, np.int32), num_drafts))
+        self._head.chain_ahead(chunks, verifying, simulated)
+        self._ahead = step
+
+    def settle(self) -> None:
+        """See `DeviceDrafter`."""
+        step, observed = self._ahead, self._latest
+        assert step is not None and observed is not None, "a step is ahead"  # noqa: PT018
+        for request in step.requests:
+            row = self._rows.get(request.uid)
+            if row is not None:
+                start, row.done = row.done, request.num_known
+                self._add_keys(row, known_from(request, row.num_keys))
+                self._keys[self._slots(row.pages, np.arange(start, row.done))] = row.keys[start : row.done]
+        self._note_features(observed)
+        self._ahead = None
+
+    def close(self) -> None:
+        """See `Observer`."""
+        self._verifying = self._latest = None
+        super().close()
 
     def ended(self, request: Request) -> None:
         super().ended(request)

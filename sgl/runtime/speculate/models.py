@@ -208,14 +208,14 @@ class ModelDrafter(DeviceDrafter, Observer):
         reach = self._reach(row, asked)
         if reach is None or known - reach > _MOST_FORCED:
             return None
-        self._add_keys(row, _known_from(request, row.num_keys))
+        self._add_keys(row, known_from(request, row.num_keys))
         spans, start = self._missing(row, asked, reach - 1), reach - 1
         if (grade := self.grade(request)) is None:
             return None  # no longer
         if spans and spans[-1][1] == start:
             start, _ = spans.pop()
         first = spans[0][0] if spans else start
-        ids = _known_from(request, first)
+        ids = known_from(request, first)
         *missing, last = [
             _Chunk(row, at, end, ids[at - first : end - first]) for at, end in [*spans, (start, reach)]
         ]
@@ -308,7 +308,7 @@ class ModelDrafter(DeviceDrafter, Observer):
         return setups
 
 
-def _known_from(request: Request, start: int) -> npt.NDArray[np.int32]:
+def known_from(request: Request, start: int) -> npt.NDArray[np.int32]:
     """Its tokens from one on."""
     if start >= request.prompt_len:
         return np.array(request.output_ids[start - request.prompt_len :], np.int32)

@@ -1,0 +1,53 @@
+"""Drafts of a head's graphs, most of which are what follows, and the steps that begin before those are known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from sgl import Engine
+from sgl.runtime.runner.draft_graphs import DraftGraphs, _Inputs
+from sgl.runtime.scheduler.request import Request
+from sgl.runtime.scheduler.step import Step
+
+
+class Guide:
+    """Puts what follows in most drafts' places."""
+
+    def __init__(self, running: Mapping[int, Request], texts: Mapping[bytes, list[int]]) -> None:
+        """running: by row. texts: what follows a prompt."""
+        self._running, self._texts, self._rng = running, texts, random.Random(2)
+        self.drawn: dict[tuple[int, ...], list[int]] = {}
+        """What the head drafts behind each text."""
+
+    def change(self, graphs: DraftGraphs, bucket: int, queries: int) -> None:
+        """Of a graph that was just replayed."""
+        its = _Inputs.of(graphs._placed[bucket, queries][0], bucket, queries, graphs._passes)
+        on_device = graphs._drafts[: graphs._passes * bucket].view(graphs._passes, bucket)
+        rows, every_place, drafts = its.rows.tolist(), its.places.tolist(), on_device.cpu()
+        for b, row in enumerate(rows):
+            if row in self._running:
+                prompt = self._running[row].prompt_ids
+                text = [*prompt.tolist(), *self._texts[prompt.tobytes()]]
+                places = [of_pass[b] for of_pass in every_place]
+                self.drawn[tuple(text[: places[0]])] = drafts[:, b].tolist()
+                for turn, place in enumerate(places):
+                    if place < len(text) and self._rng.random() < 0.8:
+                        drafts[turn, b] = text[place]
+        on_device.copy_(drafts)
+
+
+def noted(engine: Engine, is_on: bool = True) -> list[int]:
+    """The rows of each step that is ahead, from now on. is_on: whether there are any."""
+    found = list[int]()
+    scheduler = engine._scheduler
+    schedule = scheduler.schedule_ahead
+
+    def noting(latest: Step, num_drafts: int) -> Step | None:
+        step = schedule(latest, num_drafts) if is_on else None
+        if step is not None:
+            found.append(len(step.requests))
+        return step
+
+    engine._loop.call(lambda: setattr(scheduler, "schedule_ahead", noting))
+    return found
