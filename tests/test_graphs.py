@@ -106,6 +106,7 @@ def test_replayed_steps_write_where_launched_ones_would(has_pools: bool) -> None
     model: Any = SimpleNamespace(device=torch.device("cpu"), vocabulary=range(4), dtype=torch.float32)
     model.config = SimpleNamespace(hidden_size=2)
     model.collectives, model.windows = None, (None,)
+    model.weights = SimpleNamespace(num_multiplied=100)
     kv: Any = SimpleNamespace(page_size=4, windowed=layers, keys=[torch.zeros(50, 4, 1, 2)])
     attention: Any = _Placing()
     tokens = torch.zeros(4, dtype=torch.int64)

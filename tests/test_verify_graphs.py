@@ -152,7 +152,12 @@ def test_padded_rows_and_tokens_change_nothing(
         torch.testing.assert_close(one, other)
 
 
-def test_long_rows_are_replayed_if_they_read_little_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("work", "most"), [(1 << 33, 16), (0, 8)])
+def test_long_rows_are_replayed_if_they_read_little_again(
+    work: int, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As so many rows of eight tokens; more of them where products take no time."""
+    monkeypatch.setattr(verify_graphs, "_SMALL_WORK", work)
     config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path))
     device = torch.device("cpu")
     model = load_decoder(config, device=device, dtype="float32", max_positions=64)
@@ -166,19 +171,19 @@ def test_long_rows_are_replayed_if_they_read_little_again(tmp_path: Path) -> Non
         )
         return graphs.holds(replace(its, **options))
 
-    assert holds([64])
-    assert holds([17, 8, 1, 24])
+    assert holds([8 * most])
+    assert not holds([8 * most + 1])
+    assert holds([17, 8, 1, 8 * most - 40])
+    assert not holds([17, 8, 1, 8 * most - 39])
     assert holds([2] * 16)
-    assert not holds([65])
-    assert not holds([17, 8, 1, 25])
     assert not holds([2] * 17)
     assert not holds([9], is_observed=True)
     assert not holds([9], samples=np.zeros(1, np.bool_))
     of_token = 2 * config.num_kv_heads * config.head_dim * 4
-    most = (8 << 20) // of_token
-    assert holds([16], most - 16)
-    assert not holds([16], most - 15)
-    assert holds([8], most)
+    longest = (8 << 20) // of_token
+    assert holds([16], longest - 16)
+    assert not holds([16], longest - 15)
+    assert holds([8], longest)
 
 
 @pytest.mark.parametrize(

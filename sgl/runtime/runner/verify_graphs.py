@@ -28,7 +28,8 @@ MAX_QUERIES = 8
 """Tokens of a row that such a step computes at most."""
 _QUERIES = 2, 4, MAX_QUERIES
 _ROWS = 1, 2, 4, 8, 16, 32, 64
-_PARTS = 8  # of steps with longer rows, in all
+_PARTS = 8  # of steps with longer rows, in all, or
+_SMALL_WORK = 1 << 33  # products of so many, 20 µs on an H200
 _MOST_READ = 8 << 20  # bytes of a layer, 2 µs on an H200, that they read again
 _LOGITS = 32  # tokens, padded, of which all logits take about as long as of some
 
@@ -68,6 +69,8 @@ class VerifyGraphs:
         # Where a window ends, or which rank knows what, is not known on the device.
         self._goes_ahead = model.collectives is None and all(its is None for its in model.windows)
         self._rows = [rows for rows in _ROWS if rows < max_rows] + [max_rows] * (max_rows <= _ROWS[-1])
+        few = max(_PARTS, _SMALL_WORK // max(1, model.weights.num_multiplied) // MAX_QUERIES)
+        self._most_parts = min(few, self._rows[-1]) if model.collectives is None else 0  # ranks must agree
         self._key_bytes = 0 if not kv.keys else 2 * kv.keys[0][0].nbytes // kv.page_size  # of a token in a layer
         self._graphs: dict[tuple[int, int], list[torch.cuda.CUDAGraph]] = {}
         most = self._rows[-1] * MAX_QUERIES
@@ -107,13 +110,13 @@ class VerifyGraphs:
     def holds(self, batch: Batch) -> bool:
         """Whether the step is replayed: not if a row does not sample or has an adapter, images or scored positions, or
         there are too many rows, or one token in each and nobody observes it. Rows of more than MAX_QUERIES tokens are
-        computed as several, if few: each reads the same keys, which takes the device longer than the host saves where
-        they are many."""
+        computed as several, where padding and reading the same keys again take the device no longer than the host
+        saves."""
         num_rows, longest = len(batch), int(batch.q_lens.max())
         if longest > MAX_QUERIES:
             num_rows = int((-(-batch.q_lens // MAX_QUERIES)).sum())
             num_bytes = (num_rows - len(batch)) * int(batch.kv_lens.max()) * self._key_bytes
-            if batch.is_observed or num_rows > _PARTS or num_bytes > _MOST_READ:
+            if batch.is_observed or num_rows > self._most_parts or num_bytes > _MOST_READ:
                 return False
         is_plain = batch.adapters is None and not (batch.score_targets or batch.places or batch.pool_from)
         least = 1 if batch.is_observed else 2
