@@ -172,7 +172,7 @@ class FlashInferAttention(GraphAttention):
                 host = RaggedRows.over_full_pages([num_tokens], [pages], self._shape.page_size)
                 uploaded = self._uploader.upload(*host.arrays())
                 prompts_shared = self._shared_part(host, num_tokens, uploaded, _PROMPTS_SHARED, for_graph=False)
-            skipped = np.full(len(step.q_lens) - num_decodes, num_shared, np.int32)
+            skipped = np.full(len(step.q_lens) - num_decodes, num_shared, np.int32) if num_shared else None
             host = RaggedRows.of(step, rows, self._shape.page_size, skipped)
             uploaded = self._uploader.upload(*host.arrays())
             for window in self._shape.windows:
@@ -296,7 +296,9 @@ class FlashInferAttention(GraphAttention):
             caches = key_cache, value_cache
             self._decode.run(step.decodes, some, *caches, window, some_out, shared, sinks=sinks, overlaps=overlaps)
         if step.prompts:
-            part, some, some_out = step.prompts[window], query[num_decodes:], out[num_decodes:]
+            part, some, some_out = step.prompts[window], query, out
+            if num_decodes:
+                some, some_out = query[num_decodes:], out[num_decodes:]
             if step.prompts_shared is None and sinks is None:
                 self._attend(part, some, key_cache, value_cache, window, some_out)
             else:
