@@ -159,7 +159,7 @@ def test_replayed_steps_sample_what_launched_ones_do(tmp_path: Path, odd_one: di
     assert found[0] == found[1]
 
 
-class Watcher:
+class Watcher(Observer):
     """Notes what an observer is shown."""
 
     layers = (0, 1)
