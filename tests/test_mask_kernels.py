@@ -431,12 +431,16 @@ class Landings(Downloader):
 
 
 @needs_triton
-@pytest.mark.parametrize("is_placed", [False, True])
+@pytest.mark.parametrize("kind", ["placed", "drafts", "penalties"])
 def test_tokens_that_land_on_the_host_are_those_that_others_draw(
-    is_placed: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With drafts, single tokens, masks and rows without; and nothing is uploaded but what is added to logits."""
+    """With drafts, single tokens, masks and rows without; and nothing is uploaded but what is added to logits, and
+    which rows are penalised."""
+    is_placed, is_penalised = kind != "drafts", kind == "penalties"
     ways: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 1.3}, {"min_new_tokens": 3}]
+    if is_penalised:
+        ways[0]["frequency_penalty"] = ways[1]["presence_penalty"] = 2.0
     prompt, nothing = np.arange(1, 4, dtype=np.int32), np.empty(0, np.int32)
     setups = [RowSetup(row, SamplingParams(**way), 7 * row, prompt, nothing) for row, way in enumerate(ways)]
     drafts = {} if is_placed else {1: np.array([4, 5], np.int32)}
@@ -460,7 +464,7 @@ def test_tokens_that_land_on_the_host_are_those_that_others_draw(
     placed = [
         torch.from_numpy(its).to(ON_GPU) for its in (batch.rows.astype(np.int64), batch.kv_lens.astype(np.int64))
     ]
-    results = []
+    results: list[Any] = []
     for one_pass, lands in ((False, None), (True, None), (True, Landings(ON_GPU))):
         sampler = Sampler(max_rows=8, vocab_size=40, device=ON_GPU, eos_ids=(0, 1, 2))
         sampler._takes_one_pass = one_pass  # as it is on a GPU
@@ -470,16 +474,20 @@ def test_tokens_that_land_on_the_host_are_those_that_others_draw(
         uploads = []
         upload = sampler._uploader.upload
         monkeypatch.setattr(sampler._uploader, "upload", lambda *its: uploads.append(its) or upload(*its))  # noqa: B023
-        output = sampler.sample(logits.to(ON_GPU, copy=True), *given, lands)
-        assert isinstance(output.ids, Landing) == (lands is not None)
-        assert lands is None or len(uploads) == 1
-        result = PendingStep(batch, output.ids, output.logprobs, None, lands or Downloader(ON_GPU)).wait()
-        results.append(({b: its.tolist() for b, its in result.checks.items()}, result.next_tokens.tolist()))
-        ends = sampler.next_tokens[torch.from_numpy(batch.rows).long().to(ON_GPU)].tolist()
-        assert [ends[b] for b in range(3) if b not in drafts] == [
-            result.next_tokens[b] for b in range(3) if b not in drafts
-        ]
+        results.append([])
+        for _ in range(4):
+            uploads.clear()
+            output = sampler.sample(logits.to(ON_GPU, copy=True), *given, lands)
+            assert isinstance(output.ids, Landing) == (lands is not None)
+            assert lands is None or len(uploads) == 1 + is_penalised
+            result = PendingStep(batch, output.ids, output.logprobs, None, lands or Downloader(ON_GPU)).wait()
+            checks, tokens = {b: its.tolist() for b, its in result.checks.items()}, result.next_tokens.tolist()
+            results[-1].append((checks, tokens))
+            latest = sampler.next_tokens[torch.from_numpy(batch.rows).long().to(ON_GPU)].tolist()
+            for b in {0, 1, 2} - drafts.keys():
+                assert latest[b] == tokens[b]
     assert results[0] == results[1] == results[2]
+    assert is_penalised == (results[0][0] != results[0][3])
 
 
 def test_the_mask_table_holds_what_was_asked_for_last() -> None:

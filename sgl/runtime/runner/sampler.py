@@ -21,7 +21,7 @@ from sgl.runtime.batch import BROADCAST, Batch, Int32Array, Int64Array, RowSetup
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.device_masks import DeviceMasks
 from sgl.runtime.runner.mask_table import MaskTable
-from sgl.runtime.runner.results import DeviceLogprobs, Downloader, Landing, position_logprobs, spans_of
+from sgl.runtime.runner.results import DeviceLogprobs, Downloader, Landing, Span, position_logprobs, spans_of
 from sgl.runtime.runner.row_settings import (
     FREQUENCY,
     MIN_P,
@@ -128,13 +128,15 @@ class Sampler:
         penalised = (
             np.flatnonzero(self._settings.has_penalties[rows]) if self._settings.has_any_penalties else _NONE
         )
-        if lands is not None and not len(wants_logprobs) and not len(penalised) and self._lands(rows):
-            if self._settings.has_edits:
-                self._edit(logits, rows, positions)
-            return SampleOutput(self._choose_and_land(logits, rows, positions, token_masks, lands), None)
-        index, places = placed or self._uploader.upload(rows, positions)
-        spans, given_ids = spans_of(batch, Counter(sampling_rows[wants_logprobs].tolist()).items())
-        if spans:
+        if lands is not None and (
+            len(wants_logprobs) or (batch.drafts and len(penalised)) or not self._lands(rows)
+        ):
+            lands = None
+        if lands is None:
+            index, places = placed or self._uploader.upload(rows, positions)
+        spans: list[Span] = []
+        if len(wants_logprobs):
+            spans, given_ids = spans_of(batch, Counter(sampling_rows[wants_logprobs].tolist()).items())
             logprob_index, given = self._uploader.upload(wants_logprobs, given_ids)
             raw = self._whole(logits.index_select(0, logprob_index))
         if len(penalised):
@@ -142,6 +144,11 @@ class Sampler:
             self._penalize(logits, penalised_index, penalised_rows)
         if self._settings.has_edits:
             self._edit(logits, rows, positions)
+        if lands is not None:
+            landing = self._choose_and_land(logits, rows, positions, token_masks, lands)
+            if len(penalised):
+                self._count(penalised_rows, self.next_tokens.index_select(0, penalised_rows))
+            return SampleOutput(landing, None)
         masks = None if token_masks is None else self._placed_masks(token_masks)
         known = [] if token_masks is None else _known(token_masks)
         is_noted = self._takes_one_pass and self._cut is None and not known
