@@ -1,10 +1,11 @@
 """One request with drafts of which so many stand, in this engine and in SGLang's and vLLM's, simulated alike.
 
     python -m benchmarks.gpu.speculate_beside CONFIG --rows ROWS.jsonl [--peers KIT PARTS] [--engine sgl sglang vllm]
-                                              [--algorithm off eagle3 ngram] [--drafts 4] [--stand 3] [--table]
+                                              [--algorithm off eagle3 ngram draft] [--drafts 4] [--stand 3] [--table]
 
 CONFIG is a folder with a config.json; weights are random, those of the EAGLE-3 head, too, which is one of the target's
-sizes with 32,000 draft tokens. Each step verifies --drafts drafts, whatever they are, and --stand of them stand; what
+sizes with 32,000 draft tokens, and of the draft model, which has the shape of Llama-3.2-1B and the target's tokens; the
+peers are not asked for that one. Each step verifies --drafts drafts, whatever they are, and --stand of them stand; what
 look-ups find is filled up with other tokens, as SGLang does. A row of ROWS.jsonl has the tokens a second of one engine
 and algorithm, of one request with a cached prompt, from its first token to its last, and tokens a step where there were
 drafts. --table prints what ROWS.jsonl has, and the ratios.
@@ -39,7 +40,7 @@ from sgl.runtime.speculate.drafter import Draft, Drafter, DraftRequest
 from sgl.runtime.speculate.speculator import Speculator
 from tests.every_draft import every_draft
 
-ALGORITHMS = "off", "eagle3", "ngram"
+ALGORITHMS = "off", "eagle3", "ngram", "draft"
 ADAPTERS = {"sglang": "SGLang", "vllm": "VLLM"}  # of speculate_peers
 DRAFT_TOKENS = 32_000
 OUTPUT = 256
@@ -52,7 +53,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--peers", nargs=2, type=Path, metavar=("KIT", "PARTS"))
     parser.add_argument("--engine", nargs="+", choices=("sgl", *PEERS), default=["sgl"])
-    parser.add_argument("--algorithm", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
+    parser.add_argument("--algorithm", nargs="+", choices=ALGORITHMS, default=ALGORITHMS[:3])
     parser.add_argument("--drafts", type=int, default=4)
     parser.add_argument("--stand", type=int, default=3)
     parser.add_argument("--table", action="store_true")
@@ -63,30 +64,35 @@ def main() -> None:
         return
     if arguments.peers is None and set(arguments.engine) & set(PEERS):
         parser.error("engines beside sgl need --peers KIT PARTS")
+    if "draft" in arguments.algorithm and set(arguments.engine) != {"sgl"}:
+        parser.error("--algorithm draft is sgl's alone")
     with tempfile.TemporaryDirectory() as folder:
-        head = Path(folder) / "eagle3-head"
+        drafters = {"eagle3": Path(folder) / "eagle3-head", "draft": Path(folder) / "draft"}
         if "eagle3" in arguments.algorithm:
-            random_head(arguments.model, head, arguments.device)
+            random_head(arguments.model, drafters["eagle3"], arguments.device)
+        if "draft" in arguments.algorithm:
+            draft_shape(arguments.model, drafters["draft"])
         for engine in arguments.engine:
             for algorithm in arguments.algorithm:
+                path, numbers = drafters.get(algorithm), (arguments.drafts, arguments.stand)
                 if engine == "sgl":
-                    row = own(arguments.model, algorithm, arguments.drafts, arguments.stand, head, arguments.device)
+                    row = own(arguments.model, algorithm, *numbers, path, arguments.device)
                 else:
                     options = {"algorithm": algorithm, "drafts": arguments.drafts, "stand": arguments.stand}
-                    row = of_peer(engine, *arguments.peers, arguments.model, {**options, "head": str(head)})
+                    row = of_peer(engine, *arguments.peers, arguments.model, {**options, "head": str(path or "")})
                 print(json.dumps(row), flush=True)
                 with arguments.rows.open("a", encoding="utf-8") as file:
                     print(json.dumps(row), file=file)
 
 
-def own(model: Path, algorithm: str, drafts: int, stand: int, head: Path, device: str) -> dict[str, Any]:
-    """A row of this engine."""
+def own(model: Path, algorithm: str, drafts: int, stand: int, path: Path | None, device: str) -> dict[str, Any]:
+    """A row of this engine. path: of what drafts."""
     options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "context_length": 2048}
     options |= {"speculative_algorithm": algorithm.upper() if algorithm != "off" else "off", "device": device}
     if algorithm != "off":
         options |= {"speculative_num_draft_tokens": drafts + 1}
-    if algorithm == "eagle3":
-        options |= {"speculative_num_steps": drafts, "speculative_draft_model_path": str(head)}
+    if path is not None:
+        options |= {"speculative_num_steps": drafts, "speculative_draft_model_path": str(path)}
     verification.simulated_acceptance = lambda number: min(stand, number)
     rates, steps = [], []
     try:
@@ -187,6 +193,15 @@ def random_head(model: Path, folder: Path, device: str) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
+
+
+def draft_shape(model: Path, folder: Path) -> None:
+    """Write the config of a draft model."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config |= {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+    config |= {"num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def table(path: Path) -> None:
