@@ -7,7 +7,8 @@ A step has two orders; `forward` and `sample` only launch where there is a GPU, 
                    forward N    sample N                handle N - 1     if no request is constrained
     in D stages    forward N    masks N - D + 1         sample, handle N - D + 1
 
-So with run-ahead (`disable_overlap_schedule=False`), step N computes while the result before it is handled.
+So with run-ahead (`disable_overlap_schedule=False`), step N computes while the result before it is handled. Steps with
+drafts are handled before the next one; where a head drafts for all rows, they run ahead like others (`_go_ahead`).
 """
 
 from __future__ import annotations
