@@ -133,6 +133,7 @@ def test_replayed_steps_write_where_launched_ones_would(has_pools: bool) -> None
             batch.is_observed = False
             assert checks.run(batch, step) is None
         else:
+            batch.is_observed = True
             checks = VerifyGraphs(model, kv, attention, tokens, 4)
             checks._graphs[4, 4] = [SimpleNamespace(replay=lambda: None)]  # type: ignore[list-item]
             verified = checks.run(batch, step)

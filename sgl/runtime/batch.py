@@ -105,6 +105,12 @@ class Batch:
         return len(self.rows)
 
     @property
+    def longest(self) -> int:
+        """Tokens of its longest row."""
+        num_rows, num_tokens = len(self.rows), len(self.token_ids)
+        return num_tokens // num_rows if num_rows in (1, num_tokens) else int(self.q_lens.max())
+
+    @property
     def sampling(self) -> tuple[Int64Array, Int64Array]:
         """The S positions to sample from: their b, ascending, and how many more of them follow in the same row. Of a
         finished batch, and never written to."""

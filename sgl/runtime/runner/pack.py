@@ -59,8 +59,6 @@ def in_parts(step: AttentionStep, most: int) -> tuple[AttentionStep, Int64Array,
     Also each one's former row, and how many more of its tokens follow."""
     counts = -(-step.q_lens // most)
     of_row = np.arange(len(counts)).repeat(counts)
-    if len(of_row) == len(counts):
-        return step, of_row, np.zeros_like(of_row)
     until = (np.arange(len(of_row)) - (counts.cumsum() - counts)[of_row] + 1) * most
     behind = np.maximum(step.q_lens[of_row] - until, 0)
     q_lens = np.minimum(step.q_lens[of_row] - until + most, most).astype(np.int32)

@@ -271,7 +271,7 @@ class ModelRunner:
             return None
         self.hybrid_host.wait(batch.moved)
         graphs = self._verify_graphs
-        is_whole = int(batch.q_lens.max()) <= MAX_QUERIES or (graphs is not None and graphs.holds(batch))
+        is_whole = batch.longest <= MAX_QUERIES or (graphs is not None and graphs.holds(batch))
         return self.host.arrivals(batch.moved, by_layer=not is_whole)
 
     def _write_adapters(self, batch: Batch) -> None:
@@ -280,7 +280,7 @@ class ModelRunner:
 
     def _choose_threads(self, batch: Batch) -> None:
         if self._threads is not None:
-            self._threads.choose(int(batch.q_lens.sum()), is_streamed=batch.is_streamed)
+            self._threads.choose(len(batch.token_ids), is_streamed=batch.is_streamed)
 
     def move(self, moves: PageMoves) -> PendingMoves:
         """Copy pages between the device and host memory; see `batch.Mover`."""
@@ -403,7 +403,7 @@ class ModelRunner:
     def _forward(self, batch: Batch, step: AttentionStep) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states after the last norm, of all tokens if any is scored or pooled, else of sampled ones; and those
         of sampled ones, [S, hidden_size]."""
-        graphs, num_tokens = self._prompt_graphs, int(batch.q_lens.sum())
+        graphs, num_tokens = self._prompt_graphs, len(batch.token_ids)
         is_plain = not batch.places and batch.adapters is None
         if graphs is not None and not (is_plain and graphs.holds(num_tokens)):
             graphs = None

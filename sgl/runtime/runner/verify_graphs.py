@@ -87,9 +87,12 @@ class VerifyGraphs:
         if not self.holds(batch):
             assert not batch.is_ahead, "it is like the step before"
             return None
-        step, of_row, behind = in_parts(step, MAX_QUERIES)
-        num_rows = len(of_row)
-        queries = _QUERIES[bisect_left(_QUERIES, int(step.q_lens.max()))]
+        of_row: Int64Array | slice = slice(None)
+        behind: Int64Array | int = 0
+        if batch.longest > MAX_QUERIES:
+            step, of_row, behind = in_parts(step, MAX_QUERIES)
+        num_rows = len(step.q_lens)
+        queries = _QUERIES[bisect_left(_QUERIES, min(batch.longest, MAX_QUERIES))]
         bucket = self._rows[bisect_left(self._rows, num_rows)]
         padding = bucket - num_rows
         placed, num_sampled = self._placed(batch, step, of_row, behind, self._nothing(bucket * queries), queries)
@@ -112,7 +115,7 @@ class VerifyGraphs:
         there are too many rows, or one token in each and nobody observes it. Rows of more than MAX_QUERIES tokens are
         computed as several, where padding and reading the same keys again take the device no longer than the host
         saves."""
-        num_rows, longest = len(batch), int(batch.q_lens.max())
+        num_rows, longest = len(batch), batch.longest
         if longest > MAX_QUERIES:
             num_rows = int((-(-batch.q_lens // MAX_QUERIES)).sum())
             num_bytes = (num_rows - len(batch)) * int(batch.kv_lens.max()) * self._key_bytes
@@ -126,14 +129,14 @@ class VerifyGraphs:
         self,
         batch: Batch,
         step: AttentionStep,
-        of_row: Int64Array,
-        behind: Int64Array,
+        of_row: Int64Array | slice,
+        behind: Int64Array | int,
         inputs: Int64Array,
         queries: int,
     ) -> tuple[Int64Array, int]:
         """What graphs read of padded tokens, in rows of one array: request rows, token ids, positions; of which are
-        sampled after; which are the step's; and slots. Padding writes to the dummy page. Also how many are sampled
-        after. step, of_row, behind: of `in_parts`. inputs: zeros."""
+        sampled after; which are the step's, if it is observed; and slots. Padding writes to the dummy page. Also how
+        many are sampled after. step, of_row, behind: of `in_parts`. inputs: zeros."""
         num_drafts = np.zeros(len(batch), np.int64)
         for b, ids in batch.drafts.items():
             num_drafts[b] = len(ids)
@@ -145,13 +148,12 @@ class VerifyGraphs:
         of_rows = inputs[:, : is_token.size].reshape(len(inputs), *is_token.shape)
         of_rows[0] = batch.rows[of_row][:, None]
         of_rows[1][is_token] = batch.token_ids
-        of_rows[5:] = slots_of(step, np.arange(len(of_row))[:, None], positions, self._kv.page_size) * is_token
+        of_rows[5:] = slots_of(step, np.arange(len(q_lens))[:, None], positions, self._kv.page_size) * is_token
         of_rows[2] = positions if batch.offsets is None else positions + batch.offsets[of_row][:, None]
-        last, places = (
-            (is_token & (index >= sampled_from)).ravel().nonzero()[0],
-            is_token.ravel().nonzero()[0],
-        )
-        inputs[3, : len(last)], inputs[4, : len(places)] = last, places
+        last = (is_token & (index >= sampled_from)).ravel().nonzero()[0]
+        inputs[3, : len(last)] = last
+        if batch.is_observed:
+            inputs[4, : len(batch.token_ids)] = is_token.ravel().nonzero()[0]
         return inputs, len(last)
 
     def drop(self) -> None:

@@ -144,14 +144,14 @@ class Speculator:
         self._since_drafts += 1
         before, self._handled = self._handled, self._clock()
         waited, self._waited = self._waited, False
-        num_rows, longest = len(batch), int(batch.q_lens.max())
+        num_rows, longest = len(batch), batch.longest
         if self._trials.may_change(num_rows):
             self._choose(num_rows)
         if before is None or batch.setups or longest > self._most + 1 or not batch.samples.all():
             return
         seconds = self._handled - before
         self._trials.took(num_rows, seconds)
-        num_drafts = int(batch.q_lens.sum()) - num_rows
+        num_drafts = len(batch.token_ids) - num_rows
         self._budget.costs.saw(num_rows, num_drafts, longest, seconds, waited=waited or batch.is_observed)
 
     def rest(self) -> None:
