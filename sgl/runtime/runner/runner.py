@@ -369,12 +369,12 @@ class ModelRunner:
         for q_lens in ([1] * min(64, num_rows), prompts, [1]):
             for temperature in (0.0, 1.0):
                 launch(idle_batch(q_lens, temperature)).wait()
-            launch(idle_batch(q_lens, 0.0, top_logprobs=0)).wait()  # is drawn otherwise
             if self._adapters is not None:
                 launch(idle_batch(q_lens, 0.0, adapter=0)).wait()
         for q_len in _SHORT_PROMPTS:
             if q_len <= min(most, num_tokens):
                 launch(idle_batch([q_len] * min(num_rows, num_tokens // q_len, 8), 0.0)).wait()
+        launch(idle_batch([1], 0.0, top_logprobs=0)).wait()  # is drawn otherwise
 
     def enable_device_masks(
         self, vocabulary: Vocabulary, example: Configuration, launch: Callable[..., AnyStep] | None = None
