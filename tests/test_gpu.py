@@ -217,13 +217,15 @@ class Driver:
         torch_attention: bool,
         temperature: float = 0.0,
         observer: Any = None,
+        max_queries: int = 1,
     ) -> None:
         shape = model.attention_shape(16)
         self.prompts = prompts
         self.kv_lens = np.zeros(len(prompts), np.int32)
         backend: Any = TorchAttention(shape)
         if not torch_attention:
-            backend = flashinfer.FlashInferAttention(shape, max_graph_rows=graph_rows, max_pages=8)
+            bounds = {"max_graph_rows": graph_rows, "max_pages": 8, "max_queries": max_queries}
+            backend = flashinfer.FlashInferAttention(shape, **bounds)
         kv = KVCache(model.config, 8 * len(prompts) + 1, 16, model.dtype, model.device)
         limits = {"max_rows": len(prompts), "max_pages": 8, "max_graph_rows": graph_rows, "max_graph_tokens": 1500}
         self.runner = ModelRunner(model, kv, backend, device=model.device, observer=observer, **limits)
@@ -235,9 +237,9 @@ class Driver:
         sampler = self.runner._sampler
         sample = sampler.sample
 
-        def note(logits: torch.Tensor, batch: Batch, masks: Any = None, placed: Any = None) -> Any:
+        def note(logits: torch.Tensor, *others: Any) -> Any:
             self.logits.append(logits.clone())
-            return sample(logits, batch, masks, placed)
+            return sample(logits, *others)
 
         sampler.sample = note  # type: ignore[method-assign]
 
@@ -372,16 +374,21 @@ def test_neither_garbage_nor_other_threads_spoil_a_capture() -> None:
     assert x.tolist() == [2.0] * 8
 
 
-def test_replayed_steps_with_prompts_equal_launched_ones_and_the_float32_oracle(model_path: Path) -> None:
-    """Prompts alone and beside decodes, of numbers of tokens within a bucket, at its edge and past the last one."""
+@pytest.mark.parametrize("max_queries", [1, 8])
+def test_replayed_steps_with_prompts_equal_launched_ones_and_the_float32_oracle(
+    max_queries: int, model_path: Path
+) -> None:
+    """Prompts alone and beside decodes, of numbers of tokens within a bucket, at its edge and past the last one; in
+    pieces, or the short ones as rows of eight tokens."""
     rng = np.random.default_rng(1)
     model = load(model_path, "bfloat16")
     lengths = [2, 14, 15, 16, 90, 3, *[100] * 16, 7]
     prompts = [rng.integers(0, model.config.vocab_size, length).tolist() for length in lengths]
-    replayed = Driver(model, prompts, graph_rows=32, torch_attention=False)
+    replayed = Driver(model, prompts, graph_rows=32, torch_attention=False, max_queries=max_queries)
     launched = Driver(model, prompts, graph_rows=0, torch_attention=False)
     oracle = Driver(load(model_path, "float32"), prompts, graph_rows=0, torch_attention=True)
     everyone = [replayed, launched, oracle]
+    assert (replayed.runner._verify_graphs is not None) == (max_queries == 8)
     graphs = replayed.runner._prompt_graphs
     assert graphs is not None
     assert graphs.holds(1408)
