@@ -591,7 +591,8 @@ class Steps:
 
 class Sized(SimpleNamespace):
     def __init__(self, fields: dict[str, Any]) -> None:
-        super().__init__(**fields)
+        lens = fields["q_lens"]
+        super().__init__(**fields, longest=int(lens.max()), token_ids=range(lens.sum()))
 
     def __len__(self) -> int:
         return len(self.q_lens)
