@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping
 
 from sgl import Engine
+from sgl.runtime.batch import Int64Array
 from sgl.runtime.runner.draft_graphs import DraftGraphs, _Inputs
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.step import Step
@@ -18,7 +19,7 @@ class Guide:
         """running: by row. texts: what follows a prompt."""
         self._running, self._texts, self._rng = running, texts, random.Random(2)
         self.drawn: dict[tuple[int, ...], list[int]] = {}
-        """What the head drafts behind each text."""
+        """What the head drafts behind each text, as far as that is wanted."""
 
     def change(self, graphs: DraftGraphs, bucket: int, queries: int) -> None:
         """Of a graph that was just replayed."""
@@ -30,7 +31,8 @@ class Guide:
                 prompt = self._running[row].prompt_ids
                 text = [*prompt.tolist(), *self._texts[prompt.tobytes()]]
                 places = [of_pass[b] for of_pass in every_place]
-                self.drawn[tuple(text[: places[0]])] = drafts[:, b].tolist()
+                wanted = 1 + int((its.later_slots[:, b] != 0).sum())  # others use the dummy page
+                self.drawn[tuple(text[: places[0]])] = drafts[:wanted, b].tolist()
                 for turn, place in enumerate(places):
                     if place < len(text) and self._rng.random() < 0.8:
                         drafts[turn, b] = text[place]
@@ -43,8 +45,8 @@ def noted(engine: Engine, is_on: bool = True) -> list[int]:
     scheduler = engine._scheduler
     schedule = scheduler.schedule_ahead
 
-    def noting(latest: Step, num_drafts: int) -> Step | None:
-        step = schedule(latest, num_drafts) if is_on else None
+    def noting(latest: Step, wanted: Int64Array) -> Step | None:
+        step = schedule(latest, wanted) if is_on else None
         if step is not None:
             found.append(len(step.requests))
         return step

@@ -29,70 +29,70 @@ from tests.test_draft_graphs import Launched as LaunchedDrafts
 from tests.test_verify_graphs import Launched as LaunchedSteps
 
 
-@pytest.mark.parametrize("num_drafts", range(1, 8))
-@pytest.mark.parametrize("simulated", [-1, 0, 3])
-def test_inputs_are_moved_to_where_drafts_end(num_drafts: int, simulated: int) -> None:
-    rng = np.random.default_rng(num_drafts)
+@pytest.mark.parametrize("case", range(12))
+def test_inputs_are_moved_to_where_drafts_end(case: int) -> None:
+    rng = np.random.default_rng(case)
     rows, bucket, passes, queries, firsts = 3, 4, 7, 8, 8
-    num_tokens = num_drafts + 1
+    before, wanted = rng.integers(0, 8, (2, rows))
+    simulated = rng.integers(0, 8, rows) if case % 3 == 0 else np.full(rows, -1)
 
     def numbers(*shape: int) -> torch.Tensor:
         return torch.from_numpy(rng.integers(0, 1000, shape))
 
-    stands = [0, num_drafts, num_drafts // 2]
-    computed = numbers(bucket * queries)
-    sampled = numbers(rows, num_tokens) + 1000
+    starts, next_starts = (np.cumsum(its + 1) - its - 1 for its in (before, wanted))
+    stands = [int(rng.integers(0, number + 1)) for number in before]
+    computed, sampled = numbers(bucket * queries), numbers(int((before + 1).sum())) + 1000
+    expected = []
     for b, number in enumerate(stands):
-        sampled[b, :number] = computed[b * queries + 1 : b * queries + 1 + number]
-    if simulated >= 0:
-        stands = [min(simulated, num_drafts)] * rows
-    expected = sampled.clone()
-    if simulated >= 0:
-        for b, number in enumerate(stands):
-            expected[b, :number] = computed[b * queries + 1 : b * queries + 1 + number]
-    window, stood, tokens = numbers(rows, 2 * num_tokens), numbers(rows), numbers(rows, num_tokens)
+        drafts = computed[b * queries + 1 : b * queries + 1 + before[b]]
+        own = sampled[starts[b] : starts[b] + before[b] + 1]
+        own[:number] = drafts[:number]
+        if simulated[b] >= 0:
+            stands[b] = number = int(min(simulated[b], before[b]))
+            own = own.clone()
+            own[:number] = drafts[:number]
+        expected.append(own)
+    slots = numbers(rows, 1 + int((before + wanted).max()))
+    columns = (starts, before, next_starts, wanted, simulated)
+    known = torch.cat((torch.from_numpy(np.column_stack(columns)), slots), 1)
+    stood, tokens = numbers(rows), numbers(int((wanted + 1).sum()))
     token_ids, last = numbers(bucket * firsts), numbers(bucket)
-    seen, places, positions, slots = later = tuple(numbers(passes, bucket) for _ in range(4))
-    before = [its.clone() for its in (token_ids, last, seen, places, positions, slots)]
-    ahead_triton.accept(
-        sampled, computed, queries, window, simulated, stood, tokens, (token_ids, firsts, last), later
-    )
-    old_ids, old_last, old_seen, old_places, old_positions, old_slots = before
+    seen, places, positions, later_slots = (numbers(passes, bucket) for _ in range(4))
+    later = seen, places, positions, later_slots
+    was = [its.clone() for its in (token_ids, last, *later)]
+    ahead_triton.accept(sampled, computed, queries, known, stood, tokens, (token_ids, firsts, last), later)
     assert stood.tolist() == stands
     for b, number in enumerate(stands):
-        back, wanted = number - num_drafts, slice(num_drafts - 1)
-        assert tokens[b, 0] == expected[b, number]
-        old_ids[b * firsts : b * firsts + num_tokens] = expected[b]
-        old_last[b] += back
-        old_seen[1:, b] += back
-        old_places[:, b] += back
-        old_positions[wanted, b] += back
-        old_slots[wanted, b] = window[b, 1 + number : number + num_drafts]
-    for its, old in zip((token_ids, last, seen, places, positions, slots), before, strict=True):
+        back, kept = number - before[b], max(0, wanted[b] - 1)
+        assert tokens[next_starts[b]] == expected[b][number]
+        was[0][b * firsts : b * firsts + before[b] + 1] = expected[b]
+        was[1][b] += back
+        was[2][1:, b] += back
+        was[3][:, b] += back
+        was[4][:kept, b] += back
+        was[5][:kept, b] = slots[b, 1 + number : 1 + number + kept]
+    for its, old in zip((token_ids, last, *later), was, strict=True):
         assert torch.equal(its, old)
 
     drafts, inputs = numbers(passes, bucket), [numbers(bucket * queries) for _ in range(4)]
     first = numbers(bucket).to(torch.int32)
-    old = [its.clone() for its in (*inputs, first)]
-    sampling = numbers(rows * num_tokens), numbers(rows * num_tokens)
+    old_rows, old_ids, old_positions, old_slots, old_first = (its.clone() for its in (*inputs, first))
+    sampling = numbers(len(tokens)), numbers(len(tokens))
     made: Any = (*inputs, first)
-    ahead_triton.place(drafts, window, stood, tokens, made, queries, sampling)
+    ahead_triton.place(drafts, known, stood, tokens, made, queries, sampling)
     for b, number in enumerate(stands):
-        back, at, compact = (
-            number - num_drafts,
-            slice(b * queries, b * queries + num_tokens),
-            slice(b * num_tokens, None),
-        )
-        ids = torch.cat((expected[b, number : number + 1], drafts[:num_drafts, b]))
-        assert torch.equal(tokens[b], ids)
-        old[1][at] = ids
-        old[2][at] += back
-        old[3][at] = window[b, number : number + num_tokens]
-        old[4][b] += back
-        assert torch.equal(sampling[0][compact][:num_tokens], old[0][at])
-        assert torch.equal(sampling[1][compact][:num_tokens], old[2][at] + 1)
-    for its, was in zip((*inputs, first), old, strict=True):
-        assert torch.equal(its, was)
+        back, size = number - before[b], int(wanted[b]) + 1
+        at, compact = slice(b * queries, b * queries + size), slice(next_starts[b], next_starts[b] + size)
+        ids = torch.cat((expected[b][number : number + 1], drafts[: size - 1, b]))
+        assert torch.equal(tokens[compact], ids)
+        old_ids[at] = ids
+        old_positions[at] += back
+        old_slots[at] = slots[b, number : number + size]
+        old_first[b] += back
+        assert torch.equal(sampling[0][compact], old_rows[at])
+        assert torch.equal(sampling[1][compact], old_positions[at] + 1)
+    for its, old in zip(made, (old_rows, old_ids, old_positions, old_slots, old_first), strict=True):
+        assert torch.equal(its, old)
 
 
 class Guided(LaunchedDrafts):
@@ -186,7 +186,9 @@ def test_outputs_and_drafts_are_those_of_steps_that_wait(folder: Path, monkeypat
     waiting, ahead_of_it = drawn
     common = waiting.keys() & ahead_of_it.keys()
     assert len(common) > 60
-    assert all(waiting[text] == ahead_of_it[text] for text in common)
+    assert all(
+        one == other for text in common for one, other in zip(waiting[text], ahead_of_it[text], strict=False)
+    )
 
 
 @pytest.mark.slow
@@ -211,7 +213,7 @@ def test_mixed_traffic_is_served_as_without_drafts(folder: Path, monkeypatch: py
         its_own = {"temperature": rng.choice([0.0, 0.7]), "seed": number, "max_new_tokens": rng.randrange(2, 60)}
         params.append({**its_own, **(rng.choice(others) if rng.random() < 0.3 else {}), "ignore_eos": True})
     logprobs = [number % 7 == 0 for number in range(30)]
-    options: dict[str, Any] = {"max_running_requests": 3, "max_total_tokens": 112, "schedule_conservativeness": 0.1}
+    options: dict[str, Any] = {"max_running_requests": 3, "max_total_tokens": 92, "schedule_conservativeness": 0.01}
     requests = {"input_ids": prompts, "sampling_params": params, "return_logprob": logprobs}
     with engine_of(folder, speculative_algorithm="off", **options) as plain:
         expected = [its["output_ids"] for its in plain.generate(**requests)]

@@ -98,7 +98,7 @@ class Batch:
     """Whether a runner's observer sees it: then it is no replayed decode step, on any rank."""
     is_ahead: bool = False
     """Whether it begins as if all drafts of the step before stood, in the same rows; the device knows how many did, and
-    its drafts, all as many in each row."""
+    its drafts."""
     _sampling: tuple[Int64Array, Int64Array] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:

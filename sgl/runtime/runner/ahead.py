@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+
+from sgl.kernels.staging import Uploader
+from sgl.runtime.batch import Int64Array
 
 
 class Verifying(NamedTuple):
-    """A launched step of rows of as many drafts each, of which the host knows nothing yet."""
+    """A launched step that verifies drafts, of which the host knows nothing yet."""
 
-    sampled: torch.Tensor  # int64 [R, k + 1]
-    computed: torch.Tensor  # int64, `queries` of each row: its last token and k drafts
+    sampled: torch.Tensor  # int64 [S] what it samples after each of its tokens
+    computed: torch.Tensor  # int64, `queries` of each row: its last token and its drafts
     queries: int
+    num_drafts: Int64Array  # [R], on the host
 
 
 class VerifyInputs(NamedTuple):
@@ -30,11 +35,11 @@ class VerifyInputs(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """A step's sampled positions, on the device alone, [R, k + 1]."""
+    """A step's tokens, on the device alone, int64 [S]."""
 
-    rows: torch.Tensor  # int64 [R * (k + 1)]
-    positions: torch.Tensor  # likewise, of the tokens to sample
-    tokens: torch.Tensor  # int64 [R, k + 1] that it computes: the last one known, and the drafts
+    rows: torch.Tensor
+    positions: torch.Tensor  # of what is sampled after them
+    tokens: torch.Tensor  # of each row the last one known, and the drafts
 
 
 class PassInputs(NamedTuple):
@@ -52,19 +57,29 @@ class Shift:
         self._stood, *self._compact = (
             torch.zeros(size, dtype=torch.int64, device=device) for size in (max_rows, *[max_rows * max_tokens] * 3)
         )
-        self._window = self._stood
+        self._known = self._stood
         self._ahead: Ahead | None = None
 
-    def accept(self, behind: Verifying, window: torch.Tensor, simulated: int, inputs: PassInputs) -> None:
-        """See how many drafts stand, and move the inputs of the passes that draft behind them. window: int64 [R, n]
-        slots from the place of the first draft on, 2 * k or more. simulated: see `kernels.ahead_triton.accept`."""
+    def accept(
+        self,
+        behind: Verifying,
+        wanted: Int64Array,
+        simulated: Int64Array,
+        slots: Int64Array,
+        inputs: PassInputs,
+        uploader: Uploader,
+    ) -> None:
+        """See how many drafts stand, and move the inputs of the passes that draft behind them. Of R rows: wanted:
+        drafts of the next step. simulated: drafts that stand, whatever was sampled; -1: those that equal it. slots: [R,
+        n] from the place of the first draft on, as many as both steps' drafts."""
         # imported only where a Triton kernel runs
         from sgl.kernels import ahead_triton
 
-        num_rows, num_tokens = behind.sampled.shape
-        rows, positions, tokens = (its[: num_rows * num_tokens] for its in self._compact)
-        self._window, self._ahead = window, Ahead(rows, positions, tokens.view(num_rows, num_tokens))
-        ahead_triton.accept(*behind, window, simulated, self._stood, self._ahead.tokens, *inputs)
+        starts = [np.cumsum(its + 1) - its - 1 for its in (behind.num_drafts, wanted)]
+        known = np.column_stack((starts[0], behind.num_drafts, starts[1], wanted, simulated, slots))
+        (self._known,) = uploader.upload(known)
+        self._ahead = Ahead(*(its[: wanted.sum() + len(wanted)] for its in self._compact))
+        ahead_triton.accept(*behind[:3], self._known, self._stood, self._ahead.tokens, *inputs)
 
     def place(self, drafts: torch.Tensor, inputs: VerifyInputs) -> Ahead:
         """Move the inputs of the step that verifies these, int64 [passes, R or more]."""
@@ -74,5 +89,5 @@ class Shift:
         ahead = self._ahead
         assert ahead is not None, "what stands before is known"
         sampling = ahead.rows, ahead.positions
-        ahead_triton.place(drafts, self._window, self._stood, ahead.tokens, inputs[:5], inputs.queries, sampling)
+        ahead_triton.place(drafts, self._known, self._stood, ahead.tokens, inputs[:5], inputs.queries, sampling)
         return ahead

@@ -159,19 +159,26 @@ class DraftGraphs:
         wait = self._downloader.start([self._drafts[: self._passes * bucket]])
         return lambda: wait()[0].reshape(self._passes, bucket)[:, :num_rows]
 
-    def run_ahead(self, chains: Sequence[Chain], table: Int32Array, behind: Verifying, simulated: int) -> None:
+    def run_ahead(
+        self,
+        chains: Sequence[Chain],
+        table: Int32Array,
+        behind: Verifying,
+        wanted: Int64Array,
+        simulated: Int64Array,
+    ) -> None:
         """`run` behind a step whose drafts are being verified, without a result: each chain begins at its first draft,
-        with token ids of no meaning. There is room. simulated: see `Shift.accept`."""
+        with token ids of no meaning. There is room. wanted, simulated: see `Shift.accept`."""
         placed = self._placed_for(chains, table)
         assert placed is not None, "there is room"
         bucket, queries = placed
-        num_tokens, passes = behind.sampled.shape[1], self._passes
-        window = np.stack([table[its.row, its.start : its.start + 2 * num_tokens] for its in chains])
-        (slots,) = self._uploader.upload(window.astype(np.int64))
-        its = _Inputs.of(self._placed[placed][0], bucket, queries, passes)
-        first = its.token_ids, queries, its.last
-        inputs = PassInputs(first, (its.seen, its.places, its.later_positions, its.later_slots))
-        self._shift.accept(behind, slots, simulated, inputs)
+        width = 1 + int((behind.num_drafts + wanted).max())
+        rows, starts = np.array([(its.row, its.start) for its in chains]).T[:, :, None]
+        slots = table[rows, np.minimum(starts + np.arange(width), table.shape[1] - 1)]
+        its = _Inputs.of(self._placed[placed][0], bucket, queries, self._passes)
+        later = its.seen, its.places, its.later_positions, its.later_slots
+        inputs = PassInputs((its.token_ids, queries, its.last), later)
+        self._shift.accept(behind, wanted, simulated, slots, inputs, self._uploader)
         self._graphs[placed].replay()
         self._latest_bucket = bucket
 

@@ -102,12 +102,17 @@ class HeadRunner(DraftRunner):
 
     @torch.inference_mode()
     def chain_ahead(
-        self, chunks: Sequence[tuple[int, int, Int32Array, int]], behind: Verifying, simulated: int
+        self,
+        chunks: Sequence[tuple[int, int, Int32Array, int]],
+        behind: Verifying,
+        wanted: Int64Array,
+        simulated: Int64Array,
     ) -> None:
         """`chain` behind a step whose drafts are being verified: see `DraftGraphs.run_ahead`."""
         assert self._draft_graphs is not None, "there is a chain"
         with self._current:
-            self._draft_graphs.run_ahead(self._chains_of(chunks), self._page_table, behind, simulated)
+            chains = self._chains_of(chunks)
+            self._draft_graphs.run_ahead(chains, self._page_table, behind, wanted, simulated)
 
     def place_drafts(self, inputs: VerifyInputs) -> Ahead:
         """Put the drafts of the latest `chain_ahead` into the step that verifies them."""

@@ -241,7 +241,8 @@ class PendingStep:
         batch = self._batch
         result = step_result(batch, batch.sampling, arrays, self._output, self._inputs, pools=self._pools)
         if batch.is_ahead:
-            result.drafts = dict(enumerate(next(arrays)[:, 1:]))
+            computed, ends = next(arrays), np.cumsum(batch.q_lens)
+            result.drafts = {b: computed[ends[b] - len(its) : ends[b]] for b, its in batch.drafts.items()}
         return result
 
 

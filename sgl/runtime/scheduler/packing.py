@@ -109,21 +109,20 @@ def assemble(
     return batch
 
 
-def assemble_ahead(table: RowTable, batch: Batch, num_drafts: int, page_writes: Int32Array) -> Batch:
-    """The batch behind one that verifies so many drafts in each row, as if all stood. Advances kv_len."""
-    num_rows, num_tokens = len(batch), num_drafts + 1
-    table.kv_len[batch.rows] += num_tokens
-    unknown = np.full(num_drafts, FROM_DEVICE, np.int32)
+def assemble_ahead(table: RowTable, batch: Batch, wanted: Int64Array, page_writes: Int32Array) -> Batch:
+    """The batch behind one that verifies drafts, as if all stood, with so many new ones a row. Advances kv_len."""
+    num_rows, q_lens = len(batch), wanted.astype(np.int32) + 1
+    table.kv_len[batch.rows] += q_lens
     return Batch(
         rows=batch.rows,
-        q_lens=np.full(num_rows, num_tokens, np.int32),
+        q_lens=q_lens,
         kv_lens=table.kv_len[batch.rows],
-        token_ids=np.full(num_rows * num_tokens, FROM_DEVICE, np.int32),
+        token_ids=np.full(q_lens.sum(), FROM_DEVICE, np.int32),
         page_writes=page_writes,
         samples=np.ones(num_rows, np.bool_),
         score_from=np.full(num_rows, -1, np.int32),
         top_logprobs=np.full(num_rows, -1, np.int32),
-        drafts=dict.fromkeys(range(num_rows), unknown),
+        drafts={b: np.full(number, FROM_DEVICE, np.int32) for b, number in enumerate(wanted.tolist()) if number},
         moved=batch.moved,
         is_ahead=True,
     )

@@ -13,7 +13,7 @@ from operator import neg, sub
 import numpy as np
 
 from sgl.errors import QueueFull
-from sgl.runtime.batch import Batch, Int32Array, Logprobs, RowSetup, StepResult
+from sgl.runtime.batch import Batch, Int32Array, Int64Array, Logprobs, RowSetup, StepResult
 from sgl.runtime.cache.pages import PagePool
 from sgl.runtime.scheduler.adapters import AdapterSlots
 from sgl.runtime.scheduler.admission import Admission, OutputLengths, ReleaseSimulation
@@ -205,16 +205,16 @@ class Scheduler:
                 return None
             self.retract(other)
 
-    def schedule_ahead(self, latest: Step, num_drafts: int) -> Step | None:
-        """The step behind one under way that verifies so many drafts in each row: as if all stood, with as many more,
-        which the device will know. None: others wait or run, or there is no room."""
-        requests, memory = latest.requests, self.memory
+    def schedule_ahead(self, latest: Step, wanted: Int64Array) -> Step | None:
+        """The step behind one under way that verifies drafts: as if all stood, with at most `most_ahead` new ones of
+        each row, which the device will know. None: others wait or run, or there is no room."""
+        requests, rooms = latest.requests, zip(latest.requests, wanted.tolist(), strict=True)
         is_alone = len(self._running) == len(requests) and not len(self.queue) and not self.is_paused
-        if not is_alone or not all(has_room_ahead(request, num_drafts, memory) for request in requests):
+        if not is_alone or not all(has_room_ahead(request, number, self.memory) for request, number in rooms):
             return None
         self._tick += 1
         self.counters.steps += 1
-        step = Step(assemble_ahead(self._rows, latest.batch, num_drafts, memory.pop_page_writes()), requests, 0)
+        step = Step(assemble_ahead(self._rows, latest.batch, wanted, self.memory.pop_page_writes()), requests, 0)
         self._in_flight.append(step)
         return step
 
@@ -246,10 +246,10 @@ class Scheduler:
         for b, request in enumerate(step.requests[split:], split):
             if request.phase is not Phase.DONE and step.batch.kv_lens[b] == request.target_len:
                 request.match = None
-                if b in result.checks:
+                if b in result.checks or step.batch.is_ahead:
                     if b in result.drafts:
                         request.drafts = result.drafts[b].tolist()
-                    sampled = [*result.checks[b].tolist(), tokens[b]]
+                    sampled = [*result.checks[b].tolist(), tokens[b]] if b in result.checks else [tokens[b]]
                     parts = result.output_logprobs[b].split() if b in result.output_logprobs else []
                     verified.append(self._verified(request, sampled, parts))
                     continue

@@ -77,12 +77,16 @@ def take_scores(step: Step, result: StepResult) -> None:
             request.pooled = pooled if request.pooled is None else request.pooled + pooled
 
 
+def most_ahead(request: Request, num_drafts: int) -> int:
+    """Drafts that it may have at most in the step behind one that verifies so many of it."""
+    return max(0, request.max_new_tokens - len(request.output_ids) - num_drafts - 2)
+
+
 def has_room_ahead(request: Request, num_drafts: int, memory: RowMemory) -> bool:
-    """Whether it has pages and tokens left for so many drafts more, behind as many that are being verified."""
+    """Whether it has pages for its last token and so many drafts, behind those that are being verified."""
     assert memory.windows is None, "a row that computes nothing gives no pages back"
     end = int(memory.rows.kv_len[request.row]) + num_drafts + 1
-    left = request.max_new_tokens - len(request.output_ids)
-    return request.phase is Phase.VERIFY and left >= 2 * (num_drafts + 1) and memory.reach(request, end) == end
+    return request.phase is Phase.VERIFY and memory.reach(request, end) == end
 
 
 def groups(advanced: list[Request], verified: list[Iterator[Request]]) -> Iterator[list[Request]]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from sgl.runtime.batch import Int32Array
+from sgl.runtime.batch import Int32Array, Int64Array
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.step import Step
 
@@ -80,13 +80,13 @@ class DeviceDrafter(Drafter, Protocol):
         return True
 
     def may_go_ahead(self, latest: Step, table: Int32Array) -> bool:
-        """Whether it can draft behind a step that verifies its drafts and is under way, for all its rows and so many
-        drafts. table: pages by row."""
+        """Whether it can draft for all rows of a step that verifies its drafts and is under way. table: pages by
+        row."""
         return False
 
-    def go_ahead(self, step: Step, table: Int32Array, simulated: int) -> None:
-        """Draft for a step that is ahead of the one of which it may. simulated: so many drafts stand; -1: those that
-        equal what is sampled."""
+    def go_ahead(self, step: Step, table: Int32Array, simulated: Int64Array) -> None:
+        """Draft for a step that is ahead of the one of which it may. simulated: [R] so many drafts stand; -1: those
+        that equal what is sampled."""
         raise AssertionError("it may not")
 
     def settle(self) -> None:

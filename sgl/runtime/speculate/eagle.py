@@ -116,10 +116,11 @@ class EagleDrafter(ModelDrafter):
         step = self._latest
         if step is None or step.inputs is None:
             return
-        q_lens = step.batch.q_lens
-        if len(step.batch.drafts) == len(q_lens) and (q_lens == len(ids) // len(q_lens)).all():
-            sampled = ids.view(len(q_lens), -1)
-            self._verifying = Verifying(sampled, step.inputs.token_ids, step.inputs.queries)
+        num_drafts = np.zeros(len(step.batch), np.int64)
+        for b, its in step.batch.drafts.items():
+            num_drafts[b] = len(its)
+        if (step.batch.q_lens == num_drafts + 1).all():
+            self._verifying = Verifying(ids, step.inputs.token_ids, step.inputs.queries, num_drafts)
 
     def place(self, inputs: VerifyInputs) -> Ahead:
         """See `Observer`."""
@@ -127,12 +128,13 @@ class EagleDrafter(ModelDrafter):
 
     def may_go_ahead(self, latest: Step, table: Int32Array) -> bool:
         """See `DeviceDrafter`."""
-        num_rows, num_tokens = len(latest.batch), len(latest.batch.token_ids)
-        num_drafts = num_tokens // num_rows - 1
-        if self._verifying is None or not self._follows or self.is_resting:
+        verifying = self._verifying
+        if verifying is None or not self._follows or self.is_resting:
             return False
-        ends = [request.num_known + 2 * num_drafts + 1 for request in latest.requests]
-        if max(ends) > self._max_positions or not self._head.holds(ends, num_drafts + 1):
+        most = self._num_steps
+        each = zip(latest.requests, verifying.num_drafts.tolist(), strict=True)
+        ends = [request.num_known + number + most + 1 for request, number in each]
+        if max(ends) > self._max_positions or not self._head.holds(ends, int(verifying.num_drafts.max()) + 1):
             return False
         return all(self._goes_on(request, table[request.row]) for request in latest.requests)
 
@@ -145,19 +147,20 @@ class EagleDrafter(ModelDrafter):
             return False
         return row.done == request.num_known and np.array_equal(row.pages, pages[: len(row.pages)])
 
-    def go_ahead(self, step: Step, table: Int32Array, simulated: int) -> None:
+    def go_ahead(self, step: Step, table: Int32Array, simulated: Int64Array) -> None:
         """See `DeviceDrafter`."""
         verifying = self._verifying
         assert verifying is not None, "it may go ahead"
-        num_drafts, chunks = len(step.batch.drafts[0]), []
-        for request in step.requests:
-            row, start = self._rows[request.uid], request.num_known
-            self._place(row, table[request.row, : -(-(start + 2 * num_drafts + 1) // self._page_size)])
+        wanted, chunks = step.batch.q_lens.astype(np.int64) - 1, []
+        numbers = zip(step.requests, verifying.num_drafts.tolist(), wanted.tolist(), strict=True)
+        for request, before, number in numbers:
+            row, start, most = self._rows[request.uid], request.num_known, max(1, number)  # none: one is not used
+            self._place(row, table[request.row, : -(-(start + before + number + 1) // self._page_size)])
             if len(row.holes):
                 self._head.skip(row.number, row.holes, len(row.pages) * self._page_size)
-            self._keys[self._slots(row.pages, np.arange(start, start + 2 * num_drafts))] = 0
-            chunks.append((row.number, start, np.zeros(num_drafts + 1, np.int32), num_drafts))
-        self._head.chain_ahead(chunks, verifying, simulated)
+            self._keys[self._slots(row.pages, np.arange(start, start + before + most))] = 0
+            chunks.append((row.number, start, np.zeros(before + 1, np.int32), most))
+        self._head.chain_ahead(chunks, verifying, wanted, simulated)
         self._ahead = step
 
     def settle(self) -> None:

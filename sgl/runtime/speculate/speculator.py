@@ -8,12 +8,14 @@ from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
 
+import numpy as np
+
 from sgl.runtime.batch import Batch, Int32Array, StepResult
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.scheduler import Scheduler
 from sgl.runtime.scheduler.step import Step
-from sgl.runtime.scheduler.verification import simulated
+from sgl.runtime.scheduler.verification import most_ahead, simulated
 from sgl.runtime.speculate.budget import Budget
 from sgl.runtime.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, Drafter, DraftRequest
 from sgl.runtime.speculate.trials import LONGEST_PAUSE, Trials
@@ -24,10 +26,8 @@ _WAITING = 0.02  # of the time, for looks that find nothing, before which no ste
 _PLAIN_STEPS = 3  # without drafts, to be measured
 _NEW = 0.1  # weight of what the latest look yields
 _LEAST_YIELD = 0.02  # plain steps, for looks to go on
-_AHEAD = {
-    False: 32,
-    True: 4,
-}  # steps with drafts of a model between looks, without or with others that may know better
+_AHEAD = {False: 32, True: 4}
+"""Steps with drafts of a model between looks, without or with others that may know better."""
 _TRIED = 4  # tokens of a trial, whatever the budget says, of all rows
 
 
@@ -70,7 +70,8 @@ class Speculator:
         self._yield = 0.0  # of a look, in plain steps, on average
         self._until_look = 0  # steps
         self._since_drafts = 0  # steps
-        self._chain: DeviceDrafter | None = None  # whose are all drafts of the latest look, as many in each row
+        self._chain: DeviceDrafter | None = None  # whose are all drafts of the latest look,
+        self._chained = 0  # so many of a row at most
         self._ahead = 0  # steps since it
         self._waited = False  # whether the step under way began only when the one before was handled
         self._handled: float | None = None  # seconds, when results were last handled
@@ -102,19 +103,22 @@ class Speculator:
     def go_ahead(self, latest: Step) -> Step | None:
         """The step behind the latest one, which is under way, with drafts of a model that the host need not know: not
         to be scheduled again, but launched. None: there is none, or it is time for a look."""
-        model, requests, num_drafts = self._chain, latest.requests, len(latest.batch.drafts.get(0, ()))
-        if model is None or not num_drafts or self._ahead >= _AHEAD[bool(self._hosts)]:
+        model, requests, batch = self._chain, latest.requests, latest.batch
+        if model is None or self._ahead >= _AHEAD[bool(self._hosts)]:
             return None
-        table, every = self._scheduler.memory.rows.pages, [num_drafts] * len(requests)
+        table, before = self._scheduler.memory.rows.pages, [len(batch.drafts.get(b, ())) for b in range(len(batch))]
         if not model.may_go_ahead(latest, table) or any(its.owner.matcher is not None for its in requests):
             return None
-        drafts = [(self._share(model, model.grade(request) or 0), num_drafts) for request in requests]
-        if self._budget.divide(len(requests), drafts) != every or not self._budget.passes_look(len(requests)):
+        each = zip(requests, before, strict=True)
+        most = [min(self._chained, most_ahead(request, number)) for request, number in each]
+        shares = [self._share(model, model.grade(request) or 0) for request in requests]
+        wanted = np.array(self._budget.divide(len(requests), list(zip(shares, most, strict=True))), np.int64)
+        if not wanted.any() or not self._budget.passes_look(len(requests)):
             return None
-        step = self._scheduler.schedule_ahead(latest, num_drafts)
+        step = self._scheduler.schedule_ahead(latest, wanted)
         if step is not None:
             self._ahead += 1
-            model.go_ahead(step, table, simulated(num_drafts))
+            model.go_ahead(step, table, np.array([simulated(number) for number in before], np.int64))
             step.batch.is_observed = self.observes(step)
         return step
 
@@ -124,7 +128,7 @@ class Speculator:
             assert self._chain is not None, "no look came between"
             model = self._chain
             for b, request in enumerate(step.requests):
-                if not request.is_done:
+                if not request.is_done and b in result.drafts:
                     draft = Draft(result.drafts[b].tolist(), model.grade(request) or 0)
                     guess = _Guess(request, model, draft, self._share(model, draft.grade), len(request.output_ids))
                     self._guesses[request.uid] = guess
@@ -277,8 +281,9 @@ class Speculator:
             self._since_drafts = 0
         if not pays:
             return None
-        chain = _chain_of(guesses, numbers, num_rows)
-        self._chain, self._ahead = next((model for model in self._models if model is chain), None), 0
+        if len(guesses) == num_rows:
+            drafters, self._chained, self._ahead = {guess.drafter for guess in guesses}, max(numbers), 0
+            self._chain = next((model for model in self._models if {model} == drafters), None)
         return self._budget.gain(num_rows, drafts, numbers) if any(numbers) else 0.0
 
     def _looked(self, num_rows: int, gain: float | None, seconds: float, *, has_guesses: bool) -> None:
@@ -325,12 +330,6 @@ class Speculator:
         if token_ids:
             self._scheduler.draft(request, token_ids)
         return bool(token_ids)
-
-
-def _chain_of(guesses: Sequence[_Guess], numbers: Sequence[int], num_rows: int) -> Drafter | None:
-    """Whose are all drafts, if each row has as many."""
-    kinds = {(guess.drafter, number) for guess, number in zip(guesses, numbers, strict=True)}
-    return kinds.pop()[0] if len(guesses) == num_rows and len(kinds) == 1 else None
 
 
 def _worth(share: float, draft: Draft) -> float:
