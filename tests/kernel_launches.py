@@ -34,10 +34,12 @@ from sgl.kernels.mask.ops import apply_token_mask_
 from sgl.kernels.pages import gather, scatter
 from sgl.kernels.peer_sums_triton import sum_rows
 from sgl.kernels.sampling.triton import draw_keys
+from sgl.kernels.staging import Uploader
 from sgl.runtime import startup
 from sgl.runtime.batch import Batch, RowSetup
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.model import part
+from sgl.runtime.runner.ahead import PassInputs, Shift
 from sgl.runtime.runner.runner import ModelRunner
 from sgl.runtime.sampling_params import SamplingParams
 from tests.grammar_oracles import piece_vocabulary
@@ -231,6 +233,9 @@ def others() -> None:
     quantize_rows(torch.empty(40, 4096, dtype=torch.bfloat16, device="cuda"))
     cache, pages = torch.empty(64, 20, 32_768, dtype=torch.uint8, device="cuda"), torch.arange(9, device="cuda")
     buffer = torch.empty(9, 64, 32_768, dtype=torch.uint8, device="cuda")
+    shift, tokens = Shift(2, 8, torch.device("cuda")), torch.zeros(1, dtype=torch.int64, device="cuda")
+    later = (tokens.view(1, 1),) * 4
+    shift.warm_up(PassInputs((tokens, 1, tokens), later), Uploader(torch.device("cuda")))
     for rows in (None, pages):
         gather(cache, pages, buffer, rows)
         scatter(cache, pages, buffer, rows)

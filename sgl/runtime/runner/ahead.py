@@ -81,6 +81,14 @@ class Shift:
         self._ahead = Ahead(*(its[: wanted.sum() + len(wanted)] for its in self._compact))
         ahead_triton.accept(*behind[:3], self._known, self._stood, self._ahead.tokens, *inputs)
 
+    def warm_up(self, inputs: PassInputs, uploader: Uploader) -> None:
+        """Compile what it launches, on the inputs of a graph of one token, which mean nothing then."""
+        nothing, none = self._compact[0][:1], np.zeros(1, np.int64)
+        behind = Verifying(nothing, self._compact[1], 2, none)
+        self.accept(behind, none, none, np.zeros((1, 1), np.int64), inputs, uploader)
+        firsts = nothing.to(torch.int32)
+        self.place(nothing.view(1, 1), VerifyInputs(nothing, nothing, nothing, nothing, firsts, 1))
+
     def place(self, drafts: torch.Tensor, inputs: VerifyInputs) -> Ahead:
         """Move the inputs of the step that verifies these, int64 [passes, R or more]."""
         # imported only where a Triton kernel runs

@@ -175,10 +175,7 @@ class DraftGraphs:
         width = 1 + int((behind.num_drafts + wanted).max())
         rows, starts = np.array([(its.row, its.start) for its in chains]).T[:, :, None]
         slots = table[rows, np.minimum(starts + np.arange(width), table.shape[1] - 1)]
-        its = _Inputs.of(self._placed[placed][0], bucket, queries, self._passes)
-        later = its.seen, its.places, its.later_positions, its.later_slots
-        inputs = PassInputs((its.token_ids, queries, its.last), later)
-        self._shift.accept(behind, wanted, simulated, slots, inputs, self._uploader)
+        self._shift.accept(behind, wanted, simulated, slots, self._inputs_of(bucket, queries), self._uploader)
         self._graphs[placed].replay()
         self._latest_bucket = bucket
 
@@ -186,6 +183,12 @@ class DraftGraphs:
         """Put the drafts of the latest `run_ahead` into the step that verifies them: see `Shift.place`."""
         bucket = self._latest_bucket
         return self._shift.place(self._drafts[: self._passes * bucket].view(self._passes, bucket), inputs)
+
+    def _inputs_of(self, bucket: int, queries: int) -> PassInputs:
+        """What a graph reads that stands behind drafts being verified."""
+        its = _Inputs.of(self._placed[bucket, queries][0], bucket, queries, self._passes)
+        later = its.seen, its.places, its.later_positions, its.later_slots
+        return PassInputs((its.token_ids, queries, its.last), later)
 
     def _placed_for(self, chains: Sequence[Chain], table: Int32Array) -> tuple[int, int] | None:
         """Upload the inputs of a graph, and return which it is; None: there are more keys than fit."""
@@ -238,6 +241,7 @@ class DraftGraphs:
                     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=CAPTURE_MODE):
                         self._compute(bucket, queries)
                     self._graphs[bucket, queries] = graph
+        self._shift.warm_up(self._inputs_of(1, 1), self._uploader)
 
     def _host(self, bucket: int, queries: int) -> tuple[Int64Array, _Inputs]:
         """Where inputs are made, all of them and by name."""
