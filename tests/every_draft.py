@@ -30,7 +30,7 @@ class EveryDraft(Budget):
     def is_plain_due(self, num_rows: int) -> bool:
         return False
 
-    def passes_look(self, num_rows: int) -> bool:
+    def may_pass_look(self, num_rows: int) -> bool:
         return True
 
     def divide(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:

@@ -88,13 +88,20 @@ def test_rows_of_a_few_tokens_each_are_attended_as_one_and_padding_harms_nobody(
             patch.setattr(decode, "_PER_PROCESSOR", case.shape.num_kv_heads * num_programs)
             patch.setattr(decode, "_LEAST_SHARE", 32)
         backend = TritonAttention(case.shape, max_graph_rows=4, max_pages=200, max_queries=8)
-        [placed] = backend.plan_verify(case.step, queries, [np.arange(len(rows) * queries)])
+        placed, firsts = backend.plan_verify(case.step, queries, [np.arange(len(rows) * queries)])
     assert placed.tolist() == list(range(len(rows) * queries))
     real = np.concatenate([b * queries + np.arange(q) for b, (q, _) in enumerate(rows)])
     padded = torch.full((len(rows) * queries, *case.query.shape[1:]), 7.0, device=DEVICE)
     padded[real] = case.query
     found = backend.run(padded, case.key_cache, case.value_cache, window, sinks=case.sinks, overlaps=overlaps)
     near(found[real], case.expected(window))
+    assert firsts.tolist() == [past for _, past in rows]
+    if window is None:  # rows may turn out to begin earlier
+        back = np.array([min(past, 3) for _, past in rows], np.int32)
+        firsts -= torch.from_numpy(back).to(DEVICE)
+        found = backend.run(padded, case.key_cache, case.value_cache, window, sinks=case.sinks, overlaps=overlaps)
+        case.kv_lens = case.kv_lens - back
+        near(found[real], case.expected(window))
 
 
 @settings(max_examples=20)

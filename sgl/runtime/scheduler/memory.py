@@ -315,6 +315,11 @@ class RowMemory:
         return True
 
     @property
+    def moved(self) -> int:
+        """See `Batch.moved`."""
+        return 0 if self.tiers is None else self.tiers.loads.moved
+
+    @property
     def is_busy(self) -> bool:
         """Whether requests run or pages are under way: either gives pages back in the end."""
         return bool(self.running) or self.is_bringing

@@ -123,7 +123,6 @@ def assemble_ahead(table: RowTable, batch: Batch, wanted: Int64Array, page_write
         score_from=np.full(num_rows, -1, np.int32),
         top_logprobs=np.full(num_rows, -1, np.int32),
         drafts={b: np.full(number, FROM_DEVICE, np.int32) for b, number in enumerate(wanted.tolist()) if number},
-        moved=batch.moved,
         is_ahead=True,
     )
 

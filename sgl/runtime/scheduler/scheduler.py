@@ -210,11 +210,13 @@ class Scheduler:
         each row, which the device will know. None: others wait or run, or there is no room."""
         requests, rooms = latest.requests, zip(latest.requests, wanted.tolist(), strict=True)
         is_alone = len(self._running) == len(requests) and not len(self.queue) and not self.is_paused
-        if not is_alone or not all(has_room_ahead(request, number, self.memory) for request, number in rooms):
+        fits = wanted.sum() + len(wanted) <= (self.limits.step_tokens or _UNLIMITED)
+        if not (is_alone and fits and all(has_room_ahead(each, number, self.memory) for each, number in rooms)):
             return None
         self._tick += 1
         self.counters.steps += 1
         step = Step(assemble_ahead(self._rows, latest.batch, wanted, self.memory.pop_page_writes()), requests, 0)
+        step.batch.moved = self.memory.moved
         self._in_flight.append(step)
         return step
 
@@ -403,7 +405,7 @@ class Scheduler:
         page_writes = self.memory.pop_page_writes()
         batch = assemble(self._rows, decodes, decode_rows, chunks, setups, page_writes, self._batch)
         self._batch = None if chunks else batch
-        batch.moved = 0 if self.memory.tiers is None else self.memory.tiers.loads.moved
+        batch.moved = self.memory.moved
         if self.memory.states is not None:
             batch.state_loads, batch.state_saves = self.memory.states.copies(decode_rows, chunks)
         if self.memory.windows is not None:

@@ -13,7 +13,8 @@ from sgl.runtime.scheduler.rows import RowTable
 from sgl.runtime.scheduler.step import Step
 
 simulated_acceptance: Callable[[int], int] | None = None
-"""How many of so many drafts stand, whatever was sampled: for measurements with random weights alone."""
+"""How many of so many drafts stand, whatever was sampled: for measurements with random weights alone. It says the same
+each time: for the device, which may know it first, and for the host."""
 
 
 def simulated(num_drafts: int) -> int:

@@ -66,7 +66,7 @@ class StepCosts:
 
     def saw(self, num_rows: int, num_drafts: int, longest: int, seconds: float, *, waited: bool = False) -> None:
         """A step of so many rows took that long. longest: tokens of its longest row. waited: whether it was begun only
-        when the one before was handled, as steps with drafts are."""
+        when the one before was handled, as steps with drafts are that do not go ahead."""
         cost = self._costs[size_of(num_rows)]
         seconds = min(max(seconds, _SHORTEST), _LONGEST)
         if not num_drafts and waited:
@@ -143,12 +143,13 @@ class Budget:
         self._since_plain = 0
         return True
 
-    def passes_look(self, num_rows: int) -> bool:
-        """Whether a step may have drafts without a look, as far as `is_plain_due` goes; it counts as one."""
-        if self._since_plain + 1 >= _PLAIN or not self.costs.plain(num_rows):
-            return False
+    def may_pass_look(self, num_rows: int) -> bool:
+        """Whether a step may have drafts without a look, as far as `is_plain_due` goes."""
+        return self._since_plain + 1 < _PLAIN and self.costs.plain(num_rows) > 0
+
+    def passed_look(self) -> None:
+        """A step has: it counts as a look."""
         self._since_plain += 1
-        return True
 
     def trial(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
         """As `divide`, to see what drafts take, though it may not pay. Where steps compute all rows as long as the

@@ -4,7 +4,7 @@ features in steps of requests that it follows; it attends to no token without th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,7 @@ class EagleDrafter(ModelDrafter):
     def observe(self, step: ObservedStep) -> None:
         """See `Observer`."""
         self._head.read(step.hidden, step.slots)
-        self._verifying, self._latest = None, step
+        self._verifying, self._latest = None, replace(step, hidden=())
         if not step.batch.is_ahead:
             self._note_features(step)
 
@@ -178,7 +178,7 @@ class EagleDrafter(ModelDrafter):
 
     def close(self) -> None:
         """See `Observer`."""
-        self._verifying = self._latest = None
+        self._verifying = self._latest = self._ahead = None
         super().close()
 
     def ended(self, request: Request) -> None:

@@ -113,11 +113,12 @@ class Speculator:
         most = [min(self._chained, most_ahead(request, number)) for request, number in each]
         shares = [self._share(model, model.grade(request) or 0) for request in requests]
         wanted = np.array(self._budget.divide(len(requests), list(zip(shares, most, strict=True))), np.int64)
-        if not wanted.any() or not self._budget.passes_look(len(requests)):
+        if not wanted.any() or not self._budget.may_pass_look(len(requests)):
             return None
         step = self._scheduler.schedule_ahead(latest, wanted)
         if step is not None:
             self._ahead += 1
+            self._budget.passed_look()
             model.go_ahead(step, table, np.array([simulated(number) for number in before], np.int64))
             step.batch.is_observed = self.observes(step)
         return step
