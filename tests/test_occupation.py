@@ -42,6 +42,23 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def test_a_closed_engine_keeps_no_graphs_buffers(folder: Path) -> None:
+    class Graphs:
+        def capture(self) -> None:
+            """Records nothing."""
+
+        def drop(self) -> None:
+            """Nothing."""
+
+    engine = Engine(folder, **OPTIONS)
+    runner: Any = engine._started.runner
+    graphs = Graphs()
+    runner.occupation._graphs, freed = [graphs], weakref.ref(graphs)
+    del graphs
+    engine.shutdown()
+    assert freed() is None
+
+
 def test_kv_pages_are_the_machines_again(folder: Path) -> None:
     with Engine(folder, **{**OPTIONS, "max_total_tokens": MANY}) as engine:
         wanted = engine.generate(input_ids=PROMPT, sampling_params=LONG)["output_ids"]

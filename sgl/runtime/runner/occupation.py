@@ -95,6 +95,7 @@ class Occupation:
         """Give all back for good, after the last step, without a wait for other ranks."""
         for graphs in self._graphs:
             graphs.drop()
+        self._graphs = ()  # and the buffers that they read and write
         self._kv.release()
         if "weights" in self.parts() and self._weights is None:
             Occupied(self._model.weights.tensors(), keeps=False).release()
