@@ -25,6 +25,7 @@ if torch.cuda.is_available():
     pytest.skip("tests/test_gpu_drafts.py has the graphs themselves", allow_module_level=True)
 from sgl.kernels import ahead_triton
 from sgl.kernels.attention.triton import TritonAttention
+from sgl.kernels.launch_triton import Launcher
 from tests.test_draft_graphs import Launched as LaunchedDrafts
 from tests.test_verify_graphs import Launched as LaunchedSteps
 
@@ -93,6 +94,29 @@ def test_inputs_are_moved_to_where_drafts_end(case: int) -> None:
         assert torch.equal(sampling[1][compact], old_positions[at] + 1)
     for its, old in zip(made, (old_rows, old_ids, old_positions, old_slots, old_first), strict=True):
         assert torch.equal(its, old)
+
+
+def test_launches_differ_by_no_number_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is found in the cache, whatever rows want."""
+    looked_up = list[int]()
+
+    class Kernel:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*arguments: Any, **options: Any) -> Any:
+                looked_up.append(len(arguments))
+                return {grid: lambda *others: None}
+
+            return launch
+
+    for name in ("_launch_accept", "_launch_place"):
+        monkeypatch.setattr(ahead_triton, name, Launcher(Kernel()))
+    none = torch.zeros(64, dtype=torch.int64)
+    for width, queries, stride in ((6, 2, 1), (7, 4, 2), (9, 8, 4), (6, 8, 2)):
+        known, later = none[:width].view(1, width), none[: 4 * stride].view(4, stride)
+        first = none, queries, none
+        ahead_triton.accept(none, none, queries, known, none, none, first, (later,) * 4)
+        ahead_triton.place(later, known, none, none, (none,) * 5, queries, (none, none))
+    assert len(looked_up) == 2
 
 
 class Guided(LaunchedDrafts):

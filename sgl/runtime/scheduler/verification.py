@@ -19,7 +19,7 @@ each time: for the device, which may know it first, and for the host."""
 
 def simulated(num_drafts: int) -> int:
     """How many of so many drafts stand, whatever is sampled; -1: those that equal it."""
-    return -1 if simulated_acceptance is None else simulated_acceptance(num_drafts)
+    return -1 if simulated_acceptance is None else min(simulated_acceptance(num_drafts), num_drafts)
 
 
 def verified(
