@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from sgl.errors import AdapterError
+from sgl.runtime.bounded_regex import RegexRefused
 from sgl.runtime.model.adapter import LoraConfig, read_adapter
 from sgl.runtime.model.adapter_names import Patterns, Values, ends_of
 from sgl.runtime.model.config import ModelConfig
@@ -128,6 +129,14 @@ def test_patterns_of_a_config_hold_no_thread(
 ) -> None:
     monkeypatch.setattr("sgl.runtime.model.adapter_names.MAX_SECONDS", 0.1)
     refused(model, tiny_adapter(tmp_path, model, **fields), words)
+
+
+def test_no_pattern_is_blamed_for_the_time_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sgl.runtime.model.adapter_names.MAX_SECONDS", 0.1)
+    patterns = Patterns()
+    patterns.spend(0.09)
+    with pytest.raises(RegexRefused, match="patterns take more than 0"):
+        patterns.matches("rank_pattern", r"(.|\w)*[!?]", "model.layers.0.self_attn.q_proj")
 
 
 def test_many_names_are_found_by_their_ends(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,14 @@ class Patterns:
     def matches(self, field: str, pattern: str, module: str, before: str = "", after: str = "") -> bool:
         """Whether a field's regular expression between others means a module."""
         began = time.thread_time()
+        is_compiled = False
         try:
-            found = timed(self._compiled(pattern, before, after).fullmatch, self._seconds_left, module)
+            fullmatch = self._compiled(pattern, before, after).fullmatch
+            is_compiled = True
+            found = timed(fullmatch, self._seconds_left, module)
         except RegexRefused as error:
+            if is_compiled and self._seconds_left < MAX_SECONDS / 2:  # others have had most of it
+                self.spend(MAX_SECONDS)
             raise RegexRefused(f"{field} has {_shown(pattern)}, which {error}") from error
         self.spend(time.thread_time() - began)
         return found is not None
