@@ -1,8 +1,8 @@
-"""Drafts of a head's graphs, most of which are what follows, and the steps that begin before those are known."""
+"""Drafts of graphs, most of which are what follows, and the steps that begin before those are known."""
 
 from __future__ import annotations
 
-import random
+import zlib
 from collections.abc import Mapping
 
 from sgl import Engine
@@ -15,16 +15,19 @@ from sgl.runtime.scheduler.step import Step
 class Guide:
     """Puts what follows in most drafts' places."""
 
-    def __init__(self, running: Mapping[int, Request], texts: Mapping[bytes, list[int]]) -> None:
-        """running: by row. texts: what follows a prompt."""
-        self._running, self._texts, self._rng = running, texts, random.Random(2)
+    def __init__(
+        self, running: Mapping[int, Request], texts: Mapping[bytes, list[int]], *, changes: bool = True
+    ) -> None:
+        """running: by row. texts: what follows a prompt. changes: False: drafts are only noted, as those of a draft
+        model must be, whose later passes read them."""
+        self._running, self._texts, self._changes = running, texts, changes
         self.drawn: dict[tuple[int, ...], list[int]] = {}
-        """What the head drafts behind each text, as far as that is wanted."""
+        """What is drafted behind each text, as far as that is wanted."""
 
     def change(self, graphs: DraftGraphs, bucket: int, queries: int) -> None:
         """Of a graph that was just replayed."""
-        its = _Inputs.of(graphs._placed[bucket, queries][0], bucket, queries, graphs._passes)
-        on_device = graphs._drafts[: graphs._passes * bucket].view(graphs._passes, bucket)
+        its = _Inputs.of(graphs._placed[bucket, queries][0], bucket, queries, graphs._num_passes)
+        on_device = graphs._drafts[: graphs._num_passes * bucket].view(graphs._num_passes, bucket)
         rows, every_place, drafts = its.rows.tolist(), its.places.tolist(), on_device.cpu()
         for b, row in enumerate(rows):
             if row in self._running:
@@ -34,7 +37,8 @@ class Guide:
                 wanted = 1 + int((its.later_slots[:, b] != 0).sum())  # others use the dummy page
                 self.drawn[tuple(text[: places[0]])] = drafts[:wanted, b].tolist()
                 for turn, place in enumerate(places):
-                    if place < len(text) and self._rng.random() < 0.8:
+                    # By the place alone: where drafts end does not depend on how steps came about.
+                    if self._changes and place < len(text) and zlib.crc32(prompt.tobytes() + place.to_bytes(4)) % 5:
                         drafts[turn, b] = text[place]
         on_device.copy_(drafts)
 

@@ -215,7 +215,7 @@ MOST_LINES = {
     "kernels.lora": 580,  # of experts, too
     "kernels.moe": 1_850,
     "lang": 10_090,  # with Jinja as transformers has it, and programs that outlive their server or fail
-    "runtime": 29_550,  # without the server and what follows; with drafts as one graph, steps ahead, checks of configs
+    "runtime": 29_800,  # without the server and what follows; with drafts as one graph, steps ahead, checks of configs
     "runtime.cluster": 2_250,  # with a placement for each kind, who is starting, starts, ends, and calls of any length
     "runtime.gateway": 3_690,  # with who has failed a program, or has the adapters that it names now or later
     "runtime.jax": 1_290,  # with a kernel that reads pages where they lie

@@ -17,7 +17,7 @@ from sgl import Engine
 from tests.every_draft import every_draft, stop_its_clock
 from tests.guided_drafts import Guide, noted
 from tests.tiny_heads import tiny_head
-from tests.tiny_models import tiny_checkpoint
+from tests.tiny_models import noisy_copy, tiny_checkpoint
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
@@ -119,6 +119,9 @@ def test_launches_differ_by_no_number_of_drafts(monkeypatch: pytest.MonkeyPatch)
     assert len(looked_up) == 2
 
 
+DRAFTERS = {"head": "EAGLE3", "draft": "DRAFT"}
+
+
 class Guided(LaunchedDrafts):
     """See `Guide`."""
 
@@ -131,26 +134,26 @@ class Guided(LaunchedDrafts):
         self.guide.change(self, bucket, queries)
 
 
-def pretend(engine: Engine, texts: dict[bytes, list[int]], rows: int) -> Guided:
+def pretend(engine: Engine, texts: dict[bytes, list[int]], rows: int, drafter: str) -> Guided:
     """Have it launch what would be replayed, ahead where it can."""
     loop: Any = engine._loop
-    runner, (drafter,) = loop._runner, loop._speculator._models
-    model, kv, head = runner._model, runner._kv, drafter._head
+    runner, drafts = loop._runner, loop._speculator._models[0]._runner
+    model, kv = runner._model, runner._kv
     shape = model.attention_shape(kv.page_size, None)
     bounds = {"max_graph_rows": rows, "max_pages": runner._page_table.shape[1], "max_queries": 8}
     samples = runner._sampler.next_tokens
     graphs = Guided(
-        *(head._head, head._kv, head._features, head._sampler, head._downloader),
+        *(drafts._passes(rows), drafts._sampler, drafts._downloader),
         max_rows=rows,
-        max_entries=head._page_table.shape[1],
-        passes=4,
-        guide=Guide(engine._scheduler.memory.running, texts),
+        max_entries=drafts._page_table.shape[1] * drafts._kv.page_size,
+        num_passes=4,
+        guide=Guide(engine._scheduler.memory.running, texts, changes=drafter == "head"),
     )
     graphs.capture()
 
     def change() -> None:
         runner._verify_graphs = LaunchedSteps(model, kv, TritonAttention(shape, **bounds), samples, rows)
-        head._draft_graphs = graphs
+        drafts._draft_graphs = graphs
         loop._run_ahead = True
 
     loop.call(change)
@@ -162,6 +165,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ahead")
     tiny_checkpoint(path / "target", with_tokenizer=True)
     tiny_head(path / "head")
+    noisy_copy(path / "target", path / "draft")
     return path
 
 
@@ -170,7 +174,10 @@ def engine_of(folder: Path, **options: Any) -> Engine:
     return Engine(str(folder / "target"), check_ledger=True, random_seed=0, **{**bounds, **options})
 
 
-def test_outputs_and_drafts_are_those_of_steps_that_wait(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_outputs_and_drafts_are_those_of_steps_that_wait(
+    drafter: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Greedy and drawn, where some drafts stand; alone, together, with ends and stops, and behind aborts."""
     stop_its_clock(monkeypatch)
     rng = random.Random(1)
@@ -182,11 +189,11 @@ def test_outputs_and_drafts_are_those_of_steps_that_wait(folder: Path, monkeypat
     with engine_of(folder, speculative_algorithm="off") as plain:
         expected = [its["output_ids"] for its in plain.generate(input_ids=prompts, sampling_params=params)]
     texts = {np.array(ids, np.int32).tobytes(): text for ids, text in zip(prompts, expected, strict=True)}
-    drafts = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(folder / "head")}
+    drafts = {"speculative_algorithm": DRAFTERS[drafter], "speculative_draft_model_path": str(folder / drafter)}
     drawn: list[dict[tuple[int, ...], list[int]]] = []
     for is_on in (False, True):
         with engine_of(folder, speculative_num_steps=4, **drafts) as its, every_draft(its):
-            graphs = pretend(its, texts, rows=8)
+            graphs = pretend(its, texts, 8, drafter)
             ahead = noted(its, is_on)
             counters = its._scheduler.counters
             for prompt, its_params, tokens in zip(prompts, params, expected, strict=True):
@@ -216,7 +223,10 @@ def test_outputs_and_drafts_are_those_of_steps_that_wait(folder: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_mixed_traffic_is_served_as_without_drafts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_mixed_traffic_is_served_as_without_drafts(
+    drafter: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Constraints, penalties, biases, logprobs and stops among others, that begin alike, wait, and are retracted."""
     stop_its_clock(monkeypatch)
     rng = random.Random(3)
@@ -242,9 +252,9 @@ def test_mixed_traffic_is_served_as_without_drafts(folder: Path, monkeypatch: py
     with engine_of(folder, speculative_algorithm="off", **options) as plain:
         expected = [its["output_ids"] for its in plain.generate(**requests)]
     texts = {np.array(ids, np.int32).tobytes(): text for ids, text in zip(prompts, expected, strict=True)}
-    drafts = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(folder / "head")}
+    drafts = {"speculative_algorithm": DRAFTERS[drafter], "speculative_draft_model_path": str(folder / drafter)}
     with engine_of(folder, speculative_num_steps=4, **drafts, **options) as its, every_draft(its):
-        pretend(its, texts, rows=3)
+        pretend(its, texts, 3, drafter)
         ahead = noted(its)
         for _ in range(2):
             found = its.generate(**requests)

@@ -1,4 +1,4 @@
-"""A head's drafts as one CUDA graph computes them, here without graphs and in Triton's interpreter; the graphs
+"""Drafts as one CUDA graph computes them, here without graphs and in Triton's interpreter; the graphs
 themselves are for test_gpu_drafts.py."""
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from tests.test_drafters import (
     PAGES,
     ROWS,
     EagleOracle,
+    ModelOracle,
     Served,
     check,
+    draft_model,
     drawn,
     entries_of,
     half_seen,
@@ -70,7 +72,7 @@ def eagle(path: Path, model: Decoder, num_steps: int = 5, rows: int = ROWS, **ch
     head = load_head(config, model)
     num_slots = NUM_PAGES * PAGE_SIZE
     attention = TorchAttention(head.attention_shape(1))
-    bounds = {"max_rows": ROWS, "max_pages": PAGES, "max_graph_rows": rows, "num_steps": num_steps}
+    bounds = {"max_rows": ROWS, "max_pages": PAGES, "max_chain_rows": rows, "num_steps": num_steps}
     runner: Any = HeadRunner(head, num_slots, PAGE_SIZE, attention, kv_dtype=head.dtype, **bounds)
     runner.prepare(40)
     layers = config.layers_of(model.config.num_layers)
@@ -95,8 +97,19 @@ def headed(tmp_path: Path) -> tuple[Served, EagleOracle, list[tuple[int, int]]]:
 def served(path: Path, **options: Any) -> tuple[Served, EagleOracle, list[tuple[int, int]]]:
     model = target(path / "target")
     drafter: Any = eagle(path / "head", model, **options)
-    replayed = drafter._head._draft_graphs.replayed
+    replayed = drafter._runner._draft_graphs.replayed
     return Served(model, drafter), EagleOracle(path / "target", path / "head", drafter.layers), replayed
+
+
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "seed": 3}
+DRAFT_MODELS: dict[str, dict[str, Any]] = {
+    "llama": SIZES,
+    "qwen3": SIZES,
+    "windows, caps": {"family": "gemma2", "sliding_window": 5, "seed": 3},
+    "two ropes": {"family": "gemma3", "sliding_window": 5, "seed": 3},
+    "experts, sinks": {"family": "gpt-oss", "sliding_window": 5, "seed": 3},
+    "padded": {**SIZES, "vocab_size": 400},
+}
 
 
 def no_steps(its: Served, patch: pytest.MonkeyPatch) -> None:
@@ -191,19 +204,71 @@ def test_chains_draw_what_steps_draw(tmp_path: Path, monkeypatch: pytest.MonkeyP
     drafts = its.propose(wanted)
     assert drafts[3] == [3] * 5
     assert len(replayed) == 1
-    graphs = drafter._head._draft_graphs
+    graphs = drafter._runner._draft_graphs
     with monkeypatch.context() as patch:
         patch.setattr(graphs, "_max_keys", 4 * 64 - 1)
         assert its.propose(wanted) == drafts
-    drafter._head._draft_graphs = None
+    drafter._runner._draft_graphs = None
     assert its.propose(wanted) == drafts
     assert len(replayed) == 1
-    drafter._head._draft_graphs = graphs
+    drafter._runner._draft_graphs = graphs
     its.requests[1].output_ids += [7, 8]
     assert {row: draft for row, draft in its.propose(wanted).items() if row != 1} == {
         row: draft for row, draft in drafts.items() if row != 1
     }
     assert len(replayed) == 2
+
+
+@pytest.mark.parametrize("kind", DRAFT_MODELS)
+def test_chains_of_draft_models_equal_the_oracles(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind prompts, decodes that nobody asked about, drafts of which some stood, and cached prefixes."""
+    monkeypatch.setattr(draft_graphs, "_KEYS", 8)
+    drafter: Any = draft_model(tmp_path / "draft", chain_rows=ROWS, **DRAFT_MODELS[kind])
+    drafter._runner.prepare(40)
+    its, oracle = Served(target(tmp_path / "target"), drafter), ModelOracle(tmp_path / "draft")
+    no_steps(its, monkeypatch)
+    rng = random.Random(0)
+    for row, length in enumerate((21, 1, 9)):
+        its.enter(row, drawn(rng, length), range(1 + 16 * row, 17 + 16 * row))
+    its.step({0: 21, 1: 1, 2: 9})
+    check(its, oracle, {0: 4, 1: 3, 2: 1})
+    for _ in range(4):
+        its.step({0: 1, 1: 1}, drawn=True)
+    check(its, oracle, {1: 5})
+    check(its, oracle, {2: 9, 0: 2, 1: 3})
+    its.requests[1].output_ids += its.propose({1: 5})[1]  # all stood
+    its.step({1: 6})
+    check(its, oracle, {1: 5})
+    its.requests[0].output_ids += its.propose({0: 5})[0][:2]
+    its.step({0: 3})
+    shared = its.known(0)[: its.done[0] // PAGE_SIZE * PAGE_SIZE]
+    pages = [*range(1, 1 + len(shared) // PAGE_SIZE), *range(50, 60)][:PAGES]
+    its.enter(3, shared + drawn(rng, 3), pages, cached_len=len(shared))
+    its.requests[3].cached_len = len(shared)
+    its.step({3: 3})
+    check(its, oracle, {0: 3, 3: 4})
+    assert drafter._runner._draft_graphs.replayed == [(4, 2), (1, 4), (4, 4), (1, 1), (1, 2), (1, 1), (2, 4)]
+
+
+def test_chains_of_a_draft_model_draw_what_is_drawn(tmp_path: Path) -> None:
+    """Of equal weights: greedy, and with seeds; a bias is left to steps."""
+    drafter: Any = draft_model(tmp_path / "target", chain_rows=ROWS)
+    drafter._runner.prepare(40)
+    its = Served(target(tmp_path / "target"), drafter)
+    rng = random.Random(1)
+    params: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 2.0}, {"logit_bias": {3: 8.0}}]
+    for row, its_params in enumerate(params):
+        its.enter(row, drawn(rng, 5 + row), range(1 + PAGES * row, 1 + PAGES * (row + 1)), **its_params)
+    its.step({row: 5 + row for row in range(ROWS)})
+    for _ in range(4):
+        proposed = its.propose(dict.fromkeys(range(ROWS), 3))
+        for _ in range(3):
+            its.step(dict.fromkeys(range(ROWS), 1), drawn=True)
+        for row in range(ROWS):
+            assert its.requests[row].output_ids[-3:] == proposed[row]
+    assert drafter._runner._draft_graphs.replayed == [(4, 8), (4, 1), (4, 1), (4, 1)]
 
 
 def test_more_rows_than_graphs_have_are_drafted_for_by_steps(tmp_path: Path) -> None:
@@ -244,7 +309,7 @@ def test_passes_that_a_row_does_not_want_write_nowhere(
     its.enter(0, drawn(random.Random(1), 61), range(1, 17))
     its.enter(1, drawn(random.Random(2), 9), range(20, 36))
     its.step({0: 61, 1: 9})
-    kv = drafter._head._kv
+    kv = drafter._runner._kv
     its.propose({0: 1, 1: 5})
     before = kv.keys[0].clone()
     assert its.propose({0: 2, 1: 1}).keys() == {0, 1}
@@ -256,8 +321,8 @@ def test_passes_that_a_row_does_not_want_write_nowhere(
 def test_a_closed_runner_keeps_nothing(tmp_path: Path) -> None:
     its, _, _ = served(tmp_path)
     drafter: Any = its.drafter
-    graphs = drafter._head._draft_graphs
+    graphs = drafter._runner._draft_graphs
     drafter.close()
     assert not graphs._graphs
-    assert graphs._features.numel() == graphs._inputs.numel() == 0
-    assert drafter._head.chains[0] == 0
+    assert graphs._passes._features.numel() == graphs._inputs.numel() == 0
+    assert drafter._runner.chains[0] == 0

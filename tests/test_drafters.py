@@ -124,13 +124,16 @@ def warmed_up(runner: DraftRunner) -> DraftRunner:
     return runner
 
 
-def draft_model(path: Path, as_many: int = 384, max_positions: int = 64, **overrides: Any) -> ModelDrafter:
+def draft_model(
+    path: Path, as_many: int = 384, max_positions: int = 64, chain_rows: int = 0, **overrides: Any
+) -> ModelDrafter:
     config = ModelConfig.from_pretrained(tiny_checkpoint(path, **overrides))
     weights = load_decoder(config, dtype="float32").weights
     model = DraftDecoder(config, weights, as_many, max_positions)
     kv = KVCache(model.config, NUM_PAGES, PAGE_SIZE, model.dtype, model.device)
     attention = TorchAttention(model.attention_shape(PAGE_SIZE))
-    runner = DraftRunner(model, kv, attention, max_rows=ROWS, max_pages=PAGES, device=model.device)
+    bounds = {"max_rows": ROWS, "max_pages": PAGES, "max_chain_rows": chain_rows, "num_steps": 9}
+    runner = DraftRunner(model, kv, attention, device=model.device, **bounds)
     return ModelDrafter(
         runner, num_slots=NUM_PAGES * PAGE_SIZE, page_size=PAGE_SIZE, max_positions=max_positions, num_steps=9
     )

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from sgl import Engine
-from sgl.runtime.runner.observer import ObservedStep
+from sgl.runtime.runner.observer import ObservedStep, Observer
 from sgl.runtime.speculate.budget import Budget
 from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, DraftRequest
 from tests.every_draft import every_draft
 from tests.guided_drafts import Guide, noted
 from tests.test_gpu import Driver, error_of, load
 from tests.tiny_heads import tiny_head
-from tests.tiny_models import tiny_checkpoint
+from tests.tiny_models import noisy_copy, tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
 
@@ -31,10 +31,11 @@ HEADS: dict[str, dict[str, Any]] = {
     "normed": {"fc_norm": True, "norm_output": True, "biases": True},
     "windowed": {"norm_before_fc": True, "layer_types": ["sliding_attention"], "sliding_window": 16},
 }
-DRAFTERS = {"draft": "STANDALONE", "target": "STANDALONE", **dict.fromkeys(HEADS, "EAGLE3")}
+DRAFT_MODELS = "draft", "target", "noisy"  # of random weights, its own, and nearly its own
+DRAFTERS = {**dict.fromkeys(DRAFT_MODELS, "STANDALONE"), **dict.fromkeys(HEADS, "EAGLE3")}
 
 
-class Noting:
+class Noting(Observer):
     """Notes what it sees, in float64 on the host."""
 
     layers = (-1, 0, 1)
@@ -46,15 +47,13 @@ class Noting:
         """Its slots, and its hidden states side by side."""
         self.steps.append((step.slots.cpu(), torch.cat(step.hidden, 1).double().cpu()))
 
-    def close(self) -> None:
-        """Nothing is held."""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("drafts")
     tiny_checkpoint(path / "target", with_tokenizer=True, **SIZES)
     tiny_checkpoint(path / "draft", with_tokenizer=True, **{**SIZES, "num_hidden_layers": 2, "seed": 3})
+    noisy_copy(path / "target", path / "noisy")
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
     for name, changes in HEADS.items():
         tiny_head(path / name, hidden_size=256, intermediate_size=256, target_hidden_size=256, **heads, **changes)
@@ -121,6 +120,7 @@ def test_heads_draft_in_float32_what_they_draft_on_a_cpu(head: str, folder: Path
         options: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 8192, "device": device}
         options["attention_backend"] = "triton" if device == "cuda" else "torch"
         with engine(folder, head, **options) as its, every_draft(its):
+            noted(its, is_on=False)
             (model,) = its._loop._speculator._models
             propose = model.propose
 
@@ -145,17 +145,18 @@ def test_heads_draft_in_float32_what_they_draft_on_a_cpu(head: str, folder: Path
     assert sum(ours[text] == theirs[text] for text in common) >= 0.98 * len(common)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("rows", [1, 12])
-def test_chains_draft_in_float32_what_passes_one_by_one_draft(rows: int, head: str, folder: Path) -> None:
+def test_chains_draft_in_float32_what_passes_one_by_one_draft(rows: int, drafter: str, folder: Path) -> None:
     """Behind prompts, cached prefixes with holes, and steps of which some drafts stood, for rows of any lengths."""
     prompts, params = asked()
     options: dict[str, Any] = {"dtype": "float32", "max_total_tokens": 8192, "attention_backend": "triton"}
     found: list[tuple[list[int], list[int]]] = []
     replayed: set[tuple[int, int]] = set()
-    with engine(folder, head, max_running_requests=rows, **options) as its, every_draft(its):
+    with engine(folder, drafter, max_running_requests=rows, **options) as its, every_draft(its):
+        noted(its, is_on=False)
         model: Any = its._loop._speculator._models[0]
-        propose, runner = model.propose, model._head
+        propose, runner = model.propose, model._runner
         graphs = runner._draft_graphs
         holes = set[int]()
         is_asked = itertools.cycle([True, False, True, False, False, True, *[False] * 4, True])
@@ -187,19 +188,19 @@ def test_chains_draft_in_float32_what_passes_one_by_one_draft(rows: int, head: s
         its.generate(input_ids=prompts, sampling_params=params)
     assert sum(len(drafts) for drafts, _ in found) > 300
     assert sum(drafts == expected for drafts, expected in found) >= 0.98 * len(found)
-    assert len(holes) > 1 or rows > 1
+    assert len(holes) > 1 or rows > 1 or drafter in DRAFT_MODELS
     assert {queries for _, queries in replayed} == {1, 2, 4, 8}
     assert max(bucket for bucket, _ in replayed) == rows
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_drafts_of_a_step_are_one_replay(head: str, folder: Path) -> None:
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafts_of_a_step_are_one_replay(drafter: str, folder: Path) -> None:
     """Once prompts are computed, no pass is launched; a closed engine keeps no graph."""
     prompts, params = asked()
     params = [{**its, "regex": None} for its in params]
-    with engine(folder, head, dtype="bfloat16", max_total_tokens=8192) as its, every_draft(its):
+    with engine(folder, drafter, dtype="bfloat16", max_total_tokens=8192) as its, every_draft(its):
         model: Any = its._loop._speculator._models[0]
-        runner, launched = model._head, list[int]()
+        runner, launched = model._runner, list[int]()
         graphs, launch = runner._draft_graphs, runner.launch
 
         def noting(batch: Any) -> Any:
@@ -243,9 +244,9 @@ def test_outputs_in_float32_are_those_of_plain_decoding(
             assert answers(its) == expected
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("rows", [1, 5])
-def test_steps_ahead_sample_and_draft_what_steps_that_wait_do(head: str, rows: int, folder: Path) -> None:
+def test_steps_ahead_sample_and_draft_what_steps_that_wait_do(drafter: str, rows: int, folder: Path) -> None:
     """Where most drafts stand."""
     rng = random.Random(1)
     prompts = [[rng.randrange(3, 250) for _ in range(5 + 9 * number)] for number in range(5)]
@@ -260,10 +261,10 @@ def test_steps_ahead_sample_and_draft_what_steps_that_wait_do(head: str, rows: i
     texts = {np.array(ids, np.int32).tobytes(): text for ids, text in zip(prompts, expected, strict=True)}
     drawn: list[dict[tuple[int, ...], list[int]]] = []
     for is_on in (False, True):
-        with engine(folder, head, **options) as its, every_draft(its):
+        with engine(folder, drafter, **options) as its, every_draft(its):
             model: Any = its._loop._speculator._models[0]
-            graphs = model._head._draft_graphs
-            guide, ahead = Guide(its._scheduler.memory.running, texts), noted(its, is_on)
+            graphs, ahead = model._runner._draft_graphs, noted(its, is_on)
+            guide = Guide(its._scheduler.memory.running, texts, changes=drafter in HEADS)
 
             class Guided:
                 def __init__(self, key: tuple[int, int], graph: Any, graphs: Any = graphs, guide: Any = guide):
@@ -279,11 +280,12 @@ def test_steps_ahead_sample_and_draft_what_steps_that_wait_do(head: str, rows: i
             assert [result["output_ids"] for result in found] == expected
             assert (len(ahead) > 10) is is_on
             counters = its._loop.scheduler.counters
-            assert counters.verified_tokens > 0.5 * counters.drafted_tokens > 100
+            assert counters.drafted_tokens > 100
+            assert counters.verified_tokens > 0.5 * counters.drafted_tokens or drafter == "draft"
             drawn.append(guide.drawn)
     waiting, others = drawn
     common = waiting.keys() & others.keys()
-    assert len(common) > 60
+    assert len(common) > 40
     same = [all(map(int.__eq__, waiting[text], others[text])) for text in common]
     assert sum(same) >= 0.98 * len(common)
 

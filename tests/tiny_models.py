@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AddedToken,
@@ -171,3 +173,16 @@ def byte_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", model_max_length=256
     )
+
+
+def noisy_copy(source: Path, path: Path, share: float = 0.015) -> Path:
+    """Write the checkpoint with noise of this share of each tensor's standard deviation to path, and return it: most
+    of what follows a text is the same."""
+    shutil.copytree(source, path)
+    generator = torch.Generator().manual_seed(1)
+    for file in path.glob("*.safetensors"):
+        tensors = load_file(file)
+        for tensor in tensors.values():
+            tensor += torch.randn(tensor.shape, generator=generator) * tensor.std() * share
+        save_file(tensors, file, metadata={"format": "pt"})
+    return path

@@ -81,7 +81,7 @@ class DraftModel:
                 page_size,
                 attention,
                 kv_dtype=model.dtype,
-                max_graph_rows=min(_MOST_GRAPH_ROWS, config.cuda_graph_max_bs or 0),
+                max_chain_rows=min(_MOST_GRAPH_ROWS, config.cuda_graph_max_bs or 0),
                 num_steps=options["num_steps"],
                 **bounds,
             )
@@ -97,6 +97,8 @@ class DraftModel:
             eos_ids=eos_ids,
             max_graph_rows=graph_rows,
             max_graph_tokens=_MOST_GRAPH_TOKENS,
+            max_chain_rows=graph_rows,
+            num_steps=options["num_steps"],
             **bounds,
         )
         _prepare(runner, model.device, _most_tokens(config, options["num_slots"]))

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from sgl.kernels.attention.base import AttentionBackend, AttentionShape, GraphAttention
+from sgl.kernels.attention.base import AttentionShape, GraphAttention, PlannedAttention
 from sgl.kernels.layers.activation import gelu_and_mul, silu_and_mul
 from sgl.kernels.layers.linear import Matrix, launches_overlap, linear, linear_add, linear_overlapped
 from sgl.kernels.layers.norm import add_rms_norm, norm_parts_, rms_norm
@@ -74,7 +74,7 @@ class Decoder(ModelPart[Weights]):
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Tokens, kv: KVCache, attention: AttentionBackend, *, captured: bool = False
+        self, tokens: Tokens, kv: KVCache, attention: PlannedAttention, *, captured: bool = False
     ) -> torch.Tensor:
         """See `Model`. The last layer computes only keys and values of tokens that are not wanted."""
         state = self.embed(tokens)
@@ -85,7 +85,7 @@ class Decoder(ModelPart[Weights]):
         return self._last_layers(state, kv, attention, tokens.wanted, captured=captured)
 
     def forward_stage(
-        self, tokens: Tokens, kv: KVCache, attention: AttentionBackend, before: torch.Tensor | None = None
+        self, tokens: Tokens, kv: KVCache, attention: PlannedAttention, before: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`forward` of a stage. before: what the stage before returned. Embeddings of images are needed in the first
         one only. Returns [T, hidden] for the next stage; in the last one what `forward` does."""
@@ -107,7 +107,7 @@ class Decoder(ModelPart[Weights]):
         return state.residual
 
     def _layer(
-        self, index: int, state: LayerState, kv: KVCache, attention: AttentionBackend, *, captured: bool
+        self, index: int, state: LayerState, kv: KVCache, attention: PlannedAttention, *, captured: bool
     ) -> None:
         query = self.before_attention(index, state, kv, captured=captured)
         self.after_attention(index, state, self._attend(index, state, query, kv, attention), captured=captured)
@@ -116,7 +116,7 @@ class Decoder(ModelPart[Weights]):
         self,
         state: LayerState,
         kv: KVCache,
-        attention: AttentionBackend,
+        attention: PlannedAttention,
         wanted: torch.Tensor | None,
         *,
         captured: bool,
@@ -269,7 +269,7 @@ class Decoder(ModelPart[Weights]):
         return self._normed(state.rest, state.residual, self.weights.norm, state.rest_norm)
 
     def _attend(
-        self, index: int, state: LayerState, query: torch.Tensor, kv: KVCache, attention: AttentionBackend
+        self, index: int, state: LayerState, query: torch.Tensor, kv: KVCache, attention: PlannedAttention
     ) -> torch.Tensor:
         keys, values, window = kv.keys[index], kv.values[index], self.config.windows[index]
         sinks = self.weights.layers[index].sinks
@@ -277,7 +277,7 @@ class Decoder(ModelPart[Weights]):
             return cast(GraphAttention, attention).run(query, keys, values, window, sinks=sinks, overlaps=True)
         return attention.run(query, keys, values, window, sinks=sinks)
 
-    def _forward_single(self, state: LayerState, kv: KVCache, attention: AttentionBackend) -> torch.Tensor:
+    def _forward_single(self, state: LayerState, kv: KVCache, attention: PlannedAttention) -> torch.Tensor:
         """`forward` of one token on a GPU, whose products only stream their weights."""
         # imported only where a Triton kernel runs
         from sgl.kernels.layers.single_triton import project, project_add_, project_gated

@@ -4,7 +4,7 @@ their own at the same slots as the model's."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -12,12 +12,14 @@ import torch
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep
 from sgl.runtime.batch import Batch, Int32Array, Int64Array, RowSetup
 from sgl.runtime.batch import PendingStep as AnyStep
+from sgl.runtime.model.draft import DraftDecoder
 from sgl.runtime.model.eagle.config import NUM_LAYERS_READ
 from sgl.runtime.model.eagle.head import EagleHead
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.ahead import Ahead, Verifying, VerifyInputs
 from sgl.runtime.runner.draft_graphs import MAX_QUERIES, Chain, DraftGraphs
+from sgl.runtime.runner.draft_passes import HeadPasses, ModelPasses, Passes
 from sgl.runtime.runner.occupation import Graphs, Occupation
 from sgl.runtime.runner.pack import pack
 from sgl.runtime.runner.runner import ModelRunner
@@ -28,56 +30,26 @@ _NO_HOLES: Int64Array = np.empty(0, np.int64)
 class DraftRunner(ModelRunner):
     """Runs a draft model. Its pages are given by `place`, not by batches; it has the threads of the model's step."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        """As `ModelRunner`."""
-        super().__init__(*arguments, **options)
-        self._threads = None
-
-    def place(self, row: int, first: int, pages: Int32Array) -> None:
-        """Pages of a row from index `first` on."""
-        self._page_table[row, first : first + len(pages)] = pages
-
-
-class HeadRunner(DraftRunner):
-    """Runs an EAGLE-3 head, whose entries attend to one less than there are tokens: pages hold one slot each."""
-
     _draft_graphs: DraftGraphs | None = None
 
-    def __init__(
-        self,
-        head: EagleHead,
-        num_slots: int,
-        page_size: int,
-        attention: AttentionBackend,
-        *,
-        kv_dtype: torch.dtype,
-        max_rows: int,
-        max_pages: int,
-        max_graph_rows: int = 0,
-        num_steps: int = 1,
-    ) -> None:
-        """attention: of pages of one slot. page_size, max_pages: of the pages given to `place`. max_graph_rows: whose
-        `num_steps` drafts are replayed at once, in place of steps."""
-        kv = KVCache(head.config, num_slots, 1, kv_dtype, head.device)
-        super().__init__(
-            head, kv, attention, max_rows=max_rows, max_pages=max_pages * page_size, device=head.device
-        )
-        self._head = head
-        self._offsets = np.arange(page_size, dtype=np.int32)
-        self._holes: dict[int, tuple[Int64Array, Int32Array]] = {}  # by row, and the slots of its other entries
-        self._features = torch.zeros(num_slots, head.config.hidden_size, dtype=head.dtype, device=head.device)
-        if max_graph_rows:
+    def __init__(self, *arguments: Any, num_steps: int = 1, max_chain_rows: int = 0, **options: Any) -> None:
+        """As `ModelRunner`. max_chain_rows: whose `num_steps` drafts are replayed at once, in place of steps."""
+        super().__init__(*arguments, **options)
+        self._threads = None
+        if max_chain_rows:
             self._draft_graphs = DraftGraphs(
-                head,
-                kv,
-                self._features,
+                self._passes(max_chain_rows),
                 self._sampler,
                 self._downloader,
-                max_rows=max_graph_rows,
-                max_entries=max_pages * page_size,
-                passes=num_steps,
+                max_rows=max_chain_rows,
+                max_entries=self._page_table.shape[1] * self._kv.page_size,
+                num_passes=num_steps,
             )
-            self.occupation = Occupation(self._model, kv, self._all_graphs())
+            self.occupation = Occupation(self._model, self._kv, self._all_graphs())
+
+    def _passes(self, max_rows: int) -> Passes:
+        """What `chain` runs."""
+        return ModelPasses(cast(DraftDecoder, self._model), self._kv)
 
     @property
     def chains(self) -> tuple[int, int]:
@@ -120,14 +92,65 @@ class HeadRunner(DraftRunner):
         return self._draft_graphs.place(inputs)
 
     def _chains_of(self, chunks: Sequence[tuple[int, int, Int32Array, int]]) -> list[Chain]:
-        chains = []
-        for row, start, token_ids, most in chunks:
-            holes, slots = self._holes.get(row, (_NO_HOLES, self._page_table[row, 1:]))
-            chains.append(Chain(row, start, token_ids, most, slots, len(holes)))
-        return chains
+        return [Chain(row, start, ids, most, *self._attended(row)) for row, start, ids, most in chunks]
+
+    def _attended(self, row: int) -> tuple[Int32Array, int]:
+        """Pages of the entries that a row attends to, and how many before it does not."""
+        return self._page_table[row], 0
 
     def _all_graphs(self) -> list[Graphs]:
         return [*super()._all_graphs(), *([] if self._draft_graphs is None else [self._draft_graphs])]
+
+    def place(self, row: int, first: int, pages: Int32Array) -> None:
+        """Pages of a row from index `first` on."""
+        self._page_table[row, first : first + len(pages)] = pages
+
+    def close(self) -> None:
+        """See `ModelRunner`."""
+        super().close()
+        if self._draft_graphs is not None:
+            self._draft_graphs.close()
+            self._draft_graphs = None
+
+
+class HeadRunner(DraftRunner):
+    """Runs an EAGLE-3 head, whose entries attend to one less than there are tokens: pages hold one slot each."""
+
+    def __init__(
+        self,
+        head: EagleHead,
+        num_slots: int,
+        page_size: int,
+        attention: AttentionBackend,
+        *,
+        kv_dtype: torch.dtype,
+        max_rows: int,
+        max_pages: int,
+        max_chain_rows: int = 0,
+        num_steps: int = 1,
+    ) -> None:
+        """attention: of pages of one slot. page_size, max_pages: of the pages given to `place`."""
+        self._head = head
+        self._offsets = np.arange(page_size, dtype=np.int32)
+        self._holes: dict[int, tuple[Int64Array, Int32Array]] = {}  # by row, and the slots of its other entries
+        self._features = torch.zeros(num_slots, head.config.hidden_size, dtype=head.dtype, device=head.device)
+        super().__init__(
+            head,
+            KVCache(head.config, num_slots, 1, kv_dtype, head.device),
+            attention,
+            max_rows=max_rows,
+            max_pages=max_pages * page_size,
+            device=head.device,
+            max_chain_rows=max_chain_rows,
+            num_steps=num_steps,
+        )
+
+    def _passes(self, max_rows: int) -> Passes:
+        return HeadPasses(self._head, self._kv, self._features, max_rows)
+
+    def _attended(self, row: int) -> tuple[Int32Array, int]:
+        holes, slots = self._holes.get(row, (_NO_HOLES, self._page_table[row, 1:]))
+        return slots, len(holes)
 
     def place(self, row: int, first: int, pages: Int32Array) -> None:
         """Pages of a row from index `first` on."""
@@ -144,9 +167,6 @@ class HeadRunner(DraftRunner):
     def close(self) -> None:
         """See `ModelRunner`."""
         super().close()
-        if self._draft_graphs is not None:
-            self._draft_graphs.close()
-            self._draft_graphs = None
         self._features = self._features.new_empty(0)
 
     @torch.inference_mode()

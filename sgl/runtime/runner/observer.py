@@ -32,7 +32,7 @@ class Observer(Protocol):
 
     layers: tuple[int, ...]
     """The target's layers behind which hidden states (with the residual) are wanted, ascending; they are kept for
-    every token of such a step. Empty: none, and no step is seen."""
+    every token of such a step. Empty: none."""
 
     def observe(self, step: ObservedStep) -> None:
         """A step was launched. Must not wait for the device."""
@@ -51,12 +51,19 @@ class Observer(Protocol):
 
 
 def observed(
-    batch: Batch, pages: Int32Array, slots: torch.Tensor, aux: AuxHiddenStates, verified: Verified | None = None
+    batch: Batch,
+    pages: Int32Array,
+    slots: torch.Tensor,
+    aux: AuxHiddenStates | None,
+    verified: Verified | None = None,
 ) -> ObservedStep:
     """A step as observers see it. slots: perhaps padded behind the step's. aux: what kept its hidden states."""
+    hidden: tuple[torch.Tensor, ...] = ()
     if verified is None:
         num_tokens = int(batch.q_lens.sum())
-        return ObservedStep(batch, pages, slots[:num_tokens], aux.hidden(num_tokens))
+        hidden = hidden if aux is None else aux.hidden(num_tokens)
+        return ObservedStep(batch, pages, slots[:num_tokens], hidden)
     places = verified.places
-    hidden = tuple(each.index_select(0, places) for each in aux.hidden(len(slots)))
+    if aux is not None:
+        hidden = tuple(each.index_select(0, places) for each in aux.hidden(len(slots)))
     return ObservedStep(batch, pages, slots.index_select(0, places), hidden, verified.moved)

@@ -419,7 +419,7 @@ class ModelRunner:
 
     def _show(self, batch: Batch, pages: Int32Array, slots: torch.Tensor, verified: Verified | None = None) -> None:
         """Let the observer see a step, if it does. slots: perhaps padded behind the step's."""
-        if batch.is_observed and self._observer is not None and self._aux is not None:
+        if batch.is_observed and self._observer is not None:
             slots = slots if self._kv.windowed is None else slots[0]
             self._observer.observe(observed(batch, pages, slots, self._aux, verified))
 

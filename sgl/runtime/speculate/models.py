@@ -9,16 +9,19 @@ nothing is done in a step, nor when a page changes hands. What is missing is com
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array, PendingStep, RowSetup
+from sgl.runtime.runner.ahead import Ahead, Verifying, VerifyInputs
 from sgl.runtime.runner.drafts import DraftRunner
-from sgl.runtime.runner.observer import Observer
+from sgl.runtime.runner.observer import ObservedStep, Observer
 from sgl.runtime.scheduler.request import Request
+from sgl.runtime.scheduler.step import Step
 from sgl.runtime.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, DraftRequest
 
 Keys = npt.NDArray[np.uint64]
@@ -131,6 +134,90 @@ class ModelDrafter(DeviceDrafter, Observer):
         self._epoch = 0  # counts what is found no more
         self._rows: dict[int, Row] = {}  # by uid
         self._setups: dict[int, RowSetup] = {}  # by row, those that the runner does not know yet
+        self._follows = True
+        self._verifying: Verifying | None = None  # of the latest step
+        self._latest: ObservedStep | None = None
+        self._ahead: Step | None = None  # the latest step, while not all is known of it
+
+    def follow(self, *, is_on: bool) -> None:
+        """See `DeviceDrafter`."""
+        self._follows = is_on
+
+    def wants(self, step: Step) -> bool:
+        """See `DeviceDrafter`. Steps that it may go ahead of."""
+        self._verifying, batch = None, step.batch
+        if not (self._follows and batch.drafts and self._runner.chains[0]):
+            return False
+        return len(batch.token_ids) == len(batch) + sum(map(len, batch.drafts.values()))
+
+    def observe(self, step: ObservedStep) -> None:
+        """See `Observer`."""
+        self._verifying, self._latest = None, replace(step, hidden=())
+
+    def sampled(self, ids: torch.Tensor) -> None:
+        """See `Observer`."""
+        step = self._latest
+        if step is None or step.inputs is None:
+            return
+        num_drafts = np.zeros(len(step.batch), np.int64)
+        for b, its in step.batch.drafts.items():
+            num_drafts[b] = len(its)
+        if (step.batch.q_lens == num_drafts + 1).all():
+            self._verifying = Verifying(ids, step.inputs.token_ids, step.inputs.queries, num_drafts)
+
+    def place(self, inputs: VerifyInputs) -> Ahead:
+        """See `Observer`."""
+        return self._runner.place_drafts(inputs)
+
+    def may_go_ahead(self, latest: Step, table: Int32Array) -> bool:
+        """See `DeviceDrafter`."""
+        verifying = self._verifying
+        if verifying is None or not self._follows or self.is_resting:
+            return False
+        most = self._num_steps
+        each = zip(latest.requests, verifying.num_drafts.tolist(), strict=True)
+        ends = [request.num_known + number + most + 1 for request, number in each]
+        if max(ends) > self._max_positions or not self._runner.holds(ends, int(verifying.num_drafts.max()) + 1):
+            return False
+        return all(self._goes_on(request, table[request.row]) for request in latest.requests)
+
+    def _goes_on(self, request: Request, pages: Int32Array) -> bool:
+        """Whether nothing but what is being verified stands between what it knows of it and its next drafts."""
+        row, params = self._rows.get(request.uid), request.params
+        if row is None or row.num_retractions != request.num_retractions:
+            return False
+        if row.is_biased or params.min_new_tokens > len(request.output_ids) or request.top_logprobs >= 0:
+            return False
+        return row.done == request.num_known and np.array_equal(row.pages, pages[: len(row.pages)])
+
+    def go_ahead(self, step: Step, table: Int32Array, simulated: Int64Array) -> None:
+        """See `DeviceDrafter`."""
+        verifying = self._verifying
+        assert verifying is not None, "it may go ahead"
+        wanted, chunks = step.batch.q_lens.astype(np.int64) - 1, []
+        numbers = zip(step.requests, verifying.num_drafts.tolist(), wanted.tolist(), strict=True)
+        for request, before, number in numbers:
+            row, start, most = self._rows[request.uid], request.num_known, max(1, number)  # none: one is not used
+            self._extend(row, table[request.row, : -(-(start + before + number + 1) // self._page_size)])
+            self._keys[self._slots(row.pages, np.arange(start, start + before + most))] = 0
+            chunks.append((row.number, start, np.zeros(before + 1, np.int32), most))
+        self._runner.chain_ahead(chunks, verifying, wanted, simulated)
+        self._ahead = step
+
+    def _extend(self, row: Row, pages: Int32Array) -> None:
+        """Give it the pages of a step that is ahead."""
+        self._place(row, pages)
+
+    def settle(self) -> None:
+        """See `DeviceDrafter`."""
+        assert self._ahead is not None, "a step is ahead"
+        for request in self._ahead.requests:
+            row = self._rows.get(request.uid)
+            if row is not None:
+                start, row.done = row.done, request.num_known
+                self._add_keys(row, known_from(request, row.num_keys))
+                self._keys[self._slots(row.pages, np.arange(start, row.done))] = row.keys[start : row.done]
+        self._ahead = None
 
     def grade(self, request: Request) -> int | None:
         """See `DeviceDrafter`. It does not see images."""
@@ -144,6 +231,8 @@ class ModelDrafter(DeviceDrafter, Observer):
         self._epoch += 1
 
     def close(self) -> None:
+        """See `Observer`."""
+        self._verifying = self._latest = self._ahead = None
         self._runner.close()
 
     def propose(self, wanted: Sequence[DraftRequest]) -> list[Draft]:
@@ -170,11 +259,34 @@ class ModelDrafter(DeviceDrafter, Observer):
 
     def _chained(self, guesses: list[Guess]) -> tuple[list[Guess], Callable[[], Int32Array]]:
         """Those whose passes were launched at once, and what gives their drafts, [passes, guesses]."""
-        return [], lambda: _NO_IDS
+        most, most_entries = self._runner.chains
+        # A cut-off would cost a graph many more passes over its logits, and forbids few drafts, as a minimum of tokens
+        # does; a bias may forbid most.
+        fitting = [
+            guess
+            for guess in guesses
+            if not len(guess.forced) and not guess.row.is_biased and len(guess.first) <= most_entries
+        ]
+        if not 0 < len(fitting) <= most:
+            return [], lambda: _NO_IDS
+        chunks = [(its.row.number, its.first.start, its.first.known_ids, its.most) for its in fitting]
+        drafts = self._runner.chain(chunks, self._new_setups())
+        if drafts is None:
+            return [], lambda: _NO_IDS
+        for guess in fitting:
+            row, first = guess.row, guess.first
+            slots = self._slots(row.pages, np.arange(first.start, first.end + guess.most - 1))
+            self._keys[slots[: len(first)]] = row.keys[first.start : first.end]
+            self._keys[slots[len(first) :]] = 0
+        return fitting, drafts
 
     def _filled_in(self, guesses: list[Guess]) -> list[Guess]:
         """Compute what is missing, no more tokens than the device's memory was planned for; returns those of which
         nothing is missing then, whose first pass has no more tokens either."""
+        most_rows, most = self._runner.chains
+        for guess in guesses if 0 < len(guesses) <= most_rows else ():
+            if len(guess.first) > most:  # one pass for all but the last token, and a chain behind it
+                guess.shorten()
         whole, left = list[Guess](), self._most_tokens
         for guess in sorted(guesses, key=lambda guess: guess.num_missing):
             if guess.num_missing <= left:
