@@ -33,7 +33,7 @@ class EveryDraft(Budget):
     def may_pass_look(self, num_rows: int) -> bool:
         return True
 
-    def divide(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
+    def divide(self, num_rows: int, drafts: Sequence[tuple[float, int]], *, waited: bool = False) -> list[int]:
         return [number for _, number in drafts]
 
 

@@ -234,7 +234,7 @@ def test_outputs_in_float32_are_those_of_plain_decoding(
             assert answers(its) == expected
         assert counters.drafted_tokens
         with monkeypatch.context() as patch:
-            patch.setattr(Budget, "divide", lambda self, num_rows, drafts: [0] * len(drafts))
+            patch.setattr(Budget, "divide", lambda self, num_rows, drafts, **others: [0] * len(drafts))
             assert answers(its) == expected
             assert answers(its) == expected
         its._loop.call(
@@ -302,7 +302,7 @@ def test_graphs_serve_drafts_that_rest_and_wake(
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         with monkeypatch.context() as patch:
-            patch.setattr(Budget, "divide", lambda self, num_rows, drafts: [0] * len(drafts))
+            patch.setattr(Budget, "divide", lambda self, num_rows, drafts, **others: [0] * len(drafts))
             for _ in range(2):
                 its.generate(input_ids=prompts, sampling_params=params)
         its._loop.call(

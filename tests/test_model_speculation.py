@@ -190,7 +190,7 @@ def test_where_other_rows_left_no_page_nothing_is_drafted(
     drafter: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even for a row's last token: what drafts would read there is no page of its own."""
-    monkeypatch.setattr(Budget, "divide", lambda self, num_rows, drafts: [number for _, number in drafts])
+    monkeypatch.setattr(Budget, "divide", lambda self, num_rows, drafts, **others: [number for _, number in drafts])
     prompts, params = [[5, 6, 7, 8]], [{"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True}]
     with engine(folder, None, page_size=1) as plain:
         expected = answers(plain, prompts, params)
@@ -235,7 +235,7 @@ def test_a_drafter_that_does_not_pay_leaves_steps_as_they_are(
             return forward(batch)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Budget, "divide", lambda self, num_rows, drafts: [0] * len(drafts))
+            patch.setattr(Budget, "divide", lambda self, num_rows, drafts, **others: [0] * len(drafts))
             answers(its, prompts, params)
             assert not speculator._trials.follows
             patch.setattr(runner, "forward", noted)

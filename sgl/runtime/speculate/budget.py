@@ -16,7 +16,8 @@ _FEW = 8  # as so many; with more, so many steps count as with these
 _FIRST_TRIALS, _FIRST_SHARE = 3.0, 0.7  # believed before anything was seen
 _LEAST_SURVIVAL = 0.1  # of a draft worth a thought
 _NEW = 0.25  # weight of a new measurement
-_SHORTEST, _LONGEST = 1e-5, 1e3  # seconds of a step that are believed: some clocks tick less often than steps end
+SHORTEST_STEP, LONGEST_STEP = 1e-5, 1e3
+"""Seconds of a step that are believed: some clocks tick less often than steps end."""
 _MOST_LONGER = 3.0  # a measurement counts as at most so many times the one before: others had the processor
 _LEAST_RATIO = 0.5  # of a step with drafts to a plain one: less is a slip of the plain one's measurement
 _LEAST_GAIN = 1.03  # in tokens a second, for drafts to be worth it
@@ -68,7 +69,7 @@ class StepCosts:
         """A step of so many rows took that long. longest: tokens of its longest row. waited: whether it was begun only
         when the one before was handled, as steps with drafts are that do not go ahead."""
         cost = self._costs[size_of(num_rows)]
-        seconds = min(max(seconds, _SHORTEST), _LONGEST)
+        seconds = min(max(seconds, SHORTEST_STEP), LONGEST_STEP)
         if not num_drafts and waited:
             if cost.plain:
                 cost.waiting = _moved(cost.waiting or cost.plain, seconds)
@@ -157,9 +158,9 @@ class Budget:
         most = next(self._lengths) if self._is_padded else _TRIED // max(1, num_rows) or 1
         return [min(number, max(1, len(_survival(share, most)))) for share, number in drafts]
 
-    def divide(self, num_rows: int, drafts: Sequence[tuple[float, int]]) -> list[int]:
+    def divide(self, num_rows: int, drafts: Sequence[tuple[float, int]], *, waited: bool = False) -> list[int]:
         """How many of its drafts each row gets, for a step of num_rows rows in all. drafts: of rows that have any, the
-        share that stands, and their number."""
+        share that stands, and their number. waited: whether the step has waited for them anyhow."""
         if not drafts:
             return []
         kinds = Counter(drafts)  # many rows have the same
@@ -176,7 +177,7 @@ class Budget:
             for place, survives in enumerate(its):
                 gained[place] += count * survives
                 computed[place] += count
-        best, best_rate = 0, _LEAST_GAIN
+        best, best_rate = 0, _LEAST_GAIN / (1 + self.costs.waiting(num_rows) if waited else 1)
         for length, (tokens, number) in enumerate(zip(accumulate(gained), accumulate(computed), strict=True), 1):
             if not computed[length - 1]:
                 break
@@ -184,13 +185,6 @@ class Budget:
             if rate > best_rate:
                 best, best_rate = length, rate
         return [min(best, worth[kind]) for kind in drafts]
-
-    def gain(self, num_rows: int, drafts: Sequence[tuple[float, int]], numbers: Sequence[int]) -> float:
-        """Plain steps that a row is expected to be spared by a step with so many of these drafts, less those that it
-        takes longer."""
-        kinds = Counter((share, number) for (share, _), number in zip(drafts, numbers, strict=True))
-        accepted = sum(count * share**at for (share, most), count in kinds.items() for at in range(1, most + 1))
-        return accepted / num_rows + 1 - self.costs.ratio(num_rows, sum(numbers), 1 + max(numbers))
 
 
 def _survival(share: float, number: int) -> list[float]:

@@ -18,14 +18,13 @@ from sgl.runtime.scheduler.step import Step
 from sgl.runtime.scheduler.verification import most_ahead, simulated
 from sgl.runtime.speculate.budget import Budget
 from sgl.runtime.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, Drafter, DraftRequest
+from sgl.runtime.speculate.looks import Looks
 from sgl.runtime.speculate.trials import LONGEST_PAUSE, Trials
 
 _FIRST_PAUSE = 4  # steps without a look, after looks that found no gain; up to LONGEST_PAUSE
 _LOOKING = 0.01  # of a step's time, for looks that find no gain, where a look costs nothing else
 _WAITING = 0.02  # of the time, for looks that find nothing, before which no step is begun
-_PLAIN_STEPS = 3  # without drafts, to be measured
-_NEW = 0.1  # weight of what the latest look yields
-_LEAST_YIELD = 0.02  # plain steps, for looks to go on
+_PLAIN_STEPS = 5  # without drafts, to be measured
 _AHEAD = {False: 32, True: 4}
 """Steps with drafts of a model between looks, without or with others that may know better."""
 _TRIED = 4  # tokens of a trial, whatever the budget says, of all rows
@@ -67,7 +66,9 @@ class Speculator:
         self._clock = thread_time if is_on_host else perf_counter
         self._guesses: dict[int, _Guess] = {}  # the latest, by uid
         self._pause = _FIRST_PAUSE
-        self._yield = 0.0  # of a look, in plain steps, on average
+        self._looks = Looks()
+        self._has_looked = False  # before the step under way
+        self._num_tokens = 0  # of all outputs, when results were last handled
         self._until_look = 0  # steps
         self._since_drafts = 0  # steps
         self._chain: DeviceDrafter | None = None  # whose are all drafts of the latest look,
@@ -149,12 +150,19 @@ class Speculator:
         self._since_drafts += 1
         before, self._handled = self._handled, self._clock()
         waited, self._waited = self._waited, False
+        looked, self._has_looked = self._has_looked or batch.is_ahead, False
+        counters, num_tokens = self._scheduler.counters, self._num_tokens
+        self._num_tokens = counters.generated_tokens + counters.forced_tokens
         num_rows, longest = len(batch), batch.longest
         if self._trials.may_change(num_rows):
             self._choose(num_rows)
-        if before is None or batch.setups or longest > self._most + 1 or not batch.samples.all():
+        if before is None or batch.setups or not batch.samples.all():
             return
         seconds = self._handled - before
+        if looked or not waited:
+            self._looks.saw(num_rows, self._num_tokens - num_tokens, seconds, looked=looked)
+        if longest > self._most + 1:
+            return
         self._trials.took(num_rows, seconds)
         num_drafts = len(batch.token_ids) - num_rows
         self._budget.costs.saw(num_rows, num_drafts, longest, seconds, waited=waited or batch.is_observed)
@@ -187,6 +195,7 @@ class Speculator:
             if not self._is_on_host:  # the first one of them waited
                 self._until_look = _PLAIN_STEPS
             return False
+        self._has_looked = True
         self._choose(len(running), requests)
         began = self._clock()
         kv_len = self._scheduler.memory.rows.kv_len
@@ -197,11 +206,13 @@ class Speculator:
         ]
         guesses = self._propose(wanted, len(running))
         self._guesses |= {guess.request.uid: guess for guess in guesses}
-        gain, is_trial = self._divide(guesses, len(running)), self._trials.is_on and self._asks_models
+        gains, is_trial = self._divide(guesses, len(running)), self._trials.is_on and self._asks_models
         if is_trial:
             self._trials.looked(is_drafted=any(guess.drafter in self._models for guess in guesses))
-        if gain is not None or not is_trial:
-            self._looked(len(running), gain, self._clock() - began, has_guesses=bool(guesses))
+        if gains or (not self._is_on_host and self._looks.pay(len(running))):  # not each look has to
+            self._pause = _FIRST_PAUSE
+        elif not is_trial:
+            self._rest_from_looks(len(running), self._clock() - began, has_guesses=bool(guesses))
         return True
 
     def _choose(self, num_rows: int, requests: Collection[Request] = ()) -> None:
@@ -266,11 +277,11 @@ class Speculator:
                 if before is None or _worth(share, draft) > _worth(before.share, before.draft):
                     best[request.uid] = _Guess(request, drafter, draft, share, len(request.output_ids))
 
-    def _divide(self, guesses: list[_Guess], num_rows: int) -> float | None:
-        """Give the guesses out, as many as pay, or some to try whether they do by now. Returns what the former gain, in
-        plain steps, 0 if there was no room or their constraints cut them off; None: none pays."""
+    def _divide(self, guesses: list[_Guess], num_rows: int) -> bool:
+        """Give the guesses out, as many as pay now that the step has waited, or some to try whether they do. Returns
+        whether any would pay for waiting, too."""
         drafts = [(guess.share, len(guess.draft.token_ids)) for guess in guesses]
-        numbers = self._budget.divide(num_rows, drafts)
+        numbers = self._budget.divide(num_rows, drafts, waited=not self._is_on_host)
         pays = any(numbers)
         is_due = self._since_drafts >= LONGEST_PAUSE  # to see what they take, and how many stand, by now
         if guesses and not pays and (is_due or self._trials.is_on):
@@ -280,27 +291,13 @@ class Speculator:
                 numbers[i] = 0
         if any(numbers):
             self._since_drafts = 0
-        if not pays:
-            return None
-        if len(guesses) == num_rows:
+        if pays and len(guesses) == num_rows:
             drafters, self._chained, self._ahead = {guess.drafter for guess in guesses}, max(numbers), 0
             self._chain = next((model for model in self._models if {model} == drafters), None)
-        return self._budget.gain(num_rows, drafts, numbers) if any(numbers) else 0.0
-
-    def _looked(self, num_rows: int, gain: float | None, seconds: float, *, has_guesses: bool) -> None:
-        """A look took so long itself. gain: of `_divide`."""
-        if gain:
-            self._pause = _FIRST_PAUSE
-        elif (
-            gain is None if self._is_on_host else self._yield <= _LEAST_YIELD
-        ):  # else looks pay, though not each does
-            self._rest_from_looks(num_rows, seconds, has_guesses=has_guesses)
-        plain = self._budget.costs.plain(num_rows)
-        cost = max(self._budget.costs.waiting(num_rows), seconds / plain if plain else 0.0)
-        self._yield += _NEW * ((gain or -cost) - self._yield)
+        return pays and any(self._budget.divide(num_rows, drafts))
 
     def _rest_from_looks(self, num_rows: int, seconds: float, *, has_guesses: bool) -> None:
-        """A look found no gain, and took so long."""
+        """Looks do not pay. seconds: that the latest took itself."""
         if self._is_on_host:
             pause = math.ceil(seconds / (_LOOKING * self._budget.costs.plain(num_rows)))
         elif has_guesses:  # they took time
