@@ -17,13 +17,15 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
 from sgl.kernels import launch_triton, staging, staging_triton
 from sgl.kernels.launch_triton import Launcher
-from sgl.kernels.layers import fused_triton, parts_triton, single_triton
+from sgl.kernels.layers import few_triton, fused_triton, parts_triton, single_triton
 from sgl.kernels.mask.layout import Places
 from sgl.kernels.staging import Uploader, views_into
+from sgl.runtime.model import lora
 
 pytestmark = pytest.mark.usefixtures("plain_torch")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16]
+NARROW = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]  # no bfloat16: it multiplies none
 # Of numbers rounded to e4m3, relative and absolute; the interpreter loses the carry where a mantissa rounds up to 2
 E4M3_ERROR, E4M3_FLOOR = (2.0**-4, 2.0**-9) if DEVICE == "cuda" else (0.5, 2.0**-6)
 
@@ -283,9 +285,10 @@ def test_parts_of_a_product_are_added_by_the_norm(
 
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_product_is_added_to_the_residual_one_way_or_another(captured: bool, has_bias: bool) -> None:
-    x, residual, weight = (draw(*shape, dtype=torch.bfloat16) for shape in ((9, 96), (9, 64), (64,)))
-    matrix, bias = draw(64, 96) / 10, draw(64, seed=5) if has_bias else None
+@pytest.mark.parametrize("width", [96, 512])
+def test_a_product_is_added_to_the_residual_one_way_or_another(width: int, captured: bool, has_bias: bool) -> None:
+    x, residual, weight = (draw(*shape, dtype=torch.bfloat16) for shape in ((9, width), (9, 64), (64,)))
+    matrix, bias = draw(64, width) / width**0.5, draw(64, seed=5) if has_bias else None
     summed = linear.linear(x.float(), matrix.bfloat16().float(), bias) + residual.float()
     residual_ = residual.to(DEVICE, copy=True)
     bias_ = None if bias is None else bias.bfloat16().to(DEVICE)
@@ -324,6 +327,102 @@ def test_whole_sums_are_left_to_others_where_they_are_long_or_tiles_too_many_or_
 ) -> None:
     x, matrix = (draw(n, width, dtype=torch.float16).to(DEVICE) for n in (tokens, 320))
     assert parts_triton.linear_whole(x, matrix, None, processors) is None
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "size", "width", "processors", "parts"),
+    [(2, 64, 512, 4, 4), (5, 192, 1024, 13, 4), (8, 128, 768, 132, 2), (16, 192, 512, 11, 2), (9, 192, 1536, 3, 2)],
+)
+def test_few_tokens_have_parts_of_products_for_the_norm(
+    tokens: int, size: int, width: int, processors: int, parts: int, has_bias: bool, dtype: torch.dtype
+) -> None:
+    x, matrix = draw(tokens, width, dtype=dtype), (draw(size, width) / width**0.5).to(dtype)
+    bias = draw(size, dtype=dtype, seed=5) if has_bias else None
+    bias_ = None if bias is None else bias.to(DEVICE)
+    found = few_triton.linear_parts(x.to(DEVICE), matrix.to(DEVICE), bias_, processors)
+    assert found is not None
+    assert found.shape == (parts, tokens, size)
+    expected = linear.linear(x.double(), matrix.double(), None if bias is None else bias.double())
+    check_sum(found.sum(0), expected.float())
+    chunks = zip(x.double().chunk(parts, 1), matrix.double().chunk(parts, 1), strict=True)
+    for part, (columns, of_matrix) in enumerate(chunks):  # of as many columns each, the bias in the first
+        check_sum(
+            found[part], linear.linear(columns, of_matrix, None if bias is None or part else bias.double()).float()
+        )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "width", "processors"),
+    [
+        (1, 64, 512, 132),
+        (17, 64, 512, 132),
+        (8, 96, 512, 132),
+        (8, 64, 384, 132),
+        (8, 64, 500, 132),
+        (8, 192, 512, 2),
+    ],
+)
+def test_few_tokens_leave_products_to_others_that_do_not_divide_or_fill_the_gpu(
+    tokens: int, size: int, width: int, processors: int
+) -> None:
+    x, matrix = (draw(n, width, dtype=torch.float16).to(DEVICE) for n in (tokens, size))
+    assert few_triton.linear_parts(x, matrix, None, processors) is None
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("is_gelu", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "size", "width"), [(2, 3200, 256), (5, 3232, 128), (8, 6400, 128), (16, 3264, 384)]
+)
+def test_few_tokens_are_gated_by_their_product(
+    tokens: int, size: int, width: int, is_gelu: bool, dtype: torch.dtype
+) -> None:
+    """Rounded once: nearer to float64 than what is rounded between."""
+    x, matrix = draw(tokens, width, dtype=dtype), (draw(2 * size, width) / width**0.5).to(dtype)
+    found = few_triton.gated(x.to(DEVICE), matrix.to(DEVICE), is_gelu=is_gelu)
+    assert found is not None
+    gate = activation.gelu_and_mul if is_gelu else activation.silu_and_mul
+    torch.testing.assert_close(found.cpu(), gate(linear.linear(x.double(), matrix.double(), None)).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "width"), [(1, 3200, 128), (17, 3200, 128), (8, 3168, 128), (8, 3216, 128), (8, 3200, 192)]
+)
+def test_few_tokens_leave_gates_to_others_that_do_not_divide_or_fill_the_gpu(
+    tokens: int, size: int, width: int
+) -> None:
+    x, matrix = (draw(n, width, dtype=torch.float16).to(DEVICE) for n in (tokens, 2 * size))
+    assert few_triton.gated(x, matrix, is_gelu=False) is None
+
+
+@pytest.mark.parametrize(
+    ("captured", "dtype", "has_bias", "is_fused"),
+    [
+        (True, torch.float16, False, True),
+        (True, torch.float16, True, False),
+        (True, torch.float32, False, False),
+        (False, torch.float16, False, False),
+    ],
+)
+def test_captured_steps_gate_by_their_product(
+    captured: bool, dtype: torch.dtype, has_bias: bool, is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 16 bits without a bias."""
+    fused: list[torch.Tensor | None] = []
+    gated = few_triton.gated
+    monkeypatch.setattr(linear, "launches_overlap", lambda device: True)
+    monkeypatch.setattr(
+        few_triton, "gated", lambda *its, **options: fused.append(gated(*its, **options)) or fused[-1]
+    )
+    x, matrix = draw(3, 128, dtype=dtype).to(DEVICE), (draw(6400, 128) / 11).to(DEVICE, dtype)
+    bias = draw(6400, dtype=dtype).to(DEVICE) if has_bias else None
+    for gate in (activation.silu_and_mul, activation.gelu_and_mul):
+        found = lora.gated(x, matrix, bias, gate, 0, None, captured=captured)
+        assert [found is its for its in fused] == [True] * is_fused
+        check_sum(found, gate(linear.linear(x, matrix, bias)))
+        fused.clear()
 
 
 def check_sum(actual: torch.Tensor, expected: torch.Tensor) -> None:

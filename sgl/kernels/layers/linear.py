@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch.nn import functional
@@ -143,9 +144,11 @@ def linear_add(
     """
     if x.is_cuda and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor):
         if captured:
-            from sgl.kernels.layers import parts_triton
+            from sgl.kernels.layers import few_triton, parts_triton
 
-            parts = parts_triton.linear_parts(x, matrix, bias, _num_processors(x.device))
+            of = x, matrix, bias, _num_processors(x.device)
+            parts = few_triton.linear_parts(*of)
+            parts = parts_triton.linear_parts(*of) if parts is None else parts
             if parts is not None:
                 return parts
         if bias is None:
@@ -163,11 +166,22 @@ def linear_add(
 def linear_overlapped(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor | None:
     """`linear` for captured steps, by a kernel that later ones may overlap with, unlike torch's; None where torch's
     is faster."""
-    if not (launches_overlap(x.device) and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor)):
+    if not _is_overlapped(matrix, x):
         return None
     from sgl.kernels.layers import parts_triton
 
     return parts_triton.linear_whole(x, matrix, bias, _num_processors(x.device))
+
+
+def gated_overlapped(
+    x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, *, is_gelu: bool
+) -> torch.Tensor | None:
+    """`activation.silu_and_mul`, or `gelu_and_mul`, of `linear` in one kernel, otherwise as `linear_overlapped`."""
+    if bias is not None or not _is_overlapped(matrix, x):
+        return None
+    from sgl.kernels.layers import few_triton
+
+    return few_triton.gated(x, matrix, is_gelu=is_gelu)
 
 
 def launches_overlap(device: torch.device) -> bool:
@@ -177,6 +191,11 @@ def launches_overlap(device: torch.device) -> bool:
     from sgl.kernels.layers import fused_triton
 
     return bool(fused_triton.overlap(device)["overlaps"])
+
+
+def _is_overlapped(matrix: Matrix, x: torch.Tensor) -> TypeGuard[torch.Tensor]:
+    """Whether there are kernels for it that others overlap with."""
+    return launches_overlap(x.device) and x.dtype.itemsize == 2 and isinstance(matrix, torch.Tensor)
 
 
 def _num_processors(device: torch.device) -> int:

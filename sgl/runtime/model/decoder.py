@@ -200,7 +200,7 @@ class Decoder(ModelPart[Weights]):
         else:
             assert layer.gate_up is not None
             assert layer.down is not None
-            x = gated(x, layer.gate_up, layer.gate_up_bias, self._gate, index, lora)
+            x = gated(x, layer.gate_up, layer.gate_up_bias, self._gate, index, lora, captured=captured)
             shrunk = None if lora is None else lora.begin(index, "down", x, is_half=True)
             state.rest = self._added(x, layer.down, layer.down_bias, layer.down_norm, state, captured=captured)
             if lora is not None:

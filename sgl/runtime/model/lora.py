@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from sgl.kernels.layers.activation import silu_and_mul
-from sgl.kernels.layers.linear import Matrix, linear, linear_add
+from sgl.kernels.layers.activation import gelu_and_mul, silu_and_mul
+from sgl.kernels.layers.linear import Matrix, gated_overlapped, linear, linear_add
 from sgl.kernels.lora.experts import ExpertAdapters
 from sgl.kernels.lora.ops import Shrunk, expand_, expand_silu_and_mul, shrink
 from sgl.kernels.lora.rows import AdapterRows
@@ -330,8 +330,14 @@ def gated(
     gate: Callable[[torch.Tensor], torch.Tensor],
     index: int,
     lora: LoraStep | None,
+    *,
+    captured: bool = False,
 ) -> torch.Tensor:
-    """`gate` of activation.py of a layer's gates and ups."""
+    """`gate` of activation.py of a layer's gates and ups. captured: for a CUDA graph."""
+    if captured and lora is None:
+        product = gated_overlapped(x, matrix, bias, is_gelu=gate is gelu_and_mul)
+        if product is not None:
+            return product
     begun = None if lora is None else lora.begin(index, "gate_up", x)
     gate_up = linear(x, matrix, bias)
     return gate(gate_up) if lora is None or begun is None else lora.gated(index, begun, gate_up, gate)

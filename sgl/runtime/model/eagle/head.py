@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from sgl.kernels.attention.base import AttentionShape, PlannedAttention
 from sgl.kernels.layers.activation import silu_and_mul
-from sgl.kernels.layers.linear import Matrix, linear, linear_add, linear_overlapped, prepare
+from sgl.kernels.layers.linear import Matrix, gated_overlapped, linear, linear_add, linear_overlapped, prepare
 from sgl.kernels.layers.norm import add_rms_norm, rms_norm
 from sgl.kernels.layers.qkv import rotate_and_store
 from sgl.kernels.layers.rope import rotary_rows
@@ -135,7 +135,9 @@ class EagleHead:
             x, residual = x.index_select(0, wanted), residual.index_select(0, wanted)
         rest = _added(x, weights.output, weights.output_bias, residual, captured=captured)
         x = add_rms_norm(rest, residual, weights.post_attention_norm, eps)
-        x = silu_and_mul(linear(x, weights.gate_up, weights.gate_up_bias))
+        gate_up = weights.gate_up, weights.gate_up_bias
+        gated = gated_overlapped(x, *gate_up, is_gelu=False) if captured else None
+        x = silu_and_mul(linear(x, *gate_up)) if gated is None else gated
         rest = _added(x, weights.down, weights.down_bias, residual, captured=captured)
         x = add_rms_norm(rest, residual, weights.norm, eps)
         return x, x if config.norm_output else residual

@@ -145,7 +145,7 @@ class Hybrid(ModelPart[HybridWeights]):
             rest = self._add_product(x, output, bias, residual, index, "output", lora, captured=captured)
             x = self._add_norm(rest, residual, layer.post_norm)
             if isinstance(layer.mlp, DenseWeights):
-                x = gated(x, layer.mlp.gate_up, None, silu_and_mul, index, lora)
+                x = gated(x, layer.mlp.gate_up, None, silu_and_mul, index, lora, captured=captured)
                 rest = self._add_product(x, layer.mlp.down, None, residual, index, "down", lora, captured=captured)
             else:
                 shared = fed(x, layer.mlp.shared.gate_up, layer.mlp.shared.down, index, lora)

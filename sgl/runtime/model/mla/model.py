@@ -161,7 +161,7 @@ class LatentDecoder(ModelPart[LatentWeights]):
             state.rest = mixture(x, layer.experts)
         else:
             gate_up, down = _dense(layer)
-            x = gated(x, gate_up, None, silu_and_mul, index, state.lora)
+            x = gated(x, gate_up, None, silu_and_mul, index, state.lora, captured=captured)
             state.rest = self._add_product(
                 x, down, None, state.residual, index, "down", state.lora, captured=captured
             )
