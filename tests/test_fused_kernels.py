@@ -172,6 +172,32 @@ def test_heads_are_normed_rotated_and_stored(
         check(our, cache)
 
 
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(
+    ("parts", "num_heads", "num_kv_heads", "head_dim"), [(2, 4, 2, 8), (4, 9, 1, 64), (1, 2, 2, 16)]
+)
+def test_parts_of_heads_are_summed_and_rounded_before_they_are_rotated(
+    parts: int, num_heads: int, num_kv_heads: int, head_dim: int, has_norm: bool
+) -> None:
+    """Values are stored as rounded; by the twins and the plain torch."""
+    dtype = torch.float16
+    heads = draw(parts, 3, num_heads + 2 * num_kv_heads, head_dim)
+    whole = heads.sum(0).to(dtype)
+    weight = draw(num_heads + num_kv_heads, head_dim, dtype=dtype) if has_norm else None
+    rotary = rope.rotary_rows(draw(50, head_dim), torch.tensor([4, 0, 49]), dtype)
+    slots = torch.tensor([7, 0, 18])
+    caches = [torch.full((5, 4, num_kv_heads, head_dim), 0.5, dtype=dtype) for _ in range(2)]
+    expected = qkv.rotate_and_store(whole, num_heads, rotary, weight, 1e-5, *caches, slots)
+    for rotate, device in ((qkv.rotate_and_store, "cpu"), (fused_triton.rotate_and_store, DEVICE)):
+        cos, sin = (its.to(device) for its in rotary)
+        ours = [torch.full_like(cache, 0.5, device=device) for cache in caches]
+        weight_ = None if weight is None else weight.to(device)
+        actual = rotate(heads.to(device), num_heads, (cos, sin), weight_, 1e-5, *ours, slots.to(device))
+        check(actual, expected)
+        for our, cache in zip(ours, caches, strict=True):
+            check(our, cache)
+
+
 def test_keys_and_values_are_stored_in_eight_bits() -> None:
     heads = draw(3, 8, 16) * 300
     rotary = rope.rotary_rows(draw(50, 16).clamp_(-1, 1), torch.tensor([4, 0, 49]), torch.float32)
@@ -395,6 +421,21 @@ def test_few_tokens_leave_gates_to_others_that_do_not_divide_or_fill_the_gpu(
 ) -> None:
     x, matrix = (draw(n, width, dtype=torch.float16).to(DEVICE) for n in (tokens, 2 * size))
     assert few_triton.gated(x, matrix, is_gelu=False) is None
+
+
+@pytest.mark.parametrize(("tokens", "width", "parts"), [(3, 1536, 2), (17, 1536, None), (3, 1024, None)])
+def test_captured_steps_have_whole_products_or_parts_where_these_are_read(
+    tokens: int, width: int, parts: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole ones by a kernel for short sums, or by torch."""
+    monkeypatch.setattr(linear, "launches_overlap", lambda device: True)
+    monkeypatch.setattr(linear, "_num_processors", lambda device: 15)
+    x, matrix = (draw(n, width, dtype=torch.float16).to(DEVICE) for n in (tokens, 320))
+    whole = linear.linear_overlapped(x, matrix, None)
+    assert (whole is None) is (width > 1024)
+    found = linear.linear_overlapped(x, matrix, None, has_parts=True)
+    shape = (tokens, 320) if parts is None else (parts, tokens, 320)
+    assert (None if found is None else found.shape) == (None if parts is None and whole is None else shape)
 
 
 @pytest.mark.parametrize(

@@ -289,8 +289,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "qwen2-moe", *FAMILIES])
 def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sizes: in an H200's graphs, cuBLAS multiplies the smaller one's qkv matrix and Triton the larger one's. Each
-    token has all experts of a mixture: rounding would choose others."""
+    """Two sizes: in an H200's graphs of more than 16 rows, cuBLAS multiplies the smaller one's qkv matrix and Triton
+    the larger one's. Each token has all experts of a mixture: rounding would choose others."""
     path = tmp_path_factory.mktemp(str(request.param))
     if request.param in FAMILIES:
         wide = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2}

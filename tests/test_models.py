@@ -354,6 +354,36 @@ def test_products_of_all_numbers_of_rows_are_met(
     assert met == {name: {1, 2, 3} for name in (*matrices, "logits")}
 
 
+@pytest.mark.parametrize(("family", "takes_parts"), [("llama", True), ("qwen3", True), ("olmo2", False)])
+def test_captured_steps_rotate_parts_of_products(
+    tmp_path: Path, device: str, family: str, takes_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where a norm over all heads comes first."""
+
+    def in_parts(
+        x: torch.Tensor, matrix: Any, bias: torch.Tensor | None, *, has_parts: bool = False
+    ) -> torch.Tensor | None:
+        assert has_parts is takes_parts
+        product = linear(x, matrix, bias)
+        return torch.stack((product - 1.0, torch.ones_like(product))) if has_parts else None
+
+    monkeypatch.setattr(decoder_module, "linear_overlapped", in_parts)
+    config = ModelConfig.from_pretrained(tiny_checkpoint(tmp_path, family))
+    decoder = load_decoder(config, device=device)
+    ids = torch.tensor([3, 1, 2], device=device)
+    found = []
+    for captured in (False, True):
+        kv = KVCache(config, 2, 16, decoder.dtype, decoder.device)
+        for its in (*kv.keys, *kv.values):
+            its.zero_()
+        state = decoder.embed(Tokens(ids, ids + 4, ids + 16))
+        found.append((decoder.before_attention(0, state, kv, captured=captured), kv.keys[0], kv.values[0]))
+        assert state.overlaps is (captured and takes_parts)
+    for plain, summed in zip(*found, strict=True):
+        assert plain.any()
+        torch.testing.assert_close(summed, plain, rtol=1e-4, atol=1e-5)
+
+
 def test_rotation_equals_transformers() -> None:
     table = torch.randn(40, 16)
     positions = torch.tensor([3, 39, 0, 7])

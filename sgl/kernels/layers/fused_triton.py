@@ -9,6 +9,7 @@ references round. On Hopper and later, each kernel starts while the previous one
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -127,9 +128,9 @@ def rotate_and_store(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`qkv.rotate_and_store` for contiguous tokens of qkv and out, and contiguous pages."""
-    num_tokens, num_all, head_dim = qkv.shape
+    *parts, num_tokens, num_all, head_dim = qkv.shape
     cos, sin = rotary
-    query = qkv.new_empty(num_tokens, num_heads, head_dim) if out is None else out
+    query = (cos if parts else qkv).new_empty(num_tokens, num_heads, head_dim) if out is None else out
     half = head_dim // 2
     _rotate_and_store[(num_tokens, triton.cdiv(num_all, _HEADS))](
         qkv,
@@ -140,6 +141,7 @@ def rotate_and_store(
         key_cache,
         value_cache,
         slots,
+        qkv.stride(-3),
         qkv.stride(0),
         key_cache.stride(1),
         value_cache.stride(1),
@@ -147,6 +149,7 @@ def rotate_and_store(
         num_heads,
         key_cache.shape[2],
         half,
+        num_parts=math.prod(parts),
         has_norm=norm is not None,
         narrows=key_cache.dtype.itemsize == 1,
         block_heads=_HEADS,
@@ -382,12 +385,14 @@ def _rotate_and_store(
     value_cache,
     slots,
     qkv_stride,
+    part_stride,
     key_stride,
     value_stride,
     eps,
     num_heads,
     num_kv_heads,
     half,
+    num_parts: tl.constexpr,
     has_norm: tl.constexpr,
     narrows: tl.constexpr,
     block_heads: tl.constexpr,
@@ -407,6 +412,11 @@ def _rotate_and_store(
     at = qkv + token * qkv_stride + heads * 2 * half + dims
     low = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(at + half, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, num_parts):
+        low += tl.load(at + part * part_stride, mask=inside, other=0.0)
+        high += tl.load(at + part * part_stride + half, mask=inside, other=0.0)
+    if num_parts > 1:
+        low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
     of_token = token * 2 * half + dims
     cosine = tl.load(cos + of_token, mask=dims < half, other=0.0).to(tl.float32)
     sine = tl.load(sin + of_token + half, mask=dims < half, other=0.0).to(tl.float32)

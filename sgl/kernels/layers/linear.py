@@ -163,14 +163,18 @@ def linear_add(
     return linear(x, matrix, bias)
 
 
-def linear_overlapped(x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None) -> torch.Tensor | None:
+def linear_overlapped(
+    x: torch.Tensor, matrix: Matrix, bias: torch.Tensor | None, *, has_parts: bool = False
+) -> torch.Tensor | None:
     """`linear` for captured steps, by a kernel that later ones may overlap with, unlike torch's; None where torch's
-    is faster."""
+    is faster. has_parts: it may be float32 [parts, T, n] to sum."""
     if not _is_overlapped(matrix, x):
         return None
-    from sgl.kernels.layers import parts_triton
+    from sgl.kernels.layers import few_triton, parts_triton
 
-    return parts_triton.linear_whole(x, matrix, bias, _num_processors(x.device))
+    of = x, matrix, bias, _num_processors(x.device)
+    whole = parts_triton.linear_whole(*of)
+    return few_triton.linear_parts(*of) if whole is None and has_parts else whole
 
 
 def gated_overlapped(

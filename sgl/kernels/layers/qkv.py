@@ -25,16 +25,18 @@ def rotate_and_store(
 ) -> torch.Tensor:
     """Store the keys and values of T tokens in the cache, in place, and return their queries.
 
-    qkv: [T, num_heads + 2 * num_kv_heads, head_dim], queries, keys, values; unchanged. rotary: from
-    `rope.rotary_rows`. norm: [num_heads + num_kv_heads, head_dim], weights of the head norms of queries and keys
-    before rotation, with eps; None: no norm. key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim].
-    slots: int64 [T], page * page_size + offset; for equal slots, either entry may stay. Returns
-    [T, num_heads, head_dim]: `out`, if given.
+    qkv: [T, num_heads + 2 * num_kv_heads, head_dim], queries, keys, values; unchanged. It may also be float32 [parts,
+    T, ...] to sum, and to round to the dtype of rotary. rotary: from `rope.rotary_rows`. norm: [num_heads +
+    num_kv_heads, head_dim], weights of the head norms of queries and keys before rotation, with eps; None: no norm.
+    key_cache, value_cache: [num_pages, page_size, num_kv_heads, head_dim]. slots: int64 [T], page * page_size +
+    offset; for equal slots, either entry may stay. Returns [T, num_heads, head_dim]: `out`, if given.
     """
     if qkv.is_cuda:
         from sgl.kernels.layers import fused_triton
 
         return fused_triton.rotate_and_store(qkv, num_heads, rotary, norm, eps, key_cache, value_cache, slots, out)
+    if qkv.dim() > 3:
+        qkv = qkv.sum(0).to(rotary[0].dtype)
     if cpu.takes(qkv, key_cache):
         return cpu.rotate_and_store(qkv, num_heads, rotary, norm, eps, key_cache, value_cache, slots, out)
     num_rotated = num_heads + key_cache.shape[2]

@@ -159,7 +159,8 @@ class Decoder(ModelPart[Weights]):
             self.aux_hidden_states.keep(index - 1, state.residual)
         lora = state.lora
         begun = None if lora is None else lora.begin(index, "qkv", x)
-        qkv = linear_overlapped(x, layer.qkv, layer.qkv_bias) if captured else None
+        has_parts = lora is None and not self.config.wide_qk_norm  # nothing but the rotation reads them
+        qkv = linear_overlapped(x, layer.qkv, layer.qkv_bias, has_parts=has_parts) if captured else None
         state.overlaps = qkv is not None
         if qkv is None:
             qkv = linear(x, layer.qkv, layer.qkv_bias)
@@ -170,7 +171,7 @@ class Decoder(ModelPart[Weights]):
     def _rotated(
         self, index: int, state: LayerState, qkv: torch.Tensor, kv: KVCache, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Store a layer's keys and values of qkv [T, n]: the queries, as `before_attention`."""
+        """Store a layer's keys and values of qkv [T, n], or of parts of it: the queries, as `before_attention`."""
         config, eps = self.config, self.config.rms_norm_eps
         rotary = state.rotary
         if state.local_rotary is not None and config.is_local[index]:
@@ -181,7 +182,7 @@ class Decoder(ModelPart[Weights]):
             norm_parts = norm_parts_ if self.collectives is None else self.collectives.norm_parts_
             norm_parts(qkv, norm, sizes, eps)
             norm = None
-        heads = qkv.view(len(qkv), -1, config.head_dim)
+        heads = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
         kv.reach(index)
         keys, values, slots = kv.keys[index], kv.values[index], kv.slots_of(index, state.slots)
         return rotate_and_store(heads, config.num_heads, rotary, norm, eps, keys, values, slots, out)

@@ -121,10 +121,10 @@ class EagleHead:
         normed = rms_norm(features, weights.hidden_norm, eps)
         residual = normed if config.norm_before_residual else features
         x = torch.cat((rms_norm(embedded, weights.input_norm, eps), normed), -1)
-        product = linear_overlapped(x, weights.qkv, weights.qkv_bias) if captured else None
+        product = linear_overlapped(x, weights.qkv, weights.qkv_bias, has_parts=True) if captured else None
         if product is None:
             product = linear(x, weights.qkv, weights.qkv_bias)
-        qkv = product.view(len(x), -1, config.head_dim)
+        qkv = product.view(*product.shape[:-1], -1, config.head_dim)
         rotary = rotary_rows(self._rotary_table, tokens.positions, self.dtype)
         keys, values = kv.keys[0], kv.values[0]
         query = rotate_and_store(qkv, config.num_heads, rotary, None, eps, keys, values, tokens.slots)
