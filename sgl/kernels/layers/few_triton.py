@@ -29,13 +29,16 @@ _LEAST_PROGRAMS = 100  # fewer leave too much of a GPU idle
 def linear_parts(
     x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, num_processors: int
 ) -> torch.Tensor | None:
-    """`parts_triton.linear_parts` by at most two programs for each multiprocessor; None: other kernels fit better."""
+    """`parts_triton.linear_parts` by one program for two multiprocessors to two for each; None: other kernels fit
+    better."""
     num_tokens, width = x.shape
     size = len(matrix)
     if not 2 <= num_tokens <= _TOKENS or size % _ROWS:
         return None
-    for parts, programs, stages in _PARTS:
-        if size // _ROWS * parts <= programs * num_processors and width % (_BLOCK * parts) == 0:
+    for parts, most, stages in _PARTS:
+        num_programs = size // _ROWS * parts
+        fills = num_processors < 2 * num_programs <= 2 * most * num_processors
+        if fills and width % (_BLOCK * parts) == 0:
             out = torch.empty(parts, num_tokens, size, dtype=torch.float32, device=x.device)
             _launch(x, matrix, bias, out, _ROWS, stages)
             return out
