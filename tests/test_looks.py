@@ -47,6 +47,28 @@ def test_a_step_while_others_had_the_processor_changes_little() -> None:
     assert looks.pay(1)
 
 
+@pytest.mark.parametrize("seconds", [0.01, 100.0])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("looked", [False, True])
+def test_first_steps_that_compile_are_soon_forgotten(looked: bool, number: int, seconds: float) -> None:
+    looks = Looks()
+    for _ in range(number):
+        looks.saw(1, 1, seconds, looked=looked)
+    for _ in range(12):
+        looks.saw(1, 1, 1.0, looked=False)
+        looks.saw(1, 4, 2.0, looked=True)
+    assert looks.pay(1)
+    for _ in range(30):
+        looks.saw(1, 1, 2.0, looked=True)
+    assert not looks.pay(1)
+
+
+def test_looks_behind_which_no_step_can_be_measured_end() -> None:
+    looks = Looks()
+    looks.saw(1, 1, 1.0, looked=False)
+    assert [looks.pay(1) for _ in range(20)].count(True) == 16
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 200), st.integers(0, 10**6), st.floats(), st.booleans()), max_size=60),
     st.integers(1, 200),

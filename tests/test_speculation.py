@@ -471,13 +471,17 @@ def test_looks_go_on_while_they_gain_more_than_waiting_costs(gain: float, every:
     costs.saw(1, 0, 1, 0.010)
     for _ in range(50):
         costs.saw(1, 0, 1, 0.014, waited=True)
+        speculator._looks.saw(1, 1000, 0.010, looked=False)
     looks, total = 0, 0.0
     for step in range(5000):
-        if speculator._until_look <= 0:
+        is_look = speculator._until_look <= 0
+        found = 0.0 if step % every else gain
+        if is_look:
             looks += 1
-            found = 0.0 if step % every else gain
             total += found or -costs.waiting(1)
-            speculator._looked(1, found, 0.0, has_guesses=False)
+            speculator._looked(1, 0.0, gains=found > 0, has_guesses=False)
+        tokens = round(1000 * (found + 1.4)) if is_look and found else 1000
+        speculator._looks.saw(1, tokens, 0.014 if is_look else 0.010, looked=is_look)
         speculator._until_look -= 1
     assert (looks > 4900) == (most == 1.0)
     assert looks <= most * 5000
@@ -488,12 +492,12 @@ def test_looks_rest_though_nobody_knows_what_waiting_costs() -> None:
     """Steps with prompts are not measured."""
     speculator = Speculator(cast(Any, None), budget=Budget())
     speculator._budget.costs.saw(1, 0, 1, 0.010)
-    speculator._looked(1, 5.0, 0.0, has_guesses=True)
+    speculator._looked(1, 0.0, gains=True, has_guesses=True)
     looks = 0
     for _ in range(1000):
         if speculator._until_look <= 0:
             looks += 1
-            speculator._looked(1, 0.0, 0.0, has_guesses=True)
+            speculator._looked(1, 0.0, gains=False, has_guesses=True)
         speculator._until_look -= 1
     assert looks < 60
 
@@ -509,10 +513,13 @@ def test_drafts_without_room_gain_nothing(is_on_host: bool) -> None:
     speculator._budget.costs.saw(1, 0, 1, 0.010)
     request = SimpleNamespace(max_new_tokens=100, output_ids=[], num_known=1, owner=SimpleNamespace(matcher=None))
     guesses = [_Guess(cast(Any, request), cast(Any, None), Draft([1] * 7), 0.9, 0)]
-    assert speculator._divide(guesses, 1) == 0.0
-    speculator._looked(1, 0.0, 0.001, has_guesses=True)
+    for looked in (False, True):
+        for _ in range(2):  # so looks do not pay
+            speculator._looks.saw(1, 1, 0.014 if looked else 0.010, looked=looked)
+    assert speculator._divide(guesses, 1) == is_on_host
+    speculator._looked(1, 0.001, gains=is_on_host, has_guesses=True)
     assert (speculator._until_look > 0) == (not is_on_host)
-    speculator._looked(1, None, 0.001, has_guesses=True)
+    speculator._looked(1, 0.001, gains=False, has_guesses=True)
     assert speculator._until_look > 0
 
 
@@ -568,7 +575,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.model, self.seconds = Model(), 0.0
-        self.speculator = Speculator(cast(Any, None), [], [cast(Any, self.model)], most=7, budget=Budget())
+        scheduler = cast(Any, SimpleNamespace(counters=NOTHING))
+        self.speculator = Speculator(scheduler, [], [cast(Any, self.model)], most=7, budget=Budget())
         self.speculator._clock = lambda: self.seconds
 
     def run(self, count: int, seconds: float) -> int:
@@ -584,18 +592,23 @@ class Steps:
                     self.speculator._trials.looked(is_drafted=True)
             self.seconds += seconds if is_asked else 0.010
             lens = np.array([5 if is_asked else 1])
-            step = SimpleNamespace(q_lens=lens, setups=[], samples=lens > 0, is_observed=False)
-            self.speculator.measure(cast(Any, Sized(step.__dict__)))
+            self.speculator.measure(step_of(lens))
         return found
 
 
-class Sized(SimpleNamespace):
-    def __init__(self, fields: dict[str, Any]) -> None:
-        lens = fields["q_lens"]
-        super().__init__(**fields, longest=int(lens.max()), token_ids=range(lens.sum()))
+NOTHING = SimpleNamespace(generated_tokens=0, forced_tokens=0)
 
+
+class Sized(SimpleNamespace):
     def __len__(self) -> int:
         return len(self.q_lens)
+
+
+def step_of(lens: Any, *, is_observed: bool = False) -> Any:
+    """Of rows behind their prompts, with so many tokens each."""
+    batch = Sized(q_lens=lens, kv_lens=lens + 9, longest=int(lens.max()), token_ids=range(lens.sum()))
+    batch.__dict__.update(setups=[], samples=lens > 0, is_observed=is_observed, is_ahead=False)
+    return SimpleNamespace(batch=batch, requests=[SimpleNamespace(prompt_len=9)] * len(lens))
 
 
 @pytest.mark.parametrize("seconds", [0.030, 0.100])
@@ -656,7 +669,7 @@ def test_trials_take_their_share_of_the_time_whatever_rows_steps_have(batches: l
     """Other numbers than there are running requests: some may wait."""
     running = {i: SimpleNamespace(uid=i, row=i) for i in range(17)}
     memory = SimpleNamespace(running=running, rows=SimpleNamespace(kv_len=None))
-    scheduler = SimpleNamespace(memory=memory, may_draft=lambda request: False, num_running=17)
+    scheduler = SimpleNamespace(memory=memory, may_draft=lambda request: False, num_running=17, counters=NOTHING)
     model, seconds, extra = Model(), 0.0, 0.0
     speculator = Speculator(cast(Any, scheduler), [], [cast(Any, model)], most=7, budget=Budget())
     speculator._clock = lambda: seconds
@@ -672,8 +685,7 @@ def test_trials_take_their_share_of_the_time_whatever_rows_steps_have(batches: l
         extra += 0.001 * model.is_on
         seconds += 0.010 + 0.001 * model.is_on
         lens = np.ones(batches[i % len(batches)], int)
-        step = SimpleNamespace(q_lens=lens, setups=[], samples=lens > 0, is_observed=model.is_on)
-        speculator.measure(cast(Any, Sized(step.__dict__)))
+        speculator.measure(step_of(lens, is_observed=model.is_on))
     assert num_on >= 64, "trials come"
     assert extra < 0.012 * seconds
 

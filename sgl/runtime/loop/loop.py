@@ -299,7 +299,7 @@ class EngineLoop:
         self._speculator.computed(step, result)
         for requests in self.scheduler.handle(step, result):
             self._advance(requests)
-        self._speculator.measure(step.batch)
+        self._speculator.measure(step)
 
     def _advance(self, requests: list[Request]) -> None:
         """Read each request's latest token and what certainly follows. Forced texts are tokenised in one call on all

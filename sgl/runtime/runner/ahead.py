@@ -43,7 +43,7 @@ class Ahead(NamedTuple):
 
 
 class PassInputs(NamedTuple):
-    """Of a head's passes: see `kernels.ahead_triton.accept`."""
+    """Of passes that draft: see `kernels.ahead_triton.accept`."""
 
     first: tuple[torch.Tensor, int, torch.Tensor]
     later: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]

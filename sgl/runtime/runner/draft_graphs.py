@@ -286,13 +286,13 @@ class DraftGraphs:
         pairs = zip(arrays[::2], arrays[1::2], strict=True)
         shares = dict(zip(self._passes.shape.windows, pairs, strict=True))
         drafts: list[torch.Tensor] = []
-        first = Tokens(its.token_ids, its.positions, its.slots, its.last if queries > 1 else None)
+        left: torch.Tensor | None = None
+        tokens = Tokens(its.token_ids, its.positions, its.slots, its.last if queries > 1 else None)
         for turn, (seen, places) in enumerate(zip(its.seen, its.places, strict=True)):
             self._attention.plan_of = DecodePlan(bucket, pages, shares, 1 if turn else queries, seen)
-            tokens, previous = first, its.previous
             if turn:
                 tokens = Tokens(drafts[-1], its.later_positions[turn - 1], its.later_slots[turn - 1])
-            hidden = self._passes.run(tokens, None if turn else previous, self._attention)
+            hidden, left = self._passes.run(tokens, its.previous, left, self._attention)
             drafts.append(self._sampler.draw(self._passes.logits(hidden), its.rows, places))
         torch.cat(drafts, out=self._drafts[: self._num_passes * bucket])
 

@@ -21,9 +21,11 @@ class Passes(Protocol):
     shape: AttentionShape
     num_slots: int
 
-    def run(self, tokens: Tokens, previous: torch.Tensor | None, attention: PlannedAttention) -> torch.Tensor:
-        """Hidden states of the wanted tokens, [N, hidden]. previous: int64 [T] the slots of the tokens before; None:
-        each stands behind the one of the latest pass."""
+    def run(
+        self, tokens: Tokens, previous: torch.Tensor, left: torch.Tensor | None, attention: PlannedAttention
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states of the wanted tokens, [N, hidden], and what is left for the next pass, whose tokens stand
+        behind these. previous: int64 [T] the slots of the tokens before, of a first pass. left: by the pass before."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -45,9 +47,11 @@ class ModelPasses:
         self.shape = model.attention_shape(kv.page_size)
         self.num_slots = kv.num_pages * kv.page_size
 
-    def run(self, tokens: Tokens, previous: torch.Tensor | None, attention: PlannedAttention) -> torch.Tensor:
+    def run(
+        self, tokens: Tokens, previous: torch.Tensor, left: torch.Tensor | None, attention: PlannedAttention
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `Passes`."""
-        return self._model.forward(tokens, self._kv, attention, captured=True)
+        return self._model.forward(tokens, self._kv, attention, captured=True), None
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Passes`."""
@@ -66,7 +70,6 @@ class HeadPasses:
     def __init__(self, head: EagleHead, kv: KVCache, features: torch.Tensor, max_rows: int) -> None:
         """features: by slot, of the target's tokens."""
         self._head, self._kv, self._features = head, kv, features
-        self._latest = features[:0]
         self.shape = head.attention_shape(kv.page_size)
         self.num_slots = kv.num_pages * kv.page_size
         self._logits: torch.Tensor | None = None
@@ -74,11 +77,12 @@ class HeadPasses:
             shape = max_rows, head.config.vocab_size
             self._logits = torch.full(shape, float("-inf"), dtype=torch.float32, device=head.device)
 
-    def run(self, tokens: Tokens, previous: torch.Tensor | None, attention: PlannedAttention) -> torch.Tensor:
-        """See `Passes`."""
-        features = self._latest if previous is None else self._features.index_select(0, previous)
-        hidden, self._latest = self._head.forward(tokens, features, self._kv, attention, captured=True)
-        return hidden
+    def run(
+        self, tokens: Tokens, previous: torch.Tensor, left: torch.Tensor | None, attention: PlannedAttention
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `Passes`. Features are left."""
+        features = self._features.index_select(0, previous) if left is None else left
+        return self._head.forward(tokens, features, self._kv, attention, captured=True)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Passes`."""
@@ -90,5 +94,5 @@ class HeadPasses:
 
     def close(self) -> None:
         """See `Passes`."""
-        self._features = self._latest = self._features.new_empty(0)
+        self._features = self._features.new_empty(0)
         self._logits = None

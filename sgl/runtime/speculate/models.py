@@ -3,7 +3,7 @@
 Both draw with the seed and position of the model's own draw, so that a draft equals it wherever the distributions
 agree (Daliri, Musco, Suresh, arXiv 2408.07978). Their KV lies at the slots of the model's, and each slot has a key: of
 the tokens up to the one whose KV lies there. So cached prefixes, forks and resumed requests find what is right, and
-nothing is done in a step, nor when a page changes hands. What is missing is computed when a request is asked about.
+nothing is done when a page changes hands. What is missing is computed when a request is asked about.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array, Pendin
 from sgl.runtime.runner.ahead import Ahead, Verifying, VerifyInputs
 from sgl.runtime.runner.drafts import DraftRunner
 from sgl.runtime.runner.observer import ObservedStep, Observer
+from sgl.runtime.runner.verify_graphs import MAX_QUERIES
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.step import Step
 from sgl.runtime.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, DraftRequest
@@ -135,6 +136,7 @@ class ModelDrafter(DeviceDrafter, Observer):
         self._rows: dict[int, Row] = {}  # by uid
         self._setups: dict[int, RowSetup] = {}  # by row, those that the runner does not know yet
         self._follows = True
+        self._proposed: frozenset[int] = frozenset()  # uids of requests with drafts, in the latest look
         self._verifying: Verifying | None = None  # of the latest step
         self._latest: ObservedStep | None = None
         self._ahead: Step | None = None  # the latest step, while not all is known of it
@@ -144,11 +146,13 @@ class ModelDrafter(DeviceDrafter, Observer):
         self._follows = is_on
 
     def wants(self, step: Step) -> bool:
-        """See `DeviceDrafter`. Steps that it may go ahead of."""
+        """See `DeviceDrafter`. Steps that it may go ahead of: those of what it drafted at once."""
         self._verifying, batch = None, step.batch
-        if not (self._follows and batch.drafts and self._runner.chains[0]):
+        proposed, self._proposed = self._proposed, frozenset()
+        if not (self._follows and batch.drafts and self._runner.chains[0]) or batch.longest > MAX_QUERIES:
             return False
-        return len(batch.token_ids) == len(batch) + sum(map(len, batch.drafts.values()))
+        is_its_own = batch.is_ahead or all(step.requests[b].uid in proposed for b in batch.drafts)
+        return is_its_own and len(batch.token_ids) == len(batch) + sum(map(len, batch.drafts.values()))
 
     def observe(self, step: ObservedStep) -> None:
         """See `Observer`."""
@@ -255,6 +259,7 @@ class ModelDrafter(DeviceDrafter, Observer):
         for guess in guesses:
             drafts[guess.index] = Draft(guess.drafted, guess.grade)
             self._note(guess)
+        self._proposed = frozenset(wanted[guess.index].request.uid for guess in chained)
         return drafts
 
     def _chained(self, guesses: list[Guess]) -> tuple[list[Guess], Callable[[], Int32Array]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sgl.runtime.batch import Batch, Int32Array, StepResult
+from sgl.runtime.batch import Int32Array, StepResult
 from sgl.runtime.constraints.request_matcher import RequestMatcher
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.scheduler import Scheduler
@@ -27,6 +27,7 @@ _WAITING = 0.02  # of the time, for looks that find nothing, before which no ste
 _PLAIN_STEPS = 5  # without drafts, to be measured
 _AHEAD = {False: 32, True: 4}
 """Steps with drafts of a model between looks, without or with others that may know better."""
+_MOST_AHEAD = 7  # drafts of a row that goes ahead: steps with more are not replayed
 _TRIED = 4  # tokens of a trial, whatever the budget says, of all rows
 
 
@@ -111,7 +112,7 @@ class Speculator:
         if not model.may_go_ahead(latest, table) or any(its.owner.matcher is not None for its in requests):
             return None
         each = zip(requests, before, strict=True)
-        most = [min(self._chained, most_ahead(request, number)) for request, number in each]
+        most = [min(self._chained, _MOST_AHEAD, most_ahead(request, number)) for request, number in each]
         shares = [self._share(model, model.grade(request) or 0) for request in requests]
         wanted = np.array(self._budget.divide(len(requests), list(zip(shares, most, strict=True))), np.int64)
         if not wanted.any() or not self._budget.may_pass_look(len(requests)):
@@ -142,10 +143,11 @@ class Speculator:
             self._judge(request)
         self._chain.settle()
 
-    def measure(self, batch: Batch) -> None:
+    def measure(self, step: Step) -> None:
         """A step's results were handled: it took the time since those of the one before."""
         if not self._drafters:
             return
+        batch = step.batch
         self._until_look -= 1
         self._since_drafts += 1
         before, self._handled = self._handled, self._clock()
@@ -159,7 +161,7 @@ class Speculator:
         if before is None or batch.setups or not batch.samples.all():
             return
         seconds = self._handled - before
-        if looked or not waited:
+        if (looked or not waited) and not _has_prompts(step):
             self._looks.saw(num_rows, self._num_tokens - num_tokens, seconds, looked=looked)
         if longest > self._most + 1:
             return
@@ -195,7 +197,6 @@ class Speculator:
             if not self._is_on_host:  # the first one of them waited
                 self._until_look = _PLAIN_STEPS
             return False
-        self._has_looked = True
         self._choose(len(running), requests)
         began = self._clock()
         kv_len = self._scheduler.memory.rows.kv_len
@@ -209,10 +210,9 @@ class Speculator:
         gains, is_trial = self._divide(guesses, len(running)), self._trials.is_on and self._asks_models
         if is_trial:
             self._trials.looked(is_drafted=any(guess.drafter in self._models for guess in guesses))
-        if gains or (not self._is_on_host and self._looks.pay(len(running))):  # not each look has to
-            self._pause = _FIRST_PAUSE
-        elif not is_trial:
-            self._rest_from_looks(len(running), self._clock() - began, has_guesses=bool(guesses))
+        self._has_looked = not is_trial
+        if not is_trial:
+            self._looked(len(running), self._clock() - began, gains=gains, has_guesses=bool(guesses))
         return True
 
     def _choose(self, num_rows: int, requests: Collection[Request] = ()) -> None:
@@ -279,7 +279,7 @@ class Speculator:
 
     def _divide(self, guesses: list[_Guess], num_rows: int) -> bool:
         """Give the guesses out, as many as pay now that the step has waited, or some to try whether they do. Returns
-        whether any would pay for waiting, too."""
+        whether any would pay for waiting, too; on a GPU, none that had no room or that a constraint cut off."""
         drafts = [(guess.share, len(guess.draft.token_ids)) for guess in guesses]
         numbers = self._budget.divide(num_rows, drafts, waited=not self._is_on_host)
         pays = any(numbers)
@@ -294,7 +294,15 @@ class Speculator:
         if pays and len(guesses) == num_rows:
             drafters, self._chained, self._ahead = {guess.drafter for guess in guesses}, max(numbers), 0
             self._chain = next((model for model in self._models if {model} == drafters), None)
-        return pays and any(self._budget.divide(num_rows, drafts))
+        return pays and (self._is_on_host or any(numbers)) and any(self._budget.divide(num_rows, drafts))
+
+    def _looked(self, num_rows: int, seconds: float, *, gains: bool, has_guesses: bool) -> None:
+        """A look took so long itself. gains: of `_divide`; not each look has to gain where looks pay."""
+        if not self._is_on_host and self._looks.pay(num_rows):
+            self._pause = _FIRST_PAUSE
+        elif not gains:
+            self._looks.rest(num_rows)
+            self._rest_from_looks(num_rows, seconds, has_guesses=has_guesses)
 
     def _rest_from_looks(self, num_rows: int, seconds: float, *, has_guesses: bool) -> None:
         """Looks do not pay. seconds: that the latest took itself."""
@@ -328,6 +336,13 @@ class Speculator:
         if token_ids:
             self._scheduler.draft(request, token_ids)
         return bool(token_ids)
+
+
+def _has_prompts(step: Step) -> bool:
+    """Whether it computed tokens of a prompt."""
+    batch = step.batch
+    starts = (batch.kv_lens - batch.q_lens).tolist()
+    return any(start < request.prompt_len for start, request in zip(starts, step.requests, strict=True))
 
 
 def _worth(share: float, draft: Draft) -> float:
