@@ -30,6 +30,7 @@ from tests.test_drafters import (
     ModelOracle,
     Served,
     check,
+    check_drawn,
     draft_model,
     drawn,
     entries_of,
@@ -256,18 +257,8 @@ def test_chains_of_a_draft_model_draw_what_is_drawn(tmp_path: Path) -> None:
     """Of equal weights: greedy, and with seeds; a bias is left to steps."""
     drafter: Any = draft_model(tmp_path / "target", chain_rows=ROWS)
     drafter._runner.prepare(40)
-    its = Served(target(tmp_path / "target"), drafter)
-    rng = random.Random(1)
     params: list[dict[str, Any]] = [{}, {"temperature": 1.0}, {"temperature": 2.0}, {"logit_bias": {3: 8.0}}]
-    for row, its_params in enumerate(params):
-        its.enter(row, drawn(rng, 5 + row), range(1 + PAGES * row, 1 + PAGES * (row + 1)), **its_params)
-    its.step({row: 5 + row for row in range(ROWS)})
-    for _ in range(4):
-        proposed = its.propose(dict.fromkeys(range(ROWS), 3))
-        for _ in range(3):
-            its.step(dict.fromkeys(range(ROWS), 1), drawn=True)
-        for row in range(ROWS):
-            assert its.requests[row].output_ids[-3:] == proposed[row]
+    check_drawn(Served(target(tmp_path / "target"), drafter), params)
     assert drafter._runner._draft_graphs.replayed == [(4, 8), (4, 1), (4, 1), (4, 1)]
 
 

@@ -546,17 +546,9 @@ def test_what_stood_is_not_computed_again(tmp_path: Path) -> None:
     assert passes == [1, 1, 2, 2]
 
 
-def test_equal_weights_draft_what_is_drawn(tmp_path: Path) -> None:
-    """Greedy, and with seeds, top-k, top-p and biases."""
-    model = target(tmp_path / "target")
-    its = Served(model, draft_model(tmp_path / "target"))
+def check_drawn(its: Served, params: Sequence[dict[str, Any]]) -> None:
+    """For rows of these parameters, equal weights draft what is drawn."""
     rng = random.Random(1)
-    params: list[dict[str, Any]] = [
-        {},
-        {"temperature": 1.0},
-        {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
-        {"temperature": 2.0, "logit_bias": {3: 8.0}, "min_new_tokens": 9},
-    ]
     for row, its_params in enumerate(params):
         its.enter(row, drawn(rng, 5 + row), range(1 + PAGES * row, 1 + PAGES * (row + 1)), **its_params)
     its.step({row: 5 + row for row in range(ROWS)})
@@ -566,6 +558,18 @@ def test_equal_weights_draft_what_is_drawn(tmp_path: Path) -> None:
             its.step(dict.fromkeys(range(ROWS), 1), drawn=True)
         for row in range(ROWS):
             assert its.requests[row].output_ids[-3:] == proposed[row]
+
+
+def test_equal_weights_draft_what_is_drawn(tmp_path: Path) -> None:
+    """Greedy, and with seeds, top-k, top-p and biases."""
+    model = target(tmp_path / "target")
+    params: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+        {"temperature": 2.0, "logit_bias": {3: 8.0}, "min_new_tokens": 9},
+    ]
+    check_drawn(Served(model, draft_model(tmp_path / "target")), params)
 
 
 @pytest.mark.parametrize(
