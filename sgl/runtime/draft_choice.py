@@ -46,6 +46,7 @@ class DraftModel:
 
     model: DraftDecoder | EagleHead
     layers: tuple[int, ...] = ()  # of the target that a head reads
+    goes_ahead: bool = False  # whether a draft model's drafts can be verified before the host knows them
 
     @property
     def drafter_memory(self) -> DrafterMemory:
@@ -102,7 +103,7 @@ class DraftModel:
             **bounds,
         )
         _prepare(runner, model.device, _most_tokens(config, options["num_slots"]))
-        return ModelDrafter(runner, **options)
+        return ModelDrafter(runner, goes_ahead=self.goes_ahead, **options)
 
 
 def check_drafts(config: EngineConfig) -> None:
@@ -155,7 +156,8 @@ def load_draft_model(
         max_positions=positions,
     )
     model = DraftDecoder(draft_config, loaded.weights, target_config.vocab_size, positions)
-    found = DraftModel(model)
+    goes_ahead = target.collectives is None and all(window is None for window in target.windows)
+    found = DraftModel(model, goes_ahead=goes_ahead)
     _say(path, found, f"a draft model of {draft_config.num_layers} layers")
     return found
 

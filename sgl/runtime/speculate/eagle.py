@@ -4,6 +4,7 @@ features in steps of requests that it follows; it attends to no token without th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,7 @@ class EagleDrafter(ModelDrafter):
     name = "eagle3"
     _first = 1
 
-    def __init__(self, runner: HeadRunner, layers: tuple[int, ...], **options: int) -> None:
+    def __init__(self, runner: HeadRunner, layers: tuple[int, ...], **options: Any) -> None:
         """layers: see `Observer`. options: as of `ModelDrafter`."""
         super().__init__(runner, **options)
         self._head = runner

@@ -121,14 +121,17 @@ class ModelDrafter(DeviceDrafter, Observer):
         max_positions: int,
         num_steps: int,
         most_tokens: int = 1 << 13,
+        goes_ahead: bool = False,
     ) -> None:
         """num_slots: of KV. max_positions: beyond which nothing is drafted. num_steps: drafts at most, each a forward
-        pass. most_tokens: of a pass, and of missing tokens that are computed before a step, at most."""
+        pass. most_tokens: of a pass, and of missing tokens that are computed before a step, at most. goes_ahead:
+        whether its steps may, where they are replayed; a head's may."""
         self._runner = runner
         self._page_size = page_size
         self._max_positions = max_positions
         self._num_steps = num_steps
         self._most_tokens = most_tokens
+        self._goes_ahead = goes_ahead
         self._keys: Keys = np.zeros(num_slots, np.uint64)
         """By slot, of the tokens up to the one whose KV lies there: sums of tokens times the factors of positions."""
         self._factors = np.random.default_rng(0).integers(1 << 63, size=max_positions, dtype=np.uint64) * 2 + 1
@@ -149,7 +152,7 @@ class ModelDrafter(DeviceDrafter, Observer):
         """See `DeviceDrafter`. Steps that it may go ahead of: those of what it drafted at once."""
         self._verifying, batch = None, step.batch
         proposed, self._proposed = self._proposed, frozenset()
-        if not (self._follows and batch.drafts and self._runner.chains[0]) or batch.longest > MAX_QUERIES:
+        if not (self._goes_ahead and self._follows and batch.drafts) or batch.longest > MAX_QUERIES:
             return False
         is_its_own = batch.is_ahead or all(step.requests[b].uid in proposed for b in batch.drafts)
         return is_its_own and len(batch.token_ids) == len(batch) + sum(map(len, batch.drafts.values()))
