@@ -186,7 +186,8 @@ def test_chains_draft_in_float32_what_passes_one_by_one_draft(rows: int, drafter
         for owner, name, its_own in ((model, "propose", twice), (graphs, "_place", noting)):
             its._loop.call(functools.partial(setattr, owner, name, its_own))
         its.generate(input_ids=prompts, sampling_params=params)
-    assert sum(len(drafts) for drafts, _ in found) > 250
+    fewest = 250 if drafter == "target" else 300  # where all stand, outputs end sooner
+    assert sum(len(drafts) for drafts, _ in found) > fewest
     assert sum(drafts == expected for drafts, expected in found) >= 0.98 * len(found)
     assert len(holes) > 1 or rows > 1 or drafter in DRAFT_MODELS
     assert {queries for _, queries in replayed} == {1, 2, 4, 8}

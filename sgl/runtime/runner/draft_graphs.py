@@ -138,7 +138,7 @@ class DraftGraphs:
         mean nothing. None: there are more keys than fit. Never waits for the device. table: pages by row."""
         if (placed := self._placed_for(chains, table)) is None:
             return None
-        num_rows, (bucket, queries) = len(chains), placed
+        num_rows, (bucket, queries) = len(chains), placed[0]
         self._graphs[bucket, queries].replay()
         wait = self._downloader.start([self._drafts[: self._num_passes * bucket]])
         return lambda: wait()[0].reshape(self._num_passes, bucket)[:, :num_rows]
@@ -155,10 +155,10 @@ class DraftGraphs:
         with token ids of no meaning. There is room. wanted, simulated: see `Shift.accept`."""
         placed = self._placed_for(chains, table)
         assert placed is not None, "there is room"
-        bucket, queries = placed
-        slots = self._slots(chains, table, 1 + int((behind.num_drafts + wanted).max()))[:, 1:]
+        (bucket, queries), slots = placed
+        slots = slots[:, 1 : 2 + int((behind.num_drafts + wanted).max())]
         self._shift.accept(behind, wanted, simulated, slots, self._inputs_of(bucket, queries), self._uploader)
-        self._graphs[placed].replay()
+        self._graphs[bucket, queries].replay()
         self._latest_bucket = bucket
 
     def place(self, inputs: VerifyInputs) -> Ahead:
@@ -172,8 +172,9 @@ class DraftGraphs:
         later = its.seen, its.places, its.later_positions, its.later_slots
         return PassInputs((its.token_ids, queries, its.last), later)
 
-    def _placed_for(self, chains: Sequence[Chain], table: Int32Array) -> tuple[int, int] | None:
-        """Upload the inputs of a graph, and return which it is; None: there are more keys than fit."""
+    def _placed_for(self, chains: Sequence[Chain], table: Int32Array) -> tuple[tuple[int, int], Int64Array] | None:
+        """Upload the inputs of a graph. Returns which it is, and `_slots` up to the last draft's; None: there are more
+        keys than fit."""
         keys = self._keys_of(chains)
         if len(keys.pages) * self._page_size + self._rows[-1] * self._width > self._max_keys:
             return None
@@ -200,7 +201,7 @@ class DraftGraphs:
             its.later_positions[later, b] = count[place - skipped : place - skipped + most - 1]
             its.later_slots[later, b] = own[1 + size : size + most]
         self._place(bucket, queries, keys)
-        return bucket, queries
+        return (bucket, queries), slots
 
     def _keys_of(self, chains: Sequence[Chain]) -> _Keys:
         width, page_size, skipped = self._width, self._page_size, self._passes.first

@@ -161,7 +161,7 @@ class Speculator:
         if before is None or batch.setups or not batch.samples.all():
             return
         seconds = self._handled - before
-        if (looked or not waited) and not _has_prompts(step):
+        if not self._is_on_host and (looked or not waited) and not _has_prompts(step):
             self._looks.saw(num_rows, self._num_tokens - num_tokens, seconds, looked=looked)
         if longest > self._most + 1:
             return
