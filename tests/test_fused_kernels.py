@@ -359,7 +359,19 @@ def test_whole_sums_are_left_to_others_where_they_are_long_or_tiles_too_many_or_
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(
     ("tokens", "size", "width", "processors", "parts"),
-    [(2, 64, 512, 4, 4), (5, 192, 1024, 13, 4), (8, 128, 768, 5, 2), (16, 192, 512, 11, 2), (9, 192, 1536, 3, 2)],
+    [
+        (2, 64, 512, 4, 4),
+        (5, 192, 1024, 13, 4),
+        (8, 128, 768, 5, 2),
+        (16, 192, 512, 5, 2),
+        (9, 192, 1536, 3, 2),
+        (17, 64, 512, 4, 4),
+        (32, 192, 512, 3, 2),
+        (33, 128, 512, 5, 2),
+        (64, 192, 1024, 13, 4),
+        (65, 128, 512, 9, 4),
+        (128, 192, 512, 6, 2),
+    ],
 )
 def test_few_tokens_have_parts_of_products_for_the_norm(
     tokens: int, size: int, width: int, processors: int, parts: int, has_bias: bool, dtype: torch.dtype
@@ -383,7 +395,10 @@ def test_few_tokens_have_parts_of_products_for_the_norm(
     ("tokens", "size", "width", "processors"),
     [
         (1, 64, 512, 132),
-        (17, 64, 512, 132),
+        (129, 64, 512, 132),
+        (65, 192, 512, 5),
+        (17, 192, 512, 5),
+        (8, 64, 512, 6),
         (8, 96, 512, 132),
         (8, 64, 384, 132),
         (8, 64, 500, 132),
@@ -401,36 +416,59 @@ def test_few_tokens_leave_products_to_others_that_do_not_divide_or_fill_the_gpu(
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("is_gelu", [False, True])
 @pytest.mark.parametrize(
-    ("tokens", "size", "width"), [(2, 3200, 256), (5, 3232, 128), (8, 6400, 128), (16, 3264, 384)]
+    ("tokens", "size", "width", "processors"),
+    [
+        (2, 128, 256, 2),
+        (5, 64, 128, 1),
+        (8, 320, 128, 3),
+        (16, 192, 384, 3),
+        (17, 128, 128, 2),
+        (32, 128, 256, 2),
+        (33, 64, 128, 1),
+        (64, 256, 128, 5),
+        (65, 128, 64, 1),
+        (128, 256, 192, 2),
+    ],
 )
 def test_few_tokens_are_gated_by_their_product(
-    tokens: int, size: int, width: int, is_gelu: bool, dtype: torch.dtype
+    tokens: int, size: int, width: int, processors: int, is_gelu: bool, dtype: torch.dtype
 ) -> None:
     """Rounded once: nearer to float64 than what is rounded between."""
     x, matrix = draw(tokens, width, dtype=dtype), (draw(2 * size, width) / width**0.5).to(dtype)
-    found = few_triton.gated(x.to(DEVICE), matrix.to(DEVICE), is_gelu=is_gelu)
+    found = few_triton.gated(x.to(DEVICE), matrix.to(DEVICE), processors, is_gelu=is_gelu)
     assert found is not None
     gate = activation.gelu_and_mul if is_gelu else activation.silu_and_mul
     torch.testing.assert_close(found.cpu(), gate(linear.linear(x.double(), matrix.double(), None)).to(dtype))
 
 
 @pytest.mark.parametrize(
-    ("tokens", "size", "width"), [(1, 3200, 128), (17, 3200, 128), (8, 3168, 128), (8, 3216, 128), (8, 3200, 192)]
+    ("tokens", "size", "width", "processors"),
+    [
+        (1, 128, 128, 2),
+        (129, 128, 128, 1),
+        (65, 192, 128, 1),
+        (8, 96, 128, 1),
+        (8, 128, 192, 2),
+        (8, 192, 128, 4),
+        (8, 192, 128, 2),
+    ],
 )
 def test_few_tokens_leave_gates_to_others_that_do_not_divide_or_fill_the_gpu(
-    tokens: int, size: int, width: int
+    tokens: int, size: int, width: int, processors: int
 ) -> None:
     x, matrix = (draw(n, width, dtype=torch.float16).to(DEVICE) for n in (tokens, 2 * size))
-    assert few_triton.gated(x, matrix, is_gelu=False) is None
+    assert few_triton.gated(x, matrix, processors, is_gelu=False) is None
 
 
-@pytest.mark.parametrize(("tokens", "width", "parts"), [(3, 1536, 2), (17, 1536, None), (3, 1024, None)])
+@pytest.mark.parametrize(
+    ("tokens", "width", "parts"), [(3, 1536, 2), (40, 1536, 2), (129, 1536, None), (3, 1024, None)]
+)
 def test_captured_steps_have_whole_products_or_parts_where_these_are_read(
     tokens: int, width: int, parts: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole ones by a kernel for short sums, or by torch."""
     monkeypatch.setattr(linear, "launches_overlap", lambda device: True)
-    monkeypatch.setattr(linear, "_num_processors", lambda device: 15)
+    monkeypatch.setattr(linear, "_num_processors", lambda device: 12)
     x, matrix = (draw(n, width, dtype=torch.float16).to(DEVICE) for n in (tokens, 320))
     whole = linear.linear_overlapped(x, matrix, None)
     assert (whole is None) is (width > 1024)
@@ -455,11 +493,12 @@ def test_captured_steps_gate_by_their_product(
     fused: list[torch.Tensor | None] = []
     gated = few_triton.gated
     monkeypatch.setattr(linear, "launches_overlap", lambda device: True)
+    monkeypatch.setattr(linear, "_num_processors", lambda device: 2)
     monkeypatch.setattr(
         few_triton, "gated", lambda *its, **options: fused.append(gated(*its, **options)) or fused[-1]
     )
-    x, matrix = draw(3, 128, dtype=dtype).to(DEVICE), (draw(6400, 128) / 11).to(DEVICE, dtype)
-    bias = draw(6400, dtype=dtype).to(DEVICE) if has_bias else None
+    x, matrix = draw(3, 128, dtype=dtype).to(DEVICE), (draw(256, 128) / 11).to(DEVICE, dtype)
+    bias = draw(256, dtype=dtype).to(DEVICE) if has_bias else None
     for gate in (activation.silu_and_mul, activation.gelu_and_mul):
         found = lora.gated(x, matrix, bias, gate, 0, None, captured=captured)
         assert [found is its for its in fused] == [True] * is_fused

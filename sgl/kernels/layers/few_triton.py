@@ -1,4 +1,4 @@
-"""Split-K products, and gated ones, of 2 to 16 tokens in Triton, as kernels that overlap with the previous one.
+"""Split-K products, and gated ones, of 2 to 128 tokens in Triton, as kernels that overlap with the previous one.
 
 So few tokens are bound by reading the matrix. Its tile is a product's first operand, whose rows fill a tensor core's
 64, and the tokens are its second one, of 16 columns at least: as the first one they would be padded to 64. Imported
@@ -9,6 +9,8 @@ only where Triton is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -16,46 +18,54 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sgl.kernels import limits
 from sgl.kernels.layers.fused_triton import activated, overlap
+from sgl.kernels.layers.parts_triton import Tiles
 
-# The fastest of 34 to 77 configurations for each matrix of Llama-3.1-8B and Llama-3.2-1B on an H200, or nearly
-_TOKENS = 16  # the least that tensor cores take, and the most here
-_BLOCK = 128  # columns at a time
-_ROWS = 64
-_PARTS = ((4, 1, 6), (2, 1, 6), (2, 2, 3))  # of the columns, by most programs a multiprocessor; and their stages
-_GATED_STAGES = 4
-_LEAST_PROGRAMS = 100  # fewer leave too much of a GPU idle
+# By most tokens; the fastest of 12 to 130 for each matrix of Llama-3.1-8B and Llama-3.2-1B on an H200, or nearly
+_PARTS = tuple(Tiles(tokens, 64, 128, 4, stages) for tokens, stages in ((16, 6), (32, 5), (64, 5), (128, 4)))
+_GATED = (*(Tiles(tokens, 64, 128, 4, 4) for tokens in (16, 32, 64)), Tiles(128, 128, 64, 8, 4))
+# Of the columns; programs of a multiprocessor at most, and more than what share of so many, by most tokens
+_SPLITS = (4, 1, 0.7, 128), (2, 1, 0.7, 128), (2, 2, 0.7, 64), (2, 2, 0.5, 16)
+_SHARED_STAGES = 3  # of two programs of a multiprocessor
+_LEAST_GATED = 0.8
+"""Where fewer run, cuBLAS was up to a third faster on an H200 (28 matrices of models of 0.6 to 70 billion weights)."""
 
 
 def linear_parts(
     x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, num_processors: int
 ) -> torch.Tensor | None:
-    """`parts_triton.linear_parts` by one program for two multiprocessors to two for each; None: other kernels fit
-    better."""
+    """`parts_triton.linear_parts` where programs for all multiprocessors, or two for each, fit the matrix; None: other
+    kernels fit better."""
     num_tokens, width = x.shape
-    size = len(matrix)
-    if not 2 <= num_tokens <= _TOKENS or size % _ROWS:
+    size, tiles = len(matrix), _tiles(_PARTS, num_tokens)
+    if tiles is None or size % tiles.rows:
         return None
-    for parts, most, stages in _PARTS:
-        num_programs = size // _ROWS * parts
-        fills = num_processors < 2 * num_programs <= 2 * most * num_processors
-        if fills and width % (_BLOCK * parts) == 0:
+    for parts, programs, least, most in _SPLITS:
+        share = size // tiles.rows * parts / (programs * num_processors)
+        if num_tokens <= most and least < share <= 1 and width % (tiles.columns * parts) == 0:
             out = torch.empty(parts, num_tokens, size, dtype=torch.float32, device=x.device)
-            _launch(x, matrix, bias, out, _ROWS, stages)
+            _launch(x, matrix, bias, out, tiles if programs == 1 else tiles._replace(stages=_SHARED_STAGES))
             return out
     return None
 
 
-def gated(x: torch.Tensor, matrix: torch.Tensor, *, is_gelu: bool) -> torch.Tensor | None:
+def gated(x: torch.Tensor, matrix: torch.Tensor, num_processors: int, *, is_gelu: bool) -> torch.Tensor | None:
     """silu(gate), or gelu by tanh, * up of a matrix [2n, k], gates first, times x [T, k]: [T, n], rounded once; None:
     other kernels fit better."""
     num_tokens, width = x.shape
-    size = len(matrix) // 2
-    rows = next((its for its in (_ROWS, _ROWS // 2) if size % its == 0 and size // its >= _LEAST_PROGRAMS), None)
-    if rows is None or not 2 <= num_tokens <= _TOKENS or width % _BLOCK:
+    size, tiles = len(matrix) // 2, _tiles(_GATED, num_tokens)
+    if tiles is None or size % tiles.rows or width % tiles.columns:
+        return None
+    num_programs = size // tiles.rows
+    if num_programs < _LEAST_GATED * num_processors * -(-num_programs // num_processors):
         return None
     out = x.new_empty(num_tokens, size)
-    _launch(x, matrix, None, out, rows, _GATED_STAGES, is_gated=True, is_gelu=is_gelu)
+    _launch(x, matrix, None, out, tiles, is_gated=True, is_gelu=is_gelu)
     return out
+
+
+def _tiles(of: Sequence[Tiles], num_tokens: int) -> Tiles | None:
+    """That hold so many tokens; None: none do, or it is one, which needs none."""
+    return next((tiles for tiles in of if 2 <= num_tokens <= tiles.tokens), None)
 
 
 def _launch(
@@ -63,8 +73,7 @@ def _launch(
     matrix: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
-    rows: int,
-    stages: int,
+    tiles: Tiles,
     *,
     is_gated: bool = False,
     is_gelu: bool = False,
@@ -73,8 +82,8 @@ def _launch(
     num_tokens, width = x.shape
     size = out.shape[-1]
     num_parts = out.numel() // (num_tokens * size)
-    num_bytes = (_TOKENS + (2 * rows if is_gated else rows)) * _BLOCK * x.element_size()
-    _few[(size // rows, num_parts)](
+    num_rows = tiles.tokens + (2 * tiles.rows if is_gated else tiles.rows)
+    _few[(size // tiles.rows, num_parts)](
         x,
         matrix,
         bias,
@@ -86,11 +95,11 @@ def _launch(
         has_bias=bias is not None,
         is_gated=is_gated,
         is_gelu=is_gelu,
-        rows=rows,
-        block=_BLOCK,
-        block_tokens=_TOKENS,
-        stages=limits.of(x.device).stages(stages, num_bytes),
-        num_warps=4,
+        rows=tiles.rows,
+        block=tiles.columns,
+        block_tokens=tiles.tokens,
+        stages=limits.of(x.device).stages(tiles.stages, num_rows * tiles.columns * x.element_size()),
+        num_warps=tiles.warps,
         **overlap(x.device),
     )
 

@@ -185,7 +185,7 @@ def gated_overlapped(
         return None
     from sgl.kernels.layers import few_triton
 
-    return few_triton.gated(x, matrix, is_gelu=is_gelu)
+    return few_triton.gated(x, matrix, _num_processors(x.device), is_gelu=is_gelu)
 
 
 def launches_overlap(device: torch.device) -> bool:

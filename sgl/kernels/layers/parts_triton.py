@@ -20,7 +20,7 @@ from sgl.kernels import limits
 from sgl.kernels.layers.fused_triton import overlap
 
 
-class _Tiles(NamedTuple):
+class Tiles(NamedTuple):
     """A program's tile sizes and launch options."""
 
     tokens: int
@@ -30,12 +30,12 @@ class _Tiles(NamedTuple):
     stages: int
 
 
-_PARTS = _Tiles(64, 64, 128, 4, 4)
+_PARTS = Tiles(64, 64, 128, 4, 4)
 _MOST_PARTS = 4
 # Whole sums, by most tokens; the fastest of 13 for Qwen3-0.6B's qkv matrix on an H200. For sums of 2,048 or more,
 # cuBLAS is as fast at 64 tokens, and faster for more.
 _WIDEST_WHOLE = 1024
-_WHOLE = {64: _Tiles(64, 32, 128, 4, 5), 128: _Tiles(64, 64, 128, 4, 4), 256: _Tiles(128, 64, 64, 8, 5)}
+_WHOLE = {64: Tiles(64, 32, 128, 4, 5), 128: Tiles(64, 64, 128, 4, 4), 256: Tiles(128, 64, 64, 8, 5)}
 
 
 def linear_parts(
@@ -74,13 +74,13 @@ def linear_whole(
     return out
 
 
-def _count(tiles: _Tiles, num_tokens: int, size: int) -> int:
+def _count(tiles: Tiles, num_tokens: int, size: int) -> int:
     token_tiles: int = triton.cdiv(num_tokens, tiles.tokens)
     return token_tiles * int(triton.cdiv(size, tiles.rows))
 
 
 def _launch(
-    x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tiles: _Tiles, chunk: int
+    x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, tiles: Tiles, chunk: int
 ) -> None:
     num_tokens, width = x.shape
     size = len(matrix)
