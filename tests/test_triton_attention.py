@@ -74,7 +74,7 @@ def test_any_step_equals_attention_written_out(
 @given(
     rows=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 90)), min_size=1, max_size=4),
     options=case_options(0.7),
-    num_programs=st.sampled_from([1, 3]),
+    num_programs=st.sampled_from([2, 12]),
     overlaps=st.booleans(),
 )
 def test_rows_of_a_few_tokens_each_are_attended_as_one_and_padding_harms_nobody(
@@ -108,11 +108,12 @@ def test_rows_of_a_few_tokens_each_are_attended_as_one_and_padding_harms_nobody(
 @given(
     pasts=st.lists(st.integers(0, 90), min_size=1, max_size=4),
     options=case_options(0.7),
-    num_programs=st.sampled_from([1, 3]),
+    num_programs=st.sampled_from([1, 12]),
+    of_several=st.booleans(),
     overlaps=st.booleans(),
 )
 def test_one_token_a_row_sees_no_key_behind_it(
-    pasts: list[int], options: dict[str, Any], num_programs: int, overlaps: bool
+    pasts: list[int], options: dict[str, Any], num_programs: int, of_several: bool, overlaps: bool
 ) -> None:
     """One plan over the keys of three passes serves each of them."""
     case = Case([(3, 3 + past) for past in pasts], **options, device=DEVICE)
@@ -124,12 +125,13 @@ def test_one_token_a_row_sees_no_key_behind_it(
             patch.setattr(decode, "_LEAST_SHARE", 32)
         attention = DecodeAttention(case.shape)
         begins = np.maximum(np.array(pasts, np.int32) - (window or 1000) + 1, 0)
-        arrays = *attention.cut(begins, rows.kv_lens, rows.page_starts[:-1]), rows.pages
-    programs, segments, pages = (torch.from_numpy(each).to(DEVICE) for each in arrays)
+        programs = attention.programs(len(pasts), of_several=of_several)
+        arrays = *attention.cut(begins, rows.kv_lens, rows.page_starts[:-1], programs), rows.pages
+    *shares, pages = (torch.from_numpy(each).to(DEVICE) for each in arrays)
     caches, shape = (case.key_cache, case.value_cache), (len(pasts), 3, *case.query.shape[1:])
     for turn in range(3):
         firsts = torch.tensor(pasts, device=DEVICE) + turn
-        plan = DecodePlan(len(pasts), pages, {window: (programs, segments)}, 1, firsts)
+        plan = DecodePlan(len(pasts), pages, {window: (shares[0], shares[1])}, programs, 1, firsts)
         query = case.query.view(shape)[:, turn].contiguous()
         out = torch.empty_like(query)
         attention.run(plan, query, *caches, window, out, sinks=case.sinks, overlaps=overlaps)
@@ -215,7 +217,8 @@ def test_steps_that_go_on_get_the_shares_that_they_would_get_by_themselves(
         fresh = DecodeAttention(shape)
         for attention in (kept, fresh):
             attention.num_programs = 7
-        ways = (attention._host(step, len(lengths), skipped) for attention in (kept, fresh))
+        programs = kept.programs(len(lengths), of_several=data.draw(st.booleans()))
+        ways = (attention._host(step, len(lengths), skipped, programs) for attention in (kept, fresh))
         for ours, theirs in zip(*ways, strict=True):
             np.testing.assert_array_equal(ours, theirs)
 

@@ -16,10 +16,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from sgl.kernels import limits
 from sgl.kernels.layers.fused_triton import overlap
 
-_WARPS = 2
-_SHARED_ROWS, _MORE_WARPS = 2, 4
-"""Of several queries each: programs share few rows' keys, and wait for what they have to merge. One row of 4,000 keys
-and 8 queries takes 31 µs on an H200, with two warps 52."""
 _STAGES = 5  # page numbers, and two tiles of keys and values in flight
 _REGISTERS = 240  # a thread's, so that decode.py's number of programs fits: five of 192 take 1.4 times as long
 LOG2E = 1.4426950408889634
@@ -43,6 +39,7 @@ def attend(
     firsts: torch.Tensor | None = None,
     queries: int = 1,
     window: int | None = None,
+    warps: int,
 ) -> None:
     """`decode.DecodeAttention.run`. shared: the tensors of `decode.SharedOutput`. scratch: room for parts, and
     counters, zero before and after. plan: programs and segments of `decode.SplitWork`, and pages. firsts: of several
@@ -98,7 +95,7 @@ def attend(
         tile=tile,
         stages=limits.of(query.device).stages(_STAGES, 2 * tile * head_dim * key_cache.element_size()),
         brings=overlaps and shared is None and not is_masked,
-        num_warps=_MORE_WARPS if queries > 1 and len(query) <= _SHARED_ROWS * queries else _WARPS,
+        num_warps=warps,
         **options,
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sgl.kernels.attention.base import AttentionShape, AttentionStep, GraphAttention
-from sgl.kernels.attention.decode import DecodeAttention, DecodePlan
+from sgl.kernels.attention.decode import DecodeAttention, DecodePlan, Programs
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
 from sgl.kernels.staging import Uploader
 
@@ -47,6 +47,10 @@ class LatentDecodes(DecodeAttention):
             least_share=_LEAST_SHARE,
         )
         self._tile = _TILE
+
+    def programs(self, num_rows: int, *, of_several: bool = False) -> Programs:
+        """See `DecodeAttention`: always all. Their kernel chooses its warps."""
+        return Programs(self.num_programs, 0, self._tile)
 
     def attend(
         self, plan: DecodePlan, query: torch.Tensor, cache: torch.Tensor, out: torch.Tensor | None

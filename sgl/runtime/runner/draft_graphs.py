@@ -270,7 +270,9 @@ class DraftGraphs:
         if self._shares is None or self._shares[0] != spans:
             *begins, lengths = np.array(spans, np.int32)
             first_pages = (lengths.cumsum(dtype=np.int32) - lengths) // np.int32(self._page_size)
-            shares = [array for its in begins for array in self._attention.decode.cut(its, lengths, first_pages)]
+            decode = self._attention.decode
+            programs = decode.programs(bucket, of_several=True)
+            shares = [array for its in begins for array in decode.cut(its, lengths, first_pages, programs)]
             self._shares = spans, shares
         pages = keys.pages
         if num_padding:
@@ -286,11 +288,12 @@ class DraftGraphs:
         its = _Inputs.of(flat, bucket, queries, self._num_passes)
         pairs = zip(arrays[::2], arrays[1::2], strict=True)
         shares = dict(zip(self._passes.shape.windows, pairs, strict=True))
+        programs = self._attention.decode.programs(bucket, of_several=True)
         drafts: list[torch.Tensor] = []
         left: torch.Tensor | None = None
         tokens = Tokens(its.token_ids, its.positions, its.slots, its.last if queries > 1 else None)
         for turn, (seen, places) in enumerate(zip(its.seen, its.places, strict=True)):
-            self._attention.plan_of = DecodePlan(bucket, pages, shares, 1 if turn else queries, seen)
+            self._attention.plan_of = DecodePlan(bucket, pages, shares, programs, 1 if turn else queries, seen)
             if turn:
                 tokens = Tokens(drafts[-1], its.later_positions[turn - 1], its.later_slots[turn - 1])
             hidden, left = self._passes.run(tokens, its.previous, left, self._attention)
