@@ -1,6 +1,6 @@
 """Speculation of small models: tokens a step and a second of drafters without a model, beside jump-forward alone.
 
-    python benchmarks/speculate.py [MODEL] [--data WORKLOADS] [--count 30] [--only replay,records,tools,plain]
+    python benchmarks/speculate.py [MODEL] [--data WORKLOADS] [--count 30] [--only replay,records,tools,plain,together]
                                    [--rounds 1]
 
     replay   without a model: recorded outputs of ReAct traces are what a model would say. Tokens a step of look-ups in
@@ -8,6 +8,7 @@
     records  JSON extraction by MODEL (the embedded one unless named) from sentences that it was never trained on
     tools    tool calls by the same, likewise
     plain    text without constraints, 1 to 64 requests at a time: CPU seconds with drafts of those without
+    together records and tool calls likewise, 1 to 32 at a time
 
 WORKLOADS is the folder that has sglang_bench/react. Outputs with and without drafts are compared. Both engines of
 records and tools answer a few other requests first, then all of these in turns, --rounds times from empty caches and
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="embedded")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--only", default="replay,records,tools,plain")
+    parser.add_argument("--only", default="replay,records,tools,plain,together")
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
     only = arguments.only.split(",")
@@ -66,7 +67,7 @@ def main() -> None:
             print("replay: needs --data")
         else:
             _replay(arguments.data / "sglang_bench" / "react" / "hotpotqa_100.jsonl", arguments.model)
-    if {"records", "tools"} & set(only):
+    if {"records", "tools", "together"} & set(only):
         values = Values(random.Random(7), "eval")
         with Engine(arguments.model) as engine:
             chat = Chat(engine)
@@ -74,8 +75,11 @@ def main() -> None:
                 "records": generated_cases(chat, record_example, values, _OTHERS + arguments.count),
                 "tools": tool_cases(chat, values, _OTHERS + arguments.count),
             }
-        for name in cases.keys() & set(only):
-            _measure(name, arguments.model, cases[name], arguments.rounds)
+        for name, its in cases.items():
+            if name in only:
+                _measure(name, arguments.model, its, arguments.rounds)
+            if "together" in only:
+                _together(name, arguments.model, its[:32])
     if "plain" in only:
         _plain(arguments.model)
 
@@ -135,30 +139,60 @@ def _steps(lookup: Lookup, uid: int, prompt: list[int], output: list[int], secon
 
 
 def _plain(model: str) -> None:
-    """Five interleaved pairs for each number of requests."""
-    engines = [Engine(model, speculative_algorithm=algorithm) for algorithm in ("off", "auto")]
-    for rows, tokens in ((1, 256), (8, 128), (32, 128), (64, 64)):
-        for temperature in (0.0, 0.8):
-            params = {"temperature": temperature, "seed": 3, "max_new_tokens": tokens, "ignore_eos": True}
-            prompts = [f"{number} {_BEGINNINGS[number % len(_BEGINNINGS)]}" for number in range(rows)]
-            ratios, texts = [], []
-            for turn in range(6):  # the first warms up
-                seconds = []
-                for engine in engines:
-                    engine.flush_cache()
-                    began = time.process_time()
-                    texts.append([output["text"] for output in engine.generate(prompts, params)])
-                    seconds.append(time.process_time() - began)
-                if turn:
-                    ratios.append(seconds[1] / seconds[0])
-            same = all(text == texts[0] for text in texts)
-            print(
-                f"plain, {rows:2} at a time, temperature {temperature:3}: CPU seconds with drafts "
-                f"{statistics.median(ratios):.2f}x those without  outputs equal: {same}",
-                flush=True,
-            )
-    for engine in engines:
-        engine.shutdown()
+    """For each number of requests."""
+    with _engines(model) as engines:
+        for rows, tokens in ((1, 256), (8, 128), (32, 128), (64, 64)):
+            for temperature in (0.0, 0.8):
+                params = {"temperature": temperature, "seed": 3, "max_new_tokens": tokens, "ignore_eos": True}
+                prompts = [f"{number} {_BEGINNINGS[number % len(_BEGINNINGS)]}" for number in range(rows)]
+                _compare(
+                    f"plain, {rows:2} at a time, temperature {temperature:3}", engines, [prompts], [[params] * rows]
+                )
+
+
+def _together(name: str, model: str, cases: list[Case]) -> None:
+    """Likewise, under constraints."""
+    with _engines(model) as engines:
+        for rows in (1, 4, 12, 32):
+            prompts = [[case.prompt for case in cases[at : at + rows]] for at in range(0, len(cases), rows)]
+            params = [
+                [
+                    {"temperature": 0.7, "seed": at + i, "json_schema": case.schema, "max_new_tokens": 200}
+                    for i, case in enumerate(cases[at : at + rows])
+                ]
+                for at in range(0, len(cases), rows)
+            ]
+            _compare(f"{name}, {rows:2} at a time, temperature 0.7", engines, prompts, params)
+
+
+@contextlib.contextmanager
+def _engines(model: str) -> Iterator[list[Engine]]:
+    """Without drafts, and as the default is where they are, or with `auto`."""
+    with (
+        Engine(model, speculative_algorithm="off") as plain,
+        Engine(model, speculative_algorithm="auto") as drafting,
+    ):
+        yield [plain, drafting]
+
+
+def _compare(
+    name: str, engines: list[Engine], prompts: list[list[str]], params: list[list[dict[str, Any]]]
+) -> None:
+    """Five interleaved pairs of all batches."""
+    ratios, texts = [], []
+    for turn in range(6):  # the first warms up
+        seconds = []
+        for engine in engines:
+            engine.flush_cache()
+            began = time.process_time()
+            batches = zip(prompts, params, strict=True)
+            texts.append([output["text"] for batch in batches for output in engine.generate(*batch)])
+            seconds.append(time.process_time() - began)
+        if turn:
+            ratios.append(seconds[1] / seconds[0])
+    same = all(text == texts[0] for text in texts)
+    ratio = statistics.median(ratios)
+    print(f"{name}: CPU seconds with drafts {ratio:.2f}x those without  outputs equal: {same}", flush=True)
 
 
 def _measure(name: str, model: str, cases: list[Case], rounds: int) -> None:

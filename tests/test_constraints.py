@@ -52,8 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["synchronous", "run-ahead"])
 def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    overlap = request.param == "run-ahead"
-    with Engine(folder, dtype="float32", check_ledger=True, disable_overlap_schedule=not overlap) as engine:
+    options = {"disable_overlap_schedule": request.param != "run-ahead", "speculative_algorithm": "off"}
+    with Engine(folder, dtype="float32", check_ledger=True, **options) as engine:
         yield engine
 
 
@@ -371,7 +371,10 @@ def test_a_token_that_another_could_stand_for_is_drafted_and_verified_within_the
     outputs, steps, verified = [], [], []
     for disabled in (True, False):
         options: dict[str, Any] = {"disable_jump_forward": disabled, "page_size": page_size, "check_ledger": True}
-        options |= {"device": "cpu"}  # beside a GPU automata are closed, and nothing is drafted in those
+        options |= {
+            "device": "cpu",
+            "speculative_algorithm": "off",
+        }  # beside a GPU automata are closed, and nothing is drafted in those
         with Engine(tmp_path, dtype="float32", disable_overlap_schedule=True, **options) as engine:
             results = engine.generate(prompt=["a record"] * 4, sampling_params=params)
             [state] = engine.get_server_info()["internal_states"]
@@ -418,6 +421,7 @@ def test_tokens_are_the_same_however_steps_overlap_and_runs_are_appended(
     params = [{**base, **kinds[i % len(kinds)], "seed": i} for i in range(21)]
     prompts = [f"a record of {'very ' * (i % 5)}much:" for i in range(21)]
     options: dict[str, Any] = {"dtype": "float32", "check_ledger": True, "max_running_requests": 8, "page_size": 4}
+    options["speculative_algorithm"] = "off"
     if tight:
         options |= {"max_total_tokens": 160, "schedule_conservativeness": 0.01}
     outputs, forced = [], []

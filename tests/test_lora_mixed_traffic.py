@@ -126,7 +126,7 @@ def oracles(model: Path, adapters: dict[str, Path]) -> Iterator[Oracles]:
             its = merged(model, adapter)
             its.save_pretrained(folder)
             byte_tokenizer(its.config.vocab_size).save_pretrained(folder)
-            engines[kind] = stack.enter_context(sgl.Engine(model_path=folder, **plain))
+            engines[kind] = stack.enter_context(sgl.Engine(model_path=folder, speculative_algorithm="off", **plain))
         yield Oracles(engines)
 
 

@@ -21,7 +21,7 @@ from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 from sgl.runtime.speculate.lookup import Lookup
 from sgl.runtime.speculate.pools import Pools
 from sgl.runtime.speculate.speculator import Speculator, _Guess
-from tests.every_draft import EveryDraft
+from tests.every_draft import EveryDraft, every_draft
 from tests.near_ties import Scored, without_reason
 from tests.tiny_models import tiny_checkpoint
 
@@ -143,7 +143,8 @@ def outputs_of(engine: Engine, prompts: list[str], params: list[dict[str, Any]])
 @pytest.fixture(scope="module", params=[0.0, 1.2], ids=["greedy", "sampled"])
 def plain(folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     prompts, params = requests(request.param)
-    with Engine(folder, dtype="float32", disable_overlap_schedule=True) as engine:
+    options = {"disable_overlap_schedule": True, "speculative_algorithm": "off"}
+    with Engine(folder, dtype="float32", **options) as engine:
         expected = told(engine.generate(prompt=prompts, sampling_params=params))
         yield prompts, params, expected, outputs_of(engine, prompts, params)
 
@@ -360,13 +361,40 @@ def test_outputs_are_looked_up_in_those_of_the_same_caller_and_kind_alone(folder
 
 def test_usage_tells_what_was_drafted_and_what_stood(folder: Path, plain: Any) -> None:
     prompts, params, _, outputs = plain
-    with Engine(folder, dtype="float32") as engine:
+    with Engine(folder, dtype="float32", speculative_algorithm="off") as engine:
         assert "drafted_tokens" not in engine.generate(prompt=prompts[5], sampling_params=params[5])["meta_info"]
         speculate(engine, [Oracle(outputs, 0.2, seed=1)])
         meta = engine.generate(prompt=prompts[5], sampling_params=params[5])["meta_info"]
         counters = engine._scheduler.counters
         assert meta["drafted_tokens"] == counters.drafted_tokens > 0
         assert meta["accepted_tokens"] == counters.verified_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "is_default"),
+    [
+        ({}, True),
+        ({"deterministic": True}, True),
+        ({"model_impl": "transformers"}, True),
+        ({"speculative_algorithm": "off"}, False),
+        ({"dtype": "bfloat16"}, False),
+        ({"tp_size": 2}, False),
+    ],
+    ids=str,
+)
+def test_without_an_option_there_are_drafts_where_outputs_stay_the_same(
+    folder: Path, options: dict[str, Any], is_default: bool
+) -> None:
+    """But for log-probabilities, whose last bits would depend on their number."""
+    params = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
+    with Engine(folder, **{"device": "cpu", "dtype": "float32", **options}) as engine, every_draft(engine):
+        for _ in range(2):
+            found = engine.generate(prompt="a record:", sampling_params=params)
+        assert ("drafted_tokens" in found["meta_info"]) is is_default
+        before = engine._scheduler.counters.drafted_tokens
+        scored = engine.generate(prompt="a record:", sampling_params=params, return_logprob=True)
+        assert engine._scheduler.counters.drafted_tokens == before
+    assert scored["output_ids"] == found["output_ids"]
 
 
 @pytest.mark.parametrize("stop", ["token", "text"])

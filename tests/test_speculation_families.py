@@ -70,7 +70,8 @@ def test_random_drafters_change_no_token_of_any_family(family: str, tmp_path: Pa
         results = engine.generate(input_ids=prompts, sampling_params=params, **given)
         return [(each["output_ids"], each["text"], each["meta_info"]["finish_reason"]) for each in results]
 
-    with Engine(path, chunked_prefill_size=16, page_size=4, max_running_requests=6, check_ledger=True) as engine:
+    options: dict[str, Any] = {"chunked_prefill_size": 16, "page_size": 4, "max_running_requests": 6}
+    with Engine(path, **options, check_ledger=True, speculative_algorithm="off") as engine:
         with recorded(engine) as outputs:
             expected = answers(engine)
         for seed in range(2):

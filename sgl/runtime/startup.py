@@ -185,6 +185,8 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         tiers=its.tiers,
         transfers=its.transfers,
     )
+    is_recurrent = isinstance(model_config, HybridConfig)
+    by_default = speculate.is_default(config, model.dtype, is_recurrent=is_recurrent)
     return Started(
         config,
         model_config,
@@ -197,7 +199,9 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
         weight_bytes=held_bytes(model) + its.drafter_memory.weight_bytes,
         num_weights=count_weights(model_config) + (0 if (part := vision_of(model)) is None else part.num_weights),
         group=group,
-        speculator=speculate.speculator(config, scheduler, [] if its.drafter is None else [its.drafter]),
+        speculator=speculate.speculator(
+            config, scheduler, [] if its.drafter is None else [its.drafter], by_default=by_default
+        ),
         kv_events=_kv_events(config, scheduler),
     )
 

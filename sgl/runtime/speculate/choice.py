@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from sgl.errors import ConfigError
 from sgl.runtime.config import EngineConfig
 from sgl.runtime.scheduler.scheduler import Scheduler
@@ -66,14 +68,28 @@ def check(config: EngineConfig, architecture: str, *, is_recurrent: bool) -> Non
             raise ConfigError(message, option=option)
 
 
-def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[DeviceDrafter] = ()) -> Speculator:
-    """The drafters that the options name. models: those that compute on the device."""
+def is_default(config: EngineConfig, dtype: torch.dtype, *, is_recurrent: bool) -> bool:
+    """Whether `auto` drafts where no option says so: where it was measured to pay and outputs stay the same, token for
+    token, however long steps take."""
+    is_exact = config.device == "cpu" and dtype == torch.float32
+    return config.speculative_algorithm is None and is_exact and config.num_ranks == 1 and not is_recurrent
+
+
+def speculator(
+    config: EngineConfig,
+    scheduler: Scheduler,
+    models: Sequence[DeviceDrafter] = (),
+    *,
+    by_default: bool = False,
+) -> Speculator:
+    """The drafters that the options name. models: those that compute on the device. by_default: see `is_default`."""
     drafters: list[Drafter] = []
-    if config.speculative_algorithm in ("auto", "NGRAM"):
+    algorithm = "auto" if by_default else config.speculative_algorithm
+    if algorithm in ("auto", "NGRAM"):
         pools = Pools()
         scheduler.memory.on_flush.append(pools.clear)
         drafters.append(Lookup(pools))
-    if config.speculative_algorithm in ("auto", "GRAMMAR"):
+    if algorithm in ("auto", "GRAMMAR"):
         drafters.append(GrammarDrafter())
     scheduler.memory.on_flush.extend(model.outdate for model in models)
     return Speculator(
@@ -83,4 +99,5 @@ def speculator(config: EngineConfig, scheduler: Scheduler, models: Sequence[Devi
         most=(config.speculative_num_draft_tokens or max(_ROW_TOKENS, 1 + (config.speculative_num_steps or 0))) - 1,
         budget=Budget(is_padded=bool(config.cuda_graph_max_bs), compiles=config.device != "cpu"),
         is_on_host=config.device == "cpu",
+        spares_logprobs=by_default,
     )

@@ -53,10 +53,12 @@ class Speculator:
         most: int = 0,
         budget: Budget | None = None,
         is_on_host: bool = False,
+        spares_logprobs: bool = False,
     ) -> None:
         """models: drafters that take time on the device. most: drafts of a row, at most. is_on_host: whether steps are
         computed by this thread, so that its time is theirs, whoever else has the processor, and a look costs nothing
-        but its own."""
+        but its own. spares_logprobs: requests that want log-probabilities have no drafts, whose number depends on
+        measured time, and the last bits on that number."""
         self._scheduler = scheduler
         self._hosts, self._models = list(drafters), list(models)
         self._drafters = [*drafters, *models]
@@ -64,6 +66,7 @@ class Speculator:
         self._budget = budget or Budget()
         self._trials = Trials(self._models, self._budget, most)
         self._is_on_host = is_on_host
+        self._spares_logprobs = spares_logprobs
         self._clock = thread_time if is_on_host else perf_counter
         self._guesses: dict[int, _Guess] = {}  # the latest, by uid
         self._pause = _FIRST_PAUSE
@@ -185,7 +188,7 @@ class Speculator:
         running = self._scheduler.memory.running
         if not running:  # which models pay is not known before requests are admitted
             return False
-        requests = [request for request in running.values() if self._scheduler.may_draft(request)]
+        requests = [request for request in running.values() if self._may_draft(request)]
         for request in requests:
             self._judge(request)
             if request.drafts:  # left from a step that had no room
@@ -214,6 +217,9 @@ class Speculator:
         if not is_trial:
             self._looked(len(running), self._clock() - began, gains=gains, has_guesses=bool(guesses))
         return True
+
+    def _may_draft(self, request: Request) -> bool:
+        return self._scheduler.may_draft(request) and not (self._spares_logprobs and request.top_logprobs >= 0)
 
     def _choose(self, num_rows: int, requests: Collection[Request] = ()) -> None:
         if self._trials.choose(num_rows, requests):
