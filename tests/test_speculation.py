@@ -383,9 +383,10 @@ def test_usage_tells_what_was_drafted_and_what_stood(folder: Path, plain: Any) -
     ids=str,
 )
 def test_without_an_option_there_are_drafts_where_outputs_stay_the_same(
-    folder: Path, options: dict[str, Any], is_default: bool
+    folder: Path, options: dict[str, Any], is_default: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """But for log-probabilities, whose last bits would depend on their number."""
+    caplog.set_level("INFO")
     params = {"temperature": 0.0, "max_new_tokens": 40, "ignore_eos": True}
     with Engine(folder, **{"device": "cpu", "dtype": "float32", **options}) as engine, every_draft(engine):
         for _ in range(2):
@@ -395,6 +396,7 @@ def test_without_an_option_there_are_drafts_where_outputs_stay_the_same(
         scored = engine.generate(prompt="a record:", sampling_params=params, return_logprob=True)
         assert engine._scheduler.counters.drafted_tokens == before
     assert scored["output_ids"] == found["output_ids"]
+    assert ("drafts: of earlier text" in caplog.text) is is_default
 
 
 @pytest.mark.parametrize("stop", ["token", "text"])
