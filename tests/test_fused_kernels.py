@@ -15,7 +15,7 @@ from sgl.kernels.layers import activation, embedding, linear, norm, qkv, rope
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed (pip install triton)", allow_module_level=True)
-from sgl.kernels import launch_triton, staging, staging_triton
+from sgl.kernels import launch_triton, limits, staging, staging_triton
 from sgl.kernels.launch_triton import Launcher
 from sgl.kernels.layers import few_triton, fused_triton, parts_triton, single_triton
 from sgl.kernels.mask.layout import Places
@@ -458,6 +458,29 @@ def test_few_tokens_leave_gates_to_others_that_do_not_divide_or_fill_the_gpu(
 ) -> None:
     x, matrix = (draw(n, width, dtype=torch.float16).to(DEVICE) for n in (tokens, 2 * size))
     assert few_triton.gated(x, matrix, processors, is_gelu=False) is None
+
+
+@pytest.mark.parametrize(
+    ("shared_memory", "tokens", "has_parts", "is_gated"),
+    [
+        (232_448, 128, True, True),
+        (166_912, 128, True, True),
+        (166_912, 40, False, True),
+        (101_376, 16, True, False),
+        (65_536, 16, True, False),
+        (65_536, 17, False, False),
+    ],
+)
+def test_few_tokens_leave_products_to_others_where_shared_memory_holds_few_stages(
+    shared_memory: int, tokens: int, has_parts: bool, is_gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two programs of a multiprocessor, too, which 40 tokens have here."""
+    its = limits.Limits(shared_memory=shared_memory, warp=32, is_nvidia=False, overlaps=False)
+    monkeypatch.setattr(limits, "of", lambda device: its)
+    x, matrix = (draw(n, 512, dtype=torch.float16).to(DEVICE) for n in (tokens, 256))
+    processors = 5 if tokens == 40 else 8
+    assert (few_triton.linear_parts(x, matrix, None, processors) is not None) is has_parts
+    assert (few_triton.gated(x, matrix, 1 if tokens == 128 else 2, is_gelu=False) is not None) is is_gated
 
 
 @pytest.mark.parametrize(

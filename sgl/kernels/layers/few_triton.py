@@ -10,6 +10,7 @@ only where Triton is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,28 +24,43 @@ from sgl.kernels.layers.parts_triton import Tiles
 # By most tokens; the fastest of 12 to 130 for each matrix of Llama-3.1-8B and Llama-3.2-1B on an H200, or nearly
 _PARTS = tuple(Tiles(tokens, 64, 128, 4, stages) for tokens, stages in ((16, 6), (32, 5), (64, 5), (128, 4)))
 _GATED = (*(Tiles(tokens, 64, 128, 4, 4) for tokens in (16, 32, 64)), Tiles(128, 128, 64, 8, 4))
-# Of the columns; programs of a multiprocessor at most, and more than what share of so many, by most tokens
-_SPLITS = (4, 1, 0.7, 128), (2, 1, 0.7, 128), (2, 2, 0.7, 64), (2, 2, 0.5, 16)
+
+
+class _Split(NamedTuple):
+    """How columns are cut where that leaves few multiprocessors idle."""
+
+    parts: int
+    programs: int  # of a multiprocessor, at most
+    least: float  # of all the programs that may run at once, more than so many do
+    most_tokens: int
+
+
+_SPLITS = _Split(4, 1, 0.7, 128), _Split(2, 1, 0.7, 128), _Split(2, 2, 0.7, 64), _Split(2, 2, 0.5, 16)
+_LEAST_GATED = 0.8  # likewise
+"""Where fewer programs run, cuBLAS was up to a third faster on an H200, and `parts_triton` a tenth: in 28 matrices of
+models of 0.6 to 70 billion weights."""
 _SHARED_STAGES = 3  # of two programs of a multiprocessor
-_LEAST_GATED = 0.8
-"""Where fewer run, cuBLAS was up to a third faster on an H200 (28 matrices of models of 0.6 to 70 billion weights)."""
+_LEAST_STAGES = 3  # with fewer, where shared memory is small, too little is loaded ahead
 
 
 def linear_parts(
     x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, num_processors: int
 ) -> torch.Tensor | None:
-    """`parts_triton.linear_parts` where programs for all multiprocessors, or two for each, fit the matrix; None: other
-    kernels fit better."""
+    """`parts_triton.linear_parts` where one of `_SPLITS` fits the matrix; None: other kernels fit better."""
     num_tokens, width = x.shape
     size, tiles = len(matrix), _tiles(_PARTS, num_tokens)
     if tiles is None or size % tiles.rows:
         return None
-    for parts, programs, least, most in _SPLITS:
-        share = size // tiles.rows * parts / (programs * num_processors)
-        if num_tokens <= most and least < share <= 1 and width % (tiles.columns * parts) == 0:
-            out = torch.empty(parts, num_tokens, size, dtype=torch.float32, device=x.device)
-            _launch(x, matrix, bias, out, tiles if programs == 1 else tiles._replace(stages=_SHARED_STAGES))
-            return out
+    for split in _SPLITS:
+        share = size // tiles.rows * split.parts / (split.programs * num_processors)
+        fits = num_tokens <= split.most_tokens and split.least < share <= 1
+        if fits and width % (tiles.columns * split.parts) == 0:
+            most = tiles.stages if split.programs == 1 else _SHARED_STAGES
+            stages = _stages(x, most, split.programs * (tiles.tokens + tiles.rows) * tiles.columns)
+            if stages is not None:
+                out = torch.empty(split.parts, num_tokens, size, dtype=torch.float32, device=x.device)
+                _launch(x, matrix, bias, out, tiles._replace(stages=stages))
+                return out
     return None
 
 
@@ -56,16 +72,23 @@ def gated(x: torch.Tensor, matrix: torch.Tensor, num_processors: int, *, is_gelu
     if tiles is None or size % tiles.rows or width % tiles.columns:
         return None
     num_programs = size // tiles.rows
-    if num_programs < _LEAST_GATED * num_processors * -(-num_programs // num_processors):
+    stages = _stages(x, tiles.stages, (tiles.tokens + 2 * tiles.rows) * tiles.columns)
+    if stages is None or num_programs < _LEAST_GATED * num_processors * -(-num_programs // num_processors):
         return None
     out = x.new_empty(num_tokens, size)
-    _launch(x, matrix, None, out, tiles, is_gated=True, is_gelu=is_gelu)
+    _launch(x, matrix, None, out, tiles._replace(stages=stages), is_gated=True, is_gelu=is_gelu)
     return out
 
 
 def _tiles(of: Sequence[Tiles], num_tokens: int) -> Tiles | None:
     """That hold so many tokens; None: none do, or it is one, which needs none."""
     return next((tiles for tiles in of if 2 <= num_tokens <= tiles.tokens), None)
+
+
+def _stages(x: torch.Tensor, most: int, size: int) -> int | None:
+    """That shared memory holds, of `size` elements each; None: too few."""
+    stages = limits.of(x.device).stages(most, size * x.element_size())
+    return stages if stages >= _LEAST_STAGES else None
 
 
 def _launch(
@@ -82,7 +105,6 @@ def _launch(
     num_tokens, width = x.shape
     size = out.shape[-1]
     num_parts = out.numel() // (num_tokens * size)
-    num_rows = tiles.tokens + (2 * tiles.rows if is_gated else tiles.rows)
     _few[(size // tiles.rows, num_parts)](
         x,
         matrix,
@@ -98,7 +120,7 @@ def _launch(
         rows=tiles.rows,
         block=tiles.columns,
         block_tokens=tiles.tokens,
-        stages=limits.of(x.device).stages(tiles.stages, num_rows * tiles.columns * x.element_size()),
+        stages=tiles.stages,
         num_warps=tiles.warps,
         **overlap(x.device),
     )
