@@ -85,7 +85,7 @@ def eagle(path: Path, model: Decoder, num_steps: int = 5, rows: int = ROWS, **ch
 @pytest.fixture(autouse=True)
 def _launched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sgl.runtime.runner.drafts.DraftGraphs", Launched)
-    monkeypatch.setattr("sgl.kernels.attention.decode._PER_PROCESSOR", 6)
+    monkeypatch.setattr("sgl.kernels.attention.decode._PER_PROCESSOR", 24)
     monkeypatch.setattr("sgl.kernels.attention.decode._LEAST_SHARE", 32)
 
 

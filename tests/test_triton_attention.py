@@ -61,7 +61,7 @@ def test_any_step_equals_attention_written_out(
     [window] = case.shape.windows
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
-            patch.setattr(decode, "_PER_PROCESSOR", case.shape.num_kv_heads * num_programs)
+            patch.setattr(decode, "_PER_PROCESSOR", 2 * case.shape.num_kv_heads * num_programs)
             patch.setattr(decode, "_LEAST_SHARE", 32)
         backend = TritonAttention(case.shape)
         backend.plan(case.step)
@@ -74,7 +74,7 @@ def test_any_step_equals_attention_written_out(
 @given(
     rows=st.lists(st.tuples(st.integers(1, 8), st.integers(0, 90)), min_size=1, max_size=4),
     options=case_options(0.7),
-    num_programs=st.sampled_from([2, 12]),
+    num_programs=st.sampled_from([1, 2, 6]),
     overlaps=st.booleans(),
 )
 def test_rows_of_a_few_tokens_each_are_attended_as_one_and_padding_harms_nobody(
@@ -85,7 +85,7 @@ def test_rows_of_a_few_tokens_each_are_attended_as_one_and_padding_harms_nobody(
     queries = next(each for each in (2, 4, 8) if each >= case.q_lens.max())
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
-            patch.setattr(decode, "_PER_PROCESSOR", case.shape.num_kv_heads * num_programs)
+            patch.setattr(decode, "_PER_PROCESSOR", 2 * case.shape.num_kv_heads * num_programs)
             patch.setattr(decode, "_LEAST_SHARE", 32)
         backend = TritonAttention(case.shape, max_graph_rows=4, max_pages=200, max_queries=8)
         placed, firsts = backend.plan_verify(case.step, queries, [np.arange(len(rows) * queries)])
@@ -108,7 +108,7 @@ def test_rows_of_a_few_tokens_each_are_attended_as_one_and_padding_harms_nobody(
 @given(
     pasts=st.lists(st.integers(0, 90), min_size=1, max_size=4),
     options=case_options(0.7),
-    num_programs=st.sampled_from([1, 12]),
+    num_programs=st.sampled_from([1, 2, 6]),
     of_several=st.booleans(),
     overlaps=st.booleans(),
 )
@@ -121,7 +121,7 @@ def test_one_token_a_row_sees_no_key_behind_it(
     rows = RaggedRows.of(case.step, slice(None), case.shape.page_size)
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
-            patch.setattr(decode, "_PER_PROCESSOR", case.shape.num_kv_heads * num_programs)
+            patch.setattr(decode, "_PER_PROCESSOR", 2 * case.shape.num_kv_heads * num_programs)
             patch.setattr(decode, "_LEAST_SHARE", 32)
         attention = DecodeAttention(case.shape)
         begins = np.maximum(np.array(pasts, np.int32) - (window or 1000) + 1, 0)
@@ -141,14 +141,48 @@ def test_one_token_a_row_sees_no_key_behind_it(
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_heads_of_any_size_with_caps_and_sinks(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are cut between programs, and some are not."""
-    monkeypatch.setattr(decode, "_PER_PROCESSOR", 6)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(decode, "_PER_PROCESSOR", 12)
     rows = [(1, 200), (1, 7), (1, 150), (9, 70)]
     case = Case(rows, head_dim=head_dim, softcap=5.0, has_sinks=True, windows=(None, 40), device=DEVICE)
     backend = TritonAttention(case.shape)
     backend.plan(case.step)
+    assert backend._decodes is not None
+    assert parts_of(backend._decodes) > 1
     for window in case.shape.windows:
         found = backend.run(case.query, case.key_cache, case.value_cache, window, sinks=case.sinks)
         near(found, case.expected(window))
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize(("num_rows", "fewer"), [(1, (2, 4)), (2, (2, 2)), (8, (2, 2)), (9, (1, 2))])
+def test_few_rows_and_those_of_several_tokens_are_shared_among_fewer_programs(
+    num_rows: int, fewer: tuple[int, int], queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all of as many warps. fewer: by so much, rows of one token and of several."""
+    case = Case([(queries, 90 + 30 * (b % 3)) for b in range(num_rows)], device=DEVICE)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(decode, "_PER_PROCESSOR", 16 * case.shape.num_kv_heads)
+        monkeypatch.setattr(decode, "_LEAST_SHARE", 32)
+    bounds = {"max_graph_rows": num_rows, "max_pages": 200, "max_queries": 2}
+    attention = DecodeAttention(case.shape, **bounds)
+    programs = attention.programs(num_rows, of_several=queries > 1)
+    assert programs.number == attention.num_programs // fewer[queries - 1]
+    assert programs.number * programs.warps == attention.num_programs * attention.programs(9).warps
+    if queries > 1:
+        plan, _ = attention.plan_verify(case.step, queries, [])
+    else:
+        plan = attention.plan(case.step, num_rows)
+    assert plan.programs == programs
+    assert parts_of(plan) > 1
+    out = torch.empty_like(case.query)
+    attention.run(plan, case.query, case.key_cache, case.value_cache, None, out)
+    near(out, case.expected())
+
+
+def parts_of(plan: DecodePlan) -> int:
+    """Programs that a row's keys are cut for, at most."""
+    return int(max(segments[:, 5].max() for _, segments in plan.shares.values()))
 
 
 @given(
@@ -156,16 +190,17 @@ def test_heads_of_any_size_with_caps_and_sinks(head_dim: int, monkeypatch: pytes
     window=st.none() | st.integers(1, 300),
     num_programs=st.integers(1, 50),
     tile=st.sampled_from([32, 64]),
+    least_share=st.sampled_from([1, 32, 128]),
 )
 def test_keys_are_shared_out_evenly_and_each_once(
-    lengths: list[int], window: int | None, num_programs: int, tile: int
+    lengths: list[int], window: int | None, num_programs: int, tile: int, least_share: int
 ) -> None:
     ends = np.array(lengths, np.int32)
     begins = np.zeros_like(ends) if window is None else np.maximum(ends - window, 0).astype(np.int32)
     first_pages = np.arange(len(lengths), dtype=np.int32)
-    shares = SplitWork.of(begins, ends, first_pages, num_programs, tile)
+    shares = SplitWork.of(begins, ends, first_pages, num_programs, tile, least_share)
     total = sum(decode._ROW_COST + tile * -(-n // tile) for n in ends - begins)
-    share = max(decode._LEAST_SHARE, -(-total // num_programs))
+    share = max(least_share, tile, -(-total // num_programs))
     seen = [np.zeros(length, int) for length in lengths]
     programs: list[list[int]] = [[] for _ in lengths]
     sizes = []
@@ -189,11 +224,13 @@ def test_keys_are_shared_out_evenly_and_each_once(
     for row, begin in enumerate(begins):
         assert (seen[row] == (np.arange(lengths[row]) >= begin)).all()
         assert programs[row] == list(range(programs[row][0], programs[row][-1] + 1))
+    for row, *_, num_parts in shares.segments:
+        assert num_parts == len(programs[row])  # or nobody merges them
     *full, last = [size for size in sizes if size]
     assert all(abs(size - share) <= tile + decode._ROW_COST for size in full)
     assert last <= share + tile // 2 + decode._ROW_COST
-    first = shares.segments[shares.starts[:-1][np.diff(shares.starts) > 0]]
-    assert (shares.programs[: len(first), :6] == first).all()
+    works = np.diff(shares.starts) > 0
+    assert (shares.programs[works, :6] == shares.segments[shares.starts[:-1][works]]).all()
     assert (shares.programs[:, 6:] == np.stack((shares.starts[:-1], shares.starts[1:]), axis=1)).all()
 
 
@@ -253,8 +290,11 @@ def test_own_keys_are_merged_with_common_ones(
         page_size=4,
         has_sinks=has_sinks,
     )
-    attention = DecodeAttention(case.shape)
-    attention.num_programs = min(num_programs, attention.num_programs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "_LEAST_SHARE", 32)
+        if DEVICE == "cpu":
+            patch.setattr(decode, "_PER_PROCESSOR", 4 * num_programs)
+        attention = DecodeAttention(case.shape)
     generator = torch.Generator().manual_seed(0)
     keys, values = torch.randn(2, 10, 2, dim, generator=generator).to(DEVICE)
     scores = torch.einsum("nhd,khd->nhk", case.query, keys.repeat_interleave(2, 1)) * case.shape.scale
@@ -300,7 +340,7 @@ def test_what_was_captured_attends_for_later_steps(
 ) -> None:
     """With rows cut between programs or not; a replay runs the plan that was captured over later inputs."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(decode, "_PER_PROCESSOR", 2 * num_programs)
+        monkeypatch.setattr(decode, "_PER_PROCESSOR", 4 * num_programs)
     rng = np.random.default_rng(0)
     case = Case([(1, 300)] * 3, windows=(window,), device=DEVICE)
     backend = TritonAttention(case.shape, max_graph_rows=3, max_pages=19)
@@ -321,7 +361,7 @@ def test_what_was_captured_attends_for_later_steps(
 
 def test_a_captured_decode_takes_the_pages_of_both_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
-        monkeypatch.setattr(decode, "_PER_PROCESSOR", 4)
+        monkeypatch.setattr(decode, "_PER_PROCESSOR", 8)
     case = PooledCase([(1, 300)] * 3, 50, device=DEVICE)
     backend = PooledAttention(case.shape, lambda its: TritonAttention(its, max_graph_rows=3, max_pages=19))
     ones, slots = np.ones(3, np.int32), np.zeros((2, 4), np.int64)
@@ -341,7 +381,7 @@ def test_a_captured_decode_takes_the_pages_of_both_pools(monkeypatch: pytest.Mon
 
 def test_rows_that_verify_drafts_take_the_pages_of_both_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
-        monkeypatch.setattr(decode, "_PER_PROCESSOR", 4)
+        monkeypatch.setattr(decode, "_PER_PROCESSOR", 8)
     rows = [(3, 300), (1, 7), (4, 120), (2, 60)]
     case = PooledCase(rows, 50, device=DEVICE)
     bounds = {"max_graph_rows": 4, "max_pages": 19, "max_queries": 4}

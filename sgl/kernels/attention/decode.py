@@ -26,8 +26,8 @@ _LEAST_SHARE = 128  # keys; smaller shares cost more to merge than they save
 _ROW_COST = 64  # keys that take as long as starting a row
 _PER_PROCESSOR = 4  # concurrent programs of a multiprocessor, limited by registers,
 _WARPS = 2  # of so many warps each
-_FEWEST_ROWS = 8  # that fewer programs share
-_FEW_ROWS = 16  # whose consecutive steps often need no new tile, and so no new shares
+_FEW_ROWS = 8  # up to so many are shared among half the programs
+_STEADY_ROWS = 16  # up to so many whose consecutive steps often need no new tile, and so no new shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class SplitWork:
         least_share: int = _LEAST_SHARE,
     ) -> SplitWork:
         """Split keys begins[row] ≤ key < ends[row] of every row, none empty. first_pages: index of each row's first
-        page. tile: keys that stay together. least_share: of a program, in keys, if there are so many."""
+        page. tile: keys that stay together. least_share: of a program, in keys, if there are so many, but a tile."""
         tiles = -(-(ends - begins) // tile)
         stops = tiles.cumsum()
         firsts = stops - tiles
         total = int(stops[-1])
         costs = (tiles * tile + _ROW_COST).cumsum()
-        share = max(least_share, -(-int(costs[-1]) // num_programs))
+        share = max(least_share, tile, -(-int(costs[-1]) // num_programs))
         edges = np.minimum(np.arange(num_programs + 1) * share, costs[-1])
         row = np.minimum(costs.searchsorted(edges, side="right"), len(tiles) - 1)
         # the nearest tile; an edge within a row's starting cost means its first tile
@@ -146,7 +146,7 @@ class DecodePlan:
 class DecodeAttention:
     """Plans and runs the leading rows of one query token, and rows of up to `max_queries` alike. max_graph_rows and
     max_pages (of a row) bound `plan_for_graph`. per_processor: concurrent programs of a multiprocessor. least_share:
-    see `SplitWork.of`."""
+    see `SplitWork.of`. None: what suits this kernel."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class DecodeAttention:
         *,
         max_graph_rows: int = 0,
         max_pages: int = 0,
-        per_processor: int = _PER_PROCESSOR,
-        least_share: int = _LEAST_SHARE,
+        per_processor: int | None = None,
+        least_share: int | None = None,
         max_queries: int = 1,
     ) -> None:
         self._shape = shape
@@ -164,8 +164,8 @@ class DecodeAttention:
         if shape.device.type == "cuda":
             processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
         self._tile = _TILE if shape.head_dim <= _WIDE else _WIDE_TILE
-        self._least_share = least_share
-        self.num_programs = max(1, processors * per_processor // shape.num_kv_heads)
+        self._least_share = least_share or _LEAST_SHARE
+        self.num_programs = max(1, processors * (per_processor or _PER_PROCESSOR) // shape.num_kv_heads)
         group = shape.num_heads // shape.num_kv_heads
         # A program leaves at most two parts: the end of one row and the beginning of another.
         num_parts = 2 * self.num_programs * shape.num_kv_heads * group * max_queries
@@ -181,13 +181,13 @@ class DecodeAttention:
         self._latest: _Arrays | None = None  # of few rows
 
     def programs(self, num_rows: int, *, of_several: bool = False) -> Programs:
-        """That share the keys of so many rows. Of few rows, and of several query tokens, whose parts are large, merging
-        takes longer than reading: fewer programs leave fewer parts. So a decode step of one row of Llama-3.1-8B behind
-        1,024 and 8,192 tokens takes 4.07 and 4.51 ms on an H200 instead of 4.15 and 4.93, and attention of a row's 8
-        tokens 13 and 30 µs instead of 23 and 77."""
+        """That share the keys of so many rows. of_several: of several query tokens each, or as for these. Merging the
+        parts of few rows, and the large ones of several tokens, takes longer than reading: fewer programs leave fewer.
+        So a decode step of one row of Llama-3.1-8B behind 1,024 and 8,192 tokens takes 4.07 and 4.51 ms on an H200
+        instead of 4.15 and 4.93, and attention of a row's 8 tokens 13 and 30 µs instead of 23 and 77."""
         if of_several and num_rows == 1:
             return Programs(max(1, self.num_programs // 4), 4 * _WARPS, 2 * self._tile)
-        if of_several or num_rows <= _FEWEST_ROWS:
+        if of_several or num_rows <= _FEW_ROWS:
             return Programs(max(1, self.num_programs // 2), 2 * _WARPS, self._tile)
         return Programs(self.num_programs, _WARPS, self._tile)
 
@@ -273,7 +273,7 @@ class DecodeAttention:
         self, step: AttentionStep, num_rows: int, skipped: Int32Array | None, programs: Programs, more: int = 0
     ) -> tuple[npt.NDArray[np.int32], ...]:
         """Arrays to copy; those of varying size come last. more: query tokens of a row before its last."""
-        if num_rows > _FEW_ROWS or self._shape.windows != (None,):
+        if num_rows > _STEADY_ROWS or self._shape.windows != (None,):
             return self._host_anew(step, num_rows, skipped, programs, more)
         kv_lens, page_size = step.kv_lens[:num_rows], self._shape.page_size
         width = -(-int(kv_lens.max()) // page_size)
