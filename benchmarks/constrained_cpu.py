@@ -56,7 +56,7 @@ def main() -> None:
     fresh = itertools.count(1)
     for names, no_jumps in ((("warm", "cold"), True), (("jumping",), False)):
         # One after the other: OpenMP's workers of two engines would make those of both sleep.
-        with Engine(args.checkpoint, disable_jump_forward=no_jumps) as engine:
+        with Engine(args.checkpoint, disable_jump_forward=no_jumps, speculative_algorithm="off") as engine:
             for repetition, name in itertools.product(range(args.repetitions + 1), names):
                 each = [{**base, "json_schema": schema(next(fresh) if name == "cold" else 0)}] * len(prompts)
                 if name == "cold" or repetition % 2 == 0:

@@ -28,7 +28,7 @@ def serve(checkpoint: str, seconds: float) -> None:
     rng = random.Random(0)
     vocab_size = ModelConfig.from_pretrained(checkpoint).vocab_size
     params = {"max_new_tokens": 24, "ignore_eos": True, "temperature": 0.0}
-    with Engine(checkpoint, device="cpu", skip_tokenizer_init=True) as engine:
+    with Engine(checkpoint, device="cpu", skip_tokenizer_init=True, speculative_algorithm="off") as engine:
         began, done = 0.0, 0
         while not began or time.perf_counter() - began < seconds:
             prompts = [[rng.randrange(3, vocab_size) for _ in range(120)] for _ in range(32)]

@@ -44,7 +44,9 @@ class Ours:
     """The engine."""
 
     def __init__(self, path: str, output: int) -> None:
-        self._engine = Engine(path, skip_tokenizer_init=True, dtype="float32", device="cpu")
+        self._engine = Engine(
+            path, skip_tokenizer_init=True, dtype="float32", device="cpu", speculative_algorithm="off"
+        )
         self._params = {"temperature": 0.0, "max_new_tokens": output, "ignore_eos": True}
 
     def ours(self, prompts: list[list[int]]) -> Result:

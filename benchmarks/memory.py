@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100_000)
     args = parser.parse_args()
     rng = random.Random(0)
-    engine = Engine(args.checkpoint, device="cpu", max_total_tokens=16_384)
+    engine = Engine(args.checkpoint, device="cpu", max_total_tokens=16_384, speculative_algorithm="off")
     vocab = engine.get_tokenizer().vocab_size
     stems = [[rng.randrange(3, vocab) for _ in range(48)] for _ in range(50)]
     kinds = [{}, {"stop": "zq"}, {"presence_penalty": 0.5}, {"temperature": 0.8, "top_p": 0.9}]

@@ -167,7 +167,7 @@ def _together(name: str, model: str, cases: list[Case]) -> None:
 
 @contextlib.contextmanager
 def _engines(model: str) -> Iterator[list[Engine]]:
-    """Without drafts, and as the default is where they are, or with `auto`."""
+    """One without drafts, and one with `auto`."""
     with (
         Engine(model, speculative_algorithm="off") as plain,
         Engine(model, speculative_algorithm="auto") as drafting,

@@ -152,7 +152,7 @@ def test_programs_with_forks_and_constraints(tmp_path: Path) -> None:
     def texts(states: Any) -> list[str]:
         return [state.text() for state in states]
 
-    with Engine(folder, deterministic=True, disable_radix_cache=True) as engine:
+    with Engine(folder, deterministic=True, disable_radix_cache=True, speculative_algorithm="off") as engine:
         alone = texts(branches.run(backend=engine, seed=7, **topic) for topic in topics)
     for options in ({}, {"chunked_prefill_size": 5}, {"speculative_algorithm": "auto"}, {"max_total_tokens": 512}):
         with Engine(folder, deterministic=True, **options) as engine:
@@ -167,8 +167,9 @@ def test_forced_text_is_cut_into_the_same_tokens(tmp_path: Path) -> None:
     constrained = {"regex": r"(yes|no|perhaps), as was said before: [a-z ]{1,20}", "max_new_tokens": 60}
     params = [{**constrained, "temperature": 1.0, "seed": seed} for seed in range(6)]
     found: list[list[list[int]]] = []
+    base = {"device": "cpu", "deterministic": True, "check_ledger": True, "speculative_algorithm": "off"}
     for options in ({}, {"disable_jump_forward": True}, {"speculative_algorithm": "GRAMMAR"}, {"page_size": 4}):
-        with Engine(folder, device="cpu", deterministic=True, check_ledger=True, **options) as engine:
+        with Engine(folder, **{**base, **options}) as engine:
             for more in ({}, {"return_logprob": True}, {"return_logprob": True, "top_logprobs_num": 2}):
                 results = engine.generate(input_ids=[[5, 6, 7]] * 6, sampling_params=params, **more)
                 found.append([result["output_ids"] for result in results])

@@ -247,7 +247,11 @@ def meet(model: Path, adapters: dict[str, Path], oracles: Oracles, seed: int, co
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_loras_per_batch": 3, "max_total_tokens": 512}, {"max_loras_per_batch": 4, **DRAFTS}]
+    "options",
+    [
+        {"max_loras_per_batch": 3, "max_total_tokens": 512, "speculative_algorithm": "off"},
+        {"max_loras_per_batch": 4, **DRAFTS},
+    ],
 )
 def test_mixed_traffic_equals_merged_models(
     model: Path, adapters: dict[str, Path], oracles: Oracles, options: dict[str, Any]

@@ -399,6 +399,18 @@ def test_without_an_option_there_are_drafts_where_outputs_stay_the_same(
     assert ("drafts: of earlier text" in caplog.text) is is_default
 
 
+@pytest.mark.parametrize(("options", "is_kept"), [({}, True), ({"disable_radix_cache": True}, False)], ids=str)
+def test_by_default_outputs_of_others_are_looked_up_where_prefixes_are_shared(
+    folder: Path, options: dict[str, Any], is_kept: bool
+) -> None:
+    params = {"temperature": 1.0, "seed": 5, "max_new_tokens": 40, "ignore_eos": True}
+    with Engine(folder, device="cpu", dtype="float32", **options) as engine, every_draft(engine):
+        found = [engine.generate(prompt="a record:", sampling_params=params)["meta_info"] for _ in range(3)]
+    first, *others = [meta.get("accepted_tokens", 0) for meta in found]
+    assert first < 20
+    assert all((accepted > 30) if is_kept else (accepted == first) for accepted in others)
+
+
 @pytest.mark.parametrize("stop", ["token", "text"])
 def test_drafts_behind_the_end_of_an_output_are_not_accepted(folder: Path, stop: str) -> None:
     params: dict[str, Any] = {"temperature": 1.0, "seed": 2, "max_new_tokens": 30, "ignore_eos": True}

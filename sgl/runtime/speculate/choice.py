@@ -86,8 +86,9 @@ def speculator(
     drafters: list[Drafter] = []
     algorithm = "auto" if by_default else config.speculative_algorithm
     if algorithm in ("auto", "NGRAM"):
-        pools = Pools()
-        scheduler.memory.on_flush.append(pools.clear)
+        pools = None if by_default and config.disable_radix_cache else Pools()  # who shares nothing asked for none
+        if pools is not None:
+            scheduler.memory.on_flush.append(pools.clear)
         drafters.append(Lookup(pools))
     if algorithm in ("auto", "GRAMMAR"):
         drafters.append(GrammarDrafter())

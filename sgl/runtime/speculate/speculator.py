@@ -58,7 +58,7 @@ class Speculator:
         """models: drafters that take time on the device. most: drafts of a row, at most. is_on_host: whether steps are
         computed by this thread, so that its time is theirs, whoever else has the processor, and a look costs nothing
         but its own. spares_logprobs: requests that want log-probabilities have no drafts, whose number depends on
-        measured time, and the last bits on that number."""
+        measured time, as do the last bits of what is computed with them."""
         self._scheduler = scheduler
         self._hosts, self._models = list(drafters), list(models)
         self._drafters = [*drafters, *models]
