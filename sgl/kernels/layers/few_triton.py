@@ -40,6 +40,7 @@ _LEAST_GATED = 0.8  # likewise
 """Where fewer programs run, cuBLAS was up to a third faster on an H200, and `parts_triton` a tenth: in 28 matrices of
 models of 0.6 to 70 billion weights."""
 _SHARED_STAGES = 3  # of two programs of a multiprocessor
+_BESIDE = 512  # bytes of shared memory that compilers take beside a stage
 _LEAST_STAGES = 3  # with fewer, where shared memory is small, too little is loaded ahead
 
 
@@ -87,7 +88,7 @@ def _tiles(of: Sequence[Tiles], num_tokens: int) -> Tiles | None:
 
 def _stages(x: torch.Tensor, most: int, size: int) -> int | None:
     """That shared memory holds, of `size` elements each; None: too few."""
-    stages = limits.of(x.device).stages(most, size * x.element_size())
+    stages = limits.of(x.device).stages(most, size * x.element_size() + _BESIDE)
     return stages if stages >= _LEAST_STAGES else None
 
 
