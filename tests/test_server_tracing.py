@@ -90,6 +90,19 @@ def test_a_request_has_a_span_with_its_stages_in_the_clients_trace(
     assert root.start_time <= generation.start_time + 5_000_000
 
 
+@pytest.mark.parametrize("meta", [{}, {"usage": {"new_tokens": 1, "cached_tokens": 0}}])
+def test_a_generation_tells_what_was_drafted(
+    server: LiveServer, spans: InMemorySpanExporter, meta: dict[str, Any]
+) -> None:
+    counts = {"drafted_tokens": 9, "accepted_tokens": 4}
+    tracer = server.service.tracer
+    assert tracer is not None
+    tracer.generation({"usage": {**meta["usage"], **counts}} if meta else counts)
+    [generation] = by_name(spans, "generate")["generate"]
+    attributes = dict(generation.attributes or {})
+    assert (attributes["sgl.drafted_tokens"], attributes["sgl.accepted_tokens"]) == (9, 4)
+
+
 def test_chats_of_several_samples_have_a_span_each(server: LiveServer, spans: InMemorySpanExporter) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "n": 3, "max_tokens": 3}
     assert server.post("/v1/chat/completions", body).status_code == 200

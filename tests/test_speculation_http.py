@@ -79,6 +79,10 @@ OF_TIME = {
     "e2e_latency",
     "queue_time",
 }
+COUNTED = {
+    "sgl:spec_drafted_tokens_total": "drafted_tokens",
+    "sgl:spec_accepted_tokens_total": "accepted_tokens",
+}
 OF_DRAFTS = {"drafted_tokens", "accepted_tokens", "completion_tokens_details", "output_tokens_details"}
 OF_THE_CACHE = {
     "cached_tokens",
@@ -362,3 +366,14 @@ def test_careless_clients_get_what_a_server_without_drafts_says(
 @pytest.mark.parametrize("options", [{}, TIGHT, {**TIGHT, "page_size": 1, "schedule_policy": "priority"}])
 def test_many_careless_clients(folder: Path, options: dict[str, Any], seed: int) -> None:
     compare(folder, list(DRAFTERS), options, 100 + seed, 120)
+
+
+def test_metrics_count_what_was_drafted_and_what_stood(tmp_path: Path) -> None:
+    folder = calling_checkpoint(tmp_path)
+    body = {"text": TEXTS[0], "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": True}}
+    with Engine(folder, device="cpu") as engine, served(engine) as server, every_draft(engine):
+        told = [server.post("/generate", body).json()["meta_info"] for _ in range(2)]
+        lines = server.get("/metrics").text.splitlines()
+    counted = {name: float(line.split()[-1]) for line in lines for name in COUNTED if line.startswith(name)}
+    assert list(counted.values()) == [sum(meta[name] for meta in told) for name in COUNTED.values()]
+    assert min(counted.values()) > 10

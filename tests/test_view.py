@@ -17,6 +17,7 @@ from sgl.lang.record import shown
 from sgl.lang.view import spans
 from sgl.lang.view.html import page_part
 from sgl.lang.view.spans import Span, View, view_of
+from tests.every_draft import every_draft
 from tests.lang_mocks import ENDLESS, MockBackend
 from tests.patience import wait_until
 from tests.tiny_models import tiny_checkpoint
@@ -70,6 +71,17 @@ def test_spans_tell_how_text_came_about(engine: sgl.Engine) -> None:
         assert logprobs
         assert max(logprobs) <= 0
     assert {"tokens", "forced", "in all"} <= dict(written.facts).keys()
+
+
+def test_spans_tell_what_was_drafted(engine: sgl.Engine) -> None:
+    with every_draft(engine):
+        for _ in range(2):  # the second looks up the first
+            state = order.run("4 lamps", backend=engine, seed=2, max_new_tokens=40)
+            assert state.error() is None
+    facts = dict(span_named(view_of(state.timeline()), "order").facts)
+    usage = state.get_meta_info("order")["usage"]
+    assert int(facts["drafted"]) == usage["drafted_tokens"]
+    assert int(facts["of them accepted"]) == usage["accepted_tokens"] > 0
 
 
 def test_a_notebook_shows_text_and_nothing_runs(engine: sgl.Engine) -> None:

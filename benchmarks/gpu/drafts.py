@@ -1,8 +1,8 @@
 """What drafts are worth on real text: acceptance, tokens a step and tokens a second, beside plain decoding.
 
-    python -m benchmarks.gpu.drafts MODEL DATA --drafts FOLDER [--suites gsm8k,mtbench,bfcl,json] [--modes plain,lookup,
-                                    draft,eagle3] [--prompts 12] [--tokens 128] [--rows 1] [--rounds 5]
-                                    [--temperature 0] [--option NAME=VALUE …] [--json FILE]
+    python -m benchmarks.gpu.drafts MODEL DATA --drafts FOLDER [--suites gsm8k,mtbench,bfcl,json]
+                                    [--modes plain,grammar,lookup,auto,draft,eagle3] [--prompts 12] [--tokens 128]
+                                    [--rows 1] [--rounds 5] [--temperature 0] [--option NAME=VALUE …] [--json FILE]
 
 MODEL, DATA and FOLDER are those of benchmarks/draft_training.py, which FOLDER's drafts come from; it is run first where
 they are missing. Each mode has an engine of its own beside plain decoding's; either answers all prompts of a suite in
@@ -40,7 +40,8 @@ from tests.every_draft import every_draft
 
 TOKENS = 32_768
 """Of an engine's KV, where no option says: two lie in the device's memory."""
-MODES = "plain", "lookup", "draft", "eagle3"
+MODES = "plain", "grammar", "lookup", "auto", "draft", "eagle3"
+_WITHOUT_MODEL = {"plain": "off", "grammar": "GRAMMAR", "lookup": "NGRAM", "auto": "auto"}
 PLACES = 6  # of an output, where rounding is measured
 _COLUMNS = {"tok/s": 8, "x": 6, "tok/step": 9, "accepted": 9, "drafted": 8, "equal": 6, "tie": 6}
 HEADER = f"{'suite':8} {'mode':8} " + " ".join(f"{name:>{width}}" for name, width in _COLUMNS.items())
@@ -118,8 +119,8 @@ def _logprobs(engine: Engine, asked: list[tuple[list[int], list[int]]]) -> list[
 
 def options_of(mode: str, drafts: Path) -> dict[str, Any]:
     """The engine's for a mode."""
-    if mode in ("plain", "lookup"):
-        return {"speculative_algorithm": "off" if mode == "plain" else "NGRAM"}
+    if mode in _WITHOUT_MODEL:
+        return {"speculative_algorithm": _WITHOUT_MODEL[mode]}
     return {"speculative_algorithm": mode.upper(), "speculative_draft_model_path": str(drafts / mode)}
 
 

@@ -239,8 +239,8 @@ class EngineConfig:
     speculative_algorithm: SpeculativeAlgorithm | None = None
     """Who drafts tokens, for several to be verified in a step: NGRAM looks up what followed before, GRAMMAR reads on
     where a constraint leaves little choice, DRAFT (or STANDALONE) asks a draft model, EAGLE3 a head. auto: NGRAM and
-    GRAMMAR, and what speculative_draft_model_path names. off: nobody. None: auto on a CPU in float32, but for requests
-    that want log-probabilities; elsewhere nobody."""
+    GRAMMAR, and what speculative_draft_model_path names. off: nobody, but where a constraint leaves one likely token.
+    None: auto on a CPU in float32, but for requests that want log-probabilities; elsewhere off."""
     speculative_draft_model_path: PathText | None = None
     """The folder of a draft model, or of an EAGLE-3 head."""
     speculative_num_draft_tokens: Annotated[int, Field(ge=2, le=64)] | None = None

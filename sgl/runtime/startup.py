@@ -188,7 +188,7 @@ def _start(config: EngineConfig, model_config: Config, device: torch.device, gro
     is_recurrent = isinstance(model_config, HybridConfig)
     by_default = speculate.is_default(config, model.dtype, is_recurrent=is_recurrent)
     if by_default:
-        logger.info("drafts: of earlier text and of constraints (speculative_algorithm='off': none)")
+        logger.info("drafts: of earlier text and of constraints (speculative_algorithm='off' turns them off)")
     return Started(
         config,
         model_config,

@@ -36,7 +36,7 @@ def check(config: EngineConfig, architecture: str, *, is_recurrent: bool) -> Non
         (
             row_tokens is not None and not is_on,
             "speculative_num_draft_tokens",
-            f"speculative_num_draft_tokens={row_tokens} needs a speculative_algorithm, such as NGRAM",
+            f"speculative_num_draft_tokens={row_tokens} needs a speculative_algorithm that is named, such as auto",
         ),
         (
             steps is not None and not asks_model,
