@@ -256,9 +256,11 @@ def test_mixed_traffic_is_served_as_without_drafts(
     with engine_of(folder, speculative_num_steps=4, **drafts, **options) as its, every_draft(its):
         pretend(its, texts, 3, drafter)
         ahead = noted(its)
-        for _ in range(2):
+        for turn in range(6):  # who runs beside whom differs from turn to turn
             found = its.generate(**requests)
             assert [each["output_ids"] for each in found] == expected
+            if turn and (its._scheduler.counters.retractions or drafter == "draft"):
+                break
         assert len(ahead) > 5
         assert its._scheduler.counters.retractions or drafter == "draft", "which ends requests sooner"
         streams = [
