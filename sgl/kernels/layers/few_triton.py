@@ -31,12 +31,12 @@ class _Split(NamedTuple):
 
     parts: int
     programs: int  # of a multiprocessor, at most
-    least: float  # of all the programs that may run at once, more than so many do
+    least: float  # share of all that may run at once; more than so many do
     most_tokens: int
 
 
 _SPLITS = _Split(4, 1, 0.7, 128), _Split(2, 1, 0.7, 128), _Split(2, 2, 0.7, 64), _Split(2, 2, 0.5, 16)
-_LEAST_GATED = 0.8  # likewise
+_LEAST_GATED = 0.8  # of gated products, which are not split
 """Where fewer programs run, cuBLAS was up to a third faster on an H200, and `parts_triton` a tenth: in 28 matrices of
 models of 0.6 to 70 billion weights."""
 _SHARED_STAGES = 3  # of two programs of a multiprocessor
