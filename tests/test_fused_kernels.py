@@ -30,6 +30,14 @@ NARROW = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16
 E4M3_ERROR, E4M3_FLOOR = (2.0**-4, 2.0**-9) if DEVICE == "cuda" else (0.5, 2.0**-6)
 
 
+@pytest.fixture
+def much_shared_memory() -> None:
+    """An H100's, for which products of few tokens are tiled."""
+    has = limits.of(torch.device(DEVICE)).shared_memory
+    if has is not None and has < 227 << 10:
+        pytest.skip("with so little shared memory other kernels multiply")
+
+
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """On the CPU, where the references run."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(dtype)
@@ -355,6 +363,7 @@ def test_whole_sums_are_left_to_others_where_they_are_long_or_tiles_too_many_or_
     assert parts_triton.linear_whole(x, matrix, None, processors) is None
 
 
+@pytest.mark.usefixtures("much_shared_memory")
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(
@@ -413,6 +422,7 @@ def test_few_tokens_leave_products_to_others_that_do_not_divide_or_fill_the_gpu(
     assert few_triton.linear_parts(x, matrix, None, processors) is None
 
 
+@pytest.mark.usefixtures("much_shared_memory")
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("is_gelu", [False, True])
 @pytest.mark.parametrize(
@@ -483,6 +493,7 @@ def test_few_tokens_leave_products_to_others_where_shared_memory_holds_few_stage
     assert (few_triton.gated(x, matrix, 1 if tokens == 128 else 2, is_gelu=False) is not None) is is_gated
 
 
+@pytest.mark.usefixtures("much_shared_memory")
 @pytest.mark.parametrize(
     ("tokens", "width", "parts"), [(3, 1536, 2), (40, 1536, 2), (129, 1536, None), (3, 1024, None)]
 )
@@ -500,6 +511,7 @@ def test_captured_steps_have_whole_products_or_parts_where_these_are_read(
     assert (None if found is None else found.shape) == (None if parts is None and whole is None else shape)
 
 
+@pytest.mark.usefixtures("much_shared_memory")
 @pytest.mark.parametrize(
     ("captured", "dtype", "has_bias", "is_fused"),
     [
