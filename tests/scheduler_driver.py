@@ -161,7 +161,7 @@ class Driver:
 
     def step(self) -> bool:
         """One turn of the loop; whether anything happened."""
-        decodable = {r.uid for r in self.live_requests() if r.phase is Phase.DECODE}
+        decodable = {r.uid for r in self.live_requests() if r.phase is Phase.DECODE or self.goes_on(r)}
         movers = [each for each in (self.tiers, self.scheduler.memory.transfers) if each is not None]
         for each in movers:
             each.poll()
@@ -174,6 +174,12 @@ class Driver:
             time.sleep(0.001)  # for its threads, which others' tests may hold up
         self.num_steps += happened
         return happened or waits
+
+    def goes_on(self, request: Request) -> bool:
+        """Whether tokens behind its first one are known and may be computed."""
+        if request.phase is not Phase.PREFILL or not request.output_ids:
+            return False
+        return bool(self.scheduler.memory.rows.kv_len[request.row] < request.computable_len)
 
     def step_alone(self, step: Step | None, decodable: set[int]) -> bool:
         flying, self.flying = self.flying, None
@@ -207,9 +213,10 @@ class Driver:
         batch, budget = step.batch, self.setting.budget
         assert (batch.q_lens > 0).all(), "a row computes nothing"
         if budget is not None:
-            assert batch.q_lens.sum() <= max(budget, step.num_decodes + 1)
+            num_outputs = step.num_decodes + sum(bool(r.output_ids) for r in step.requests[step.num_decodes :])
+            assert batch.q_lens.sum() <= max(budget, num_outputs + 1)
         assert (batch.q_lens[: step.num_decodes] == 1).all()
-        left_out = decodable - {r.uid for r in step.requests[: step.num_decodes]}
+        left_out = decodable - {r.uid for r in step.requests}
         for request in self.live_requests():
             if request.uid in left_out:
                 pools = [self.pool, *([] if self.window_pool is None else [self.window_pool])]

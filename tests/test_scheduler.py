@@ -186,6 +186,62 @@ def test_drafts_change_no_token_and_those_that_stand_save_steps(overlap: bool) -
     assert overlap or steps[1] < steps[0]  # with run-ahead a row sits out the step that it saves
 
 
+@pytest.mark.parametrize(("budget", "most_drafts"), [(1, 0), (7, 0), (12, 4), (64, 56), (None, 56)])
+def test_drafts_hold_up_no_other_output(budget: int | None, most_drafts: int) -> None:
+    """Each has a token in every step, and drafts get what is left."""
+    driver = Driver(Setting(budget=budget, overlap=False, num_pages=400))
+    requests = [make_request(uid, [uid, 5, uid + 9], 40) for uid in range(1, 9)]
+    for request in requests:
+        driver.scheduler.add(request)
+    while not all(request.output_ids for request in requests):
+        assert driver.step()
+    for _ in range(4):
+        going_on = [request for request in requests if not request.is_done]
+        before = [len(request.output_ids) for request in going_on]
+        for request in going_on:
+            if request.max_new_tokens - len(request.output_ids) > 8 and driver.scheduler.may_draft(request):
+                driver.scheduler.draft(request, [96] * 7)
+        drafted = driver.scheduler.counters.drafted_tokens
+        assert driver.step()
+        assert all(len(request.output_ids) > number for request, number in zip(going_on, before, strict=True))
+        assert driver.scheduler.counters.drafted_tokens - drafted <= most_drafts
+    driver.run()
+    for request in requests:
+        assert_right(request)
+
+
+def is_long(request: Request) -> bool:
+    """Whether no stop token ends its output early."""
+    its = request.prompt_ids.tolist(), request.max_new_tokens, request.seed, request.stop_ids
+    return len(expected_output(*its)) == request.max_new_tokens
+
+
+@pytest.mark.parametrize("has_row", [True, False])
+def test_drafts_and_certain_texts_leave_half_of_what_is_left_to_prompts(has_row: bool) -> None:
+    driver = Driver(Setting(budget=24, overlap=False, num_pages=400, rows=4 + has_row, radix=False))
+    outputs = [its for uid in range(1, 99) if is_long(its := make_request(uid, [uid, 5, uid + 9], 60))][:4]
+    for request in outputs:
+        driver.scheduler.add(request)
+    while not all(request.output_ids for request in outputs):
+        assert driver.step()
+    late = make_request(9, list(range(50)), 2)
+    assert driver.scheduler.shares.draft_room() == 20
+    driver.scheduler.add(late)
+    rooms, numbers = [], []
+    while not late.output_ids and len(numbers) < 5:
+        rooms.append(driver.scheduler.shares.draft_room())
+        for request in outputs:
+            driver.scheduler.draft(request, [96] * 7)
+        before = int(driver.scheduler.memory.rows.kv_len[late.row]) if late.phase is not Phase.WAITING else 0
+        assert driver.step()
+        numbers.append(int(driver.scheduler.memory.rows.kv_len[late.row]) - before if has_row else 0)
+    assert set(rooms) == {10 if has_row else 20}
+    assert numbers == ([13, 13, 13, 11] if has_row else [0] * 5), "beside one draft of seven"
+    driver.run()
+    for request in [*outputs, late]:
+        assert_right(request)
+
+
 def test_followers_wait_for_a_prefix_that_is_being_computed_and_then_hit_it() -> None:
     stem = list(range(32))
     requests = [make_request(i, [*stem, i], 2) for i in range(6)]

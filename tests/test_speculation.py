@@ -20,7 +20,7 @@ from sgl.runtime.speculate.budget import Budget
 from sgl.runtime.speculate.drafter import NO_DRAFT, Draft, Drafter, DraftRequest
 from sgl.runtime.speculate.lookup import Lookup
 from sgl.runtime.speculate.pools import Pools
-from sgl.runtime.speculate.speculator import Speculator, _Guess
+from sgl.runtime.speculate.speculator import Speculator, _Guess, _within
 from tests.every_draft import EveryDraft, every_draft
 from tests.near_ties import Scored, without_reason
 from tests.tiny_models import tiny_checkpoint
@@ -548,7 +548,7 @@ def test_looks_rest_though_nobody_knows_what_waiting_costs() -> None:
 def test_drafts_without_room_gain_nothing(is_on_host: bool) -> None:
     """Nor do those that a constraint cuts off, behind which there is more to guess: on a CPU looks go on."""
     scheduler = SimpleNamespace(
-        may_draft=lambda request: True, memory=SimpleNamespace(reach=lambda request, end: 1)
+        may_draft=lambda request: True, memory=SimpleNamespace(reach=lambda request, end: 1), shares=ROOM
     )
     budget = Budget(is_padded=True)
     speculator = Speculator(cast(Any, scheduler), budget=budget, is_on_host=is_on_host)
@@ -569,7 +569,7 @@ def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
     class Scheduled:
         def __init__(self) -> None:
             self.given: list[int] = []
-            self.memory = SimpleNamespace(reach=lambda request, end: end)
+            self.memory, self.shares = SimpleNamespace(reach=lambda request, end: end), ROOM
 
         def may_draft(self, request: Any) -> bool:
             return True
@@ -594,6 +594,44 @@ def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
     assert scheduler.given == [1] * 4
     assert not speculator._divide(guesses, 4)
     assert len(scheduler.given) == 4, "not again at once"
+    scheduler.given.clear()
+    scheduler.shares = SimpleNamespace(draft_room=lambda: 3)
+    speculator._since_drafts = 128
+    assert not speculator._divide(guesses, 4)
+    assert scheduler.given == [1] * 3
+
+
+@pytest.mark.parametrize(
+    ("room", "given"),
+    [
+        (99, [7, 3, 0, 5]),
+        (15, [7, 3, 0, 5]),
+        (14, [6, 3, 0, 5]),
+        (9, [3, 3, 0, 3]),
+        (2, [1, 1, 0, 0]),
+        (0, [0] * 4),
+    ],
+)
+def test_drafts_of_a_step_are_as_many_as_it_has_room_for(room: int, given: list[int]) -> None:
+    assert _within(room, [7, 3, 0, 5]) == given
+    assert _within(room, []) == []
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 9, 64])
+def test_steps_with_little_room_have_drafts_where_there_is_some_and_are_no_more(chunk: int) -> None:
+    """A row advances in every step, whatever others draft, and outputs are those without drafts."""
+    steps, texts = [], []
+    for algorithm in ("off", "NGRAM"):
+        options: Any = {"max_running_requests": 8, "chunked_prefill_size": chunk, "random_seed": 0}
+        with Engine(speculative_algorithm=algorithm, check_ledger=True, **options) as engine:
+            params = {"max_new_tokens": 40, "temperature": 0, "ignore_eos": True}
+            for _ in range(2):
+                before = engine._scheduler.counters.steps
+                found = engine.generate(prompt=["One two three, one two three, one"] * 8, sampling_params=params)
+            steps.append(engine._scheduler.counters.steps - before)
+            texts.append([each["text"] for each in found])
+    assert texts[0] == texts[1]
+    assert steps[1] <= steps[0] + 8, "by which prompts may begin later"
 
 
 class Model:
@@ -638,6 +676,7 @@ class Steps:
         return found
 
 
+ROOM = SimpleNamespace(draft_room=lambda: 1 << 40)
 NOTHING = SimpleNamespace(generated_tokens=0, forced_tokens=0)
 
 

@@ -1,6 +1,6 @@
 """Decides what each step computes: who runs, who waits, who is retracted.
 
-The step's tokens go to decodes, then to started prompts, then to new ones. Plain ints and NumPy only.
+The step's tokens go to outputs, then to started prompts, then to new ones. Plain ints and NumPy only.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sgl.runtime.scheduler.packing import Chunk, assemble, assemble_ahead, share
 from sgl.runtime.scheduler.programs import Programs
 from sgl.runtime.scheduler.request import FinishReason, Phase, Request
 from sgl.runtime.scheduler.retraction import in_the_way, youngest
+from sgl.runtime.scheduler.shares import Shares
 from sgl.runtime.scheduler.step import Limits, Step
 from sgl.runtime.scheduler.tiers import Tiers
 from sgl.runtime.scheduler.transfers import Transfers
@@ -32,7 +33,6 @@ from sgl.runtime.scheduler.waiting_queue import WaitingQueue
 
 _MAX_BYPASSED = 16  # requests found not to fit before a round ends
 _MAX_WITHOUT_SLOT = 256  # requests whose adapter has no slot, likewise
-_UNLIMITED = 1 << 40  # tokens a step
 
 
 class Scheduler:
@@ -63,6 +63,7 @@ class Scheduler:
         )
         self.queue = WaitingQueue(limits.schedule_policy, self.memory)
         self.memory.cache.watcher = self.queue
+        self.shares = Shares(limits.step_tokens, self.memory, self.queue)
         self.adapters = AdapterSlots(limits.adapter_slots)
         self._running = self.memory.running
         self._rows = self.memory.rows
@@ -190,10 +191,7 @@ class Scheduler:
         setups: list[RowSetup] = []
         while True:
             decodes, decode_rows = self._grow_decodes()
-            most = self.limits.step_tokens
-            tokens_left = _UNLIMITED if most is None else max(most - len(decodes), 1)
-            chunks = self._continue_prompts(tokens_left)
-            tokens_left -= sum(chunk.end - chunk.start for chunk in chunks)
+            chunks, tokens_left = self.shares.chunks(len(decodes))
             chunks += self._admit(tokens_left, setups)
             if self.memory.states is not None:
                 self.memory.states.stop_at_wanted(chunks)
@@ -210,7 +208,7 @@ class Scheduler:
         each row, which the device will know. None: others wait or run, or there is no room."""
         requests, rooms = latest.requests, zip(latest.requests, wanted.tolist(), strict=True)
         is_alone = len(self._running) == len(requests) and not len(self.queue) and not self.is_paused
-        fits = wanted.sum() + len(wanted) <= (self.limits.step_tokens or _UNLIMITED)
+        fits = self.shares.fit(int(wanted.sum()) + len(wanted))
         if not (is_alone and fits and all(has_room_ahead(each, number, self.memory) for each, number in rooms)):
             return None
         self._tick += 1
@@ -300,24 +298,6 @@ class Scheduler:
             writable = [request for request, waits in zip(decodes, is_full, strict=True) if not waits]
             self._decodes = None
             return writable, rows[~is_full]
-
-    def _continue_prompts(self, tokens_left: int) -> list[Chunk]:
-        chunks: list[Chunk] = []
-        started = [request for request in self._running.values() if request.phase is Phase.PREFILL]
-        started.sort(key=lambda request: not request.output_ids)  # outputs go on beside long prompts
-        for request in started:
-            if tokens_left <= 0:
-                break
-            start = int(self._rows.kv_len[request.row])
-            self.memory.give_back(request)
-            end = self.memory.reach(request, min(request.computable_len, start + tokens_left))
-            if request.drafts and end < request.target_len:  # verified at once or not at all
-                request.drafts, request.target_len = (), request.num_known
-                end = min(end, request.target_len)
-            if end > start:
-                chunks.append(Chunk(request, start, end))
-                tokens_left -= end - start
-        return chunks
 
     def _admit(self, tokens_left: int, setups: list[RowSetup]) -> list[Chunk]:
         chunks: list[Chunk] = []

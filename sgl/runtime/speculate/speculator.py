@@ -285,13 +285,17 @@ class Speculator:
 
     def _divide(self, guesses: list[_Guess], num_rows: int) -> bool:
         """Give the guesses out, as many as pay now that the step has waited, or some to try whether they do. Returns
-        whether any would pay for waiting, too; on a GPU, none that had no room or that a constraint cut off."""
+        whether any would pay for waiting, too; none that no step has tokens for, and on a GPU none that had no pages or
+        that a constraint cut off."""
+        if not guesses:
+            return False
         drafts = [(guess.share, len(guess.draft.token_ids)) for guess in guesses]
-        numbers = self._budget.divide(num_rows, drafts, waited=not self._is_on_host)
+        room = self._scheduler.shares.draft_room()
+        numbers = _within(room, self._budget.divide(num_rows, drafts, waited=not self._is_on_host))
         pays = any(numbers)
         is_due = self._since_drafts >= LONGEST_PAUSE  # to see what they take, and how many stand, by now
-        if guesses and not pays and (is_due or self._trials.is_on):
-            numbers = self._budget.trial(num_rows, drafts)
+        if not pays and (is_due or self._trials.is_on):
+            numbers = _within(room, self._budget.trial(num_rows, drafts))
         for i, guess in enumerate(guesses):
             if numbers[i] and not self._give(guess.request, guess.draft, numbers[i]):
                 numbers[i] = 0
@@ -342,6 +346,18 @@ class Speculator:
         if token_ids:
             self._scheduler.draft(request, token_ids)
         return bool(token_ids)
+
+
+def _within(room: int, numbers: list[int]) -> list[int]:
+    """So many drafts of each row, or where there is no room for all, fewer of those that have most."""
+    most = max(numbers, default=0)
+    while most > 1 and sum(min(number, most) for number in numbers) > room:
+        most -= 1
+    given = []
+    for number in numbers:
+        given.append(min(number, most, room))
+        room -= given[-1]
+    return given
 
 
 def _has_prompts(step: Step) -> bool:
