@@ -46,14 +46,28 @@ def test_the_newest_of_the_longest_matches_is_found(text: list[int], context: li
         in_common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(end, len(context), MAX_CONTEXT))
         if in_common and in_common >= best[1]:
             best = end, in_common
-    assert search(np.array(text, np.int32), np.array(context, np.int32)) == best
+    assert search(np.array(text, np.int32), np.array(context, np.int32))[:2] == best
 
 
 def test_of_a_token_that_is_everywhere_the_newest_places_are_compared() -> None:
     text = np.full(4 * MOST_PLACES, 7, np.int32)
     text[100] = 8
-    assert search(text, np.array([8, 7], np.int32)) == (len(text) - 1, 1)
-    assert search(text[: MOST_PLACES + 1], np.array([8, 7], np.int32)) == (102, 2)
+    assert search(text, np.array([8, 7], np.int32)) == (len(text) - 1, 1, MOST_PLACES)
+    assert search(text[: MOST_PLACES + 1], np.array([8, 7], np.int32)) == (102, 2, MOST_PLACES - 1)
+
+
+def test_what_is_compared_counts_among_what_is_searched() -> None:
+    """A text of one token is compared fifteen times at each of its places."""
+    lookup, asked = Lookup(), []
+    requests = [_request(uid, [7] * 2 * MOST_PLACES, [8] + [7] * 15) for uid in range(16)]
+    with mock.patch.object(lookup_module, "search", side_effect=search) as searched:
+        for _ in range(8):
+            for request in requests:
+                request.output_ids += [8] + [7] * 15
+            searched.reset_mock()
+            lookup.propose([DraftRequest(request, 4, request.num_known - 1) for request in requests])
+            asked.append(sum(len(call.args[0]) == 2 * MOST_PLACES for call in searched.mock_calls))
+    assert max(asked) == 5, "of all 16, so that the step does not wait"
 
 
 def test_a_draft_is_what_followed_in_the_prompt_and_then_is_read_on() -> None:

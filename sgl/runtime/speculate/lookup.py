@@ -15,11 +15,12 @@ from sgl.runtime.speculate.pools import START, Pools
 
 MAX_CONTEXT = 16
 """Tokens compared at most; a longer match says no more."""
-MOST_PLACES = 1 << 14
+MOST_PLACES = 1 << 12
 """Newest places of a token that are compared further: a prompt may be one token a million times."""
 SCANNED_TOKENS = 1 << 20
 """Of all requests, before one step: a fraction of a millisecond. Of longer prompts the ends are searched."""
 
+_COMPARED = 4  # tokens that are scanned in the time in which a place is compared once
 _FEW = 8  # places
 _AHEAD = 128  # tokens kept of what was found
 
@@ -74,7 +75,7 @@ class _Reading:
         self._grades = _OF_TEXT
 
     def propose(self, most: int, pools: Pools | None, most_scanned: int) -> tuple[Draft, int]:
-        """A draft, and how many tokens were searched for it."""
+        """A draft, and how many tokens were scanned for it, or might have been in that time."""
         new = self._request.output_ids[len(self._output) :]
         self._output.extend(new)
         self._in_common += len(new)
@@ -101,8 +102,8 @@ class _Reading:
         ):
             if scanned < most_scanned:
                 text = text[scanned - most_scanned :]
-                scanned += len(text)
-                at, in_common = search(text, sought)
+                at, in_common, compared = search(text, sought)
+                scanned += len(text) + _COMPARED * compared
                 if in_common > best:
                     best = in_common
                     ahead = text[at : at + _AHEAD].tolist()
@@ -112,16 +113,17 @@ class _Reading:
         return scanned
 
 
-def search(text: Int32Array, context: Int32Array) -> tuple[int, int]:
+def search(text: Int32Array, context: Int32Array) -> tuple[int, int, int]:
     """Where in `text` [n] the longest end of `context` [m >= 1] ends that is there, the newest of them: (index
-    behind it, tokens in common, at most MAX_CONTEXT); (0, 0) if not even the last token is. An end right at the
-    end of text, behind which nothing stands, does not count, nor does one before the last token's MOST_PLACES newest
-    places. O(n), in NumPy."""
+    behind it, tokens in common, at most MAX_CONTEXT, how many places were compared, each time); (0, 0, 0) if not even
+    the last token is. An end right at the end of text, behind which nothing stands, does not count, nor does one
+    before the last token's MOST_PLACES newest places. O(n), in NumPy."""
     found = (text[:-1] == context[-1]).nonzero()[0][-MOST_PLACES:]
     if not len(found):
-        return 0, 0
-    length, most = 1, min(len(context), MAX_CONTEXT)
+        return 0, 0, 0
+    length, most, compared = 1, min(len(context), MAX_CONTEXT), 0
     while length < most and len(found) > _FEW:
+        compared += len(found)
         # Within one token of the text's beginning, index -1 would wrap around.
         before = found[found >= length]
         before = before[text[before - length] == context[-1 - length]]
@@ -131,7 +133,7 @@ def search(text: Int32Array, context: Int32Array) -> tuple[int, int]:
         found = before
         length += 1
     if length == most:
-        return int(found[-1]) + 1, length
+        return int(found[-1]) + 1, length, compared
     places, sought = found.tolist(), context[::-1][length:most].tolist()
     best, in_common = places[-1], length
     for at in reversed(places):  # few are compared faster one by one
@@ -139,4 +141,4 @@ def search(text: Int32Array, context: Int32Array) -> tuple[int, int]:
         number = length + next((i for i, (a, b) in enumerate(zip(its, sought, strict=False)) if a != b), len(its))
         if number > in_common:
             best, in_common = at, number
-    return best + 1, in_common
+    return best + 1, in_common, compared + len(places)
