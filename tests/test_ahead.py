@@ -26,6 +26,7 @@ if torch.cuda.is_available():
 from sgl.kernels import ahead_triton
 from sgl.kernels.attention.triton import TritonAttention
 from sgl.kernels.launch_triton import Launcher
+from sgl.runtime.runner.capture import MAX_QUERIES
 from tests.test_draft_graphs import Launched as LaunchedDrafts
 from tests.test_verify_graphs import Launched as LaunchedSteps
 
@@ -56,6 +57,7 @@ def test_inputs_are_moved_to_where_drafts_end(case: int) -> None:
     slots = numbers(rows, 1 + int((before + wanted).max()))
     columns = (starts, before, next_starts, wanted, simulated)
     known = torch.cat((torch.from_numpy(np.column_stack(columns)), slots), 1)
+    assert ahead_triton.MAX_TOKENS == MAX_QUERIES
     stood, tokens = numbers(rows), numbers(int((wanted + 1).sum()))
     token_ids, last = numbers(bucket * firsts), numbers(bucket)
     seen, places, positions, later_slots = (numbers(passes, bucket) for _ in range(4))

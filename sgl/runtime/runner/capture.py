@@ -16,11 +16,19 @@ from sgl.runtime.model.kv_cache import KVCache
 
 logger = logging.getLogger(__name__)
 
+MAX_QUERIES = 8
+"""Tokens of a row, at most, that captured steps with drafts compute."""
+_ROWS = 1, 2, 4, 8, 16, 32, 64  # that these have
 CAPTURE_MODE = "thread_local"  # other threads' driver calls spoil no capture
 _HEAD_START = 4
 """Layers of a graph's first piece: while they are computed, the rest is launched. A graph of 32 layers takes 0.4 ms to
 launch on an H200's host, and begins only then."""
 _one_at_a_time = threading.Lock()  # the GC's switch is global to the process
+
+
+def row_buckets(max_rows: int) -> list[int]:
+    """Numbers of rows that captured steps with drafts are padded to."""
+    return [rows for rows in _ROWS if rows < max_rows] + [max_rows] * (max_rows <= _ROWS[-1])
 
 
 @contextmanager

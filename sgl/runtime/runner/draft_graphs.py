@@ -21,15 +21,12 @@ from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
 from sgl.runtime.batch import Int32Array, Int64Array
 from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.ahead import Ahead, PassInputs, Shift, Verifying, VerifyInputs
-from sgl.runtime.runner.capture import CAPTURE_MODE, capturing
+from sgl.runtime.runner.capture import CAPTURE_MODE, MAX_QUERIES, capturing, row_buckets
 from sgl.runtime.runner.draft_passes import Passes
 from sgl.runtime.runner.results import Downloader
 from sgl.runtime.runner.sampler import Sampler
 
-MAX_QUERIES = 8
-"""Entries of a row that the first pass computes at most."""
-_QUERIES = 1, 2, 4, MAX_QUERIES
-_ROWS = 1, 2, 4, 8, 16, 32, 64
+_QUERIES = 1, 2, 4, MAX_QUERIES  # entries of a row that the first pass computes
 _KEYS = 64  # by which a row's keys are padded, at least, so that most steps share them out like the one before
 
 
@@ -100,7 +97,7 @@ class DraftGraphs:
         self._sampler = sampler
         self._downloader = downloader
         self._num_passes = num_passes
-        self._rows = [rows for rows in _ROWS if rows < max_rows] + [max_rows] * (max_rows <= _ROWS[-1])
+        self._rows = row_buckets(max_rows)
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by rows and entries of the first pass
         self._hosts: dict[tuple[int, int], tuple[Int64Array, _Inputs]] = {}  # likewise
         self._placed: dict[tuple[int, int], list[torch.Tensor]] = {}

@@ -32,6 +32,7 @@ from sgl.runtime.model.lora import Adapter, LoraSlots
 from sgl.runtime.model.mla.model import LatentDecoder
 from sgl.runtime.model.update.ranks import hashed
 from sgl.runtime.runner.adapters import Adapters
+from sgl.runtime.runner.capture import MAX_QUERIES
 from sgl.runtime.runner.current import current
 from sgl.runtime.runner.cut_vocabulary import CutVocabulary
 from sgl.runtime.runner.graphs import DecodeGraphs
@@ -48,7 +49,7 @@ from sgl.runtime.runner.sampler import Sampler
 from sgl.runtime.runner.shared_rows import SharedHost
 from sgl.runtime.runner.states import RowStates
 from sgl.runtime.runner.threads import StepThreads
-from sgl.runtime.runner.verify_graphs import MAX_QUERIES, Verified, VerifyGraphs
+from sgl.runtime.runner.verify_graphs import Verified, VerifyGraphs
 
 _SHORT_PROMPTS = 2, 8, 64, 96  # tokens: attention picks a kernel by prompt length
 _LONGEST_LAUNCH = 0.06  # seconds to launch a step's kernels on a slow host

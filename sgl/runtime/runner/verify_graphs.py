@@ -21,13 +21,10 @@ from sgl.runtime.model.base import Model
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.ahead import Ahead, VerifyInputs
-from sgl.runtime.runner.capture import capturing, recorded
+from sgl.runtime.runner.capture import MAX_QUERIES, capturing, recorded, row_buckets
 from sgl.runtime.runner.pack import in_parts, padded, slots_of
 
-MAX_QUERIES = 8
-"""Tokens of a row that such a step computes at most."""
 _QUERIES = 2, 4, MAX_QUERIES
-_ROWS = 1, 2, 4, 8, 16, 32, 64
 _PARTS = 8  # of steps with longer rows, in all, or
 _SMALL_WORK = 1 << 33  # products of so many, 20 µs on an H200
 _MOST_READ = 8 << 20  # bytes of a layer, 2 µs on an H200, that they read again
@@ -68,7 +65,7 @@ class VerifyGraphs:
         self._next_tokens = next_tokens
         # Where a window ends, or which rank knows what, is not known on the device.
         self._goes_ahead = model.collectives is None and all(its is None for its in model.windows)
-        self._rows = [rows for rows in _ROWS if rows < max_rows] + [max_rows] * (max_rows <= _ROWS[-1])
+        self._rows = row_buckets(max_rows)
         few = max(_PARTS, _SMALL_WORK // max(1, model.weights.num_multiplied) // MAX_QUERIES)
         self._most_parts = min(few, self._rows[-1]) if model.collectives is None else 0  # ranks must agree
         self._key_bytes = 0 if not kv.keys else 2 * kv.keys[0][0].nbytes // kv.page_size  # of a token in a layer

@@ -18,9 +18,9 @@ import torch
 
 from sgl.runtime.batch import FROM_DEVICE, Batch, Int32Array, Int64Array, PendingStep, RowSetup
 from sgl.runtime.runner.ahead import Ahead, Verifying, VerifyInputs
+from sgl.runtime.runner.capture import MAX_QUERIES
 from sgl.runtime.runner.drafts import DraftRunner
 from sgl.runtime.runner.observer import ObservedStep, Observer
-from sgl.runtime.runner.verify_graphs import MAX_QUERIES
 from sgl.runtime.scheduler.request import Request
 from sgl.runtime.scheduler.step import Step
 from sgl.runtime.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, DraftRequest
