@@ -1,7 +1,8 @@
 """Compiles for one kind of GPU, without one, every Triton kernel that engines launch there: `python -m
 tests.kernel_launches sm_90` starts engines of real models' shapes on a GPU that is not there, and prints as JSON which
 kernels nobody launched, and what each program takes of the device, or why it does not compile. With `once` behind the
-device it compiles each kernel as it is launched first, and no other program of it.
+device it compiles each kernel as it is launched first, attention of several tokens a row apart, and no other program of
+it.
 """
 
 from __future__ import annotations
@@ -110,10 +111,11 @@ Start = Callable[..., ModelRunner]
 def engines(device: Device) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """config.json and options of every engine to start, the most telling first."""
     attention, is_amd = {"attention_backend": "triton"}, device.is_amd
-    yield {**LLAMA, "vocab_size": VOCABULARY.size}, {"enable_lora": True, **(attention if is_amd else {})}
+    drafts = {"speculative_algorithm": "NGRAM"}
+    yield {**LLAMA, "vocab_size": VOCABULARY.size}, {"enable_lora": True, **drafts, **(attention if is_amd else {})}
     yield QWEN3, {**attention, "dtype": "float32"}
-    yield GEMMA2, attention
-    yield GPT_OSS, attention
+    yield GEMMA2, {**attention, **drafts}
+    yield GPT_OSS, {**attention, **drafts}
     yield QWEN3_MOE, attention
     yield LLAMA, {"deterministic": True}
     yield LLAMA, {**attention, "quantization": "int4"}
@@ -274,6 +276,12 @@ def collect(gpu: FakeGpu) -> None:
         others()
 
 
+def _is_masked(launch: Launch) -> bool:
+    """Whether it is attention of several tokens a row."""
+    names = launch.kernel.arg_names
+    return any(names[path[0]] == "is_masked" and value for path, value in launch.constants.items())
+
+
 def report(gpu: FakeGpu, launches: list[Launch], num_threads: int = 1) -> dict[str, Any]:
     def compiled(launch: Launch) -> dict[str, Any]:
         try:
@@ -295,5 +303,5 @@ if __name__ == "__main__":
     collect(fake)
     launches = list(fake.launches.values())
     if sys.argv[2:] == ["once"]:
-        launches = list({each.kernel: each for each in reversed(launches)}.values())
+        launches = list({(each.kernel, _is_masked(each)): each for each in reversed(launches)}.values())
     print(json.dumps(report(fake, launches)))

@@ -14,11 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgl.kernels import cpu
+from sgl.kernels import cpu, limits
 from sgl.kernels.attention import cpu as attention_cpu
 from sgl.kernels.attention import torch as attention_torch
 from sgl.kernels.attention.base import AttentionBackend, AttentionShape, AttentionStep
 from sgl.kernels.attention.cpu import CpuAttention
+from sgl.kernels.attention.decode import DecodeAttention
 from sgl.kernels.attention.pools import for_pools
 from sgl.kernels.attention.prefixes import shared_prefixes
 from sgl.kernels.attention.torch import TorchAttention
@@ -44,6 +45,41 @@ def is_there(way: Way) -> Way:
 @pytest.fixture(params=[TORCH, pytest.param(Way(TorchAttention, "cuda"), marks=pytest.mark.gpu), COMPILED])
 def way(request: pytest.FixtureRequest) -> Way:
     return is_there(request.param)
+
+
+@pytest.mark.parametrize(
+    ("kib", "is_nvidia", "heads", "head_dim", "dtype", "tiles"),
+    [  # of what was compiled for an L40, an A100, an H100 and an MI300X
+        (99, True, 16, 128, torch.bfloat16, (32, 64)),
+        (99, True, 16, 256, torch.bfloat16, (16, 16)),
+        (99, True, 8, 256, torch.float32, None),
+        (163, True, 16, 256, torch.float32, None),
+        (163, True, 16, 128, torch.float32, (32, 64)),
+        (227, True, 32, 256, torch.bfloat16, (16, 32)),
+        (64, False, 16, 128, torch.bfloat16, (32, 64)),
+        (64, False, 16, 256, torch.bfloat16, None),
+        (64, False, 4, 128, torch.bfloat16, (32, 64)),
+        (None, False, 32, 256, torch.float32, (16, 32)),
+    ],
+)
+def test_rows_have_several_tokens_where_shared_memory_holds_them(
+    kib: int | None,
+    is_nvidia: bool,
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    tiles: tuple[int, int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With tiles for several rows and one; None: not even a tile of one row's fits beside them."""
+    its = limits.Limits(None if kib is None else kib << 10, warp=32, is_nvidia=is_nvidia, overlaps=False)
+    monkeypatch.setattr(limits, "of", lambda device: its)
+    shape = AttentionShape(2 * heads, 2, head_dim, 16, 1.0, dtype, torch.device("cpu"))
+    decodes = DecodeAttention(shape, max_queries=8)
+    assert decodes.max_queries == (1 if tiles is None else 8)
+    assert DecodeAttention(shape).max_queries == 1
+    if tiles is not None:
+        assert tuple(decodes.programs(rows, of_several=True).tile for rows in (2, 1)) == tiles
 
 
 class Case:

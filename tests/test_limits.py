@@ -35,7 +35,8 @@ KERNELS = (
 
 def test_a_loop_has_as_many_stages_as_shared_memory_holds() -> None:
     assert [MI300X.stages(4, 1024 * kib) for kib in (8, 20, 40, 100)] == [4, 3, 1, 1]
-    assert limits.of(torch.device("cpu")).stages(4, 1 << 30) == 4
+    assert [MI300X.stages(4, 1024 * 20, 1024 * kib) for kib in (0, 4, 5, 60)] == [3, 3, 2, 1]
+    assert limits.of(torch.device("cpu")).stages(4, 1 << 30, 1 << 30) == 4
 
 
 def test_a_gpu_that_torch_calls_cuda_may_be_amds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,12 @@ class Limits:
     is_nvidia: bool  # has options of its compiler and formats of its tensor cores (tf32)
     overlaps: bool  # a kernel may start while the previous one runs
 
-    def stages(self, most: int, num_bytes: int) -> int:
-        """Of a loop whose tiles take num_bytes: at most so many, all of which shared memory holds."""
-        return most if self.shared_memory is None else max(1, min(most, self.shared_memory // num_bytes))
+    def stages(self, most: int, num_bytes: int, beside: int = 0) -> int:
+        """Of a loop whose tiles take num_bytes: at most so many, all of which shared memory holds, with so many bytes
+        beside them."""
+        if self.shared_memory is None:
+            return most
+        return max(1, min(most, (self.shared_memory - beside) // num_bytes))
 
 
 _INTERPRETED = Limits(shared_memory=None, warp=32, is_nvidia=False, overlaps=False)

@@ -110,10 +110,10 @@ def _triton_attention(config: EngineConfig, shape: AttentionShape, reason: str) 
 
         if config.deterministic:
             backend = for_pools(shape, lambda its: InvariantAttention(its, **bounds))
-            logger.info("attention: triton, deterministic (%s); %s", reason, _shown(graph_rows))
+            logger.info("attention: triton, deterministic (%s); %s", reason, _shown(config, graph_rows, backend))
             return replace(config, attention_backend="triton", cuda_graph_max_bs=graph_rows or None), backend
         backend = for_pools(shape, lambda its: TritonAttention(its, max_queries=queries, **bounds))
-    logger.info("attention: triton (%s); %s", reason, _shown(graph_rows))
+    logger.info("attention: triton (%s); %s", reason, _shown(config, graph_rows, backend))
     return replace(config, attention_backend="triton", cuda_graph_max_bs=graph_rows or None), backend
 
 
@@ -145,7 +145,8 @@ def _flashinfer_attention(config: EngineConfig, shape: AttentionShape, reason: s
         return _without_graphs(config, "torch", reason, is_slow=True), for_pools(shape, TorchAttention)
     by_length = kernel == "fa3" and not shape.latent_dim
     prompts = "long prompts by fa3, short prompts by fa2" if by_length else f"prompts by {kernel}"
-    logger.info("attention: flashinfer (%s), decodes by triton, %s; %s", reason, prompts, _shown(graph_rows))
+    shown = _shown(config, graph_rows, backend)
+    logger.info("attention: flashinfer (%s), decodes by triton, %s; %s", reason, prompts, shown)
     config = replace(config, attention_backend="flashinfer", prefill_kernel=kernel)
     return replace(config, cuda_graph_max_bs=graph_rows or None), backend
 
@@ -175,8 +176,11 @@ def _max_queries(config: EngineConfig) -> int:
     return 1 if config.speculative_algorithm in (None, "off") else 8
 
 
-def _shown(graph_rows: int) -> str:
-    return f"CUDA graphs for decodes of up to {graph_rows} rows" if graph_rows else "no CUDA graphs"
+def _shown(config: EngineConfig, graph_rows: int, backend: AttentionBackend) -> str:
+    if not graph_rows:
+        return "no CUDA graphs"
+    lacks = _max_queries(config) > getattr(backend, "max_queries", 1)
+    return f"CUDA graphs for decodes of up to {graph_rows} rows" + ", none for verifying drafts" * lacks
 
 
 def _without_graphs(config: EngineConfig, name: _Backend, reason: str, *, is_slow: bool) -> EngineConfig:

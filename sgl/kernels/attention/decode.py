@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sgl.kernels import limits
 from sgl.kernels.attention.base import MAX_INPUTS, AttentionShape, AttentionStep
 from sgl.kernels.attention.ragged import Int32Array, Int64Array, RaggedRows
 from sgl.kernels.staging import ALIGNMENT, Uploader, views_into
@@ -28,6 +29,25 @@ _PER_PROCESSOR = 4  # concurrent programs of a multiprocessor, limited by regist
 _WARPS = 2  # of so many warps each
 _FEW_ROWS = 8  # up to so many are shared among half the programs
 _STEADY_ROWS = 16  # up to so many whose consecutive steps often need no new tile, and so no new shares
+
+
+def has_room(shape: AttentionShape, queries: int, tile: int | None = None) -> bool:
+    """Whether shared memory holds so many query tokens of a row, their shares, and a tile of keys and values, in as
+    many bytes as programs compiled for six kinds of GPU take at most. On AMD's the sums lie there, not the queries."""
+    its = limits.of(shape.device)
+    if queries == 1 or its.shared_memory is None:
+        return True
+    lanes, dims = (
+        max(16, 1 << (number - 1).bit_length())  # what tensor cores multiply
+        for number in (shape.num_heads // shape.num_kv_heads * queries, shape.head_dim)
+    )
+    size, tile = shape.dtype.itemsize, tile or _tile(shape)
+    in_loop = (lanes * tile + 2 * tile * dims + its.is_nvidia * lanes * dims) * size
+    return max(in_loop, 0 if its.is_nvidia else 4 * lanes * dims) <= its.shared_memory
+
+
+def _tile(shape: AttentionShape) -> int:
+    return _TILE if shape.head_dim <= _WIDE else _WIDE_TILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +164,8 @@ class DecodePlan:
 
 
 class DecodeAttention:
-    """Plans and runs the leading rows of one query token, and rows of up to `max_queries` alike. max_graph_rows and
+    """Plans and runs the leading rows of one query token, and rows of up to `max_queries` alike, which is 1 where
+    shared memory has no room for as many as asked for. max_graph_rows and
     max_pages (of a row) bound `plan_for_graph`. per_processor: concurrent programs of a multiprocessor. least_share:
     see `SplitWork.of`. None: what suits this kernel."""
 
@@ -163,17 +184,18 @@ class DecodeAttention:
         processors = 1
         if shape.device.type == "cuda":
             processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
-        self._tile = _TILE if shape.head_dim <= _WIDE else _WIDE_TILE
+        self._tile = _tile(shape)
+        self.max_queries = max_queries if has_room(shape, max_queries) else 1
         self._least_share = least_share or _LEAST_SHARE
         self.num_programs = max(1, processors * (per_processor or _PER_PROCESSOR) // shape.num_kv_heads)
         group = shape.num_heads // shape.num_kv_heads
         # A program leaves at most two parts: the end of one row and the beginning of another.
-        num_parts = 2 * self.num_programs * shape.num_kv_heads * group * max_queries
+        num_parts = 2 * self.num_programs * shape.num_kv_heads * group * self.max_queries
         self._parts = torch.empty(num_parts * (shape.head_dim + 1), dtype=torch.float32, device=shape.device)
         self._counters = torch.zeros(self.num_programs * shape.num_kv_heads, dtype=torch.int32).to(shape.device)
         num_integers = max_graph_rows * max_pages
         num_integers += len(shape.windows) * (6 * max_graph_rows + 14 * self.num_programs)
-        num_integers += MAX_INPUTS * 2 * max_graph_rows * max_queries + max_graph_rows
+        num_integers += MAX_INPUTS * 2 * max_graph_rows * self.max_queries + max_graph_rows
         num_arrays = MAX_INPUTS + 2 + 2 * len(shape.windows)
         self._graph_inputs = torch.zeros(4 * num_integers + ALIGNMENT * num_arrays, dtype=torch.uint8)
         self._graph_inputs = self._graph_inputs.to(shape.device)
@@ -186,7 +208,8 @@ class DecodeAttention:
         So a decode step of one row of Llama-3.1-8B behind 1,024 and 8,192 tokens takes 4.07 and 4.51 ms on an H200
         instead of 4.15 and 4.93, and attention of a row's 8 tokens 13 and 30 µs instead of 23 and 77."""
         if of_several and num_rows == 1:
-            return Programs(max(1, self.num_programs // 4), 4 * _WARPS, 2 * self._tile)
+            tile = 2 * self._tile if has_room(self._shape, self.max_queries, 2 * self._tile) else self._tile
+            return Programs(max(1, self.num_programs // 4), 4 * _WARPS, tile)
         if of_several or num_rows <= _FEW_ROWS:
             return Programs(max(1, self.num_programs // 2), 2 * _WARPS, self._tile)
         return Programs(self.num_programs, _WARPS, self._tile)

@@ -58,9 +58,13 @@ def attend(
     num_parts = 2 * num_programs * num_heads * queries
     # e4m3 converts to float16 in one instruction, to bfloat16 in many
     halves = key_cache.dtype.itemsize == 1 and query.dtype == torch.bfloat16
-    options = overlap(query.device)
-    if limits.of(query.device).is_nvidia:
+    its, options = limits.of(query.device), overlap(query.device)
+    if its.is_nvidia:
         options = {**options, "maxnreg": _REGISTERS}
+    lanes = max(_LANES, triton.next_power_of_2(group * queries))
+    beside = (
+        0 if queries == 1 else lanes * (head_dim + tile) * query.element_size()
+    )  # the queries, and their shares
     _attend[(num_programs, num_kv_heads)](
         query,
         key_cache,
@@ -89,11 +93,11 @@ def attend(
         queries=queries,
         is_masked=is_masked,
         window=(window or 0) if is_masked else 0,
-        lanes=max(_LANES, triton.next_power_of_2(group * queries)),
+        lanes=lanes,
         block_dims=max(16, triton.next_power_of_2(head_dim)),
         halves=halves,
         tile=tile,
-        stages=limits.of(query.device).stages(_STAGES, 2 * tile * head_dim * key_cache.element_size()),
+        stages=its.stages(_STAGES, 2 * tile * head_dim * key_cache.element_size(), beside),
         brings=overlaps and shared is None and not is_masked,
         num_warps=warps,
         **options,

@@ -132,7 +132,7 @@ class FlashInferAttention(GraphAttention):
         self._num_plans = 0
         bounds = {"max_graph_rows": max_graph_rows, "max_pages": max_pages, "max_queries": max_queries}
         self._decode = DecodeAttention(shape, **bounds)
-        self.max_queries = max_queries
+        self.max_queries = self._decode.max_queries
         num_inputs = _MAX_GROUPS * (max_pages + 3) + 2 + 2 * max_graph_rows
         self._shared_inputs = torch.zeros(4 * num_inputs + 96, dtype=torch.uint8, device=shape.device)
         self._graph_plans: dict[int, list[int]] = {}  # of shared keys, by the number of rows

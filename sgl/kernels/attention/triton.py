@@ -53,7 +53,7 @@ class TritonAttention(GraphAttention):
         self._uploader = Uploader(shape.device)
         bounds = {"max_graph_rows": max_graph_rows, "max_pages": max_pages, "max_queries": max_queries}
         self._decode = DecodeAttention(shape, **bounds)
-        self.max_queries = max_queries
+        self.max_queries = self._decode.max_queries
         self._decodes: DecodePlan | None = None
         self._prompts: _Prompts | None = None
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sgl.kernels.attention.base import AttentionBackend, AttentionStep
+from sgl.kernels.attention.decode import has_room
 from sgl.runtime.batch import Batch, Int32Array, Int64Array, RowSetup
 from sgl.runtime.batch import PendingStep as AnyStep
 from sgl.runtime.model.draft import DraftDecoder
@@ -18,7 +19,8 @@ from sgl.runtime.model.eagle.head import EagleHead
 from sgl.runtime.model.kv_cache import KVCache
 from sgl.runtime.model.tokens import Tokens
 from sgl.runtime.runner.ahead import Ahead, Verifying, VerifyInputs
-from sgl.runtime.runner.draft_graphs import MAX_QUERIES, Chain, DraftGraphs
+from sgl.runtime.runner.capture import MAX_QUERIES
+from sgl.runtime.runner.draft_graphs import Chain, DraftGraphs
 from sgl.runtime.runner.draft_passes import HeadPasses, ModelPasses, Passes
 from sgl.runtime.runner.occupation import Graphs, Occupation
 from sgl.runtime.runner.pack import pack
@@ -36,9 +38,10 @@ class DraftRunner(ModelRunner):
         """As `ModelRunner`. max_chain_rows: whose `num_steps` drafts are replayed at once, in place of steps."""
         super().__init__(*arguments, **options)
         self._threads = None
-        if max_chain_rows:
+        passes = self._passes(max_chain_rows) if max_chain_rows else None
+        if passes is not None and has_room(passes.shape, MAX_QUERIES):
             self._draft_graphs = DraftGraphs(
-                self._passes(max_chain_rows),
+                passes,
                 self._sampler,
                 self._downloader,
                 max_rows=max_chain_rows,
