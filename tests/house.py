@@ -228,7 +228,7 @@ MOST_LINES = {
     "runtime.model.update": 1_350,  # with groups that are left at once
     "runtime.parallel": 1_580,  # with what ranks share beside pages, and who removes it
     "runtime.server": 12_725,  # with what trainers ask of SGLang, the reader of KV events, and checks of options
-    "runtime.speculate": 1_740,  # with weights that are gone, drafts ahead of the host, what looks give, and a default
+    "runtime.speculate": 1_770,  # with weights that are gone, drafts ahead of the host, looks, a default, and room
     "runtime.transfer": 1_270,  # from GPU to GPU, too, where the time of a read goes, and who does not answer
     "cli": 2_945,  # with clusters that end at any signal with its code, and the place of what is no value of YAML
     "bench": 860,

@@ -186,7 +186,7 @@ def test_drafts_change_no_token_and_those_that_stand_save_steps(overlap: bool) -
     assert overlap or steps[1] < steps[0]  # with run-ahead a row sits out the step that it saves
 
 
-@pytest.mark.parametrize(("budget", "most_drafts"), [(1, 0), (7, 0), (12, 4), (64, 56), (None, 56)])
+@pytest.mark.parametrize(("budget", "most_drafts"), [(1, 0), (7, 0), (12, 0), (15, 7), (64, 56), (None, 56)])
 def test_drafts_hold_up_no_other_output(budget: int | None, most_drafts: int) -> None:
     """Each has a token in every step, and drafts get what is left."""
     driver = Driver(Setting(budget=budget, overlap=False, num_pages=400))
@@ -208,6 +208,58 @@ def test_drafts_hold_up_no_other_output(budget: int | None, most_drafts: int) ->
     driver.run()
     for request in requests:
         assert_right(request)
+
+
+def test_steps_are_no_longer_than_they_may_be() -> None:
+    """Where one token is left, an output and a prompt do not both have it."""
+    driver = Driver(Setting(budget=5, overlap=False, num_pages=400, radix=False))
+    outputs = [its for uid in range(1, 99) if is_long(its := make_request(uid, [uid, 5, uid + 9], 60))][:4]
+    for request in outputs:
+        driver.scheduler.add(request)
+    while not all(request.output_ids for request in outputs):
+        assert driver.step()
+    late = make_request(9, list(range(10)), 2)
+    driver.scheduler.add(late)
+    for _ in range(10):
+        driver.scheduler.draft(outputs[0], [96])
+        assert driver.scheduler.shares.draft_room() == 0
+        assert driver.step()
+    assert len(late.output_ids) == 1
+
+
+def test_a_retracted_request_computes_its_prompt_again_as_one() -> None:
+    """It leaves room for drafts, and has what is left before other prompts."""
+    driver = Driver(Setting(budget=24, overlap=False, num_pages=400, radix=False))
+    outputs = [its for uid in range(1, 99) if is_long(its := make_request(uid, [uid, 5, uid + 9], 60))][:3]
+    resumed = make_request(9, list(range(60)), 9)
+    for request in [*outputs, resumed]:
+        driver.scheduler.add(request)
+    while not all(request.output_ids for request in [*outputs, resumed]):
+        assert driver.step()
+    driver.scheduler.retract(resumed)
+    driver.scheduler.add(make_request(10, list(range(50)), 9))
+    kv_len, rooms, numbers = driver.scheduler.memory.rows.kv_len, [], []
+    while resumed.phase is not Phase.DECODE:
+        rooms.append(driver.scheduler.shares.draft_room())
+        before = int(kv_len[resumed.row]) if resumed.phase is Phase.PREFILL else 0
+        assert driver.step()
+        numbers.append(int(kv_len[resumed.row]) - before)
+    assert rooms == [10] * 3
+    assert numbers[:2] == [21, 21]
+    driver.run()
+    for request in [*outputs, resumed]:
+        assert_right(request)
+
+
+def test_a_prompt_that_waits_for_its_grammar_keeps_no_room() -> None:
+    driver = Driver(Setting(budget=24, overlap=False, num_pages=400, rows=4, radix=False))
+    outputs = [its for uid in range(1, 99) if is_long(its := make_request(uid, [uid, 5, uid + 9], 60))][:3]
+    held = make_request(9, [1, 2, 3], 5, waits_for_grammar=True)
+    for request in [*outputs, held]:
+        driver.scheduler.add(request)
+    while not all(request.output_ids for request in outputs) or driver.scheduler.memory.rows.kv_len[held.row] < 2:
+        assert driver.step()
+    assert driver.scheduler.shares.draft_room() == 21
 
 
 def is_long(request: Request) -> bool:

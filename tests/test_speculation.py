@@ -548,7 +548,7 @@ def test_looks_rest_though_nobody_knows_what_waiting_costs() -> None:
 def test_drafts_without_room_gain_nothing(is_on_host: bool) -> None:
     """Nor do those that a constraint cuts off, behind which there is more to guess: on a CPU looks go on."""
     scheduler = SimpleNamespace(
-        may_draft=lambda request: True, memory=SimpleNamespace(reach=lambda request, end: 1), shares=ROOM
+        may_draft=lambda request: True, memory=SimpleNamespace(reach=lambda request, end: 1)
     )
     budget = Budget(is_padded=True)
     speculator = Speculator(cast(Any, scheduler), budget=budget, is_on_host=is_on_host)
@@ -558,7 +558,7 @@ def test_drafts_without_room_gain_nothing(is_on_host: bool) -> None:
     for looked in (False, True):
         for _ in range(2):  # so looks do not pay
             speculator._looks.saw(1, 1, 0.014 if looked else 0.010, looked=looked)
-    assert speculator._divide(guesses, 1) == is_on_host
+    assert speculator._divide(guesses, 1, room=99) == is_on_host
     speculator._looked(1, 0.001, gains=is_on_host, has_guesses=True)
     assert (speculator._until_look > 0) == (not is_on_host)
     speculator._looked(1, 0.001, gains=False, has_guesses=True)
@@ -569,7 +569,7 @@ def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
     class Scheduled:
         def __init__(self) -> None:
             self.given: list[int] = []
-            self.memory, self.shares = SimpleNamespace(reach=lambda request, end: end), ROOM
+            self.memory = SimpleNamespace(reach=lambda request, end: end)
 
         def may_draft(self, request: Any) -> bool:
             return True
@@ -587,17 +587,16 @@ def test_drafts_without_gain_are_tried_again_a_few_at_a_time() -> None:
         Any, SimpleNamespace(max_new_tokens=100, output_ids=[], num_known=1, owner=SimpleNamespace(matcher=None))
     )
     guesses = [_Guess(request, cast(Any, None), Draft([1] * 7), 0.3, 0)] * 4
-    assert not speculator._divide(guesses, 4)
+    assert not speculator._divide(guesses, 4, room=99)
     assert scheduler.given == []
     speculator._since_drafts = 128
-    assert not speculator._divide(guesses, 4)
+    assert not speculator._divide(guesses, 4, room=99)
     assert scheduler.given == [1] * 4
-    assert not speculator._divide(guesses, 4)
+    assert not speculator._divide(guesses, 4, room=99)
     assert len(scheduler.given) == 4, "not again at once"
     scheduler.given.clear()
-    scheduler.shares = SimpleNamespace(draft_room=lambda: 3)
     speculator._since_drafts = 128
-    assert not speculator._divide(guesses, 4)
+    assert not speculator._divide(guesses, 4, room=3)
     assert scheduler.given == [1] * 3
 
 
@@ -676,7 +675,6 @@ class Steps:
         return found
 
 
-ROOM = SimpleNamespace(draft_room=lambda: 1 << 40)
 NOTHING = SimpleNamespace(generated_tokens=0, forced_tokens=0)
 
 
@@ -751,6 +749,7 @@ def test_trials_take_their_share_of_the_time_whatever_rows_steps_have(batches: l
     running = {i: SimpleNamespace(uid=i, row=i) for i in range(17)}
     memory = SimpleNamespace(running=running, rows=SimpleNamespace(kv_len=None))
     scheduler = SimpleNamespace(memory=memory, may_draft=lambda request: False, num_running=17, counters=NOTHING)
+    scheduler.shares = SimpleNamespace(draft_room=lambda: 1 << 40)
     model, seconds, extra = Model(), 0.0, 0.0
     speculator = Speculator(cast(Any, scheduler), [], [cast(Any, model)], most=7, budget=Budget())
     speculator._clock = lambda: seconds

@@ -30,30 +30,42 @@ class Shares:
             return _UNLIMITED
         outputs, prompts = self._started()
         num_decodes = sum(request.phase is Phase.DECODE for request in self._memory.running.values())
-        kv_len = self._memory.rows.kv_len
-        certain = sum(request.num_known - 1 - int(kv_len[request.row]) for request in outputs)
-        return max(0, self._beyond(num_decodes + len(outputs), has_prompts=bool(prompts))[0] - certain)
+        certain = sum(request.num_known - 1 - self._num_computed(request) for request in outputs)
+        return max(0, self._beyond(num_decodes + len(outputs), prompts)[0] - certain)
 
     def chunks(self, num_decodes: int) -> tuple[list[Chunk], int]:
         """What started requests compute beside so many decodes, and how many tokens are left for others."""
         outputs, prompts = self._started()
-        of_outputs, more = self._beyond(num_decodes + len(outputs), has_prompts=bool(prompts))
+        of_outputs, more = self._beyond(num_decodes + len(outputs), prompts)
         chunks: list[Chunk] = []
         more += self._compute(outputs, of_outputs, 1, chunks) - of_outputs
         return chunks, self._compute(prompts, max(more, 1), 0, chunks)
 
     def _started(self) -> tuple[list[Request], list[Request]]:
-        """With known tokens to compute: those that have an output, and prompts."""
-        started = [request for request in self._memory.running.values() if request.phase is Phase.PREFILL]
-        return [its for its in started if its.output_ids], [its for its in started if not its.output_ids]
+        """With known tokens to compute: those that go on with an output, and prompts, retracted requests' first."""
+        outputs: list[Request] = []
+        retracted: list[Request] = []
+        prompts: list[Request] = []
+        for request in self._memory.running.values():
+            if request.phase is Phase.PREFILL:
+                if not request.output_ids:
+                    prompts.append(request)
+                else:
+                    (outputs if self._num_computed(request) >= request.prompt_len else retracted).append(request)
+        return outputs, retracted + prompts
 
-    def _beyond(self, num_outputs: int, *, has_prompts: bool) -> tuple[int, int]:
+    def _num_computed(self, request: Request) -> int:
+        return int(self._memory.rows.kv_len[request.row])
+
+    def _beyond(self, num_outputs: int, prompts: Sequence[Request]) -> tuple[int, int]:
         """Tokens beyond one of each output: how many outputs may have, and all."""
         if self._step_tokens is None:
             return _UNLIMITED, _UNLIMITED
         more = max(self._step_tokens - num_outputs, 0)
-        wanted = has_prompts or (len(self._queue) > 0 and self._memory.rows.num_free > 0)
-        return more - more // 2 if wanted else more, more
+        waits = len(self._queue) > 0 and self._memory.rows.num_free > 0
+        if waits or any(request.computable_len > self._num_computed(request) for request in prompts):
+            return more // 2, more
+        return more, more
 
     def _compute(self, requests: Sequence[Request], tokens_left: int, of_each: int, chunks: list[Chunk]) -> int:
         """Add what they compute, so many tokens of each and more while some are left. Returns how many are."""
@@ -61,7 +73,7 @@ class Shares:
         for request in requests:
             if tokens_left + of_each <= 0:
                 break
-            start = int(memory.rows.kv_len[request.row])
+            start = self._num_computed(request)
             memory.give_back(request)
             end = memory.reach(request, min(request.computable_len, start + of_each + tokens_left))
             if request.drafts and end < request.target_len:  # verified at once or not at all

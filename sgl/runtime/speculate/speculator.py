@@ -101,9 +101,14 @@ class Speculator:
         self._chain = None
         if self.wants_results and not self._look():
             return
+        hinted = [request for request in hinted if not request.drafts]
+        if not hinted:
+            return
+        running = self._scheduler.memory.running.values()
+        room = self._scheduler.shares.draft_room() - sum(len(request.drafts) for request in running)
         for request in hinted:
-            if not request.drafts:
-                self._give(request, NO_DRAFT, 1)
+            if room > 0 and self._give(request, NO_DRAFT, 1):
+                room -= len(request.drafts)
 
     def go_ahead(self, latest: Step) -> Step | None:
         """The step behind the latest one, which is under way, with drafts of a model that the host need not know: not
@@ -203,14 +208,16 @@ class Speculator:
         self._choose(len(running), requests)
         began = self._clock()
         kv_len = self._scheduler.memory.rows.kv_len
+        room = self._scheduler.shares.draft_room()
         wanted = [
             DraftRequest(request, most, num_computed=int(kv_len[request.row]))
             for request in requests
-            if (most := min(self._most, self._most_drafts(request))) > 0
+            if (most := min(self._most, self._most_drafts(request), room)) > 0
         ]
         guesses = self._propose(wanted, len(running))
         self._guesses |= {guess.request.uid: guess for guess in guesses}
-        gains, is_trial = self._divide(guesses, len(running)), self._trials.is_on and self._asks_models
+        gains = self._divide(guesses, len(running), room)
+        is_trial = self._trials.is_on and self._asks_models
         if is_trial:
             self._trials.looked(is_drafted=any(guess.drafter in self._models for guess in guesses))
         self._has_looked = not is_trial
@@ -283,14 +290,13 @@ class Speculator:
                 if before is None or _worth(share, draft) > _worth(before.share, before.draft):
                     best[request.uid] = _Guess(request, drafter, draft, share, len(request.output_ids))
 
-    def _divide(self, guesses: list[_Guess], num_rows: int) -> bool:
-        """Give the guesses out, as many as pay now that the step has waited, or some to try whether they do. Returns
-        whether any would pay for waiting, too; none that no step has tokens for, and on a GPU none that had no pages or
-        that a constraint cut off."""
+    def _divide(self, guesses: list[_Guess], num_rows: int, room: int) -> bool:
+        """Give the guesses out, as many as pay now that the step has waited, or some to try whether they do; room: for
+        so many drafts. Returns whether any would pay for waiting, too; none for which there is no room, and on a GPU
+        none that had no pages or that a constraint cut off."""
         if not guesses:
             return False
         drafts = [(guess.share, len(guess.draft.token_ids)) for guess in guesses]
-        room = self._scheduler.shares.draft_room()
         numbers = _within(room, self._budget.divide(num_rows, drafts, waited=not self._is_on_host))
         pays = any(numbers)
         is_due = self._since_drafts >= LONGEST_PAUSE  # to see what they take, and how many stand, by now
