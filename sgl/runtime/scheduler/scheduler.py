@@ -140,13 +140,15 @@ class Scheduler:
             self._extend(request)
 
     def may_draft(self, request: Request) -> bool:
-        """Whether the next step computes a running request's last known token, and could verify drafts behind it. Not
-        with penalties, which count tokens that are sampled for good, nor with states, which do not go back."""
+        """Whether the next step may compute a running request's last known token, and could verify drafts behind it.
+        Not with penalties, which count tokens that are sampled for good, nor with states, which do not go back."""
         if self.memory.states is not None or not request.output_ids or request.params.has_penalties:
             return False
         if request.phase is Phase.DECODE:
             return bool(self._rows.kv_len[request.row] == request.num_known - 1)
-        return request.phase is Phase.PREFILL and not request.waits_for_grammar
+        if request.phase is not Phase.PREFILL or request.waits_for_grammar:
+            return False
+        return bool(self._rows.kv_len[request.row] >= request.prompt_len)  # not a retracted one's prompt
 
     def draft(self, request: Request, token_ids: Sequence[int]) -> None:
         """Let the next step verify drafts of a request that may draft, fewer than the tokens that it still wants. They
