@@ -630,7 +630,7 @@ def test_steps_with_little_room_have_drafts_where_there_is_some_and_are_no_more(
             steps.append(engine._scheduler.counters.steps - before)
             texts.append([each["text"] for each in found])
     assert texts[0] == texts[1]
-    assert steps[1] <= steps[0] + 8, "by which prompts may begin later"
+    assert steps[1] < 2 * steps[0], "drafts may hold up prompts by half a step each"
 
 
 class Model:
