@@ -49,7 +49,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.mark.parametrize(
     ("kib", "is_nvidia", "heads", "head_dim", "dtype", "tiles"),
-    [  # of what was compiled for an L40, an A100, an H100 and an MI300X
+    [  # the limits of an L40, an A100, an H100 and an MI300X
         (99, True, 16, 128, torch.bfloat16, (32, 64)),
         (99, True, 16, 256, torch.bfloat16, (16, 16)),
         (99, True, 8, 256, torch.float32, None),

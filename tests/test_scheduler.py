@@ -210,14 +210,21 @@ def test_drafts_hold_up_no_other_output(budget: int | None, most_drafts: int) ->
         assert_right(request)
 
 
-def test_steps_are_no_longer_than_they_may_be() -> None:
-    """Where one token is left, an output and a prompt do not both have it."""
-    driver = Driver(Setting(budget=5, overlap=False, num_pages=400, radix=False))
-    outputs = [its for uid in range(1, 99) if is_long(its := make_request(uid, [uid, 5, uid + 9], 60))][:4]
+def with_outputs(number: int, budget: int, rows: int = 8) -> tuple[Driver, list[Request]]:
+    """So many requests run, each with a token at least and 60 to come, as no stop token ends them."""
+    driver = Driver(Setting(budget=budget, overlap=False, num_pages=400, rows=rows, radix=False))
+    outputs = [make_request(uid, [uid, 5, uid + 9], 60) for uid in range(1, number + 1)]
     for request in outputs:
+        request.stop_ids = frozenset()
         driver.scheduler.add(request)
     while not all(request.output_ids for request in outputs):
         assert driver.step()
+    return driver, outputs
+
+
+def test_steps_are_no_longer_than_they_may_be() -> None:
+    """Where one token is left, an output and a prompt do not both have it."""
+    driver, outputs = with_outputs(4, budget=5)
     late = make_request(9, list(range(10)), 2)
     driver.scheduler.add(late)
     for _ in range(10):
@@ -229,12 +236,10 @@ def test_steps_are_no_longer_than_they_may_be() -> None:
 
 def test_a_retracted_request_computes_its_prompt_again_as_one() -> None:
     """It leaves room for drafts, and has what is left before other prompts."""
-    driver = Driver(Setting(budget=24, overlap=False, num_pages=400, radix=False))
-    outputs = [its for uid in range(1, 99) if is_long(its := make_request(uid, [uid, 5, uid + 9], 60))][:3]
+    driver, outputs = with_outputs(3, budget=24)
     resumed = make_request(9, list(range(60)), 9)
-    for request in [*outputs, resumed]:
-        driver.scheduler.add(request)
-    while not all(request.output_ids for request in [*outputs, resumed]):
+    driver.scheduler.add(resumed)
+    while not resumed.output_ids:
         assert driver.step()
     driver.scheduler.retract(resumed)
     driver.scheduler.add(make_request(10, list(range(50)), 9))
@@ -252,30 +257,17 @@ def test_a_retracted_request_computes_its_prompt_again_as_one() -> None:
 
 
 def test_a_prompt_that_waits_for_its_grammar_keeps_no_room() -> None:
-    driver = Driver(Setting(budget=24, overlap=False, num_pages=400, rows=4, radix=False))
-    outputs = [its for uid in range(1, 99) if is_long(its := make_request(uid, [uid, 5, uid + 9], 60))][:3]
+    driver, _ = with_outputs(3, budget=24, rows=4)
     held = make_request(9, [1, 2, 3], 5, waits_for_grammar=True)
-    for request in [*outputs, held]:
-        driver.scheduler.add(request)
-    while not all(request.output_ids for request in outputs) or driver.scheduler.memory.rows.kv_len[held.row] < 2:
+    driver.scheduler.add(held)
+    while held.phase is Phase.WAITING or driver.scheduler.memory.rows.kv_len[held.row] < 2:
         assert driver.step()
     assert driver.scheduler.shares.draft_room() == 21
 
 
-def is_long(request: Request) -> bool:
-    """Whether no stop token ends its output early."""
-    its = request.prompt_ids.tolist(), request.max_new_tokens, request.seed, request.stop_ids
-    return len(expected_output(*its)) == request.max_new_tokens
-
-
 @pytest.mark.parametrize("has_row", [True, False])
 def test_drafts_and_certain_texts_leave_half_of_what_is_left_to_prompts(has_row: bool) -> None:
-    driver = Driver(Setting(budget=24, overlap=False, num_pages=400, rows=4 + has_row, radix=False))
-    outputs = [its for uid in range(1, 99) if is_long(its := make_request(uid, [uid, 5, uid + 9], 60))][:4]
-    for request in outputs:
-        driver.scheduler.add(request)
-    while not all(request.output_ids for request in outputs):
-        assert driver.step()
+    driver, outputs = with_outputs(4, budget=24, rows=4 + has_row)
     late = make_request(9, list(range(50)), 2)
     assert driver.scheduler.shares.draft_room() == 20
     driver.scheduler.add(late)

@@ -154,7 +154,12 @@ def plain(folder: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     "options",
     [
         {},
-        {"page_size": 1, "chunked_prefill_size": 37, "disable_overlap_schedule": False},
+        {
+            "page_size": 1,
+            "chunked_prefill_size": 7,
+            "max_running_requests": 4,
+            "disable_overlap_schedule": False,
+        },
         pytest.param(
             {"page_size": 4, "max_total_tokens": 160, "schedule_conservativeness": 0.01, "max_running_requests": 8},
             marks=pytest.mark.slow,

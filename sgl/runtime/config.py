@@ -147,9 +147,9 @@ class EngineConfig:
     max_requests_per_call: PositiveInt = 65_536
     """Requests that one call may ask for at once: prompts x n, and of a program rows x streams x n."""
     chunked_prefill_size: PositiveInt | NoLimit | None = None
-    """Tokens a step; decodes are charged first and prompts get the rest, at least one. None: 2048 on a CPU, on a GPU
-    64 for each multiprocessor (8448 on an H200), up to four times as many for small models; -1: prompts are never
-    split."""
+    """Tokens a step: one of each output, then drafts and certain text, at most half of the rest while prompts wait,
+    then prompts, at least one. None: 2048 on a CPU, on a GPU 64 for each multiprocessor (8448 on an H200), up to four
+    times as many for small models; -1: prompts are never split."""
     schedule_policy: SchedulePolicy = "lpm"
     """Who is admitted first: longest cached prefix, first come, priority, depth-first by subtree weight, or small
     programs before large ones."""

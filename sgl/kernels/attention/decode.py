@@ -32,8 +32,9 @@ _STEADY_ROWS = 16  # up to so many whose consecutive steps often need no new til
 
 
 def has_room(shape: AttentionShape, queries: int, tile: int | None = None) -> bool:
-    """Whether shared memory holds so many query tokens of a row, their shares, and a tile of keys and values, in as
-    many bytes as programs compiled for six kinds of GPU take at most. On AMD's the sums lie there, not the queries."""
+    """Whether shared memory holds so many query tokens of a row, their shares, and a tile of keys and values (None:
+    the usual one), by what programs compiled for A100, L40 and MI300X take at most. On AMD's the sums lie there, not
+    the queries."""
     its = limits.of(shape.device)
     if queries == 1 or its.shared_memory is None:
         return True
